@@ -38,6 +38,7 @@ def stopped(id: str = "1", since: float = 0.0) -> Entry:
         ),
         ({"room": replace(ROOM, disk=MIB)}, BaitState.CLOSED_RESOURCES, "1 MiB of disk free, 2048 MiB are the least"),
         ({"room": replace(ROOM, cpus=0)}, BaitState.CLOSED_RESOURCES, "no processor is free"),
+        ({"room": replace(ROOM, no_image="worker: corrupt")}, BaitState.CLOSED_STORE, "worker: corrupt"),
         ({"faults": Faults(3, 900.0)}, BaitState.CLOSED_FAULTS, "3 starts failed in a row"),
         ({"faults": Faults(3, 600.0)}, BaitState.OPEN, ""),  # after five minutes one job is let in
         ({"faults": Faults(3, 600.0), "starting": True}, BaitState.CLOSED_FAULTS, "3 starts failed in a row"),

@@ -155,7 +155,7 @@ def test_whatever_dies_on_which_host_nothing_stays_and_nothing_is_done_twice(
         assert S.REQUEUE in world.seen_states
 
 
-@pytest.mark.parametrize("state", [BaitState.CLOSED_ADMIN, BaitState.CLOSED_FAULTS])
+@pytest.mark.parametrize("state", [BaitState.CLOSED_ADMIN, BaitState.CLOSED_STORE, BaitState.CLOSED_FAULTS])
 def test_a_host_that_is_closed_refuses_its_part_and_the_job_goes_back(state: BaitState) -> None:
     world = Hosts()
     world.hosts[1].bait = Bait(state, "disk swap")

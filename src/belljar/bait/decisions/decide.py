@@ -27,6 +27,7 @@ class Room:
     all_memory: int
     all_cpus: int
     bandwidth: int | None = None  # bytes a second; None: it is not known, or not looked at
+    no_image: str = ""  # why no image of the bait's can be used; "" where one can
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ def bait_now(
     """The administrator's word stands before the host's. After too many faults one job at a time is let in to try."""
     if not order.is_open:
         return Bait(BaitState.CLOSED_ADMIN, order.why or "closed by an administrator")
+    if room.no_image:
+        return Bait(BaitState.CLOSED_STORE, room.no_image)
     if faults.count >= settings.faults and (starting or now < faults.at + settings.retry):
         return Bait(BaitState.CLOSED_FAULTS, f"{faults.count} starts failed in a row")
     for what, free, least in (("memory", room.memory, settings.min_memory), ("disk", room.disk, settings.min_disk)):

@@ -58,7 +58,7 @@ def invitation(
             continue
         size = replace(size_of(job, settings), count=len(own))
         why = impossible(job, size, room, settings) or judge(job)
-        if bait.state in (BaitState.CLOSED_ADMIN, BaitState.CLOSED_FAULTS):
+        if bait.state in (BaitState.CLOSED_ADMIN, BaitState.CLOSED_STORE, BaitState.CLOSED_FAULTS):
             why = why or bait.why
         if why or (bait.is_open and size.all_cpus <= room.cpus and size.all_memory <= room.memory):
             return Invitation(job, own, why)

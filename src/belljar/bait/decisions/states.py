@@ -109,4 +109,5 @@ class BaitState(str, Enum):
     OPEN = "open"
     CLOSED_ADMIN = "closed-admin"
     CLOSED_RESOURCES = "closed-resources"
+    CLOSED_STORE = "closed-store"
     CLOSED_FAULTS = "closed-faults"

@@ -133,7 +133,18 @@ class Machines:
         left, most = api.room(), self._settings.max_cpus or os.cpu_count() or 1
         ours = sum(one.view.cpus for one in api.machines() if one.view.labels.get(BAIT) == self._name)
         free = self._uplinks.free() if self._settings.min_bandwidth else None
-        return Room(left.memory, most - ours - taken, left.scratch, host_memory()[0], most, free)
+        return Room(left.memory, most - ours - taken, left.scratch, host_memory()[0], most, free, self._no_image())
+
+    def _no_image(self) -> str:
+        """Why none of the images can be used; "" where one can."""
+        why = ""
+        for image in self._settings.images:
+            try:
+                api.image_digest(image)
+                return ""
+            except (BelljarError, OSError) as exc:
+                why = why or (told(exc) if isinstance(exc, BelljarError) else str(exc))
+        return why
 
     def events(self) -> AsyncIterator[dict[str, Any]]:
         return aiter(api.aevents())
