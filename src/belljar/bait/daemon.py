@@ -185,7 +185,8 @@ class Daemon:
         if self.settings.native and jobs is not None and nodes is not None:
             reserved = self._pool.nodes.reserved(self.settings.native, await self._claims(jobs), jobs, nodes)
         of, acts = self._pool.nodes, self._acts
-        return Seen(self._clock(), jobs, nodes, machines, acts.ended, acts.proved, reserved, of.name_of, of.machine_of)
+        names = of.name_of, of.machine_of, of.saves
+        return Seen(self._clock(), jobs, nodes, machines, acts.ended, acts.proved, reserved, *names)
 
     async def _claims(self, jobs: Mapping[str, JobView]) -> tuple[Part, ...]:
         sizes = await in_thread(self._keeper.sizes)

@@ -180,6 +180,7 @@ class Nodes(Protocol):
     folders: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
+    saves: float = 0.0  # seconds in which the system writes down that a job has left its nodes
     tells_reasons: bool = True  # why a node is closed; else it is not seen who closed it
 
     def new_machine(self, nodes: Collection[str]) -> str:

@@ -357,8 +357,26 @@ def test_a_hold_of_a_job_that_is_held_already_changes_nothing(state: State) -> N
     assert settled(state, HELD) == settled(state, replace(HELD, is_held_by_user=True))
 
 
+def test_a_running_job_that_slurmctld_remembers_as_held_by_us_is_tried_again() -> None:
+    """One that was killed before it had saved the move: nobody requeued the job since."""
+    states, acts = settled(S.RUNNING, replace(MOVED_AWAY, starts=1), starts=1)
+    assert states[:3] == [S.RUNNING, S.REPROCESS, S.STOPPED] and Do.GIVE_BACK not in acts
+    assert settled(S.RUNNING, replace(MOVED_AWAY, starts=2), starts=1)[0] == [S.RUNNING, S.REQUEUE, S.CLOSED]
+
+
+def test_a_node_stays_known_until_the_batch_system_has_saved_that_its_job_has_left() -> None:
+    """Else one that is killed then finds the job on a node that there is none of, and never ends it."""
+    over = entry(S.FINISHED)
+    early, late = (
+        replace(seen(over.since + age, ENDED, NodeState.OUT, lives=False), saves=10.0) for age in (9.0, 10.0)
+    )
+    assert advance(over, early, SETTINGS).acts == () and advance(over, early, SETTINGS).entry == over
+    assert [act.do for act in advance(over, late, SETTINGS).acts] == [Do.REMOVE]
+
+
 @pytest.mark.parametrize(
-    ("state", "job"), [(S.MIGRATING, replace(MOVED_AWAY, is_held_by_user=True)), (S.RUNNING, MOVED_AWAY)]
+    ("state", "job"),
+    [(S.MIGRATING, replace(MOVED_AWAY, is_held_by_user=True)), (S.RUNNING, replace(MOVED_AWAY, starts=1))],
 )
 def test_a_job_that_its_user_holds_later_goes_back_held(state: State, job: JobView) -> None:
     """Not released over its user's head; once released, it comes again as any job."""

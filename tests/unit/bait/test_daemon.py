@@ -65,6 +65,8 @@ class Side(Plain):
     def reserved(self, node: str, parts: tuple[Part, ...], *_: object) -> frozenset[str]:
         return frozenset(self.room)
 
+    saves = 0.0
+
     def __getattr__(self, name: str) -> Any:
         several = name in ("take_back", "move", "give_back", "remove", "unpin", "lose")
         words = lambda *of: (name, *(one.id if isinstance(one, JobView) else str(one) for one in of))  # noqa: E731

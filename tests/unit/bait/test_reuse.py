@@ -98,6 +98,8 @@ class World(Plain):
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         return {"bait1": NodeView("bait1", NodeState.IDLE), **self.members}
 
+    saves = 0.0
+
     def __getattr__(self, name: str) -> Any:
         one = name in ("close", "open", "note")
         return lambda *of, **_: (name, *of) if one else ((name, *of),)

@@ -72,6 +72,7 @@ class Seen:
     reserved: frozenset[str] | None = None  # that have room beside native jobs; None: there are no such jobs here
     node: Callable[[str], str] = node_of  # the name of a machine's node
     machine: Callable[[str], str] = machine_of  # a machine that might have had this name; "" where it is none of ours
+    saves: float = 0.0  # seconds in which the batch system writes down that a job has left its nodes
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,9 @@ def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> St
     if job.state in (JobState.RUNNING, JobState.ENDING):
         is_there = set(job.on) <= {seen.node(one) for one in entry.machines}
         return (
-            to(entry, S.RUNNING, seen) if is_there and job.on else to(entry, S.REPROCESS, seen, "it started elsewhere")
+            to(replace(entry, starts=job.starts), S.RUNNING, seen)
+            if is_there and job.on
+            else to(entry, S.REPROCESS, seen, "it started elsewhere")
         )
     if failure := _failure(entry, job, seen, settings):
         return to(entry, S.REPROCESS, seen, failure)
@@ -208,7 +211,8 @@ def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> St
 
 def _running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     failure = _failure(entry, job, seen, settings)
-    if job.state is JobState.HELD and not failure:
+    # One that was not requeued since is held by us: a batch system that was killed has forgotten how it was moved.
+    if job.state is JobState.HELD and not failure and (job.starts > entry.starts or job.is_held_by_user):
         return to(replace(entry, stays_held=True), S.REQUEUE, seen, "it was requeued and held")
     if job.state in (JobState.WAITING, JobState.HELD):
         return to(entry, S.REPROCESS, seen, failure or "it was requeued")
@@ -251,11 +255,10 @@ def missed(entry: Entry, seen: Seen, settings: Settings) -> Step:
 
 def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
     """Nothing of the job's machines and nodes stays; and unless it is over, it is held until then."""
-    is_late = seen.now - entry.since > QUIET
-    own = entry.here(settings.names)
-    acts = tuple(
-        act for one in entry.machines for act in (leave if one in own else _leave_elsewhere)(one, seen, is_late=is_late)
-    )
+    age, own = seen.now - entry.since, entry.here(settings.names)
+    ours = [act for one in own for act in leave(one, seen, is_late=age > QUIET, is_saved=age >= seen.saves)]
+    others = (_leave_elsewhere(one, seen, is_late=age > QUIET) for one in entry.machines if one not in own)
+    acts = (*ours, *(act for one in others for act in one))
     is_over = entry.state is S.FINISHED or job is None
     if not is_over and job is not None and read(job.note).machines:
         acts = (Act(Do.NOTE, entry.why or "it is taken back"), *acts)
@@ -293,11 +296,12 @@ def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
 WAIT = Act(Do.END, "")  # stands for: not yet
 
 
-def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
+def leave(machine: str, seen: Seen, *, is_late: bool, is_saved: bool = True) -> tuple[Act, ...]:
     """The next act on the way out of one machine and its node; none: both are gone.
 
     Its node takes no job any more; when it is quiet its machine ends; then it is removed. slurmctld 22.05.8 crashed when a node was
-    removed while it still had something to say to it."""
+    removed while it still had something to say to it; and one that was killed before it had saved that the job has left (*is_saved*)
+    would find it on a node that is unknown, and never end it."""
     node, state = seen.node(machine), node_state(machine, seen)
     if machine in seen.machines:
         if state in (None, NodeState.OUT) or is_late:
@@ -306,7 +310,7 @@ def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
     if state is None:
         return ()
     if state is NodeState.OUT:
-        return (Act(Do.REMOVE, node),)
+        return (Act(Do.REMOVE, node),) if is_saved else (WAIT,)
     return (Act(Do.LOSE, node),)
 
 

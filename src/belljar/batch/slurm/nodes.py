@@ -100,6 +100,7 @@ class SlurmNodes(Nodes):
 
     folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
     packages = ("slurmd", "munge")
+    saves = 10.0  # slurmctld writes jobs down within five seconds of a change, and takes a moment for it
 
     def query(self) -> Command:
         return ("scontrol", "--oneliner", "--all", "show", "nodes")
