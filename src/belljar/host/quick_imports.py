@@ -18,6 +18,7 @@ from belljar.hints import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hashlib import sha256 as sha256
 
+NEWEST = (3, 13)  # whose imports were looked at: a newer Python imports as it does by itself
 CO_COROUTINE = 0x80
 LETTERS, DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
 
@@ -155,6 +156,9 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
 def quickly(name: str) -> None:
     """Import this module, so that a later `import` finds it."""
     if name in sys.modules:
+        return
+    if sys.version_info[:2] > NEWEST:
+        import_module(name)
         return
     made = {
         absent: None if known is None else Later(absent, **known)

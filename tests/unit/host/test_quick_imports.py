@@ -38,6 +38,16 @@ def test_what_a_job_never_meets_is_left_out() -> None:
         assert not absent & set(there.split()) - bare, module
 
 
+def test_a_python_whose_imports_nobody_has_looked_at_imports_as_it_does_by_itself() -> None:
+    there = said("""
+        sys.version_info = (3, 99, 0)
+        from belljar.host.quick_imports import quickly
+        quickly("pathlib"); quickly("asyncio")
+        print(*sys.modules)
+    """)
+    assert {"urllib.parse", "inspect", "logging"} <= set(there.split())
+
+
 def test_what_is_needed_after_all_is_imported_then() -> None:
     assert "Traceback" in said("""
         from belljar.host import quick_asyncio
