@@ -51,7 +51,7 @@ class Settings:
     )
     bridge_addresses: tuple[str, ...] = setting(
         (),
-        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX, with `BRIDGE:` before it for that bridge alone; none: the guest asks for one itself",
+        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX, for one bridge `BRIDGE:` before it; none: the guest asks for one",
     )
     bridge_gateway: str = setting(
         "", "gateway of the machines that were given an address; of several, blanks between, the one in its network"
