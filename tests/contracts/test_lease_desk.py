@@ -7,37 +7,40 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from belljar.batch import JobState
+from belljar.batch import NamedJob as Job
 from belljar.errors import (
     BadRequest,
-    KeyPairExists,
     LeaseDenied,
     LeaseEnded,
     NoSuchKeyPair,
     NoSuchLease,
+    NotPermitted,
     OverLimit,
     TokenMismatch,
 )
 from belljar.lease import (
-    AccessKey,
     Do,
     Facts,
     Instance,
     InstanceState,
-    KeyPair,
     Lease,
     LeaseState,
+    Order,
     Report,
     Settings,
     Size,
+    Tag,
     Tell,
+    Token,
     Wanted,
 )
-from belljar.lease.advance import advance
-from belljar.lease.belongings import Belongings
-from belljar.lease.case import Job, Seen
-from belljar.lease.desk import Desk, Owner, Queue
-from belljar.lease.policy import Policy
-from belljar.lease.reports import heard
+from belljar.lease.clerk import Clerk
+from belljar.lease.decisions.advance import advance
+from belljar.lease.decisions.case import Seen
+from belljar.lease.decisions.margins import Queue
+from belljar.lease.decisions.policy import Policy
+from belljar.lease.decisions.reports import heard
+from belljar.lease.desk import Desk, Owner
 from belljar.lease.store import Book, Store
 from belljar.model import GIB
 from belljar.records import replace
@@ -60,7 +63,8 @@ class Site:
             case = book.case(lease)
             assert case is not None
             connected = frozenset(one.id for one in case.slots if one.is_live)
-            after = advance(case, Seen(self.moment, 0.0, jobs, connected), self.settings).case
+            seen = Seen(self.moment, 0.0, jobs, connected, price=self.settings.min_price)
+            after = advance(case, seen, self.settings).case
             book.save(case, after, self.moment)
             return after.lease.state is not case.lease.state
 
@@ -69,10 +73,9 @@ class Site:
 
     def hears(self, report: Report) -> None:
         def change(book: Book) -> None:
-            case = book.case_of(report)
-            answer = heard(case, report, self.moment, self.settings)
-            assert case is not None and answer is not None
-            book.save(case, answer.case, self.moment, report)
+            case = book.case(book.lease_of(report))
+            assert case is not None
+            book.save(case, heard(case, report, self.moment, self.settings)[0], self.moment, report)
 
         self.store.write(change)
 
@@ -125,6 +128,24 @@ def test_ten_requests_at_once_never_pass_a_limit(store: Store) -> None:
     assert str(denied[0]) == "policy few: machines: 6 there + 2 asked for = 8 of at most 7"
 
 
+def test_ten_requests_at_once_never_pass_what_may_be_used_in_all(store: Store) -> None:
+    site = Site(store, Settings(), Policy("month", users=("*",), total=1, window=30))
+    lease, (machine,) = site.desk.run(ADA, WANTED)
+    site.starts(lease.id)
+    site.moment += 600
+    ended = Report(
+        Tell.INSTANCE, lease.id, 1, 0, "p0", 2, instance=machine.id, state=InstanceState.TERMINATED, mono=600
+    )
+    site.hears(ended)  # 1200 of 3600 core-seconds are used
+    answers = at_once(lambda number: site.desk.run(ADA, WANTED))
+    denied = [str(one) for one in answers if isinstance(one, LeaseDenied)]
+    asked = "core-hours: 0.33 used in 30 days + 0.67 reserved + 0.33 asked for = 1.33 of at most 1"
+    assert len(denied) == 8 and set(denied) == {f"policy month: {asked}"}
+    site.moment += 31 * 86400
+    site.desk.policies = lambda: [Policy("month", users=("*",), total=1.01, window=30)]
+    assert site.desk.run(ADA, WANTED)[0].state is LeaseState.REQUESTED  # what was used is too long ago to count
+
+
 def test_ten_times_the_same_token_at_once_is_one_lease(site: Site) -> None:
     answers = at_once(lambda number: site.desk.run(ADA, replace(WANTED, count=3, token="t-1")))
     leases = {one[0].id for one in answers}  # type: ignore[index]
@@ -154,7 +175,7 @@ def test_a_token_counts_after_its_machines_ended_and_is_forgotten_later(site: Si
     site.looks(lease.id)
     site.moment += 100
     site.looks(lease.id)
-    assert site.store.write(lambda book: book.forget_tokens(site.moment + 1)) == 1
+    site.store.write(lambda book: book.forget_tokens(site.moment + 1))
     assert site.desk.run(ADA, replace(WANTED, token="t"))[0].id != lease.id
 
 
@@ -170,9 +191,92 @@ def test_a_changed_policy_counts_at_once(site: Site) -> None:
     site.policies[:] = [Policy("none", users=("bob",))]
     with pytest.raises(LeaseDenied, match="no policy is for ada"):
         site.desk.run(ADA, WANTED)
-    with pytest.raises(LeaseDenied):
-        site.desk.may_run(ADA, WANTED)
-    assert site.desk.explain(ADA, WANTED) == [("no policy is for ada", False)]
+    assert Clerk(site.desk).explain(ADA, WANTED)[-1] == ("no policy is for ada", False)
+
+
+def test_nothing_is_left_of_a_lease_when_what_goes_with_it_is_refused(site: Site) -> None:
+    def refuse(book: Book, lease: Lease) -> None:
+        assert book.get(Lease, lease.id) == lease
+        raise BadRequest("it was a dry run")
+
+    with pytest.raises(BadRequest, match="dry run"):
+        site.desk.run(ADA, replace(WANTED, token="t", tags=(("a", "b"),)), refuse)
+    kinds = (Lease, Instance, Tag, Token)
+    assert site.store.read(lambda book: [book.find(kind) for kind in kinds]) == [[], [], [], []]
+
+
+def test_the_way_to_a_decision_ends_at_the_first_limit_that_is_not_met(store: Store) -> None:
+    site = Site(store, Settings(), Policy("few", users=("*",), machines=4, request=2))
+    clerk = Clerk(site.desk)
+    assert clerk.explain(ADA, replace(WANTED, count=2))[-1] == ("its job waits for nodes", True)
+    assert site.desk.leases(ADA) == []
+    for _ in range(3):
+        site.desk.run(ADA, WANTED)
+    assert clerk.explain(ADA, replace(WANTED, count=2)) == [
+        ("2 nodes for 1140 s; the default queue gives 86400 s", True),
+        ("policy few is for ada", True),
+        ("machines of one lease: 2 of at most 2", True),
+        ("machines: 3 there + 2 asked for = 5 of at most 4", False),
+    ]
+    assert clerk.explain(ADA, replace(WANTED, seconds=1)) == [("a lease of 1 s; one has 60 to 1209600 s", False)]
+
+
+def test_what_was_used_is_told_from_the_events_and_agrees_with_what_limits_count(site: Site) -> None:
+    clerk = Clerk(site.desk)
+    lease, (first, last) = site.desk.run(ADA, replace(WANTED, count=2, size=Size(cpus=3, memory=GIB // 2)))
+    site.starts(lease.id)
+    site.moment += 100
+    ended = Report(Tell.INSTANCE, lease.id, 1, 0, "p0", 2, instance=first.id, state=InstanceState.TERMINATED, mono=61.2)
+    site.hears(ended)
+    one, two = sorted(clerk.acts["usage"](ADA, {})["machines"], key=lambda one: one["ended"], reverse=True)
+    assert (one["machine"], one["seconds"], one["ended"]) == (first.id, 62, site.moment)
+    facts = {"core_seconds": 186, "gb_seconds": 31, "vm_minutes": 2, "charge": 186}
+    assert {name: one[name] for name in facts} == facts
+    assert (two["machine"], two["ended"], two["seconds"]) == (last.id, 0.0, 100)
+    assert site.store.read(lambda book: book.sums("ada")).used == 186
+    site.moment += 1000
+    assert [found["machine"] for found in clerk.acts["usage"](ADA, {"back": 500})["machines"]] == [last.id]
+    root = Owner("root")
+    assert len(clerk.acts["usage"](root, {"all": True})["machines"]) == 2
+    for asked in ({"all": True}, {"owner": "ada"}):
+        with pytest.raises(NotPermitted, match="bob may ask for their own"):
+            clerk.acts["usage"](BOB, asked)
+    with pytest.raises(NotPermitted):
+        clerk.acts["over"](BOB, {})
+    with pytest.raises(BadRequest, match="back: not a number"):
+        clerk.acts["usage"](ADA, {"back": "x"})
+    new = clerk.acts["over"](root, {})
+    assert [found["machine"] for found in new["machines"]] == [first.id]
+    again = clerk.acts["over"](root, {"after": new["position"]})
+    assert again == {"machines": [], "position": new["position"]}
+    number, _, wall = new["position"].partition(":")
+    for other in (
+        f"{int(number) + 5}:{wall}",
+        f"{number}:1.0",
+        "nonsense",
+    ):  # of records that these are older than, or that are no more
+        assert [found["machine"] for found in clerk.acts["over"](root, {"after": other})["machines"]] == [first.id]
+
+
+def test_a_spot_machine_is_charged_by_its_price(store: Store) -> None:
+    site = Site(store, Settings(spot_queue="spare"), Policy("all", users=("*",), spot=True))
+    lease, (machine,) = site.desk.run(ADA, replace(WANTED, bid=0.5))
+    site.starts(lease.id)
+    site.moment += 101
+    (found,) = Clerk(site.desk).acts["usage"](ADA, {})["machines"]
+    assert (found["machine"], found["core_seconds"], found["charge"]) == (machine.id, 202, 21)  # 202 x 0.1, rounded up
+    with pytest.raises(LeaseDenied, match="spot machines are those of queue spare"):
+        site.desk.run(ADA, replace(WANTED, bid=0.5, queue="normal"))
+
+
+def test_a_lease_shows_its_events_to_its_owner(site: Site) -> None:
+    lease, (machine,) = site.desk.run(ADA, WANTED)
+    found = Clerk(site.desk).acts["events"](ADA, {"lease": lease.id})["events"]
+    assert [(one["of"], one["after"]) for one in found] == [(lease.id, "requested"), (machine.id, "queued")]
+    rest = Clerk(site.desk).acts["events"](ADA, {"lease": lease.id, "after": found[0]["position"]})["events"]
+    assert rest == found[1:]
+    with pytest.raises(NoSuchLease):
+        Clerk(site.desk).acts["events"](BOB, {"lease": lease.id})
 
 
 def test_what_cannot_be_asked_for(site: Site) -> None:
@@ -239,15 +343,17 @@ def test_a_released_lease_is_released_once(site: Site) -> None:
 
 def test_an_extension_moves_every_end_and_counts_as_reserved(store: Store) -> None:
     site = Site(store, Settings(), Policy("hours", users=("*",), reserved=1))
-    lease, _ = site.desk.run(ADA, WANTED)  # 1200 of 3600 core-seconds
+    lease, (machine,) = site.desk.run(ADA, WANTED)  # 1200 of 3600 core-seconds
     with pytest.raises(LeaseEnded, match="is requested"):
         site.desk.extend(ADA, lease.id, 600)
     site.starts(lease.id)
     before = site.store.read(lambda book: book.case(lease.id))
-    assert site.desk.longer(ADA, lease.id, 600) == 1620  # 2 + 300 + 1200 + 32 + 30, in whole minutes
-    assert site.desk.extend(ADA, lease.id, 600) == [f"{lease.id}.1.0"]
+    assert site.desk.longer(ADA, lease.id, 600) == ("77", 1620)  # 2 + 300 + 1200 + 32 + 30, in whole minutes
+    orders = site.desk.extend(ADA, lease.id, 600)
     after = site.store.read(lambda book: book.case(lease.id))
     assert before is not None and after is not None
+    go = Order(Do.GO, seconds=after.slots[0].ends - site.moment)
+    assert orders == [(after.slots[0].id, go), (after.slots[0].id, Order(Do.EXTEND, machine.id, seconds=1200.0))]
     assert after.lease.ends == before.lease.ends + 600 and after.slots[0].ends == before.slots[0].ends + 600
     assert after.instances[0].deadline == before.instances[0].deadline + 600
     assert site.store.read(lambda book: book.sums("ada")).reserved == 2400
@@ -300,54 +406,51 @@ def test_ended_machines_are_listed_for_a_while(site: Site) -> None:
     assert states(site) == []
 
 
-# -- belongings --------------------------------------------------------------------------------------------------------
-
-PAIR = KeyPair("key-1", "ada", "mine", "ssh-ed25519 AAAA", "SHA256:x")
-
-
-def test_key_pairs(site: Site) -> None:
-    keys = Belongings(site.store)
-    added = at_once(lambda number: keys.add_key_pair(replace(PAIR, id=f"key-{number}")))
-    assert sum(isinstance(one, KeyPairExists) for one in added) == 9
-    assert [one.name for one in keys.key_pairs("ada")] == ["mine"] and keys.key_pairs("bob") == []
-    assert site.desk.run(ADA, replace(WANTED, key="mine"))[0].wanted.key == "mine"
-    keys.remove_key_pair("bob", "mine")
-    assert len(keys.key_pairs("ada")) == 1
-    keys.remove_key_pair("ada", "mine")
-    keys.remove_key_pair("ada", "mine")
-    assert keys.key_pairs("ada") == []
+def test_machines_of_a_private_network_have_their_addresses_at_once_and_an_unknown_network_is_refused(
+    store: Store,
+) -> None:
+    site = Site(store, Settings(networks=(("own", "private"),), private_net="10.5.0.0/24"))
+    _, machines = site.desk.run(ADA, replace(WANTED, count=2))
+    assert [one.address for one in machines] == ["10.5.0.1", "10.5.0.2"]
+    with pytest.raises(BadRequest, match="'other': no such class; there are own"):
+        site.desk.run(ADA, replace(WANTED, network="other"))
+    with pytest.raises(BadRequest, match="254 at most"):
+        site.desk.run(ADA, replace(WANTED, count=255))
 
 
-def test_tags(site: Site) -> None:
-    tags = Belongings(site.store)
-    _, (one, two) = site.desk.run(ADA, replace(WANTED, count=2, tags=(("Name", "head"),)))
-    tags.tag("ada", [one.id], {"role": "nfs", "Name": "first"})
-    shown = site.desk.machines(ADA)
-    assert [dict(machine.tags) for machine in shown] == [{"Name": "first", "role": "nfs"}, {"Name": "head"}]
-    with pytest.raises(NoSuchLease):
-        tags.tag("ada", [two.id, "i-none"], {"a": "b"})
-    with pytest.raises(NoSuchLease):
-        tags.untag("bob", [one.id], {"role": None})
-    with pytest.raises(BadRequest, match="50 are the most"):
-        tags.tag("ada", [one.id], {str(number): "" for number in range(49)})
-    tags.untag("ada", [one.id], {"role": "other", "Name": None})
-    assert [(tag.resource, tag.key) for tag in tags.tags("ada")] == sorted([(one.id, "role"), (two.id, "Name")])
+def test_a_lease_grows_by_machines_like_its_own_that_end_when_it_does_and_shrinks_by_single_ones(store: Store) -> None:
+    site = Site(store, Settings(linger=300), Policy("few", users=("*",), machines=4))
+    lease, (first, second) = site.desk.run(
+        ADA, replace(WANTED, count=2, user_data=b"#!", token="t", tags=(("a", "b"),))
+    )
+    with pytest.raises(LeaseEnded, match="requested"):
+        site.desk.grow(ADA, lease.id, 1)
+    site.starts(lease.id)
+    site.moment += 200
+    more, machines = site.desk.grow(ADA, lease.id, 2)
+    usual = replace(lease.wanted, seconds=more.wanted.seconds, token="", deadline=more.wanted.deadline)
+    assert more.wanted == usual and len(machines) == 2 and not more.carrier
+    now = site.store.read(lambda book: book.get(Lease, lease.id))
+    assert now is not None and more.wanted.seconds == min(lease.wanted.seconds, now.ends - site.moment)
+    with pytest.raises(LeaseDenied, match="4 there \\+ 1 asked for = 5 of at most 4"):
+        site.desk.grow(ADA, lease.id, 1)
+    site.desk.terminate(ADA, [second.id, machines[0].id])
+    site.hears(Report(Tell.INSTANCE, lease.id, 1, 1, "p1", 2, instance=second.id, state=InstanceState.TERMINATED))
+    assert [one.instance.id for one in site.desk.machines(ADA) if one.instance.is_live] == [first.id, machines[1].id]
+    site.moment = now.ends - 100
+    again, _ = site.desk.grow(ADA, lease.id, 1)
+    assert again.wanted.seconds == 100 < lease.wanted.seconds
+    assert again.carrier == ""  # its node has too little time for a whole machine's margins
 
 
-def test_consoles_are_cut_and_their_owners_alone(site: Site) -> None:
-    kept = Belongings(site.store)
-    _, (machine,) = site.desk.run(ADA, WANTED)
-    assert kept.console("ada", machine.id).text == b""
-    kept.keep_console(machine.id, b"\x00\xff" * 40_000, 5.0)
-    assert (len(kept.console("ada", machine.id).text), kept.console("ada", machine.id).at) == (65536, 5.0)
-    with pytest.raises(NoSuchLease):
-        kept.console("bob", machine.id)
-
-
-def test_a_revoked_access_key_is_none(site: Site) -> None:
-    keys = Belongings(site.store)
-    keys.add_access_key(AccessKey("BJ1", "ada", "staff"))
-    found = keys.access_key("BJ1")
-    assert found is not None and (found.owner, found.group) == ("ada", "staff")
-    assert keys.revoke("BJ1") and not keys.revoke("BJ2")
-    assert keys.access_key("BJ1") is None and [one.id for one in keys.access_keys("ada")] == ["BJ1"]
+def test_what_cannot_grow_is_refused(store: Store) -> None:
+    site = Site(store, Settings(networks=(("user", "user"), ("private", "private"))))
+    alone, cluster = (site.desk.run(ADA, one)[0] for one in (
+        replace(WANTED, count=2, network="private"), replace(WANTED, count=2, images=("alma", "debian")),
+    ))  # fmt: skip
+    for lease in (alone, cluster):
+        site.starts(lease.id)
+        with pytest.raises(BadRequest, match="cannot grow"):
+            site.desk.grow(ADA, lease.id, 1)
+        with pytest.raises(NoSuchLease):
+            site.desk.grow(BOB, lease.id, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadSetting, RecordsLost
+from belljar.errors import BadSetting, NoSpace, RecordsLost
 from belljar.lease import (
     Cause,
     Instance,
@@ -26,8 +26,8 @@ from belljar.lease import (
     Token,
     Wanted,
 )
-from belljar.lease.case import Case
-from belljar.lease.policy import Sums
+from belljar.lease.decisions.case import Case
+from belljar.lease.decisions.policy import Sums
 from belljar.lease.store import Book, Store, open_store
 from belljar.records import replace
 
@@ -110,7 +110,7 @@ def test_the_case_of_a_rider_has_its_carriers_slots_and_the_carrier_has_its_gues
     found = store.read(lambda book: book.case("r-1"))
     assert found is not None and found.guests == rider.instances
     told = Report(Tell.INSTANCE, "r-1", 1, 0, "p", 1, instance="r-2-i0", state=InstanceState.RUNNING)
-    assert store.read(lambda book: book.case_of(told)).lease.id == "r-2"  # type: ignore[union-attr]
+    assert store.read(lambda book: book.case(book.lease_of(told))).lease.id == "r-2"  # type: ignore[union-attr]
 
 
 def test_sums_of_an_owner(store: Store) -> None:
@@ -151,7 +151,7 @@ def test_tokens_are_forgotten_when_their_leases_ended_long_ago(store: Store) -> 
             book.put(replace(new(name).lease, state=state, since=since), Token("ada", f"t {name}", "d", name))
 
     store.write(some)
-    assert store.write(lambda book: book.forget_tokens(50.0)) == 1
+    store.write(lambda book: book.forget_tokens(50.0))
     assert [one.lease for one in store.read(lambda book: book.find(Token))] == ["r-1", "r-3"]
 
 
@@ -237,6 +237,19 @@ def test_a_locked_file_is_said_to_be_and_nothing_is_lost(tmp_path: Path, monkeyp
     other.close()
     assert store.read(lambda book: book.get(Lease, "r-1")) is not None
     assert (tmp_path / "leases.sqlite").stat().st_mode & 0o777 == 0o600
+    store.close()
+
+
+def test_a_full_disk_is_said_to_be_and_what_was_written_stays(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    store.write(lambda book: book.save(None, new(), 0.0))
+    store.write(
+        lambda book: book._execute("PRAGMA max_page_count = 60", ())
+    )  # SQLite's own word for a disk of so many pages
+    with pytest.raises(NoSpace, match="full"):
+        store.write(lambda book: book.put(Tag("i-1", "k", "v" * 1_000_000, "ada")))
+    assert store.read(lambda book: (book.get(Lease, "r-1") is not None, book.find(Tag))) == (True, [])
+    store.write(lambda book: book.put(Tag("i-1", "k", "short", "ada")))
     store.close()
 
 

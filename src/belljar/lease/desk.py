@@ -5,31 +5,24 @@ Nothing is started or stopped here. What is written down is seen by the service'
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 
 from belljar.errors import BadRequest, LeaseDenied, LeaseEnded, NoSuchKeyPair, NoSuchLease, OverLimit, TokenMismatch
-from belljar.lease import (
-    LARGEST_USER_DATA,
-    LONGEST_TOKEN,
-    Do,
-    Instance,
-    KeyPair,
-    Lease,
-    Order,
-    Settings,
-    Slot,
-    Tag,
-    Token,
-    Wanted,
-    instance_id,
-    lease_id,
-)
-from belljar.lease.advance import drained, ended
-from belljar.lease.case import Case
-from belljar.lease.margins import fitting, margins
-from belljar.lease.policy import Policy, decide, explain, policy_of
+from belljar.lease import LARGEST_USER_DATA, Instance, KeyPair, Lease, Pairs, Settings, Slot, Tag, Token, Wanted, new_id
+from belljar.lease.belongings import owned
+from belljar.lease.decisions.advance import drained
+from belljar.lease.decisions.case import Case, ended
+from belljar.lease.decisions.margins import Queue, fitting, margins
+from belljar.lease.decisions.policy import Policy, decide, policy_of
+from belljar.lease.decisions.reports import told_again
+from belljar.lease.network import address_of, class_of, ports_of
+from belljar.lease.orders import Do, Order
 from belljar.lease.states import Cause, InstanceState, LeaseState, SlotState
 from belljar.lease.store import Book, Store
 from belljar.model import dumps
@@ -37,6 +30,9 @@ from belljar.records import dataclass, replace
 
 L, I = LeaseState, InstanceState  # noqa: E741
 MOST = 1000  # machines of one lease
+LONGEST_TOKEN = 64
+Made = tuple[Lease, list[Instance]]
+Also = Callable[[Book, Lease], None]
 
 
 @dataclass(frozen=True)
@@ -46,13 +42,21 @@ class Owner:
     name: str
     group: str = ""
 
+    @classmethod
+    def of(cls, account: str | int) -> Owner:
+        """A user of this host, by name or uid. Raises BadRequest."""
+        try:
+            found = pwd.getpwnam(account) if isinstance(account, str) else pwd.getpwuid(account)
+        except KeyError:
+            raise BadRequest(f"{str(account)[:40]}: no such user on this host") from None
+        with suppress(KeyError):
+            return cls(found.pw_name, grp.getgrgid(found.pw_gid).gr_name)
+        return cls(found.pw_name)
 
-@dataclass(frozen=True)
-class Queue:
-    """What the batch system lets a job have there."""
-
-    longest: float | None = None  # seconds; None: no limit
-    quantum: int = 1  # seconds, in which it counts
+    @property
+    def rules(self) -> bool:
+        """May they ask for others' things? root, and the account of the service."""
+        return self.name in ("root", pwd.getpwuid(os.geteuid()).pw_name)
 
 
 @dataclass(frozen=True)
@@ -62,109 +66,102 @@ class Shown:
     instance: Instance
     lease: Lease
     slot: Slot | None = None
-    tags: tuple[tuple[str, str], ...] = ()
+    tags: Pairs = ()
 
 
 class Desk:
     """*policies* and *queue* are asked at each request, so a change of theirs counts at once."""
 
     def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        policies: Callable[[], Sequence[Policy]],
-        queue: Callable[[str], Queue] = lambda name: Queue(),
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._store, self._settings, self._policies = store, settings, policies
-        self._queue, self._now = queue, now
+        self, store: Store, settings: Settings, policies: Callable[[], Sequence[Policy]],
+        queue: Callable[[str], Queue] = lambda name: Queue(), now: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.store, self.settings, self.policies, self.queue, self.now = store, settings, policies, queue, now
 
     # -- new leases ----------------------------------------------------------------------------------------------------
 
-    def run(self, owner: Owner, asked: Wanted) -> tuple[Lease, list[Instance]]:
+    def run(self, owner: Owner, asked: Wanted, also: Also = lambda book, lease: None) -> Made:
         """Write a lease down, once for each token of an owner. Between `least` and `count` machines, as many as policy allows.
-        Raises LeaseDenied, TokenMismatch, OverLimit, NoSuchKeyPair, BadRequest."""
-        wanted, digest = self._checked(asked), _digest(asked)
+        *also*: what else that transaction writes. Raises LeaseDenied, TokenMismatch, OverLimit, NoSuchKeyPair, BadRequest."""
+        wanted, digest = self.checked(asked), _digest(asked)
 
-        def change(book: Book) -> tuple[Lease, list[Instance]]:
+        def change(book: Book) -> Made:
             book.lock(f"owner {owner.name}")
             if found := _by_token(book, owner, asked.token, digest):
                 return found
             allowed = self._allowed(book, owner, wanted)
-            return self._written(book, owner, allowed, digest)
+            lease, instances = self._written(book, owner, allowed, digest)
+            also(book, lease)
+            return lease, instances
 
-        return self._store.write(change)
+        return self.store.write(change)
 
-    def may_run(self, owner: Owner, asked: Wanted) -> None:
-        """Raises what `run` would; writes nothing."""
-        wanted = self._checked(asked)
-        self._store.read(lambda book: self._allowed(book, owner, wanted))
+    def grow(self, owner: Owner, id: str, count: int) -> Made:
+        """So many machines more, as a lease of their own that is like this one and has the time that is left to it. Raises what
+        `run` does, NoSuchLease, LeaseEnded."""
+        lease, now = self.store.read(lambda book: case_of(book, owner, id)).lease, self.now()
+        if lease.state is not L.ACTIVE or lease.ends - now < 60:
+            raise LeaseEnded(f"{id} is {lease.state.value}: an active lease with a minute left can grow")
+        wanted = lease.wanted
+        if wanted.images or address_of(self.settings, wanted.network, 0):
+            what = "a cluster, and machines of a private network, are those that they began with"
+            raise BadRequest(f"{id} cannot grow: {what}", hint="Ask for a new lease of the size that is wanted.")
+        per_node = max(1, min(wanted.per_node, count))
+        more = replace(wanted, count=count, least=0, per_node=per_node, token="", deadline=0.0)
+        return self.run(owner, replace(more, seconds=min(wanted.seconds, lease.ends - now)))
 
-    def explain(self, owner: Owner, asked: Wanted) -> list[tuple[str, bool]]:
-        """Every step of the decision, in words, and whether it is met."""
-        wanted, policies = self._checked(asked), self._policies()
-        try:
-            since = policy_of(policies, owner.name, owner.group).since(self._now())
-        except LeaseDenied:
-            since = 0.0
-        sums = self._store.read(lambda book: book.sums(owner.name, since))
-        return explain(wanted, policies, owner.name, owner.group, sums)
-
-    def _checked(self, asked: Wanted) -> Wanted:
-        settings = self._settings
-        if (
-            not 1 <= asked.count <= MOST
-            or not 0 <= asked.least <= asked.count
-            or not 1 <= asked.per_node <= asked.count
-        ):
-            raise BadRequest(
-                f"{asked.least} to {asked.count} machines, {asked.per_node} on a node: 1 to {MOST} can be asked for"
-            )
+    def checked(self, asked: Wanted) -> Wanted:
+        """With every default. Raises what no policy decides."""
+        settings, count = self.settings, asked.count
+        if not (1 <= count <= MOST and 0 <= asked.least <= count and 1 <= asked.per_node <= count):
+            numbers = f"{asked.least} to {count} machines, {asked.per_node} on a node"
+            raise BadRequest(f"{numbers}: 1 to {MOST} can be asked for")
+        if min(asked.size.cpus, asked.size.memory) < 1 or asked.size.disk < 0:
+            raise BadRequest(f"{asked.size}: no size of a machine")
         if len(asked.user_data) > LARGEST_USER_DATA or len(asked.token) > LONGEST_TOKEN:
             raise BadRequest(f"user data has {LARGEST_USER_DATA} bytes at most, a token {LONGEST_TOKEN} characters")
         if not 60 <= asked.seconds <= settings.longest_time:
             raise OverLimit(f"a lease of {asked.seconds:.0f} s; one has 60 to {settings.longest_time:.0f} s")
-        if asked.bid is not None and (not settings.spot_queue or asked.bid < settings.min_price):
-            raise LeaseDenied(f"a bid of {asked.bid:g}; the least price is {settings.min_price:g}"
-                              if settings.spot_queue else "there are no spot machines here", code="Unsupported")  # fmt: skip
         usual = settings.spot_queue if asked.bid is not None else settings.queue
+        if asked.bid is not None:
+            if not usual or asked.queue not in ("", usual):
+                where = f"spot machines are those of queue {usual}" if usual else "there are no spot machines here"
+                raise LeaseDenied(where, code="Unsupported")
+            if asked.bid < settings.min_price:
+                what = f"a bid of {asked.bid:g}; the least price is {settings.min_price:g}"
+                raise LeaseDenied(what, code="SpotMaxPriceTooLow")
         wanted = replace(
             asked, queue=asked.queue or usual, account=asked.account or settings.account,
-            network=asked.network or next((name for name, _ in settings.networks), ""),
-            deadline=asked.deadline or self._now() + settings.queue_time,
+            network=class_of(settings, asked),
+            deadline=asked.deadline or self.now() + settings.queue_time,
         )  # fmt: skip
-        limits = self._queue(wanted.queue)
-        fitting(wanted.seconds, wanted.nodes, settings, limits.longest, quantum=limits.quantum)
+        fitting(wanted, settings, self.queue(wanted.queue))
         return wanted
 
     def _allowed(self, book: Book, owner: Owner, wanted: Wanted) -> Wanted:
         """With as many machines as policy allows. Raises LeaseDenied, NoSuchKeyPair."""
         if wanted.key and not book.find(KeyPair, owner=owner.name, name=wanted.key):
             raise NoSuchKeyPair(f"{owner.name} has no key pair {wanted.key!r}")
-        policy = policy_of(self._policies(), owner.name, owner.group)
-        sums = book.sums(owner.name, policy.since(self._now()))
-        for count in range(wanted.count, max(1, wanted.least or wanted.count) - 1, -1):
+        policy = policy_of(self.policies(), owner.name, owner.group)
+        sums = book.sums(owner.name, policy.since(self.now()))
+        least = max(1, wanted.least or wanted.count)
+        for count in range(wanted.count, least - 1, -1):
             fewer = replace(wanted, count=count, per_node=min(wanted.per_node, count))
-            try:
+            with suppress(LeaseDenied) if count > least else nullcontext():
                 decide(fewer, policy, sums)
                 return fewer
-            except LeaseDenied:
-                if count == max(1, wanted.least or wanted.count):
-                    raise
         raise AssertionError("unreachable")
 
-    def _written(self, book: Book, owner: Owner, wanted: Wanted, digest: str) -> tuple[Lease, list[Instance]]:
-        now = self._now()
-        lease = Lease(
-            lease_id(), owner.name, wanted, group=owner.group, created=now, since=now, deadline=wanted.deadline
-        )
-        carrier, places = _riding(book, owner, wanted, now, self._settings)
+    def _written(self, book: Book, owner: Owner, wanted: Wanted, digest: str) -> Made:
+        now = self.now()
+        carrier, places = riding(book, owner, wanted, now, self.settings)
+        lease = Lease(new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, carrier=carrier,
+                      deadline=wanted.deadline)  # fmt: skip
         instances = [
-            Instance(instance_id(), lease.id, index, owner.name, wanted.size, wanted.seconds, created=now, since=now,
-                     slot=places[index] if places else "")
+            Instance(new_id("i"), lease.id, index, owner.name, wanted.size, wanted.seconds, created=now, since=now,
+                     slot=places[index] if places else "", address=address_of(self.settings, wanted.network, index))
             for index in range(wanted.count)
         ]  # fmt: skip
-        lease = replace(lease, carrier=carrier)
         book.save(None, Case(lease, tuple(instances)), now)
         book.put(*(Tag(one.id, key, value, owner.name) for one in instances for key, value in wanted.tags))
         if wanted.token:
@@ -177,50 +174,43 @@ class Desk:
         """That live, or ended a while ago, by creation."""
 
         def look(book: Book) -> list[Shown]:
-            machines = book.machines(owner.name, self._now() - self._settings.shown)
+            machines = book.machines(owner.name, self.now() - self.settings.shown)
             leases = {one.id: one for one in book.find(Lease, owner=owner.name)}
-            slots = {
-                one.id: one
-                for home in {leases[m.lease].carrier or m.lease for m in machines}
-                for one in book.find(Slot, lease=home)
-            }
+            homes = {leases[one.lease].carrier or one.lease for one in machines}
+            slots = {one.id: one for home in homes for one in book.find(Slot, lease=home)}
             tags: dict[str, list[tuple[str, str]]] = {}
             for tag in book.find(Tag, owner=owner.name):
                 tags.setdefault(tag.resource, []).append((tag.key, tag.value))
             return [Shown(one, leases[one.lease], slots.get(one.slot), tuple(tags.get(one.id, ()))) for one in machines]
 
-        return self._store.read(look)
+        return self.store.read(look)
 
     def leases(self, owner: Owner) -> list[Lease]:
         """That live, or ended a while ago, by creation."""
-        since = self._now() - self._settings.shown
-        found = self._store.read(lambda book: book.find(Lease, owner=owner.name))
-        return sorted(
-            (one for one in found if one.is_live or one.since >= since), key=lambda one: (one.created, one.id)
-        )
+        since = self.now() - self.settings.shown
+        found = self.store.read(lambda book: book.find(Lease, owner=owner.name))
+        return sorted((one for one in found if one.is_live or one.since >= since), key=_age)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
-    def terminate(self, owner: Owner, ids: Iterable[str]) -> list[tuple[Instance, Instance]]:
+    def terminate(self, owner: Owner, ids: Sequence[str]) -> list[tuple[Instance, Instance]]:
         """Each as it was and as it is now; one that waits in the queue has ended with this, and never shows as pending again. None is
         touched where one is not this owner's: raises NoSuchLease."""
-        wanted = list(dict.fromkeys(ids))
 
         def change(book: Book) -> list[tuple[Instance, Instance]]:
-            known = _of(book, owner, wanted)
+            known = owned(book, owner.name, ids, Instance)
             after: dict[str, Instance] = {}
             for name in sorted({one.lease for one in known}):
-                case = book.case(name)
-                assert case is not None
-                changed = self._without(case, set(wanted))
-                book.save(case, changed, self._now())
+                case = case_of(book, owner, name)
+                changed = self._without(case, {*ids})
+                book.save(case, changed, self.now())
                 after |= {one.id: one for one in changed.instances}
             return [(one, after[one.id]) for one in known]
 
-        return self._store.write(change)
+        return self.store.write(change)
 
-    def _without(self, case: Case, ids: set[str]) -> Case:
-        now = self._now()
+    def _without(self, case: Case, ids: Container[str]) -> Case:
+        now = self.now()
         instances = tuple(_stopping(one, now) if one.id in ids and one.is_live else one for one in case.instances)
         case = replace(case, instances=instances)
         # A lease that waits for nothing any more gives its place in the queue back.
@@ -232,77 +222,70 @@ class Desk:
         """The whole lease; one that has ended stays as it is. Raises NoSuchLease."""
 
         def change(book: Book) -> Lease:
-            case = _case(book, owner, id)
+            case = case_of(book, owner, id)
             if not case.lease.is_live or case.lease.state is L.DRAINING:
                 return case.lease
-            now = self._now()
-            stopped = replace(
-                case, instances=tuple(_stopping(one, now) if one.is_live else one for one in case.instances)
-            )
-            after = drained(stopped, Cause.USER, "", now)
-            book.save(case, after, now)
+            after = self._without(case, {one.id for one in case.instances})
+            if after.lease.state is not L.DRAINING:
+                after = drained(after, Cause.USER, "", self.now())
+            book.save(case, after, self.now())
             return after.lease
 
-        return self._store.write(change)
+        return self.store.write(change)
 
-    def reboot(self, owner: Owner, ids: Iterable[str]) -> list[tuple[str, Order]]:
+    def reboot(self, owner: Owner, ids: Sequence[str]) -> list[tuple[str, Order]]:
         """Orders for slots: of all of these machines, or of none. Raises NoSuchLease, LeaseEnded."""
-        known = self._store.read(lambda book: _of(book, owner, list(dict.fromkeys(ids))))
+        known = self.store.read(lambda book: owned(book, owner.name, ids, Instance))
         for one in known:
             if one.state is not I.RUNNING:
                 raise LeaseEnded(f"{one.id} is {one.state.value}: only a running machine can be rebooted")
         return [(one.slot, Order(Do.REBOOT, one.id)) for one in known]
 
-    def longer(self, owner: Owner, id: str, more: float) -> int:
-        """The limit that a lease's job must have (seconds from its start) before `extend` may be asked. Raises what that would."""
-        return self._store.read(lambda book: self._extended(book, owner, id, more)[1])
+    def longer(self, owner: Owner, id: str, more: float) -> tuple[str, int]:
+        """A lease's job, and the limit that it must have (seconds from its start) before `extend` may be asked. Raises what that
+        would."""
+        after, limit, _ = self.store.read(lambda book: self._extended(book, owner, id, more))
+        return after.lease.job, limit
 
-    def extend(self, owner: Owner, id: str, more: float) -> list[str]:
-        """Each machine of the lease runs so many seconds longer. Returns the slots whose pilots are to be told again. The batch
-        system's limit is not changed here: see `longer`. Raises NoSuchLease, LeaseEnded, OverLimit, LeaseDenied."""
+    def extend(self, owner: Owner, id: str, more: float) -> list[tuple[str, Order]]:
+        """Each machine of the lease runs so many seconds longer. Returns orders for slots. The batch system's limit is not changed
+        here: see `longer`. Raises NoSuchLease, LeaseEnded, OverLimit, LeaseDenied."""
 
-        def change(book: Book) -> list[str]:
+        def change(book: Book) -> list[tuple[str, Order]]:
             book.lock(f"owner {owner.name}")
             after, _, before = self._extended(book, owner, id, more)
-            book.save(before, after, self._now())
-            return [one.id for one in after.slots if one.state is SlotState.GO]
+            book.save(before, after, now := self.now())
+            going = [one for one in after.slots if one.state is SlotState.GO]
+            return [(slot.id, order) for slot in going for order in told_again(after, slot, now)]
 
-        return self._store.write(change)
+        return self.store.write(change)
 
     def _extended(self, book: Book, owner: Owner, id: str, more: float) -> tuple[Case, int, Case]:
-        case, now = _case(book, owner, id), self._now()
+        case, now = case_of(book, owner, id), self.now()
         lease = case.lease
         if lease.state is not L.ACTIVE or lease.carrier:
-            on = " on nodes of another lease" if lease.carrier else ""
-            raise LeaseEnded(
-                f"{id} is {lease.state.value}{on}: only an active lease with a job of its own can be extended"
-            )
+            where = f"{lease.state.value} on nodes of another lease" if lease.carrier else lease.state.value
+            raise LeaseEnded(f"{id} is {where}: only an active lease with a job of its own can be extended")
         wanted = replace(lease.wanted, seconds=lease.wanted.seconds + more)
-        if not 0 < more <= self._settings.longest_time or wanted.seconds > self._settings.longest_time:
-            raise OverLimit(
-                f"{id}: {wanted.seconds:.0f} s in all; a lease has {self._settings.longest_time:.0f} s at most"
-            )
-        limits = self._queue(wanted.queue)
-        found = fitting(wanted.seconds, wanted.nodes, self._settings, limits.longest, quantum=limits.quantum)
-        live = [one for one in case.instances if one.is_live]
-        policy = policy_of(self._policies(), owner.name, owner.group)
+        longest = self.settings.longest_time
+        if not 0 < more <= longest or wanted.seconds > longest:
+            raise OverLimit(f"{id}: {wanted.seconds:.0f} s in all; a lease has {longest:.0f} s at most")
+        found = fitting(wanted, self.settings, self.queue(wanted.queue))
+        live = [one for one in case.live if one.cause is None]
+        policy = policy_of(self.policies(), owner.name, owner.group)
         sums = book.sums(owner.name, policy.since(now))
         # What they have reserved already is part of what is asked for now.
         held = sum(one.size.cpus * -int(-one.seconds // 1) for one in live)
         others = replace(sums, machines=sums.machines - len(live), reserved=sums.reserved - held)
         if live:
             decide(replace(wanted, count=len(live)), policy, others)
-        after = Case(
-            replace(lease, wanted=wanted, ends=lease.ends + more),
-            tuple(
-                replace(one, seconds=one.seconds + more, deadline=one.deadline and one.deadline + more)
-                if one.is_live
-                else one
-                for one in case.instances
-            ),
-            tuple(replace(one, ends=one.ends + more) if one.state is SlotState.GO else one for one in case.slots),
-            case.guests,
-        )
+
+        def longer(one: Instance) -> Instance:
+            later = one.deadline and one.deadline + more
+            return one if one.cause else replace(one, seconds=one.seconds + more, deadline=later)
+
+        slots = tuple(replace(one, ends=one.ends + more) if one.state is SlotState.GO else one for one in case.slots)
+        after = replace(case.each(longer).but(wanted=wanted, ends=lease.ends + more), slots=slots)
         return after, found.walltime, case
 
 
@@ -310,16 +293,15 @@ def _digest(asked: Wanted) -> str:
     return sha256(dumps(replace(asked, token="", deadline=0.0))).hexdigest()
 
 
-def _by_token(book: Book, owner: Owner, token: str, digest: str) -> tuple[Lease, list[Instance]] | None:
+def _by_token(book: Book, owner: Owner, token: str, digest: str) -> Made | None:
     known = book.get(Token, f"{owner.name} {token}") if token else None
     if known is None:
         return None
     if known.digest != digest:
         raise TokenMismatch(f"token {token!r} was given with another request, which is lease {known.lease}")
     lease = book.get(Lease, known.lease)
-    if lease is None:
-        return None
-    return lease, sorted(book.find(Instance, lease=lease.id), key=lambda one: one.index)
+    machines = sorted(book.find(Instance, lease=known.lease), key=lambda one: one.index)
+    return None if lease is None else (lease, machines)
 
 
 def _stopping(one: Instance, now: float) -> Instance:
@@ -330,43 +312,35 @@ def _stopping(one: Instance, now: float) -> Instance:
     return replace(one, state=I.STOPPING, since=now, stop=True, cause=one.cause or Cause.USER)
 
 
-def _case(book: Book, owner: Owner, id: str) -> Case:
+def case_of(book: Book, owner: Owner, id: str) -> Case:
     case = book.case(id)
     if case is None or case.lease.owner != owner.name:
         raise NoSuchLease(f"{owner.name} has no lease {id[:40]!r}")
     return case
 
 
-def _of(book: Book, owner: Owner, ids: Sequence[str]) -> list[Instance]:
-    found = []
-    for id in ids:
-        one = book.get(Instance, id)
-        if one is None or one.owner != owner.name:
-            raise NoSuchLease(f"{owner.name} has no machine {id[:40]!r}")
-        found.append(one)
-    return found
-
-
-def _riding(book: Book, owner: Owner, wanted: Wanted, now: float, settings: Settings) -> tuple[str, list[str]]:
+def riding(book: Book, owner: Owner, wanted: Wanted, now: float, settings: Settings) -> tuple[str, list[str]]:
     """The lease of this owner on whose idle nodes there is room and time for all of it, and a node for each machine: it skips the
     batch system's queue. ("", []): there is none."""
     if not settings.linger or wanted.bid is not None or wanted.per_node > 1:
         return "", []
     takes = margins(wanted.seconds, 1, settings).pilot
-    for lease in sorted(book.find(Lease, owner=owner.name, live=1), key=lambda one: one.created):
+    for lease in sorted(book.find(Lease, owner=owner.name, live=1), key=_age):
         same = lease.wanted.queue == wanted.queue and lease.wanted.bid is None and not lease.carrier
-        if lease.state is not L.ACTIVE or not same:
-            continue
-        case = book.case(lease.id)
+        case = book.case(lease.id) if same and lease.state is L.ACTIVE else None
         if case is None or case.lease.state is not L.ACTIVE:
             continue
         busy = {one.slot for one in (*case.instances, *case.guests) if one.is_live}
-        fitting_ones = [
-            one.id
-            for one in case.slots
+        idle = [
+            one.id for one in case.slots
             if one.state is SlotState.GO and one.id not in busy and one.ends - now >= takes
             and one.facts.cpus >= wanted.size.cpus and one.facts.memory >= wanted.size.memory + settings.overhead
+            and (one.facts.reach is not None or not ports_of(settings, wanted))
         ]  # fmt: skip
-        if len(fitting_ones) >= wanted.count:
-            return lease.id, fitting_ones[: wanted.count]
+        if len(idle) >= wanted.count:
+            return lease.id, idle[: wanted.count]
     return "", []
+
+
+def _age(lease: Lease) -> tuple[float, str]:
+    return lease.created, lease.id

@@ -8,8 +8,6 @@ import stat
 from pathlib import Path
 
 from belljar.errors import BadSetting
-from belljar.host.files import write_whole
-from belljar.model import dumps
 from belljar.reading import from_json, strict_json
 from belljar.records import dataclass
 
@@ -33,46 +31,32 @@ class JobFile:
     notice: float  # that the batch system leaves between TERM and KILL
     report: float = 2.0  # for the last words to the service
     heartbeat: float = 20.0
+    ports: str = ""  # FIRST-LAST, or 0 for any: where pilots take each other's connections; "": they take none
 
     @property
     def secret(self) -> bytes:
         return bytes.fromhex(self.key)
 
 
-def write(path: Path, job: JobFile) -> None:
-    """Readable by its owner alone, whole, and on disk."""
-    write_whole(path, dumps(job) + b"\n", durable=True)
-
-
 def read(path: Path) -> JobFile:
     """Raises BadSetting for a file that somebody else could have read or written, and for one that says something else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            facts, data = os.fstat(descriptor), file.read(LARGEST)
     except OSError as exc:
-        raise BadSetting(
-            f"{path}: {exc.strerror}", hint="The service writes it to `lease.jobs`, which nodes must see."
-        ) from exc
-    facts = os.fstat(descriptor)
-    if not stat.S_ISREG(facts.st_mode):
-        os.close(descriptor)
-        raise BadSetting(f"{path}: not a file", hint="Give the file that the service wrote.")
-    with open(descriptor, "rb") as file:
-        if facts.st_uid != os.geteuid():
-            raise BadSetting(
-                f"{path}: belongs to uid {facts.st_uid}, and this pilot runs as {os.geteuid()}",
-                hint="The batch system has to run pilots as the service's own account.",
-            )
-        if facts.st_mode & 0o077:
-            raise BadSetting(
-                f"{path}: others may read it (mode {stat.S_IMODE(facts.st_mode):04o})",
-                hint="Its key is known now: release the lease. Files in `lease.jobs` are written with mode 0600.",
-            )
-        data = file.read(LARGEST + 1)
+        hint = "The service writes it to `lease.jobs`; nodes must see it."
+        raise BadSetting(f"{path}: {exc.strerror}", hint=hint) from exc
+    if facts.st_uid != os.geteuid():
+        what = f"belongs to uid {facts.st_uid}, and this pilot runs as {os.geteuid()}"
+        raise BadSetting(f"{path}: {what}", hint="The batch system has to run pilots as the service's own account.")
+    if facts.st_mode & 0o077:
+        hint = "Its key is known now: release the lease. Files in `lease.jobs` are written with mode 0600."
+        raise BadSetting(f"{path}: others may read it (mode {stat.S_IMODE(facts.st_mode):04o})", hint=hint)
     try:
-        job: JobFile = from_json(JobFile, strict_json(data[:LARGEST]))
-        bytes.fromhex(job.pin), bytes.fromhex(job.key)
+        job: JobFile = from_json(JobFile, strict_json(data))
+        if len(bytes.fromhex(job.pin)) != 32 or len(job.secret) != 32 or not job.service or job.deadline <= 0:
+            raise ValueError("not a whole job file")
     except (ValueError, TypeError) as exc:
         raise BadSetting(f"{path}: {exc}", hint="The service writes it anew with the next lease.") from exc
-    if len(job.key) != 64 or len(job.pin) != 64 or not job.service or job.deadline <= 0:
-        raise BadSetting(f"{path}: not a whole job file", hint="The service writes it anew with the next lease.")
     return job

@@ -19,12 +19,16 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
+from belljar.model import to_json
+from belljar.reading import from_json
 from belljar.records import dataclass, field
 
 VERSION = 1
 LARGEST = 4 << 20  # bytes of a frame
 LARGEST_OPENING = 4096
 HEAD, MAC = 4, 32
+LONGEST = 128  # characters of one value of an opening
+LEAST = {"slot": 0, "attempt": 0, "seen": 0}
 PILOT, SERVICE = "pilot", "service"
 NONCE = re.compile(r"[0-9a-f]{32}")
 Message = dict[str, Any]
@@ -55,16 +59,18 @@ class Opening:
     @classmethod
     def read(cls, value: Message) -> Opening:
         """Raises Broken."""
-        if value.get("v") != VERSION:
-            raise Broken(f"version {value.get('v')!r} of the channel, and {VERSION} is spoken here")
-        found: Any = {name: text_of(value, name, 128) for name in ("lease", "instance", "nonce", "stream")}
-        found |= {name: number_of(value, name) for name in ("slot", "attempt", "seen")}
-        if not NONCE.fullmatch(found["nonce"]):
-            raise Broken("the opening's nonce is none")
-        return cls(**found)
+        if value.pop("v", None) != VERSION:
+            raise Broken(f"another version of the channel than {VERSION}, which is spoken here")
+        try:
+            found: Opening = from_json(cls, value, least=LEAST)
+        except ValueError as exc:
+            raise Broken(f"an opening: {exc}") from exc
+        if not NONCE.fullmatch(found.nonce) or max(len(str(one)) for one in value.values()) > LONGEST:
+            raise Broken("an opening without a nonce, or with a text that is too long")
+        return found
 
     def dump(self) -> bytes:
-        return _dump({"v": VERSION, **{name: getattr(self, name) for name in self.__dataclass_fields__}})
+        return _dump({"v": VERSION, **to_json(self)})
 
 
 def nonce() -> str:
@@ -78,41 +84,36 @@ class Connection:
         self._role, self._other = role, SERVICE if role == PILOT else PILOT
         self._key_of = key_of
         self._buffer = bytearray()
-        self._sent = self._received = 0
-        self._sending = self._receiving = b""
+        self._keys, self._counts = dict[str, bytes](), {PILOT: 0, SERVICE: 0}  # of messages, by who sends them
+        self._first = b""  # the pilot's opening
         self._own: Opening | None = None
-        self._own_bytes = self._peer_bytes = b""
         self.peer: Opening | None = None
         self.is_raw = False  # the other side has said that bytes follow, not frames
 
     @property
-    def is_open(self) -> bool:
-        return bool(self._sending)
-
-    @property
     def is_proved(self) -> bool:
         """The other side has shown that it speaks now: its opening alone may be an old one."""
-        return self._received > 0
+        return self._counts[self._other] > 0
 
     def open(self, own: Opening) -> bytes:
         """This side's opening. The service's comes after the pilot's."""
         key = self._key_of(self.peer or own)
         if key is None or self._own is not None:
             raise Broken("no such lease")
-        self._own, self._own_bytes = own, own.dump()
-        before = b"" if self._role == PILOT else self._peer_bytes
-        frame = _frame(_mac(key, self._role.encode(), before, self._own_bytes), self._own_bytes)
+        self._own, body = own, own.dump()
+        frame = _frame(self._proof(key, self._role, body), body)
         self._agree(key)
         return frame
 
     def send(self, message: Message) -> bytes:
-        if not self.is_open:
+        if not self._keys:
             raise Broken("nothing can be said before the openings")
         body = _dump(message)
         if len(body) > LARGEST - MAC:
             raise Broken(f"a message of {len(body)} bytes")
-        self._sent += 1
-        return _frame(_mac(self._sending, self._sent.to_bytes(8, "big"), body), body)
+        frame = _frame(self._mac_of(self._role, body), body)
+        self._counts[self._role] += 1
+        return frame
 
     def receive(self, data: bytes) -> list[Message]:
         """The messages that are whole with this. The first one of all is the other side's opening: see `peer`. Raises Broken, and
@@ -120,9 +121,8 @@ class Connection:
         self._buffer += data
         found = list[Message]()
         try:
-            while not self.is_raw and (parts := self._next()) is not None:
-                if (message := self._read(*parts)) is not None:
-                    found.append(message)
+            while not self.is_raw and (frame := self._next()) is not None:
+                found += self._read(frame[:MAC], frame[MAC:])
         except Broken:
             self._buffer[:] = b"\xff" * HEAD
             raise
@@ -130,13 +130,13 @@ class Connection:
 
     def rest(self) -> bytes:
         """What has come behind the last frame that was read, for a connection that is raw from now on."""
-        data = bytes(self._buffer)
-        self._buffer.clear()
+        data, self._buffer = bytes(self._buffer), bytearray()
         return data
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[bytes, bytes] | None:
+    def _next(self) -> bytes | None:
+        """A frame, once it is whole."""
         if len(self._buffer) < HEAD:
             return None
         length = int.from_bytes(self._buffer[:HEAD], "big")
@@ -146,39 +146,41 @@ class Connection:
             return None
         frame = bytes(self._buffer[HEAD : HEAD + length])
         del self._buffer[: HEAD + length]
-        return frame[:MAC], frame[MAC:]
+        return frame
 
-    def _read(self, mac: bytes, body: bytes) -> Message | None:
+    def _read(self, mac: bytes, body: bytes) -> list[Message]:
         if self.peer is None:
-            self._read_opening(mac, body)
-            return None
-        if not self.is_open:
+            opening = Opening.read(_load(body))
+            key = self._key_of(opening)
+            if key is None or not hmac.compare_digest(self._proof(key, self._other, body), mac):
+                raise Broken("an opening under another key")
+            self.peer = opening
+            self._agree(key)
+            return []
+        if not self._keys:
             raise Broken("a message before this side's opening")
-        expected = _mac(self._receiving, (self._received + 1).to_bytes(8, "big"), body)
-        if not hmac.compare_digest(expected, mac):
+        if not hmac.compare_digest(self._mac_of(self._other, body), mac):
             raise Broken("a frame that the other side did not send now")
-        self._received += 1
+        self._counts[self._other] += 1
         message = _load(body)
         self.is_raw = "stream" in message
-        return message
+        return [message]
 
-    def _read_opening(self, mac: bytes, body: bytes) -> None:
-        opening = Opening.read(_load(body))
-        key = self._key_of(opening)
-        before = b"" if self._role == SERVICE else self._own_bytes
-        if key is None or not hmac.compare_digest(_mac(key, self._other.encode(), before, body), mac):
-            raise Broken("an opening under another key")
-        self.peer, self._peer_bytes = opening, body
-        self._agree(key)
+    def _proof(self, key: bytes, who: str, body: bytes) -> bytes:
+        """Of an opening. The service's is an answer to the pilot's."""
+        before, self._first = (b"", body) if who == PILOT else (self._first, self._first)
+        return _mac(key, who.encode(), before, body)
 
     def _agree(self, key: bytes) -> None:
         """On the keys of both directions, once both nonces are known."""
-        if self._own is None or self.peer is None:
-            return
-        pilot, service = (self._own, self.peer) if self._role == PILOT else (self.peer, self._own)
-        both = bytes.fromhex(pilot.nonce) + bytes.fromhex(service.nonce)
-        self._sending = _mac(key, b"sends " + self._role.encode(), both)
-        self._receiving = _mac(key, b"sends " + self._other.encode(), both)
+        if self._own is not None and self.peer is not None:
+            said = {self._role: self._own, self._other: self.peer}
+            both = bytes.fromhex(said[PILOT].nonce + said[SERVICE].nonce)
+            self._keys = {who: _mac(key, b"sends " + who.encode(), both) for who in said}
+
+    def _mac_of(self, who: str, body: bytes) -> bytes:
+        """Of their next frame."""
+        return _mac(self._keys[who], (self._counts[who] + 1).to_bytes(8, "big"), body)
 
 
 @dataclass
@@ -209,9 +211,7 @@ class Outbox:
         """What the other side has not seen, when it says that this was the last. Raises Broken where that is gone."""
         found = [one for one in self.messages if one["seq"] > number]
         if number > self.last or len(found) != self.last - number:
-            raise Broken(
-                f"the other side has seen message {number}: {self.last} was the last, and {len(found)} are kept"
-            )
+            raise Broken(f"message {number} was seen: {self.last} was the last, and {len(found)} are kept")
         return found
 
 
@@ -221,15 +221,17 @@ class Inbox:
 
     last: int = 0
 
-    def take(self, message: Message) -> bool:
-        """Is it new? One that was seen before is not; one without a number always is. Raises Broken where one is missing before it."""
+    def is_new(self, message: Message) -> bool:
+        """One that was seen before is not; one without a number always is. Raises Broken where one is missing before it."""
         number = number_of(message, "seq")
-        if number == 0:
-            return True
         if number > self.last + 1:
             raise Broken(f"message {number} came after message {self.last}")
-        is_new = number > self.last
-        self.last = max(self.last, number)
+        return number == 0 or number > self.last
+
+    def take(self, message: Message) -> bool:
+        """Is it new? It is seen from now on. Raises Broken."""
+        is_new = self.is_new(message)
+        self.last = max(self.last, number_of(message, "seq"))
         return is_new
 
 
@@ -237,14 +239,6 @@ def number_of(message: Message, name: str) -> int:
     """A count in a message; 0 where there is none. Raises Broken."""
     found = message.get(name, 0)
     if type(found) is not int or not 0 <= found < 1 << 53:
-        raise Broken(f"a message's {name} is {str(found)[:40]!r}")
-    return found
-
-
-def text_of(message: Message, name: str, longest: int = 4096) -> str:
-    """A text in a message; "" where there is none. Raises Broken."""
-    found = message.get(name, "")
-    if not isinstance(found, str) or len(found) > longest:
         raise Broken(f"a message's {name} is {str(found)[:40]!r}")
     return found
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from belljar.batch import names
 from belljar.errors import BadSettings
-from belljar.host.service.tables import Value, converted, keys_of, read_file
+from belljar.host.service.tables import Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.lease import Settings
-from belljar.lease.policy import Policy
+from belljar.lease.decisions.policy import Policy
+from belljar.lease.network import PORTS, WORDS, net_of
 
 FILE = Path("/etc/belljar/lease.toml")
 TABLE, POLICY = "lease", "policy"
@@ -20,30 +21,32 @@ def load(path: Path = FILE) -> tuple[Settings, tuple[Policy, ...]]:
     """Raises BadSettings with every mistake there is."""
     mistakes: list[Mistake] = []
     known = {TABLE: keys_of((Settings,), TABLE), POLICY: keys_of((Policy,), POLICY)}
-    tables: dict[str, dict[str, Value]] = {TABLE: {}}
-    read_file(path, known, {POLICY}, tables, mistakes)
-    table = tables.pop(TABLE)
-    settings = Settings(**converted(TABLE, table, known[TABLE], mistakes))
-    policies = tuple(
-        Policy(full.partition(".")[2], **converted(full, facts, known[POLICY], mistakes))
-        for full, facts in tables.items()
-    )
+    tables, values = read_values([path], known, {POLICY}, mistakes)
+    settings = Settings(**values.pop(TABLE))
+    policies = tuple(Policy(full.partition(".")[2], **facts) for full, facts in values.items())
     if not mistakes:
-        mistakes += [
-            Mistake(table[key].origin if key in table else str(path), f"{TABLE}.{key}", what, hint)
-            for key, what, hint in _wrongs(settings, policies)
-        ]
+        blame(path, tables, ((TABLE, wrong) for wrong in _wrongs(settings, policies)), mistakes)
     if mistakes:
         raise BadSettings(tuple(mistakes), hint="Correct the file, then start the service again.")
     return settings, policies
 
 
-def _wrongs(settings: Settings, policies: Sequence[Policy]) -> Iterator[tuple[str, str, str]]:
+def _wrongs(settings: Settings, policies: Sequence[Policy]) -> Iterator[Wrong]:
     if settings.system not in names():
         yield "system", f"{settings.system}: no such batch system", f"one of {', '.join(names())}"
     if not settings.address:
         yield "address", "is missing", "name or address of this host, as nodes reach it"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["debian12"]: only images of the site may be leased'
+    for name, words in settings.networks:
+        if not WORDS.fullmatch(words):
+            yield "networks", f"{name} = {words!r} is no network", "none, user, bridge, bridge:NAME or private"
+    try:
+        net_of(settings)
+    except ValueError as exc:
+        yield "private_net", str(exc), "as in 10.98.0.0/24"
+    first, _, last = settings.private_ports.partition("-")
+    if not PORTS.fullmatch(settings.private_ports) or not int(first) <= int(last or first) <= 65535:
+        yield "private_ports", f"{settings.private_ports!r} are no ports", 'as in "8480-8499"'
     if not policies:
         yield "images", "there is no policy: nobody may lease anything", 'as in [policy.all] users = ["*"]'

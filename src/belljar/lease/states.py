@@ -93,12 +93,7 @@ EC2: dict[InstanceState, tuple[int, str]] = {
     I.TERMINATED: (48, "terminated"),
 }
 
-_ENDS = {
-    Cause.EXPIRED: L.EXPIRED,
-    Cause.PREEMPTED: L.PREEMPTED,
-    Cause.SPOT: L.PREEMPTED,
-    Cause.GUEST: L.RELEASED,
-}
+_ENDS = {Cause.EXPIRED: L.EXPIRED, Cause.PREEMPTED: L.PREEMPTED, Cause.SPOT: L.PREEMPTED, Cause.GUEST: L.RELEASED}
 
 
 def end_of(cause: Cause, *, was_active: bool) -> LeaseState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from belljar.guest import Sink, Source
 from belljar.host.credentials.certificates import own_certificate
 from belljar.lease import Cause, Do, Facts, InstanceState, MachineOrder, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
-from belljar.lease.pilot.machines import Change
+from belljar.lease.pilot.machines import Changed, Machines
 from belljar.lease.pilot.pilot import Pilot
 from belljar.lease.protocol import lease_key
 from belljar.lease.service.channel import Channel
@@ -26,12 +26,14 @@ SITE_KEY = b"k" * 32
 class NoGuests:
     """Machines that run at once and end when they are told, or when a test says so."""
 
-    def __init__(self, changed: Callable[[Change], None], shutdown: float = 0.0) -> None:
+    def __init__(self, changed: Changed, shutdown: float = 0.0) -> None:
         self._changed, self._shutdown = changed, shutdown
-        self._living: dict[str, asyncio.Event] = {}
+        self._living = set[str]()
         self.started: dict[str, MachineOrder] = {}
         self.killed: list[str] = []
+        self.told: list[tuple[str, str, bytes]] = []
         self.graces: list[float] = []
+        self.shell: Callable[[str, bytes], Awaitable[bytes]]
 
     @property
     def living(self) -> frozenset[str]:
@@ -39,15 +41,15 @@ class NoGuests:
 
     def start(self, instance: str, order: MachineOrder) -> None:
         self.started[instance] = order
-        self._living[instance] = asyncio.Event()
+        self._living.add(instance)
         for state in (InstanceState.STAGING, InstanceState.BOOTING):
-            self._changed(Change(instance, state))
-        self._changed(Change(instance, InstanceState.RUNNING, host_keys=("ssh-ed25519 AAAA",)))
+            self._changed(instance, state)
+        self._changed(instance, InstanceState.RUNNING, host_keys=("ssh-ed25519 AAAA",))
 
     def stop(self, instance: str, cause: Cause, why: str, grace: float) -> None:
         if instance in self._living:
             self.graces.append(grace)
-            self._changed(Change(instance, InstanceState.STOPPING, cause, why))
+            self._changed(instance, InstanceState.STOPPING, cause=cause, why=why)
             asyncio.get_running_loop().call_later(self._shutdown, self.end, instance, cause, why)
 
     def kill(self, instance: str) -> None:
@@ -55,22 +57,27 @@ class NoGuests:
         self.end(instance, Cause.PREEMPTED, "killed")
 
     def end(self, instance: str, cause: Cause = Cause.GUEST, why: str = "powered off") -> None:
-        if (gone := self._living.pop(instance, None)) is not None:
-            self._changed(Change(instance, InstanceState.TERMINATED, cause, why))
-            gone.set()
+        if instance in self._living:
+            self._living.remove(instance)
+            self._changed(instance, InstanceState.TERMINATED, cause=cause, why=why)
 
     def console(self, instance: str) -> bytes:
         return b"login:"
 
-    async def carry(self, instance: str, source: Source, sink: Sink) -> None:
-        """What comes goes back, in capitals."""
+    async def tell_guest(self, instance: str, word: str, stdin: bytes = b"") -> None:
+        self.told.append((instance, word, stdin))
+
+    async def carry(self, instance: str, source: Source, sink: Sink, command: str) -> None:
+        """What comes goes back, in capitals; its shell is what a test made it."""
+        if command:
+            program = b""
+            while not program.endswith(b"\nmain\n") and (data := await source.read(4096)):
+                program += data
+            await sink.write(await self.shell(instance, program))
+            return await sink.close()
         while data := await source.read(4096):
             await sink.write(data.upper())
         await sink.close()
-
-    async def gone(self) -> None:
-        while self._living:
-            await next(iter(self._living.values())).wait()
 
 
 class Service:
@@ -137,15 +144,20 @@ def job_for(service: Service, **facts: Any) -> JobFile:
 class Running:
     """A pilot that runs."""
 
-    def __init__(self, job: JobFile, folder: Path, rank: int = 0, shutdown: float = 0.0) -> None:
+    def __init__(
+        self, job: JobFile, folder: Path, rank: int = 0, shutdown: float = 0.0,
+        make: Callable[[Changed], Machines] | None = None,
+    ) -> None:  # fmt: skip
         self.machines: NoGuests
 
-        def make(changed: Callable[[Change], None]) -> NoGuests:
+        def no_guests(changed: Changed) -> NoGuests:
             self.machines = NoGuests(changed, shutdown)
             return self.machines
 
         self.folder = folder / os.urandom(4).hex()
-        self.pilot = Pilot(job, rank, Facts("node1", cpus=2, memory=4 << 30), self.folder, make, lambda *a, **k: None)
+        self.pilot = Pilot(
+            job, rank, Facts("node1", cpus=2, memory=4 << 30), self.folder, make or no_guests, lambda *a, **k: None
+        )
         self.task = asyncio.ensure_future(self.pilot.run())
 
     async def ended(self, limit: float = 10.0) -> None:

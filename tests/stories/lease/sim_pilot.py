@@ -7,11 +7,11 @@ from typing import Protocol
 
 from belljar.batch import JobState
 from belljar.lease import Cause, Do, Facts, InstanceState, Order, Report, Settings, Tell
-from belljar.lease.margins import KILL
+from belljar.lease.decisions.margins import KILL
 
 SETTINGS = Settings(
     staging=30, barrier=20, grace=6, margin=30, silence=15, lost=120, unseen=10, queue_time=300, cycle=5, tries=2, linger=90,
-    longest_time=600, shown=600,
+    longest_time=600, shown=600, spot_queue="spare", spot_machines=3, spot_notice=10,
 )  # fmt: skip
 
 
@@ -20,6 +20,7 @@ class Site(Protocol):
 
     now: float
     is_up: bool
+    knows_late: bool
 
     def deliver(self, pilot: SimPilot, report: Report) -> None: ...
 
@@ -41,6 +42,7 @@ class SimMachine:
     state: InstanceState
     seconds: float
     up: float | None = None
+    told: float = 0.0  # when its time was made shorter: it cannot have ended by that before
     stop_by: float | None = None  # told to stop: by then it is gone
     cause: Cause | None = None
 
@@ -59,6 +61,7 @@ class SimPilot:
     is_alive: bool = True
     holds: bool = False  # it was told to go
     connected: bool = False
+    is_known: bool = False  # orders reach it: a moment after its hello was written down
     answered: float = 0.0
     machines: dict[str, SimMachine] = field(default_factory=dict)
     said: list[Report] = field(default_factory=list)  # its journal
@@ -90,20 +93,20 @@ class SimPilot:
 
     def connect(self) -> None:
         if self.is_alive and not self.connected and self.world.is_up:
-            self.connected = True
+            self.connected, self.is_known = True, not self.world.knows_late
             self.world.deliver(self, self.report(Tell.HELLO, 0, facts=self.host))
             self.flush()
 
     def cut(self) -> None:
         if self.connected:
-            self.connected, self.down_since = False, self.world.now
+            self.connected, self.is_known, self.down_since = False, False, self.world.now
 
     def obey(self, order: Order) -> None:
         if not self.is_alive:
             return
         if not self.holds:
             self._at_gate(order)
-        elif order.do in (Do.RELEASE, Do.DRAIN, Do.VOID):
+        elif order.do in (Do.RELEASE, Do.VOID):
             self.end(Cause.USER, SETTINGS.grace)
         elif order.do is Do.GO:
             self.ends = self.world.now + order.seconds
@@ -116,7 +119,9 @@ class SimPilot:
         elif order.do is Do.STOP:
             self.stop(self.machines[order.instance], Cause.USER, SETTINGS.grace)
         elif order.do is Do.EXTEND and order.instance in self.machines:
-            self.machines[order.instance].seconds = order.seconds
+            machine = self.machines[order.instance]
+            machine.told = self.world.now if order.seconds < machine.seconds else machine.told
+            machine.seconds = order.seconds
 
     def _at_gate(self, order: Order) -> None:
         if order.do is Do.GO:
@@ -125,7 +130,7 @@ class SimPilot:
             self.answered = self.answered or self.world.now
         elif order.do is Do.VOID:
             self.exit()
-        elif order.do in (Do.RELEASE, Do.DRAIN):
+        elif order.do is Do.RELEASE:
             self.say(Tell.ENDED, cause=Cause.USER)
             self.exit()
 
@@ -193,4 +198,4 @@ class SimPilot:
             if machine.up is not None:
                 self.ran[machine.id] = (machine.up - self.began, self.world.now - self.began)
             machine.state = InstanceState.TERMINATED
-        self.is_alive, self.connected = False, False
+        self.is_alive, self.connected, self.is_known = False, False, False

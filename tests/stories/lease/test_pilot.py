@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import calendar
 import json
 import signal
 import time
@@ -118,6 +119,23 @@ async def test_a_service_whose_records_are_of_yesterday_hears_again_what_it_lost
         service.channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
         await run.ended()
     assert [one.seq for one in service.heard if one.seq] == list(range(1, 7))
+
+
+async def test_a_guest_whose_time_gets_shorter_is_told_when_it_ends(tmp_path: Path) -> None:
+    service = Service(tmp_path, (Order(Do.GO), START))
+    async with service.up() as channel:
+        run = Running(job_for(service), tmp_path)
+        await service.until(lambda: "running" in service.states("i-1"))
+        channel.order(f"{LEASE}.1.0", Order(Do.EXTEND, "i-1", seconds=START.seconds + 60))
+        channel.order(f"{LEASE}.1.0", Order(Do.EXTEND, "i-1", seconds=2.0))
+        channel.order(f"{LEASE}.1.0", Order(Do.EXTEND, "i-1", seconds=2.0))  # told again
+        told = time.time()
+        await service.until(lambda: "terminated" in service.states("i-1"))
+        ((*which, moment),) = run.machines.told
+        until = calendar.timegm(time.strptime(moment.decode(), "%Y-%m-%dT%H:%M:%SZ\n"))
+        assert which == ["i-1", "notice"] and told - 1 <= until <= told + 2.5
+        channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
+        await run.ended()
 
 
 async def test_a_pilot_without_service_and_machines_gives_its_node_back(tmp_path: Path) -> None:

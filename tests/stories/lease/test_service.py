@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,11 +21,10 @@ from tests.stories.lease.house import SITE_KEY, Running
 from belljar.batch import pilots_of
 from belljar.errors import CommandFailed, LeaseEnded, NoSpace
 from belljar.host.credentials.certificates import own_certificate
-from belljar.lease import Lease, LeaseState, Settings, Size, Wanted, jobfile
-from belljar.lease.belongings import Belongings
+from belljar.lease import Lease, LeaseState, Settings, Size, Token, Wanted, jobfile
+from belljar.lease.decisions.policy import Policy
 from belljar.lease.desk import Desk, Owner
-from belljar.lease.ec2.keyring import Keyring
-from belljar.lease.policy import Policy
+from belljar.lease.ec2 import keyring
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
@@ -53,6 +53,10 @@ class PlayedSlurm:
             raise CommandFailed(self.is_silent)
         if argv[0] == "squeue":
             return "".join(f"{id}|{job[1]}|N/A|None|{job[0]}\n" for id, job in self.jobs.items()).encode()
+        if argv[:2] == ("scontrol", "show"):
+            return (
+                b"PartitionName=batch Default=YES MaxTime=UNLIMITED\nPartitionName=short Default=NO MaxTime=01:00:00\n"
+            )
         if argv[0] == "scontrol":
             self.limits.append(argv)
             return b""
@@ -70,13 +74,13 @@ class PlayedSlurm:
             raise CommandFailed("sbatch: not finished after 30 s, killed")
         return f"{id}\n".encode()
 
-    def start(self, id: str, ranks: int | None = None) -> list[Running]:
+    def start(self, id: str, ranks: int | None = None, make: Any = None) -> list[Running]:
         """Its pilots, on so many nodes."""
         name, _, script, nodes = self.jobs[id]
         self.jobs[id][1] = "RUNNING"
         (file,) = re.findall(r" pilot (\S+)$", Path(script).read_text(), re.MULTILINE)
         job = jobfile.read(Path(file))
-        found = [Running(job, self.folder / name, rank) for rank in range(ranks or int(nodes))]
+        found = [Running(job, self.folder / name, rank, make=make) for rank in range(ranks or int(nodes))]
         self.pilots.setdefault(id, []).extend(found)
         return found
 
@@ -117,8 +121,8 @@ class House:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         known = Settings(
-            address="127.0.0.1", jobs=folder / "jobs", images=("*",), door=folder / "door", cycle=0.1, barrier=1.0, silence=5.0,
-            lost=5.0, heartbeat=0.5, unseen=0.3, grace=1.0, staging=20.0, pilot="belljar",
+            address="127.0.0.1", jobs=folder / "jobs", images=("debian12*",), door=folder / "door", cycle=0.1, barrier=1.0,
+            silence=5.0, default_time=3600.0, lost=5.0, heartbeat=0.5, unseen=0.3, grace=1.0, staging=20.0, pilot="belljar",
         )  # fmt: skip
         self.settings = replace(known, **settings)
         self.slurm = PlayedSlurm(folder)
@@ -137,7 +141,7 @@ class House:
         jobs = Jobs(self.settings, pilots_of("slurm"), SITE_KEY, pin, self.slurm.command)
         self.jobs = jobs
         self.daemon = Daemon(self.settings, store, jobs, SITE_KEY, lambda *a, **k: self.told.append((a[0], k)), clock)
-        self.desk = Desk(store, self.settings, lambda: (Policy("all", users=("*",)),), now=clock)
+        self.desk = Desk(store, self.settings, lambda: (Policy("all", users=("*",)),), jobs.queue, now=clock)
         port = self.settings.port if self.settings.port != 8470 else 0
         server = await self.daemon.channel.serve("127.0.0.1", port, self.folder / "service.pem")
         self.settings = replace(self.settings, port=server.sockets[0].getsockname()[1])
@@ -156,15 +160,13 @@ class House:
 
     async def opened(self, path: Path) -> asyncio.Server:
         """The owners' door."""
-        sizes, may = {"small": Size(1, 512 * MIB)}, {"debian12"}.__contains__
-        keys = Keyring(Belongings(self.daemon.store), SITE_KEY).answer
-        door = Door(
-            self.desk, self.daemon.store, self.daemon.channel, self.jobs, sizes, 3600.0, may, self.daemon.wake, keys
-        )
-        return await door.serve(path)
+        sizes = {"small": Size(1, 512 * MIB)}
+        keys = partial(keyring.answer, self.daemon.store, SITE_KEY)
+        return await Door(self.desk, self.daemon.channel, self.jobs, sizes, self.daemon.wake, keys).serve(path)
 
     def ask(self, count: int = 1, **more: Any) -> str:
-        lease, _ = self.desk.run(OWNER, Wanted("debian12", count, size=Size(1, GIB), seconds=3600.0, **more))
+        facts = {"size": Size(1, GIB), "seconds": 3600.0, **more}
+        lease, _ = self.desk.run(OWNER, Wanted("debian12", count, **facts))
         self.daemon.wake()
         return lease.id
 
@@ -208,6 +210,16 @@ async def test_a_submission_whose_answer_was_lost_is_found_by_its_name(tmp_path:
         id = house.ask()
         await house.until_state(id, LeaseState.QUEUED)
         assert len(house.slurm.jobs) == 1 and house.lease(id).job == "1"
+
+
+async def test_a_job_that_the_batch_system_loses_is_tried_again_under_another_name(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        name = house.slurm.jobs.pop("1")[0]
+        await house.until(lambda: house.slurm.jobs and house.lease(id).state is LeaseState.QUEUED)
+        ((again, *_),) = house.slurm.jobs.values()
+        assert name.endswith("-1") and again == name[:-1] + "2"
 
 
 async def test_a_job_that_is_there_twice_is_there_once_afterwards(tmp_path: Path) -> None:
@@ -374,11 +386,27 @@ async def test_files_of_leases_that_ended_unseen_are_swept_at_the_next_start(tmp
     old = [tmp_path / f"jobs/belljar-r-{'0' * 17}-1{suffix}" for suffix in ("", ".sh", ".log")]
     for one in old:
         one.touch()
+    old.append(tmp_path / f"jobs/belljar-r-{'1' * 17}-1.log")
+    old[3].touch()
+    os.utime(old[3], (0, time.time() - 8 * 86400))
     async with house.up():
         id = house.ask()
         await house.until_state(id, LeaseState.QUEUED)
         await house.until(lambda: not old[0].exists() and not old[1].exists())
-        assert old[2].exists() and (tmp_path / f"jobs/belljar-{id}-1").exists()
+        assert old[2].exists() and not old[3].exists() and (tmp_path / f"jobs/belljar-{id}-1").exists()
+
+
+async def test_a_token_is_forgotten_long_after_its_lease_ended(tmp_path: Path) -> None:
+    house, later = House(tmp_path), [0.0]
+    async with house.up(lambda: time.time() + later[0]):
+        old = house.ask(token="t")
+        house.desk.release(OWNER, old)
+        await house.until_state(old, LeaseState.CANCELLED)
+        later[0] = house.settings.token_time + 60
+        other = house.ask(token="u")
+        house.desk.release(OWNER, other)
+        await house.until_state(other, LeaseState.CANCELLED)
+        await house.until(lambda: [one.lease for one in house.disk.read(lambda book: book.find(Token))] == [other])
 
 
 async def knock(path: Path, *lines: bytes) -> dict[str, Any]:
@@ -388,6 +416,8 @@ async def knock(path: Path, *lines: bytes) -> dict[str, Any]:
         await writer.drain()
     answer = await reader.readline()
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return dict(json.loads(answer)) if answer else {}
 
 
@@ -398,17 +428,27 @@ async def test_the_door_answers_what_can_be_asked_and_refuses_the_rest(tmp_path:
             (b"\n", "BadRequest"), (b"[]\n", "BadRequest"), (b'{"do":"reign"}\n', "BadRequest"),
             (b'{"do":"run"}\n', "BadRequest"), (b'{"do":"run","wanted":{"image":"windows"}}\n', "BadRequest"),
             (b'{"do":"run","wanted":{"image":"debian12","count":0}}\n', "BadRequest"),
-            (b'{"do":"run","wanted":{"image":"debian12","public":"ssh-rsa AAAA\\nssh-rsa BBBB"}}\n', "BadRequest"),
+            (b'{"do":"run","wanted":{"image":"debian12","size":{"cpus":-8}}}\n', "BadRequest"),
+            (b'{"do":"run","wanted":{"image":"debian12","key":"theirs"}}\n', "BadRequest"),
+            (b'{"do":"run","wanted":{"image":"debian12"},"public":"ssh-rsa AAAA\\nssh-rsa BBBB"}\n', "BadRequest"),
             (b'{"do":"release","id":"r-nobodys"}\n', "NoSuchLease"), (b'{"do":"connect","id":"i-none"}\n', "NoSuchLease"),
             (b'{"do":"extend","id":"r-nobodys","seconds":true}\n', "BadRequest"), (b"[" * 70_000 + b"\n", "BadRequest"),
         ):  # fmt: skip
             assert (await knock(tmp_path / "door", line)).get("error") == error, line[:80]
         assert (await knock(tmp_path / "door", b"x" * 300_000 + b"\n")).get("error", "BadRequest") == "BadRequest"
-        wanted = b'{"do":"run","wanted":{"image":"debian12","public":"ssh-ed25519 AAAA me@here"}}\n'
+        wanted = b'{"do":"run","wanted":{"image":"debian12"},"public":"ssh-ed25519 AAAA me@here"}\n'
         lease = (await knock(tmp_path / "door", wanted))["lease"]
         assert lease["wanted"]["key"].startswith("ssh-") and lease["wanted"]["size"]["memory"] == 512 * MIB
         found = await knock(tmp_path / "door", json.dumps({"do": "status", "lease": lease["id"]}).encode() + b"\n")
         assert [one["state"] for one in found["machines"]] == ["queued"]
+        steps = (await knock(tmp_path / "door", b'{"do":"explain","wanted":{"image":"debian12","count":2}}\n'))["steps"]
+        assert all(one["met"] for one in steps) and steps[-1]["what"] == "its job waits for nodes"
+        assert (await knock(tmp_path / "door", b'{"do":"usage"}\n'))["machines"] == []
+        told = await knock(tmp_path / "door", json.dumps({"do": "events", "lease": lease["id"]}).encode() + b"\n")
+        assert (told["events"][0]["of"], told["events"][0]["after"]) == (lease["id"], "requested")
+        for line in (b'{"do":"events","lease":"r-nobodys"}\n', b'{"do":"events"}\n'):
+            assert (await knock(tmp_path / "door", line))["error"] == "NoSuchLease"
+        assert (await knock(tmp_path / "door", b'{"do":"usage","back":"x"}\n'))["error"] == "BadRequest"
         connect = json.dumps({"do": "connect", "id": lease["id"]}).encode() + b"\n"
         assert (await knock(tmp_path / "door", connect))["error"] == "LeaseEnded"
         assert os.stat(tmp_path / "door").st_mode & 0o777 == 0o666

@@ -10,18 +10,21 @@ from pathlib import Path
 from tests.stories.lease.sim_pilot import SETTINGS, SimJob, SimMachine, SimPilot
 
 from belljar.batch import JobState
-from belljar.lease import Cause, Do, Facts, Instance, InstanceState, Lease, Order, Report, Tell
-from belljar.lease.advance import advance, lease_of, rejected, strays
-from belljar.lease.case import Act, Job, Kind, Seen
-from belljar.lease.desk import Desk, Owner, Queue
-from belljar.lease.margins import KILL, margins
-from belljar.lease.policy import Policy
-from belljar.lease.reports import heard, told_again
+from belljar.batch import NamedJob as Job
+from belljar.lease import Cause, Do, Facts, Instance, InstanceState, Lease, Order, Report, Slot, Tell
+from belljar.lease.decisions import spot
+from belljar.lease.decisions.advance import advance, drained, lease_of, strays
+from belljar.lease.decisions.case import Act, Kind, Seen
+from belljar.lease.decisions.margins import KILL, Queue, margins
+from belljar.lease.decisions.policy import Policy
+from belljar.lease.decisions.prices import Market
+from belljar.lease.decisions.reports import heard
+from belljar.lease.desk import Desk, Owner
 from belljar.lease.states import EC2, INSTANCE_MOVES, LEASE_ENDS, LEASE_MOVES, SLOT_MOVES
 from belljar.lease.store import Book, Store, open_store
 from belljar.model import GIB
 
-POLICY = Policy("all", users=("*",), machines=6, reserved=0.6)
+POLICY = Policy("all", users=("*",), machines=6, reserved=0.6, spot=True)
 OWNERS = (Owner("ada"), Owner("bob"))
 RANKS = {"pending": 0, "running": 1, "shutting-down": 2, "terminated": 3}
 
@@ -41,10 +44,13 @@ class World:
         self.pilots: list[SimPilot] = []
         self.is_silent = self.has_forgotten = False
         self.refuses = self.loses_answers = False
+        self.knows_late = False  # a look comes between a hello and its connection
         self.crash_in: int | None = None
         self.next_look = self.now
         self.seen_by_client: dict[str, str] = {}
         self.known: set[str] = set()
+        self.spot = Market(SETTINGS.min_price, {})
+        self.bids: dict[str, float] = {}  # of machines
         self.counts = {"looks": 0, "reports": 0}
         self.store: Store = open_store("", self.folder)
         self.desk = self._desk()
@@ -65,12 +71,13 @@ class World:
         self.counts["reports"] += 1
 
         def change(book: Book) -> tuple[tuple[Order, ...], int]:
-            case = book.case_of(report)
-            answer = heard(case, report, self.now, SETTINGS)
-            if answer is None or case is None:
+            case = book.case(book.lease_of(report))
+            if case is None:
                 return (Order(Do.VOID),), 0
-            book.save(case, answer.case, self.now, report)
-            return answer.orders, answer.acked
+            after, orders = heard(case, report, self.now, SETTINGS)
+            book.save(case, after, self.now, report)
+            slot = next((one for one in after.slots if (one.id, one.pilot) == (report.slot, report.pilot)), None)
+            return orders, slot.seq if slot is not None else 0
 
         orders, acked = self.store.write(change)
         if report.tell is not Tell.HELLO or acked:
@@ -86,6 +93,8 @@ class World:
         leases = {one.id: one for one in self.store.read(lambda book: book.find(Lease))}
         for act in strays(jobs or (), leases.__contains__):
             self.act("", act)
+        live = [one for one in leases.values() if one.is_live]
+        self.spot = self.store.write(lambda book: spot.look(book, live, SETTINGS, self.now))
         ours = {lease_of(one.name) for one in jobs or ()}
         for id, lease in sorted(leases.items(), key=lambda item: item[1].created):
             if lease.is_live or id in ours:
@@ -94,12 +103,14 @@ class World:
                     pass
 
     def _step(self, id: str, jobs: tuple[Job, ...] | None) -> bool:
-        connected = frozenset(one.slot for one in self.pilots if one.connected)
+        connected = frozenset(one.slot for one in self.pilots if one.is_known)
 
         def change(book: Book) -> tuple[bool, tuple[Act, ...]]:
             case = book.case(id)
             assert case is not None
-            step = advance(case, Seen(self.now, self.up, jobs, connected), SETTINGS)
+            step = advance(
+                case, Seen(self.now, self.up, jobs, connected, self.spot.served.get(id), self.spot.price), SETTINGS
+            )
             book.save(case, step.case, self.now)
             return step.case.lease.state is not case.lease.state, step.acts
 
@@ -119,7 +130,7 @@ class World:
             self.cancel(act.of)
         elif act.order is not None:
             for pilot in self.pilots:
-                if pilot.connected and pilot.slot == act.of:
+                if pilot.is_known and pilot.slot == act.of:
                     pilot.obey(act.order)
 
     def crash(self) -> None:
@@ -146,7 +157,7 @@ class World:
             def refuse(book: Book) -> None:
                 case = book.case(id)
                 assert case is not None
-                book.save(case, rejected(case, "no such partition", self.now), self.now)
+                book.save(case, drained(case, Cause.REJECTED, "no such partition", self.now), self.now)
 
             self.store.write(refuse)
             return
@@ -222,6 +233,8 @@ class World:
                     self.look()
                 except Crash:
                     self.crash()
+                for pilot in self.pilots:
+                    pilot.is_known = pilot.connected
             self.observe()
 
     # -- the observer --------------------------------------------------------------------------------------------------
@@ -236,12 +249,21 @@ class World:
                 assert machine.id not in alive, f"I6: {machine.id} lives twice"
                 alive[machine.id] = pilot
                 if machine.up is not None:
-                    late = self.now - (machine.up + machine.seconds + SETTINGS.grace + KILL)
+                    # A notice may come to a pilot that was away when its time is over already.
+                    end = max(machine.up + machine.seconds, machine.told)
+                    late = self.now - (end + SETTINGS.grace + KILL)
                     assert late <= 1, f"I5: {machine.id} runs {late} s too long"
                 assert self.now <= pilot.ends + 1, f"I5: {machine.id} after its pilot's end"
                 assert self.now <= pilot.job.began + pilot.job.walltime + SETTINGS.grace + 6, (
                     "I5: after its job's limit"
                 )
+
+        heard_of = [id for id, pilot in alive.items() if pilot.connected and id in self.bids]
+        if len(heard_of) > SETTINGS.spot_machines:
+            # A pilot that was given up as lost has come again, and ends its machines: their room was given away long ago.
+            slots = {one.id: one for one in self.store.read(lambda book: book.find(Slot))}
+            heard_of = [id for id in heard_of if slots[alive[id].slot].is_live]
+        assert len(heard_of) <= SETTINGS.spot_machines, f"more spot machines than there may be: {heard_of}"
 
     def asked(self) -> None:
         """What a client sees: I7, and I9 by the sums."""
@@ -257,19 +279,20 @@ class World:
 
     def extend(self, owner: Owner, lease: Lease) -> None:
         """The batch system's limit first, then the lease, then its pilots. Raises BelljarError."""
-        limit = self.desk.longer(owner, lease.id, 60)
+        _, limit = self.desk.longer(owner, lease.id, 60)
         for job in self.jobs.values():
             if job.name == lease.job_name:
                 job.walltime = max(job.walltime, limit)
-        self.tell_again(lease.id, self.desk.extend(owner, lease.id, 60))
+        self.tell(self.desk.extend(owner, lease.id, 60))
 
-    def tell_again(self, id: str, slots: list[str]) -> None:
-        case = self.store.read(lambda book: book.case(id))
-        assert case is not None
-        for pilot in self.pilots:
-            slot = next((one for one in case.slots if one.id == pilot.slot and one.id in slots), None)
-            if pilot.connected and slot is not None:
-                for order in told_again(case, slot, self.now):
+    def reboot(self, owner: Owner, id: str) -> None:
+        """Raises BelljarError."""
+        self.tell(self.desk.reboot(owner, [id]))
+
+    def tell(self, orders: list[tuple[str, Order]]) -> None:
+        for slot, order in orders:
+            for pilot in self.pilots:
+                if pilot.is_known and pilot.slot == slot:
                     pilot.obey(order)
 
     def cause_of(self, machine: SimMachine) -> Cause:
@@ -319,6 +342,7 @@ class World:
             "s": {a.value: {b.value for b in after} for a, after in SLOT_MOVES.items()},
         }
         found = self.store.read(lambda book: book.events(limit=1 << 30))
+        found = [one for one in found if one[1].lease != spot.PRICES]
         for _, event in found:
             kind = "i" if event.of.startswith("i-") else "s" if "." in event.of else "r"
             assert event.before == last.get(event.of, ""), f"I3: {event}"

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BadSetting
-from belljar.lease.jobfile import JobFile, read, write
-from belljar.model import to_json
+from belljar.host.files import write_whole
+from belljar.lease.jobfile import JobFile, read
+from belljar.model import dumps, to_json
 
 JOB = JobFile("r-0123456789abcdef0", 1, 2, ("h:8470",), "a" * 64, "b" * 64, 600.0, 60.0, 60.0, 10.0, 30.0)
+
+
+def write(path: Path, job: JobFile) -> None:
+    """As the service does (tests/stories/lease/test_service.py)."""
+    write_whole(path, dumps(job) + b"\n", durable=True)
 
 
 def test_it_is_read_as_it_was_written_and_by_its_owner_alone(tmp_path: Path) -> None:

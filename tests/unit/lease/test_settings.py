@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ PAGE = Path(__file__).parents[3] / "docs/lease/site.md"
 
 
 def test_the_pages_file_is_read(tmp_path: Path) -> None:
-    (found,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (tmp_path / "lease.toml").write_text(textwrap.dedent(found))
+    (found,) = re.findall(r"<<END\n(.*?)^END$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "lease.toml").write_text(found)
     settings, (policy,) = load(tmp_path / "lease.toml")
     assert (policy.name, policy.users, policy.time) == ("all", ("*",), 86400.0)
     assert types(settings)["large"].cpus == 4
@@ -38,3 +37,19 @@ def test_what_a_service_cannot_do_without_is_named(tmp_path: Path) -> None:
     told = "\n".join(map(str, error.value.mistakes))
     for one in ("nqs", "lease.address", "lease.images", "no policy"):
         assert one in told
+
+
+def test_networks_that_are_none_are_named(tmp_path: Path) -> None:
+    (tmp_path / "lease.toml").write_text(
+        '[lease]\nprivate_net = "10.0.0.0/30"\nprivate_ports = "9-8"\nnetworks = { own = "private", ours = "isolated:all", far = "vxlan" }\n'
+    )
+    with pytest.raises(BadSettings) as error:
+        load(tmp_path / "lease.toml")
+    told = [str(one) for one in error.value.mistakes if "net" in one.key or "ports" in one.key]
+    assert (
+        len(told) == 4
+        and "9-8" in told[3]
+        and "isolated:all" in told[0]
+        and "vxlan" in told[1]
+        and "254 machines" in told[2]
+    )

@@ -1,24 +1,32 @@
-"""One request that is known to be its owner's: what every action is given, and what they share (ids, pages, tags, DryRun)."""
+"""One request that is known to be its owner's: what every action is given, and what they share (ids, lists, pages, tags, DryRun)."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
+from belljar.lease.belongings import MOST_TAGS, SERVICES
 from belljar.lease.desk import Owner
-from belljar.lease.ec2.desk import Desk
+from belljar.lease.ec2.filters import passing
+from belljar.lease.ec2.model import Shape, model
+from belljar.lease.ec2.office import Office
 from belljar.lease.ec2.refusals import Refused
+from belljar.lease.store import Book
 from belljar.records import dataclass
 
+Answer = Mapping[str, Any]
+T = TypeVar("T")
+Page = tuple[list[tuple[T, Answer]], str | None]  # things with their answers, and the token for the next page
 SMALLEST_PAGE, LARGEST_PAGE = 5, 1000
-MOST_TAGS, LONGEST_KEY, LONGEST_VALUE = 50, 127, 255
-RESERVED = ("aws:", "lease:")
+SMALLER = {"DescribeImages": 1, "DescribeSpotPriceHistory": 1}  # pages
+LONGEST_KEY, LONGEST_VALUE = 128, 256  # characters of a tag
+RESERVED = ("aws:", SERVICES)
 DURATION = "lease:duration"  # the one that an owner may set: for how long, when instances are launched
 HEX_ID = r"(?:[0-9a-f]{8}|[0-9a-f]{17})"
 
@@ -27,7 +35,7 @@ HEX_ID = r"(?:[0-9a-f]{8}|[0-9a-f]{17})"
 class Call:
     """An action that an owner asked for, with its parameters under the names of EC2's model."""
 
-    desk: Desk
+    office: Office
     owner: Owner
     action: str
     asked: Mapping[str, Any]
@@ -35,30 +43,55 @@ class Call:
     endpoint: str  # host and port, as the client named them
     now: float
 
+    @property
     def filters(self) -> Sequence[Mapping[str, Any]]:
-        return self.asked.get("Filters") or []
+        return self.asked.get("Filters") or ()
 
     def check_dry(self) -> None:
-        """To be called when all is checked and nothing is done yet."""
+        """To be called when all is checked and nothing is done yet, or within the transaction that does it."""
         if self.asked.get("DryRun"):
             raise Refused("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
 
-    # -- pages ---------------------------------------------------------------------------------------------------------
+    def read(self, look: Callable[[Book], T]) -> T:
+        return self.office.leases.store.read(look)
+
+    def write(self, change: Callable[[Book], object]) -> None:
+        """In one transaction, of which nothing is left where it was to be dry."""
+
+        def whole(book: Book) -> None:
+            change(book)
+            self.check_dry()
+
+        self.office.leases.store.write(whole)
+
+    # -- lists ---------------------------------------------------------------------------------------------------------
+
+    def listing(self, member: str, items: Iterable[Answer], *keys: str, ids: str = "") -> Answer:
+        """The answer whose *member* lists those of *items* that pass the filters, by *keys* (`-Timestamp`: the latest first), a page of them."""
+        shape = model().output(self.action).members
+        order = lambda one: [-one[key[1:]] if key[0] == "-" else one[key] for key in keys]  # noqa: E731
+        page, after = self.page(items, order, lambda one: one, shape[member].member, ids=ids)
+        return {member: [one for _, one in page]} | ({"NextToken": after} if "NextToken" in shape else {})
 
     def page(
-        self, items: Sequence[Any], key: Callable[[Any], list[Any]], *, ids: str = ""
-    ) -> tuple[list[Any], str | None]:
-        """What of *items*, which are in the order of *key*, is on this page, and the token for the next one. A token says after
-        what it goes on, so nothing is lost or seen twice when items come and go meanwhile."""
+        self, items: Iterable[T], order: Callable[[T], list[Any]], show: Callable[[T], Answer], shape: Shape, *, ids: str = "",
+        **also: Callable[[T], str],
+    ) -> Page[T]:  # fmt: skip
+        """What of *items* passes the filters (see `filters.passing`) and is on this page. A token says after what it goes on, so nothing is
+        lost or seen twice when items come and go meanwhile."""
         most = self.asked.get("MaxResults") or LARGEST_PAGE
-        if not SMALLEST_PAGE <= most <= LARGEST_PAGE:
-            raise Refused("InvalidParameterValue", f"MaxResults is {SMALLEST_PAGE} to {LARGEST_PAGE}, not {most}")
+        least = SMALLER.get(self.action, SMALLEST_PAGE)
+        if not least <= most <= LARGEST_PAGE:
+            raise Refused("InvalidParameterValue", f"MaxResults is {least} to {LARGEST_PAGE}, not {most}")
         if ids and self.asked.get(ids) and "MaxResults" in self.asked:
             raise Refused("InvalidParameterCombination", f"MaxResults and {ids} exclude each other")
+        filters = model().input(self.action).members.get("Filters")
+        passes = passing(self.filters, shape, also, filters.documentation if filters else "")
         token = self.asked.get("NextToken")
         after = self._opened(token) if token else None
-        rest = [one for one in items if after is None or key(one) > after]
-        return rest[:most], self._sealed(key(rest[most - 1])) if len(rest) > most else None
+        rest = (one for one in sorted(items, key=order) if after is None or order(one) > after)
+        found = list(islice((pair for pair in ((one, show(one)) for one in rest) if passes(*pair)), most + 1))
+        return found[:most], self._sealed(order(found[most - 1][0])) if len(found) > most else None
 
     def _seal(self, text: bytes) -> bytes:
         """Bound to who asks, and for what."""
@@ -73,50 +106,63 @@ class Call:
     def _opened(self, token: str) -> list[Any]:
         try:
             data = base64.b64decode(token, b"-_", validate=True)
-        except (binascii.Error, ValueError):
+        except ValueError:
             data = b""
         if not hmac.compare_digest(data[:32], self._seal(data[32:])):
             raise Refused("InvalidPaginationToken", "NextToken is none of ours, or belongs to another request")
         found: list[Any] = json.loads(data[32:])
         return found
 
-    # -- ids and tags --------------------------------------------------------------------------------------------------
+    # -- what is named -------------------------------------------------------------------------------------------------
 
     def of_ids(self, name: str, known: Mapping[str, Any], prefix: str, code: str) -> list[Any]:
         """The things with the ids in that parameter, each once; all or none. *code*: as in InvalidInstanceID."""
-        ids = dict.fromkeys(self.asked.get(name) or ())
-        for one in ids:
+        for one in self._given(name):
             if not re.fullmatch(f"{prefix}-{HEX_ID}", one):
                 raise Refused(f"{code}.Malformed", f'Invalid id: "{one[:60]}"')
-        missing = [one for one in ids if one not in known]
+        return self.of_names(name, known, f"{code}.NotFound")
+
+    def of_names(self, name: str, known: Mapping[str, Any], code: str = "InvalidParameterValue") -> list[Any]:
+        """As `of_ids`, of whatever form."""
+        names = self._given(name)
+        missing = [one[:60] for one in names if one not in known]
         if missing:
-            raise Refused(f"{code}.NotFound", f"These ids do not exist: {', '.join(missing[:10])}")
-        return [known[one] for one in ids]
+            raise Refused(code, f"{name}: these do not exist: {', '.join(missing[:10])}")
+        return [known[one] for one in names]
+
+    def _given(self, name: str) -> list[str]:
+        given = self.asked.get(name) or ()
+        return [given] if isinstance(given, str) else list(dict.fromkeys(given))
+
+
+# -- tags --------------------------------------------------------------------------------------------------------------
 
 
 def tags_of(items: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """The tags that an owner gives. Raises Refused."""
-    found = {one.get("Key", ""): one.get("Value", "") for one in items}
+    found: dict[str, str] = {}
+    for one in items:
+        if found.setdefault(key := one.get("Key", ""), value := one.get("Value", "")) != value:
+            raise Refused("InvalidParameterValue", f"Duplicate tag key '{key[:LONGEST_KEY]}' specified.")
     if len(found) > MOST_TAGS:
         raise Refused("TagLimitExceeded", f"a resource has at most {MOST_TAGS} tags")
     for key, value in found.items():
         if not 1 <= len(key) <= LONGEST_KEY or len(value) > LONGEST_VALUE:
-            raise Refused(
-                "InvalidParameterValue", f"A tag's key has 1 to {LONGEST_KEY} characters, its value {LONGEST_VALUE}"
-            )
+            raise Refused("InvalidParameterValue", f"A tag: 1 to {LONGEST_KEY} characters, at most {LONGEST_VALUE}")
         if key.startswith(RESERVED) and key != DURATION:
             raise Refused("InvalidParameterValue", f"Tag keys starting with {' or '.join(RESERVED)} are reserved")
     return found
 
 
-def specified(call: Call, kinds: tuple[str, ...]) -> dict[str, str]:
-    """The tags of TagSpecifications. All are for what the action makes."""
-    found: list[Mapping[str, str]] = []
+def specified(call: Call, *kinds: str) -> dict[str, str]:
+    """The tags of TagSpecifications. All are for what the action makes: of the same name, that of the kind which is named first here."""
+    found = dict.fromkeys(kinds, ())
     for one in call.asked.get("TagSpecifications") or ():
         if one.get("ResourceType") not in kinds:
             raise Refused("InvalidParameterValue", f"TagSpecification.ResourceType is {' or '.join(kinds)} here")
-        found += one.get("Tags") or ()
-    return tags_of(found)
+        found[one["ResourceType"]] += tuple(one.get("Tags") or ())
+    merged = {key: value for kind in reversed(kinds) for key, value in tags_of(found[kind]).items()}
+    return tags_of(shown(merged.items()))
 
 
 def shown(tags: Iterable[tuple[str, str]]) -> list[dict[str, str]]:

@@ -1,76 +1,70 @@
-"""From a request to its answer: who asks, may they so often, what do they ask, and what is it that they get. No socket here."""
+"""From a request to its answer: who asks, may they so often, what do they ask, and what is it that they get; and this as a part of the
+lease service: HTTP/1.1 by TLS, or without it on loopback alone, for private keys and user data pass here.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
+import ssl
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
 
+from belljar.host.http.limits import Askers
+from belljar.host.http.server import Answer, Limits, Sent, place, serving, tls_by
+from belljar.host.service.telling import Tell
+from belljar.host.udp.senders import Budget
 from belljar.lease.desk import Owner
-from belljar.lease.ec2 import query, signature
-from belljar.lease.ec2.actions import instances, keys, launching, places, tags
+from belljar.lease.ec2.actions import belongings, instances, places, spot
 from belljar.lease.ec2.call import Call
-from belljar.lease.ec2.desk import Desk
-from belljar.lease.ec2.keyring import pages_key, secret_of
-from belljar.lease.ec2.limits import Buckets
+from belljar.lease.ec2.keyring import owner_of, secret_of
 from belljar.lease.ec2.model import model
-from belljar.lease.ec2.query import Sent
+from belljar.lease.ec2.office import Office
 from belljar.lease.ec2.refusals import Refused, refused
-from belljar.records import dataclass
+from belljar.lease.ec2.request import ENVELOPE, LARGEST_BODY, fields_of, signer
+from belljar.records import replace
 
-RATE, BURST = 20.0, 200.0  # requests of one access key: a second, at once
-WRONG_RATE, WRONG_BURST = 1.0, 50.0  # requests that nobody signed, of one address
-# What signs a request, and is no parameter of an action.
-ENVELOPE = frozenset({
-    "Action", "Version", "AWSAccessKeyId", "Signature", "SignatureVersion", "SignatureMethod", "Timestamp", "Expires", "SecurityToken",
-    "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires", "X-Amz-SignedHeaders", "X-Amz-Signature", "X-Amz-Security-Token",
-})  # fmt: skip
-ACTIONS = launching.ACTIONS | instances.ACTIONS | keys.ACTIONS | places.ACTIONS | tags.ACTIONS
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Status, and a body of XML."""
-
-    status: int
-    body: bytes
-    id: str
+OWNERS = Budget(burst=200, rate=20)  # requests of one access key: at once, a second
+STRANGERS = Budget(burst=50, rate=1)  # requests that nobody signed, of one address
+NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of what was no request
+LISTEN = "lease.ec2_listen"
+LIMITS = Limits(head=64 << 10, body=LARGEST_BODY)  # a GET with user data in its query
+THREADS = 4
+ACTIONS = instances.ACTIONS | belongings.ACTIONS | places.ACTIONS | spot.ACTIONS
 
 
 class Front:
-    """Answers requests about what is at one desk."""
+    """Answers requests about what is at one office."""
 
-    def __init__(
-        self,
-        desk: Desk,
-        site_key: bytes,
-        *,
-        clock: Callable[[], float] = time.time,
-        tell: Callable[..., None] | None = None,
-    ) -> None:
-        self._desk, self._site_key, self._clock, self._tell = desk, site_key, clock, tell
-        self._pages = pages_key(site_key)
-        self._askers, self._strangers = Buckets(RATE, BURST), Buckets(WRONG_RATE, WRONG_BURST)
+    def __init__(self, office: Office, site_key: bytes, tell: Tell, clock: Callable[[], float] = time.time) -> None:
+        self._office, self._site_key, self._clock, self._tell = office, site_key, clock, tell
+        self._pages = hmac.digest(site_key, b"belljar ec2 pages", "sha256")
+        self._owners, self._strangers = Askers(OWNERS), Askers(STRANGERS)
         self._model = model()
 
-    def answer(self, sent: Sent, peer: str) -> Answer:
+    def answer(self, sent: Sent) -> Answer:
         """Every request has one, a mistake of ours too."""
         id = str(uuid.uuid4())
         try:
-            return Answer(200, self._answer(sent, peer, id), id)
+            return _xml(200, self._answer(sent, id), id)
         except Refused as exc:
             no = exc
         except Exception as exc:
             no = refused(exc) or Refused("InternalError", "An internal error has occurred")
-            if no.status >= 500 and self._tell is not None:
+            if no.status >= 500:
                 self._tell("failed", request=id, error=type(exc).__name__, why=str(exc))
-            elif no.status >= 500:
-                raise
-        return Answer(no.status, no.xml(id), id)
+        return _xml(no.status, no.xml(id), id)
 
-    def _answer(self, sent: Sent, peer: str, id: str) -> bytes:
-        fields = query.fields(sent)
-        owner = self._owner(sent, fields, peer)
+    def _answer(self, sent: Sent, id: str) -> bytes:
+        fields = fields_of(sent)
+        owner = self._owner(sent, fields)
         action, version = fields.get("Action", ""), fields.get("Version", "")
         if not action or not version:
             raise Refused("MissingParameter", "The request must contain the parameters Action and Version")
@@ -79,37 +73,66 @@ class Front:
         if act is None:
             raise Refused("InvalidAction", f"The action {action[:60]} is not valid for this web service.")
         asked = self._model.read(action, {name: value for name, value in fields.items() if name not in ENVELOPE})
-        endpoint = sent.header("host") or ""
-        call = Call(self._desk, owner, action, asked, self._pages, endpoint, self._clock())
+        call = Call(self._office, owner, action, asked, self._pages, sent.header("host") or "", self._clock())
         found = act(call)
-        if action not in CHANGING:
+        if action.startswith(("Describe", "Get")):  # all others look themselves, before they do anything
             call.check_dry()
         return self._model.write(action, version, id, found)
 
-    def _owner(self, sent: Sent, fields: dict[str, str], peer: str) -> Owner:
+    def _owner(self, sent: Sent, fields: dict[str, str]) -> Owner:
         """Whose request it is. One who sends many that nobody signed is not looked at for a while."""
         now = self._clock()
-        if not self._strangers.take(peer, now, cost=0):
-            raise Refused(
-                "RequestLimitExceeded", "Request limit exceeded: too many requests without a valid signature."
-            )
-        owners: dict[str, Owner | None] = {}
+        if not self._strangers.may_ask(sent.peer, now, cost=0):
+            raise Refused("RequestLimitExceeded", "Request limit exceeded: too many without a valid signature.")
+        owners: dict[str, Owner] = {}
 
         def secret(key: str) -> str | None:
-            owners[key] = self._desk.owner_of(key)
-            return secret_of(self._site_key, key) if owners[key] else None
+            if found := self._office.leases.store.read(lambda book: owner_of(book, key)):
+                owners[key] = found
+            return secret_of(self._site_key, key) if found else None
 
         try:
-            key = signature.signer(sent, fields, secret, now)
+            key = signer(sent, fields, secret, now)
         except Refused:
-            self._strangers.take(peer, now)
+            self._strangers.may_ask(sent.peer, now)
             raise
-        if not self._askers.take(key, now):
+        if not self._owners.may_ask(key, now):
             raise Refused("RequestLimitExceeded", "Request limit exceeded.")
-        owner = owners[key]
-        assert owner is not None
-        return owner
+        return owners[key]
 
 
-# These look at DryRun themselves, before they do anything.
-CHANGING = frozenset({*launching.ACTIONS, "TerminateInstances", "RebootInstances", "CreateKeyPair", "ImportKeyPair", "DeleteKeyPair", "CreateTags", "DeleteTags"})  # fmt: skip
+async def front_end(office: Office, site_key: bytes, own_certificate: Path, tell: Tell) -> None:
+    """At `lease.ec2_listen`, until cancelled. `wake`, `order` and `console`, a coroutine, are called in this loop.
+    Raises BadSetting, HostError, CommandMissing."""
+    loop, listen = asyncio.get_running_loop(), office.settings.ec2_listen
+    soon: Any = loop.call_soon_threadsafe
+    sent = lambda *of: asyncio.run_coroutine_threadsafe(office.console(*of), loop).result()  # noqa: E731
+    here = replace(office, wake=partial(soon, office.wake), order=partial(soon, office.order), console=sent)
+    site, is_here = office.settings.ec2_certificate, ip_address(place(listen, LISTEN)[0]).is_loopback
+    tls = tls_by(Path(site) if site else own_certificate, "lease.ec2_certificate") if site or not is_here else None
+    async with served(Front(here, site_key, tell=tell), listen, tls):
+        tell("EC2 API", address=f"{'http' if tls is None else 'https'}://{listen}")
+        await loop.create_future()
+
+
+@asynccontextmanager
+async def served(front: Front, where: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, int]]:
+    """As `host.http.server.serving`, in threads: records are on disks, which may be slow."""
+    threads, loop = ThreadPoolExecutor(THREADS, "ec2"), asyncio.get_running_loop()
+    try:
+        respond = lambda sent: loop.run_in_executor(threads, front.answer, sent)  # noqa: E731
+        async with serving(where, respond, no_request, setting=LISTEN, limits=LIMITS, tls=tls) as bound:
+            yield bound
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def no_request(status: int, why: str) -> Answer:
+    """To what is no request, or too large for one."""
+    code = "RequestEntityTooLarge" if status == 413 else "MalformedHTTPRequest"
+    return _xml(status, Refused(code, why).xml(NOBODY), NOBODY)
+
+
+def _xml(status: int, body: bytes, id: str) -> Answer:
+    headers = (("content-type", "text/xml;charset=UTF-8"), ("x-amzn-requestid", id), ("cache-control", "no-store"))
+    return Answer(status, body, headers)

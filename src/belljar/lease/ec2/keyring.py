@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import base64
-import grp
 import hmac
-import os
-import pwd
 import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.errors import BadRequest, NotPermitted
+from belljar.errors import BadRequest
 from belljar.lease import AccessKey
-from belljar.lease.belongings import Belongings
+from belljar.lease.clerk import permit
 from belljar.lease.desk import Owner
+from belljar.lease.store import Book, Store
+from belljar.records import replace
 
 PREFIX, LETTERS = "BJ", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 MOST = 10  # of one owner that open anything
@@ -31,50 +30,41 @@ def secret_of(site_key: bytes, id: str) -> str:
     return base64.b64encode(hmac.digest(site_key, b"belljar access key\n" + id.encode(), "sha256")[:30]).decode()
 
 
-def pages_key(site_key: bytes) -> bytes:
-    """What tokens of pages are sealed with."""
-    return hmac.digest(site_key, b"belljar ec2 pages", "sha256")
+def owner_of(book: Book, id: str) -> Owner | None:
+    """Whose access key this is; None where there is none, or it was revoked."""
+    found = book.get(AccessKey, id)
+    return Owner(found.owner, found.group) if found is not None and found.enabled else None
 
 
-class Keyring:
-    """What owners ask of their access keys. root, and the account of the service, may ask for others' too."""
-
-    def __init__(self, belongings: Belongings, site_key: bytes) -> None:
-        self._belongings, self._site_key = belongings, site_key
-
-    def answer(self, asker: Owner, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """*asked*: act (new, list, revoke), and owner or id. Raises BadRequest, NotPermitted."""
-        act, name, id = (str(asked.get(one) or "") for one in ("act", "owner", "id"))
-        rules = asker.name in ("root", pwd.getpwuid(os.geteuid()).pw_name)
-        if name not in ("", asker.name) and not rules:
-            raise NotPermitted(f"access keys of {name[:40]}: {asker.name} may ask for their own")
-        if act == "new":
-            return self._new(asker if name in ("", asker.name) else _account(name))
-        if act == "list":
-            return {"keys": self._belongings.access_keys("" if rules and not name else name or asker.name)}
-        if act == "revoke":
-            return self._revoke(id, None if rules else asker.name)
-        raise BadRequest(f"{act[:40]!r}: new, list or revoke")
-
-    def _new(self, owner: Owner) -> dict[str, Any]:
-        """The secret is told now; it is kept nowhere."""
-        if sum(one.enabled for one in self._belongings.access_keys(owner.name)) >= MOST:
-            raise BadRequest(f"{owner.name} has {MOST} access keys", hint="Revoke one: `belljar lease key revoke ID`.")
+def answer(store: Store, site_key: bytes, asker: Owner, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What owners ask of their access keys: act (new, list, revoke), and owner or id. root, and the account of the service, may ask
+    for others' too. A new one's secret is told now; it is kept nowhere. Raises BadRequest, NotPermitted."""
+    act, name, id = (str(asked.get(one) or "") for one in ("act", "owner", "id"))
+    permit(name in ("", asker.name), asker, f"access keys of {name[:40]}")
+    if act == "new":
+        owner = asker if name in ("", asker.name) else Owner.of(name)
         made = AccessKey(new_id(), owner.name, owner.group, time.time())
-        self._belongings.add_access_key(made)
-        return {"id": made.id, "secret": secret_of(self._site_key, made.id), "owner": owner.name}
-
-    def _revoke(self, id: str, owner: str | None) -> dict[str, Any]:
-        found = [one for one in self._belongings.access_keys(owner or "") if one.id == id]
-        if not found or not self._belongings.revoke(id):
-            raise BadRequest(f"{id[:40]!r}: no such access key", hint="See `belljar lease key list`.")
+        store.write(lambda book: _add(book, made))
+        return {"id": made.id, "secret": secret_of(site_key, made.id), "owner": owner.name}
+    if act == "list":
+        of = {} if asker.rules and not name else {"owner": name or asker.name}
+        return {"keys": store.read(lambda book: book.find(AccessKey, **of))}
+    if act == "revoke":
+        store.write(lambda book: _revoke(book, asker, id))
         return {"id": id}
+    raise BadRequest(f"{act[:40]!r}: new, list or revoke")
 
 
-def _account(name: str) -> Owner:
-    """Raises BadRequest."""
-    try:
-        account = pwd.getpwnam(name)
-        return Owner(name, grp.getgrgid(account.pw_gid).gr_name)
-    except KeyError:
-        raise BadRequest(f"{name[:40]}: no such user, or none with a group, on this host") from None
+def _add(book: Book, made: AccessKey) -> None:
+    book.lock(f"owner {made.owner}")
+    if sum(one.enabled for one in book.find(AccessKey, owner=made.owner)) >= MOST:
+        raise BadRequest(f"{made.owner} has {MOST} access keys", hint="Revoke one: `belljar lease key revoke ID`.")
+    book.put(made)
+
+
+def _revoke(book: Book, asker: Owner, id: str) -> None:
+    """At once, for good."""
+    found = book.get(AccessKey, id)
+    if found is None or not (asker.rules or found.owner == asker.name):
+        raise BadRequest(f"{id[:40]!r}: no such access key", hint="See `belljar lease key list`.")
+    book.put(replace(found, enabled=False))

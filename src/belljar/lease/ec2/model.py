@@ -8,23 +8,21 @@ given is left out, for an empty number or moment is none to them.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any
 from xml.sax.saxutils import escape
 
 from belljar.errors import CommandMissing
-from belljar.lease.ec2.query import UNSPEAKABLE
-from belljar.lease.ec2.refusals import Refused
+from belljar.lease.ec2.refusals import UNSPEAKABLE, Refused
 
 OLDEST_VERSION = "2008-05-05"
 VERSION = re.compile(r"20[0-9]{2}-[0-1][0-9]-[0-3][0-9]")
 INTEGER = re.compile(r"-?[0-9]{1,18}")
-INDEX = re.compile(r"0*([1-9][0-9]{0,8})")
-BOOLEANS = {"true": True, "false": False}
+INDEX = re.compile(r"[0-9]{1,9}")  # from 0 on, as libcloud counts some
+PLAIN = re.compile(r"[A-Za-z0-9 ._:/-]*")
 Shape = Any  # of botocore, which has no types
 
 
@@ -36,7 +34,8 @@ def model() -> Model:
         from botocore.model import ServiceModel  # type: ignore[import-untyped]
     except ImportError as exc:
         raise CommandMissing(
-            "lease: the EC2 front end needs the library botocore, for EC2's shapes", hint="`pip install belljar[lease]`"
+            "lease: the EC2 front end needs the library botocore, for EC2's shapes",
+            hint="`make install EXTRAS=ssh,lease`, or `pip install 'belljar[lease]'`",
         ) from exc
     return Model(ServiceModel(Loader().load_service_model("ec2", "service-2"), "ec2"))
 
@@ -45,20 +44,14 @@ class Model:
     """Reads and writes what one service says."""
 
     def __init__(self, service: Any) -> None:
-        self._service = service
         self.newest = str(service.api_version)
-        self._input = cache(lambda action: service.operation_model(action).input_shape)
+        self.input: Callable[[str], Shape] = cache(lambda action: service.operation_model(action).input_shape)
         self.output: Callable[[str], Shape] = cache(lambda action: service.operation_model(action).output_shape)
-        self._tables: dict[int, tuple[tuple[str, str, Shape], ...]] = {}
 
     def check_version(self, version: str) -> None:
         if not VERSION.fullmatch(version) or not OLDEST_VERSION <= version <= self.newest:
-            raise Refused(
-                "NoSuchVersion",
-                f"The requested version ({version[:20]}) is not known: {OLDEST_VERSION} to {self.newest}",
-            )
-
-    # -- parameters ----------------------------------------------------------------------------------------------------
+            known = f"{OLDEST_VERSION} to {self.newest}"
+            raise Refused("NoSuchVersion", f"The requested version ({version[:20]}) is not known: {known}")
 
     def read(self, action: str, fields: Mapping[str, str]) -> dict[str, Any]:
         """The parameters of an action under the names of its shape. Raises Refused."""
@@ -71,68 +64,68 @@ class Model:
             if not isinstance(node, dict) or last in node:
                 raise Refused("InvalidParameterCombination", f"{name} is given both with and without parts")
             node[last] = text
-        shape = self._input(action)
+        shape = self.input(action)
         if shape is None:
             return {}
         found: dict[str, Any] = _structure(shape, tree, "")
         return found
 
-    # -- answers -------------------------------------------------------------------------------------------------------
-
     def write(self, action: str, version: str, request_id: str, answer: Mapping[str, Any]) -> bytes:
         """The answer's body. Raises KeyError for a value that the shape does not have: that is a mistake of ours."""
-        shape, parts = self.output(action), list[str]()
-        parts.append(
-            f'<?xml version="1.0" encoding="UTF-8"?>\n<{action}Response xmlns="http://ec2.amazonaws.com/doc/{version}/">'
-            f"<requestId>{request_id}</requestId>"
-        )
-        if shape is None:
-            parts.append("<return>true</return>")
-        else:
-            self._write(shape, answer, parts.append)
-        parts.append(f"</{action}Response>")
-        return "".join(parts).encode()
-
-    def _write(self, shape: Shape, value: Mapping[str, Any], put: Callable[[str], None]) -> None:
-        known = self._table(shape)
-        if not value.keys() <= {name for name, _, _ in known}:
-            raise KeyError(f"{shape.name} has no {sorted(value.keys() - {name for name, _, _ in known})}")
-        for name, tag, member in known:
-            one, kind = value.get(name), member.type_name
-            if kind == "list":
-                put(f"<{tag}>")
-                item = member.member
-                for each in one or ():
-                    self._write_one("item", item, each, put)
-                put(f"</{tag}>")
-            elif one is not None:
-                self._write_one(tag, member, one, put)
-
-    def _write_one(self, tag: str, shape: Shape, value: Any, put: Callable[[str], None]) -> None:
-        if shape.type_name == "structure":
-            put(f"<{tag}>")
-            self._write(shape, value, put)
-            put(f"</{tag}>")
-        else:
-            put(f"<{tag}>{_text(shape.type_name, value)}</{tag}>")
-
-    def _table(self, shape: Shape) -> tuple[tuple[str, str, Shape], ...]:
-        """(name, element, shape) of each member. A shape lives as long as the model, so it can be known by its identity."""
-        found = self._tables.get(id(shape))
-        if found is None:
-            found = tuple((name, one.serialization.get("name", name), one) for name, one in shape.members.items())
-            self._tables[id(shape)] = found
-        return found
+        head = f'<?xml version="1.0" encoding="UTF-8"?>\n<{action}Response xmlns="http://ec2.amazonaws.com/doc/{version}/">'
+        shape = self.output(action)
+        found = "<return>true</return>" if shape is None else writer(shape)(answer)
+        return f"{head}<requestId>{request_id}</requestId>{found}</{action}Response>".encode()
 
 
-def _text(kind: str, value: Any) -> str:
+@cache
+def elements(shape: Shape) -> tuple[tuple[str, str, Shape], ...]:
+    """(name, element, shape) of each member of a structure. Shapes are as lasting as the model."""
+    return tuple((name, one.serialization.get("name", name), one) for name, one in shape.members.items())
+
+
+@cache
+def writer(shape: Shape) -> Callable[[Any], str]:
+    """How a value of it is written, in the order of the shape, by which libcloud goes: worked out once."""
+    if shape.type_name == "list":
+        item = writer(shape.member)
+        return lambda value: "".join([f"<item>{item(one)}</item>" for one in value])
+    if shape.type_name != "structure":
+        return partial(text_of, shape.type_name)
+
+    @cache
+    def plan(given: frozenset[str]) -> list[tuple[str, str, str, str, Callable[[Any], str]]]:
+        """What is written where these are given: (name, begin, end, instead of None, writer)."""
+        if unknown := given - shape.members.keys():
+            raise KeyError(f"{shape.name} has no {sorted(unknown)}")
+        return [
+            (name, f"<{tag}>", f"</{tag}>", f"<{tag}></{tag}>" if one.type_name == "list" else "", writer(one))
+            for name, tag, one in elements(shape)
+            if name in given or one.type_name == "list"
+        ]
+
+    def write(value: Mapping[str, Any]) -> str:
+        parts: list[str] = []
+        for name, begin, end, empty, written in plan(frozenset(value)):
+            one = value.get(name)
+            parts += (empty,) if one is None else (begin, written(one), end)
+        return "".join(parts)
+
+    return write
+
+
+def text_of(kind: str, value: Any) -> str:
     if kind == "boolean":
         return "true" if value else "false"
     if kind == "timestamp":
-        return datetime.fromtimestamp(int(value), UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-    if kind in ("integer", "long", "float", "double"):
-        return str(value)
-    return escape(UNSPEAKABLE.sub("?", str(value)))
+        return moment(int(value))
+    text = str(value)
+    return text if PLAIN.fullmatch(text) else escape(UNSPEAKABLE.sub("?", text), {"\r": "&#13;"})
+
+
+@lru_cache(1024)  # machines of a lease have them in common
+def moment(when: float) -> str:
+    return datetime.fromtimestamp(int(when), UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 # -- parameters: each raises Refused -----------------------------------------------------------------------------------
@@ -162,44 +155,40 @@ def _wire_name(name: str, shape: Shape) -> str:
 def _value(shape: Shape, node: Any, at: str) -> Any:
     kind = shape.type_name
     if kind in ("structure", "list"):
+        if kind == "list" and not isinstance(node, dict):
+            node = {"1": node}  # libcloud asks for KeyName=... where it means KeyName.1
         if not isinstance(node, dict):
-            raise Refused("InvalidParameterValue", f"{at} has parts, as in {at}.{'1' if kind == 'list' else 'NAME'}")
+            raise Refused("InvalidParameterValue", f"{at} has parts, as in {at}.NAME")
         return _structure(shape, node, f"{at}.") if kind == "structure" else list(_items(shape.member, node, at))
     if isinstance(node, dict):
         raise Refused("UnknownParameter", f"The parameter {at}.{next(iter(node))} is not recognized")
     try:
-        return _scalar(kind, node)
-    except ValueError:
+        return SCALARS.get(kind, str)(node)
+    except (ValueError, KeyError):
         raise Refused("InvalidParameterValue", f"Invalid value '{node[:100]}' for {at}: no {kind}") from None
 
 
 def _items(shape: Shape, node: Mapping[str, Any], at: str) -> Iterator[Any]:
-    places = {key: INDEX.fullmatch(key) for key in node}
-    wrong: Sequence[str] = [key for key, place in places.items() if place is None]
-    if wrong:
-        raise Refused("UnknownParameter", f"The parameter {at}.{wrong[0]} is not recognized")
-    for key in sorted(node, key=lambda key: int(places[key][1])):  # type: ignore[index]
+    for key in node:
+        if not INDEX.fullmatch(key):
+            raise Refused("UnknownParameter", f"The parameter {at}.{key} is not recognized")
+    for key in sorted(node, key=int):
         yield _value(shape, node[key], f"{at}.{key}")
 
 
-def _scalar(kind: str, text: str) -> Any:
-    """Raises ValueError."""
-    if kind == "boolean":
-        if text not in BOOLEANS:
-            raise ValueError(text)
-        return BOOLEANS[text]
-    if kind in ("integer", "long"):
-        if not INTEGER.fullmatch(text):
-            raise ValueError(text)
-        return int(text)
-    if kind in ("float", "double"):
-        return float(text)
-    if kind == "timestamp":
-        moment = datetime.fromisoformat(text)
-        return moment.timestamp() if moment.tzinfo else moment.replace(tzinfo=UTC).timestamp()
-    if kind == "blob":
-        try:
-            return base64.b64decode(text, validate=True)
-        except binascii.Error as exc:
-            raise ValueError(text) from exc
-    return text
+def _integer(text: str) -> int:
+    if not INTEGER.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _moment(text: str) -> float:
+    found = datetime.fromisoformat(text)
+    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
+
+
+# Of text: each raises ValueError or KeyError.
+SCALARS: dict[str, Callable[[str], Any]] = {
+    "boolean": lambda text: {"true": True, "false": False}[text.lower()], "integer": _integer, "long": _integer, "float": float, "double": float,
+    "timestamp": _moment, "blob": partial(base64.b64decode, validate=True),
+}  # fmt: skip

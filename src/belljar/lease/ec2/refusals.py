@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.sax.saxutils import escape
 
 from belljar.errors import BelljarError, LeaseDenied
@@ -11,14 +12,14 @@ STATUS = {
     "AuthFailure": 401, "MissingAuthenticationToken": 403, "SignatureDoesNotMatch": 403, "UnauthorizedOperation": 403,
     "DryRunOperation": 412, "RequestEntityTooLarge": 413, "InternalError": 500, "RequestLimitExceeded": 503, "Unavailable": 503,
 }  # fmt: skip
-
-
 # What the service refuses, by the names of its errors; a denial has its own code.
 CODES = {
     "TokenMismatch": "IdempotentParameterMismatch", "OverLimit": "InvalidParameterValue", "BadRequest": "InvalidParameterValue",
     "NoSuchKeyPair": "InvalidKeyPair.NotFound", "KeyPairExists": "InvalidKeyPair.Duplicate", "NoSuchLease": "InvalidInstanceID.NotFound",
     "LeaseEnded": "IncorrectInstanceState", "RecordsLost": "Unavailable", "NoSpace": "Unavailable",
 }  # fmt: skip
+# What XML 1.0 cannot say cannot be answered either.
+UNSPEAKABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Refused(Exception):

@@ -7,16 +7,20 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from belljar import api
 from belljar.errors import BelljarError, HostError
+from belljar.host.files import private_folder
+from belljar.host.streams import StreamSink, StreamSource, Works
+from belljar.journal import Record
 from belljar.lease import Cause, Do, Facts, InstanceState, MachineOrder, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
-from belljar.lease.pilot.journal import Journal
+from belljar.lease.network.trunk import Trunk
 from belljar.lease.pilot.link import Link
-from belljar.lease.pilot.machines import Change, Machines
+from belljar.lease.pilot.machines import Changed, Machines
 from belljar.lease.protocol import Broken
 from belljar.reading import from_json, strict_json
 from belljar.records import replace
@@ -32,7 +36,7 @@ class Pilot:
     """`begun`: the loop's time at its start. *make*: its machines, given who is to hear of their changes."""
 
     def __init__(
-        self, job: JobFile, rank: int, facts: Facts, folder: Path, make: Callable[[Callable[[Change], None]], Machines],
+        self, job: JobFile, rank: int, facts: Facts, folder: Path, make: Callable[[Changed], Machines],
         tell: Callable[..., None],
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
@@ -41,15 +45,17 @@ class Pilot:
         self._ends = self.begun + job.deadline
         self._id = os.urandom(16).hex()
         self._events: asyncio.Queue[Order | int] = asyncio.Queue()
-        self._journal = Journal(folder)
+        self._journal = Record(private_folder(folder))
         self._machines = make(self._changed)
         self._states: dict[str, InstanceState] = {}
         self._seconds: dict[str, float] = {}  # that each may run
         self._up: dict[str, float] = {}  # since when each does
         self._limits: dict[str, asyncio.TimerHandle] = {}
-        self._streams = set[asyncio.Task[None]]()
+        # ssh that it carries, and what guests are told.
+        self._asides = Works(OSError, EOFError, TimeoutError, Broken, BelljarError)
         self._first_signal: float | None = None
-        self._link = Link(job, rank, self._id, self._journal, self._events.put_nowait, self._moment, tell)
+        self._trunk = Trunk(job, rank, api.live_folder, tell)
+        self._link = Link(job, rank, self._id, self._journal, self._events.put_nowait, self._report, tell)
 
     def signalled(self, number: int) -> None:
         """TERM and its like end it; the same telling twice is one."""
@@ -60,19 +66,18 @@ class Pilot:
 
     async def run(self) -> None:
         """Returns when nothing of it is left on this node. Raises HostError where its service never answered."""
+        self._facts = replace(self._facts, reach=await self._trunk.open(self._journal.folder))
         self._journal.write("started", job=replace(self._job, key=""), rank=self._rank, pilot=self._id, pid=os.getpid())
         talking = asyncio.ensure_future(self._link.run())
         try:
             if await self._gate():
                 cause, why, grace = await self._hold()
                 await self._end(cause, why, grace)
-                self._say(Tell.ENDED, cause=cause, why=why)
-                await self._link.flushed(self._job.report)
+                await self._last_words(cause, why)
             self._journal.write("ended")
         finally:
-            for task in (talking, *self._streams):
-                task.cancel()
-            await asyncio.gather(talking, *self._streams, return_exceptions=True)
+            talking.cancel()
+            await asyncio.gather(talking, self._asides.end(), self._trunk.works.end(), return_exceptions=True)
             self._journal.close()
 
     # -- three parts of its life ---------------------------------------------------------------------------------------
@@ -84,69 +89,56 @@ class Pilot:
             match await self._next(min(limit, self._ends)):
                 case None:
                     awaited = "the other nodes of its lease" if is_answered else "an answer of its service"
-                    seconds = self._clock() - self.begun
-                    self._say(Tell.ENDED, cause=Cause.CAPACITY, why=f"waited {seconds:.0f} s for {awaited}")
-                    await self._link.flushed(self._job.report)
-                    raise HostError(
-                        f"{self._job.lease}: waited {seconds:.0f} s for {awaited}",
-                        hint=f"Is `belljar lease serve` up, and reached from this node at {', '.join(self._job.service)}?",
-                    )
+                    waited = f"waited {self._clock() - self.begun:.0f} s for {awaited}"
+                    await self._last_words(Cause.CAPACITY, waited)
+                    hint = f"Is `belljar lease serve` up, and reached from this node at {', '.join(self._job.service)}?"
+                    raise HostError(f"{self._job.lease}: {waited}", hint=hint)
                 case int(number):
-                    self._say(Tell.ENDED, cause=Cause.PREEMPTED, why=f"signal {number} before it was needed")
-                    await self._link.flushed(self._job.report)
+                    await self._last_words(Cause.PREEMPTED, f"signal {number} before it was needed")
                     return False
                 case Order(do=Do.GO, seconds=seconds):
                     self._move(seconds)
                     return True
                 case Order(do=Do.WAIT) if not is_answered:
                     is_answered, limit = True, self._clock() + self._job.barrier
-                case Order(do=(Do.VOID | Do.RELEASE | Do.DRAIN) as do, why=why):
+                case Order(do=(Do.VOID | Do.RELEASE) as do, why=why):
                     self._tell("not needed", do=do.value, why=why)
                     if do is not Do.VOID:
-                        self._say(Tell.ENDED, cause=Cause.USER, why=why)
-                        await self._link.flushed(self._job.report)
+                        await self._last_words(Cause.USER, why)
                     return False
-                case Order():
-                    pass
 
     async def _hold(self) -> tuple[Cause, str, float]:
         """Keep machines until the end: why it came, and how long guests have to shut down."""
         job = self._job
         while True:
-            match await self._next(self._forsaken() or self._last_call()):
+            match await self._next(self._forsaken()):
                 case None if self._clock() >= self._last_call():
                     return Cause.EXPIRED, "its time is over", job.grace
-                case None if self._is_forsaken():
+                case None if self._clock() >= self._forsaken():
                     return Cause.GUEST, "its machines have ended, and its service is away", 0.0
                 case int(number):
                     grace = max(0.0, min(job.grace, job.notice - job.report - 1.0))
                     return Cause.PREEMPTED, f"the batch system sent signal {number}", grace
-                case Order(do=Do.RELEASE | Do.DRAIN | Do.VOID, why=why):
+                case Order(do=Do.RELEASE | Do.VOID, why=why):
                     return Cause.USER, why or "released", job.grace
                 case Order() as order:
                     self._obey(order)
-                case _:
-                    pass
 
     async def _end(self, cause: Cause, why: str, grace: float) -> None:
         """No machine is left when it returns; it takes no longer than the guests do."""
         for instance in self._machines.living:
             self._machines.stop(instance, cause, why, grace)
-        gone = asyncio.ensure_future(self._machines.gone())
         limit = self._clock() + grace
-        while not gone.done() and self._clock() < limit:
-            coming = asyncio.ensure_future(self._next(limit))
-            await asyncio.wait({gone, coming}, return_when=asyncio.FIRST_COMPLETED)
-            if coming.done() and isinstance(coming.result(), int):
+        while self._machines.living and self._clock() < limit:
+            if isinstance(await self._next(limit), int):
                 break  # told again: at once
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
         for instance in self._machines.living:
             self._machines.kill(instance)
-        await asyncio.wait({gone}, timeout=KILLING)
-        if not gone.done():
+        limit = self._clock() + KILLING
+        while self._machines.living and self._clock() < limit:
+            await self._next(limit)
+        if self._machines.living:
             self._tell("machines left", instances=" ".join(sorted(self._machines.living)))
-            gone.cancel()
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
@@ -156,45 +148,50 @@ class Pilot:
             case Do.START if order.instance not in self._states:
                 self._start(order)
             case Do.STOP if order.instance not in self._states:
-                self._changed(Change(order.instance, InstanceState.TERMINATED, Cause.USER, order.why))
+                self._changed(order.instance, InstanceState.TERMINATED, cause=Cause.USER, why=order.why)
             case Do.STOP:
                 self._machines.stop(order.instance, Cause.USER, order.why, self._job.grace)
-            case Do.CONSOLE:
-                state = self._states.get(order.instance)
-                if state is not None and state is not InstanceState.TERMINATED:
-                    console = self._machines.console(order.instance)
-                    self._say(Tell.INSTANCE, instance=order.instance, state=state, console=console)
+            case Do.CONSOLE if order.instance in self._machines.living:
+                state, console = self._states[order.instance], self._machines.console(order.instance)
+                self._link.say(self._report(Tell.INSTANCE, instance=order.instance, state=state, console=console))
             case Do.EXTEND:
+                if 0 < order.seconds < self._seconds.get(order.instance, 0.0) and order.instance in self._up:
+                    self._notice(order)
                 self._limit(order.instance, order.seconds)
             case Do.GO:
                 self._move(order.seconds)
             case Do.STREAM:
-                task = asyncio.ensure_future(self._carry(order))
-                self._streams.add(task)
-                task.add_done_callback(self._streams.discard)
-            case _:
-                pass
+                self._asides.begin(self._carry(order))
+            case Do.REBOOT:
+                self._journal.tell("reboot", instance=order.instance)
+                self._asides.begin(self._machines.tell_guest(order.instance, "reboot"))
 
     def _start(self, order: Order) -> None:
         self._states[order.instance] = InstanceState.CLAIMED
         try:
             wanted: MachineOrder = from_json(MachineOrder, strict_json(order.request.encode()))
         except ValueError as exc:
-            change = Change(order.instance, InstanceState.TERMINATED, Cause.INTERNAL, f"a request that is none: {exc}")
-            return self._changed(change)
-        self._journal_or_go_on("starting", instance=order.instance)
+            facts = {"cause": Cause.INTERNAL, "why": f"a request that is none: {exc}"}
+            return self._changed(order.instance, InstanceState.TERMINATED, **facts)
+        self._journal.tell("starting", instance=order.instance)
         self._limit(order.instance, order.seconds)
+        self._trunk.join(wanted)
         self._machines.start(order.instance, wanted)
 
+    def _notice(self, order: Order) -> None:
+        """It ends earlier than it was promised, and its guest may want to know."""
+        until = time.time() + self._up[order.instance] + order.seconds - self._clock()
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime(until))
+        self._asides.begin(self._machines.tell_guest(order.instance, "notice", moment.encode()))
+
     async def _carry(self, order: Order) -> None:
-        """An owner's ssh, on a connection of its own."""
-        with suppress(OSError, EOFError, TimeoutError, Broken, BelljarError):
-            async with self._link.stream(order.stream) as (reader, writer, early):
-                await self._machines.carry(order.instance, FromOwner(reader, early), ToOwner(writer))
-                with suppress(OSError):
-                    await writer.drain()
-                    writer.close()
-                    await writer.wait_closed()
+        """An owner's ssh, or a command of the service's, on a connection of its own."""
+        async with self._link.stream(order.stream) as (reader, writer, early):
+            source, sink = StreamSource(reader, early), StreamSink(writer)
+            await self._machines.carry(order.instance, source, sink, order.request)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
 
     def _limit(self, instance: str, seconds: float) -> None:
         """It may run so long from when it is up: then its guest is asked to shut down."""
@@ -209,40 +206,28 @@ class Pilot:
         """This pilot has ended after so many seconds from now; 0: as its job file says."""
         if seconds > 0:
             self._ends = self._clock() + seconds
-            self._journal_or_go_on("ends", seconds=seconds)
+            self._journal.tell("ends", seconds=seconds)
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
-    def _changed(self, change: Change) -> None:
-        self._states[change.instance] = change.state
-        if change.state is InstanceState.TERMINATED:
-            self._limit(change.instance, 0.0)
+    def _changed(self, instance: str, state: InstanceState, **facts: Any) -> None:
+        self._states[instance] = state
+        if state is InstanceState.TERMINATED:
+            self._limit(instance, 0.0)
             self._events.put_nowait(Order(Do.PING))
-        if change.state is InstanceState.RUNNING and change.instance not in self._up:
-            self._up[change.instance] = self._clock()
-            self._limit(change.instance, self._seconds.get(change.instance, 0.0))
-        self._tell("instance", id=change.instance, state=change.state.value, why=change.why)
-        self._say(
-            Tell.INSTANCE, instance=change.instance, state=change.state, cause=change.cause, why=change.why,
-            host_keys=change.host_keys, console=change.console,
-        )  # fmt: skip
+        if state is InstanceState.RUNNING and instance not in self._up:
+            self._up[instance] = self._clock()
+            self._limit(instance, self._seconds.get(instance, 0.0))
+        self._tell("instance", id=instance, state=state.value, why=facts.get("why"))
+        self._link.say(self._report(Tell.INSTANCE, instance=instance, state=state, **facts))
 
-    def _say(self, tell: Tell, **facts: object) -> None:
-        self._link.say(self._report(tell, self._link.next_number, **facts))
+    async def _last_words(self, cause: Cause, why: str) -> None:
+        self._link.say(self._report(Tell.ENDED, cause=cause, why=why))
+        await self._link.flush(self._job.report)
 
-    def _moment(self, tell: Tell) -> Report:
-        """A hello, or a heartbeat."""
-        return self._report(tell, 0, facts=self._facts if tell is Tell.HELLO else None)
-
-    def _report(self, tell: Tell, seq: int, **facts: object) -> Report:
-        mono = self._clock() - self.begun
-        job = self._job
-        return Report(tell, job.lease, job.attempt, self._rank, self._id, seq, time.time(), mono, **facts)  # type: ignore[arg-type]
-
-    def _journal_or_go_on(self, event: str, **facts: object) -> None:
-        """A full disk keeps nobody from ending machines in time."""
-        with suppress(HostError):
-            self._journal.write(event, **facts)
+    def _report(self, tell: Tell, **more: object) -> Report:
+        job, mono, facts = self._job, self._clock() - self.begun, self._facts if tell is Tell.HELLO else None
+        return Report(tell, job.lease, job.attempt, self._rank, self._id, 0, time.time(), mono, facts, **more)  # type: ignore[arg-type]
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -250,15 +235,10 @@ class Pilot:
         """When guests are asked to shut down, so that nothing is left at the end."""
         return self._ends - self._job.grace - self._job.report
 
-    def _forsaken(self) -> float | None:
-        """When it gives the node back by itself, if nothing changes: it keeps nothing, and nobody is there to ask."""
-        if self._machines.living or self._link.is_up:
-            return None
-        return min(self._link.down_since + self._job.claim, self._last_call())
-
-    def _is_forsaken(self) -> bool:
-        limit = self._forsaken()
-        return limit is not None and self._clock() >= limit
+    def _forsaken(self) -> float:
+        """When it gives the node back by itself, if nothing changes: its time is over, or it keeps nothing and nobody is there to ask."""
+        is_kept = self._machines.living or self._link.is_up
+        return self._last_call() if is_kept else min(self._link.down_since + self._job.claim, self._last_call())
 
     async def _next(self, limit: float) -> Event:
         """None at that moment."""
@@ -267,35 +247,3 @@ class Pilot:
                 return await self._events.get()
         except TimeoutError:
             return None
-
-
-class FromOwner:
-    """A `Source`: what an owner's ssh client sends."""
-
-    def __init__(self, reader: asyncio.StreamReader, early: bytes) -> None:
-        self._reader, self._early = reader, early
-
-    async def read(self, limit: int) -> bytes:
-        if self._early:
-            data, self._early = self._early[:limit], self._early[limit:]
-            return data
-        return await self._reader.read(limit)
-
-
-class ToOwner:
-    """A `Sink`: what it is sent."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    async def write(self, data: bytes) -> None:
-        try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except OSError as exc:
-            raise BrokenPipeError from exc
-
-    async def close(self) -> None:
-        with suppress(OSError, RuntimeError):
-            if self._writer.can_write_eof():
-                self._writer.write_eof()

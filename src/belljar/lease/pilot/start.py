@@ -1,4 +1,4 @@
-"""The pilot as a process."""
+"""The pilot as a process, and what it was really granted: by the kernel's limits on it, and by what the batch system says."""
 
 from __future__ import annotations
 
@@ -6,34 +6,65 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from belljar.host.files import remove_tree
+from belljar.host.processes import boot_id
+from belljar.host.room import GROUPS, free, memory_bounds, own_groups, usable_cpus
 from belljar.host.service.telling import teller
-from belljar.lease import jobfile
-from belljar.lease.pilot.granted import granted
-from belljar.lease.pilot.granted import rank as told_rank
-from belljar.lease.pilot.machines import OwnMachines
+from belljar.lease import Facts, jobfile
+from belljar.lease.pilot.machines import Machines
 from belljar.lease.pilot.pilot import ENDING, Pilot
+from belljar.model import KIB, MIB
 
+KEPT = 30 * 86400.0  # seconds; no lease is as long
 HARMLESS = (signal.SIGUSR1, signal.SIGCONT)  # a warning before the end; what Slurm sends with TERM
+# Number of this node among those of its job, as the starters of batch systems tell it. https://slurm.schedmd.com/srun.html#OPT_SLURM_PROCID
+RANKS = ("SLURM_PROCID", "PBS_NODENUM", "OMPI_COMM_WORLD_RANK")
+CPUS, MEMORY = ("SLURM_CPUS_ON_NODE", "NCPUS", "NSLOTS"), "SLURM_MEM_PER_NODE"
 
 
 def run(file: Path, rank: int | None, folder: Path, scratch: Path, environ: Mapping[str, str]) -> int:
     """*folder*: where pilots keep their journals on this host. Raises BadSetting, HostError."""
     job = jobfile.read(file)
-    number = told_rank(environ) if rank is None else rank
+    _forget(folder)
+    # 0 where nobody says.
+    told = next((environ[name] for name in RANKS if environ.get(name, "").isdigit()), "0")
+    number = int(told) if rank is None else rank
     asyncio.run(_run(job, number, folder / f"{job.lease}.{job.attempt}.{number}.{os.getpid()}", scratch, environ))
     return 0
 
 
+def _forget(folder: Path) -> None:
+    """Journals of pilots that ended long ago."""
+    with suppress(OSError):
+        for one in os.scandir(folder):
+            if time.time() - one.stat(follow_symlinks=False).st_mtime > KEPT:
+                remove_tree(folder / one.name)
+
+
 async def _run(job: jobfile.JobFile, rank: int, folder: Path, scratch: Path, environ: Mapping[str, str]) -> None:
     loop, tell = asyncio.get_running_loop(), teller(sys.stdout, as_json=False)
-    pilot = Pilot(
-        job, rank, granted(environ, scratch), folder, lambda changed: OwnMachines(job.lease, job.grace, changed), tell
-    )
+    pilot = Pilot(job, rank, granted(environ, scratch), folder, partial(Machines, job.lease, job.grace), tell)
     for number in ENDING:
         loop.add_signal_handler(number, pilot.signalled, int(number))
     for number in HARMLESS:
         loop.add_signal_handler(number, lambda: None)
     await pilot.run()
+
+
+def granted(environ: Mapping[str, str], scratch: Path) -> Facts:
+    """The least of what each limit leaves."""
+    told = [int(environ[name]) for name in CPUS if environ.get(name, "").isdigit()]
+    memory = [bound.left(()) for bound in memory_bounds()]
+    if environ.get(MEMORY, "").isdigit():
+        memory.append(int(environ[MEMORY]) * MIB)
+    cpus = min(usable_cpus(GROUPS, own_groups()), *(one for one in told if one > 0), float(os.cpu_count() or 1))
+    return Facts(
+        host=environ.get("SLURMD_NODENAME") or os.uname().nodename, boot=boot_id(), cpus=max(1, int(cpus)),
+        memory=max(0, min(memory)), disk=free(scratch)[0] * KIB, kvm=os.access("/dev/kvm", os.R_OK | os.W_OK),
+    )  # fmt: skip

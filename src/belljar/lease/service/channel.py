@@ -8,50 +8,68 @@ goes on where the last one was.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
+from asyncio import sslproto
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
-from belljar.lease import Order, Report
-from belljar.lease.protocol import (
-    SERVICE,
-    Broken,
-    Connection,
-    Inbox,
-    Message,
-    Opening,
-    Outbox,
-    lease_key,
-    nonce,
-    number_of,
-)
+from belljar.host.service.telling import Tell
+from belljar.host.streams import some
+from belljar.lease import Do, Order, Report
+from belljar.lease.protocol import SERVICE, Broken, Connection, Inbox, Message, Outbox, lease_key, nonce, number_of
 from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
 
 BACKLOG = 4096
-CHUNK = 1 << 16
+RECORD = 1 << 14  # bytes of one of TLS
 OPENING = 15.0  # seconds for TLS and both openings
 MOST_UNPROVED = 4096  # connections that have not shown yet who they are
+CONSOLE = 2.0  # seconds for a pilot to send a console; one that is empty does not come
 STREAM = 30.0  # seconds for a pilot to connect once more, at most
 
 Bytes = tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]  # with those that have come already
+Applied = Callable[[str, str], Awaitable[int]]
 Hear = Callable[[Report], Awaitable[Iterable[Order]]]
 
 
 class Session:
-    """A pilot, while it is connected."""
+    """A pilot's connection: who it is, what it has said, and what it is told."""
 
-    def __init__(self, seen: int) -> None:
-        self.seen = seen  # the last order of a connection before this one that it has
-        self.outbox, self.wake, self.owes = Outbox(last=seen), asyncio.Event(), False
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site_key: bytes) -> None:
+        self.reader, self.writer, self.wake, self.owes = reader, writer, asyncio.Event(), False
+        self.connection = Connection(SERVICE, lambda opening: lease_key(site_key, opening.lease))
+
+    async def greet(self, applied: Applied) -> list[Message]:
+        """Until the other side has proved that it speaks now: its first messages."""
+        while (peer := self.connection.peer) is None:
+            self.connection.receive(await some(self.reader))
+        self.peer, self.slot = peer, f"{peer.lease}.{peer.attempt}.{peer.slot}"
+        self.outbox, self.inbox = Outbox(last=peer.seen), Inbox(await applied(self.slot, peer.instance))
+        own = replace(peer, instance="", nonce=nonce(), seen=self.inbox.last)
+        self.writer.write(self.connection.open(own))
+        messages = self.connection.receive(b"")
+        while not self.connection.is_proved:
+            messages += self.connection.receive(await some(self.reader))
+        return messages
 
     def order(self, order: Order) -> None:
         self.outbox.put({"order": to_json(order)})
         self.wake.set()
+
+    async def speak(self) -> None:
+        """Orders, and what was heard, until it is cancelled."""
+        said = self.peer.seen
+        while True:
+            waiting = [one for one in self.outbox.messages if one["seq"] > said]
+            for message in waiting or [{}] * self.owes:
+                self.writer.write(self.connection.send({**message, "ack": self.inbox.last}))
+                said, self.owes = message.get("seq", said), False
+            await self.writer.drain()
+            await self.wake.wait()
+            self.wake.clear()
 
 
 class Channel:
@@ -59,13 +77,13 @@ class Channel:
     *moved*: somebody came, or went."""
 
     def __init__(
-        self, site_key: bytes, applied: Callable[[str, str], Awaitable[int]], hear: Hear, moved: Callable[[], None],
-        tell: Callable[..., None], silence: float,
-    ) -> None:  # fmt: skip
+        self, site_key: bytes, applied: Applied, hear: Hear, moved: Callable[[], None], tell: Tell, silence: float
+    ) -> None:
         self._site_key, self._applied, self._hear, self._moved = site_key, applied, hear, moved
         self._tell, self._silence = tell, silence
         self._sessions: dict[str, Session] = {}  # by slot
         self._streams: dict[str, tuple[str, asyncio.Future[Bytes]]] = {}  # by name: the slot, and its new connection
+        self._consoles: dict[str, asyncio.Event] = {}  # that pilots were asked for, by instance
         self._unproved, self._patience, self._came = 0, min(STREAM, 2 * silence), asyncio.Event()
 
     @property
@@ -83,6 +101,14 @@ class Channel:
             session.order(order)
         return True
 
+    async def console(self, slot: str, instance: str) -> None:
+        """Return when its pilot has sent the machine's console and it is written down, or does not."""
+        try:
+            async with asyncio.timeout(CONSOLE if self.order(slot, Order(Do.CONSOLE, instance)) else 0):
+                await self._consoles.setdefault(instance, asyncio.Event()).wait()
+        except TimeoutError:
+            self._consoles.pop(instance, None)
+
     @asynccontextmanager
     async def stream(self, slot: str, order: Order) -> AsyncIterator[Bytes]:
         """A connection of its own to this slot's pilot, for bytes. Raises HostError."""
@@ -97,9 +123,8 @@ class Channel:
                         await self._came.wait()
                     reader, writer, early = await coming
             except TimeoutError:
-                raise HostError(
-                    f"{slot}: its pilot is not connected", hint="It comes back when the network does: try again."
-                ) from None
+                hint = "It comes back when the network does: try again."
+                raise HostError(f"{slot}: its pilot is not connected", hint=hint) from None
             yield reader, writer, early
         finally:
             self._streams.pop(name, None)
@@ -111,142 +136,86 @@ class Channel:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(certificate)
+        # asyncio gives each connection a buffer for 16 records and writes zeros into all of it: 256 KiB of an idle pilot.
+        sslproto.SSLProtocol.max_size = RECORD
+        context.num_tickets = 0  # a pilot that comes again shakes hands again
         try:
             return await asyncio.start_server(
                 self._take, listen or None, port, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=OPENING
             )
         except OSError as exc:
-            raise HostError(
-                f"{listen or '*'}:{port}: {exc.strerror or exc}", hint="Correct `lease.listen` and `lease.port`."
-            ) from exc
+            where = f"{listen or '*'}:{port}"
+            raise HostError(f"{where}: {exc.strerror}", hint="Correct `lease.listen` and `lease.port`.") from exc
 
     # -- one connection ------------------------------------------------------------------------------------------------
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_handed_over = False
-        sock = writer.get_extra_info("socket")
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            is_handed_over = await self._talk(reader, writer)
-        except (OSError, EOFError, TimeoutError, Broken, BelljarError) as exc:
-            if isinstance(exc, (Broken, BelljarError)):
-                self._tell("pilot refused", peer=writer.get_extra_info("peername", ("?",))[0], why=exc)
-        except asyncio.CancelledError:  # the service ends: nobody awaits this task
+            is_handed_over = await self._talk(Session(reader, writer, self._site_key))
+        except (ValueError, BelljarError) as exc:
+            self._tell("pilot refused", peer=writer.get_extra_info("peername", ("?",))[0], why=exc)
+        except (OSError, EOFError, asyncio.CancelledError):  # the service ends: nobody awaits this task
             pass
         finally:
             if not is_handed_over:
                 writer.transport.abort()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _talk(self, session: Session) -> bool:
         """True: somebody else has the connection now."""
-        connection = Connection(SERVICE, lambda opening: lease_key(self._site_key, opening.lease))
         if self._unproved >= MOST_UNPROVED:
             return False
         self._unproved += 1
         try:
             async with asyncio.timeout(OPENING):
-                peer, seen, messages = await self._greet(reader, writer, connection)
+                messages = await session.greet(self._applied)
         finally:
             self._unproved -= 1
-        if peer.stream:
-            return self._hand_over(peer, reader, writer, connection)
-        slot = f"{peer.lease}.{peer.attempt}.{peer.slot}"
-        session, inbox = Session(peer.seen), Inbox(seen)
-        speaking = asyncio.ensure_future(self._speak(writer, connection, session, inbox))
+        if session.peer.stream:
+            return self._hand_over(session)
+        speaking = asyncio.ensure_future(session.speak())
         try:
             while not speaking.done():
                 for message in messages:
-                    if await self._one(message, peer, slot, session, inbox):
-                        self._enter(slot, session)
+                    await self._one(message, session)
                 async with asyncio.timeout(self._silence):
-                    data = await reader.read(CHUNK)
-                if not data:
-                    break
-                messages = connection.receive(data)
+                    data = await some(session.reader)
+                messages = session.connection.receive(data)
         finally:
             speaking.cancel()
             await asyncio.gather(speaking, return_exceptions=True)
-            if self._sessions.get(slot) is session:
-                del self._sessions[slot]
+            if self._sessions.get(session.slot) is session:
+                del self._sessions[session.slot]
                 self._moved()
         return False
 
-    async def _greet(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection
-    ) -> tuple[Opening, int, list[Message]]:
-        """Until the other side has proved that it speaks now: number of its last report that is written down, and its first messages."""
-        while connection.peer is None:
-            connection.receive(await _some(reader))
-        peer = connection.peer
-        seen = await self._applied(f"{peer.lease}.{peer.attempt}.{peer.slot}", peer.instance)
-        writer.write(
-            connection.open(Opening(peer.lease, peer.slot, peer.attempt, nonce=nonce(), seen=seen, stream=peer.stream))
-        )
-        messages = connection.receive(b"")
-        while not connection.is_proved:
-            messages += connection.receive(await _some(reader))
-        return peer, seen, messages
-
-    def _hand_over(
-        self, peer: Opening, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection
-    ) -> bool:
-        slot, coming = self._streams.get(peer.stream, ("", None))
-        if coming is None or coming.done() or slot != f"{peer.lease}.{peer.attempt}.{peer.slot}":
+    def _hand_over(self, session: Session) -> bool:
+        slot, coming = self._streams.get(session.peer.stream, ("", None))
+        if coming is None or coming.done() or slot != session.slot:
             return False
-        coming.set_result((reader, writer, connection.rest()))
+        coming.set_result((session.reader, session.writer, session.connection.rest()))
         return True
 
-    async def _one(self, message: Message, peer: Opening, slot: str, session: Session, inbox: Inbox) -> bool:
-        """Hear a message. True: this pilot has the slot. Raises Broken."""
+    async def _one(self, message: Message, session: Session) -> None:
+        """Hear a message. Raises ValueError, BelljarError."""
         session.outbox.acknowledged(number_of(message, "ack"))
         is_ours = False
-        if "report" in message:
-            number = number_of(message, "seq")
-            if number and number <= inbox.last:
-                session.owes = True
-            else:
-                try:
-                    report: Report = from_json(Report, message["report"])
-                except ValueError as exc:
-                    raise Broken(f"a report: {exc}") from exc
-                who = (report.lease, report.attempt, report.rank, report.pilot, report.seq)
-                if who != (peer.lease, peer.attempt, peer.slot, peer.instance, number):
-                    raise Broken("a report in another pilot's name")
-                orders = tuple(await self._hear(report))
-                inbox.take(message)
-                for order in orders:
-                    session.order(order)
-                is_ours = not any(one.do.value == "void" for one in orders)
+        if "report" in message and session.inbox.is_new(message):
+            report: Report = from_json(Report, message["report"])
+            said = (report.slot, report.pilot, report.seq)
+            if said != (session.slot, session.peer.instance, number_of(message, "seq")):
+                raise Broken("a report in another pilot's name")
+            orders = tuple(await self._hear(report))
+            session.inbox.take(message)
+            if report.console and (waiting := self._consoles.pop(report.instance, None)) is not None:
+                waiting.set()
+            for order in orders:
+                session.order(order)
+            is_ours = not any(one.do is Do.VOID for one in orders)
         session.owes = True
         session.wake.set()
-        return is_ours
-
-    def _enter(self, slot: str, session: Session) -> None:
-        if self._sessions.get(slot) is not session:
-            self._sessions[slot] = session
+        if is_ours and self._sessions.get(session.slot) is not session:  # this pilot has the slot
+            self._sessions[session.slot] = session
             self._came.set()
             self._came = asyncio.Event()
             self._moved()
-
-    async def _speak(
-        self, writer: asyncio.StreamWriter, connection: Connection, session: Session, inbox: Inbox
-    ) -> None:
-        said = session.seen
-        while True:
-            for message in [one for one in session.outbox.messages if one["seq"] > said]:
-                writer.write(connection.send({**message, "ack": inbox.last}))
-                said, session.owes = message["seq"], False
-            if session.owes:
-                session.owes = False
-                writer.write(connection.send({"ack": inbox.last}))
-            await writer.drain()
-            await session.wake.wait()
-            session.wake.clear()
-
-
-async def _some(reader: asyncio.StreamReader) -> bytes:
-    data = await reader.read(CHUNK)
-    if not data:
-        raise EOFError("the pilot closed the connection")
-    return data

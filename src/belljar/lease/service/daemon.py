@@ -6,37 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
+from belljar.batch import NamedJob as Job
 from belljar.errors import BelljarError
 from belljar.host.service.telling import Tell as TellFunction
 from belljar.host.service.telling import Troubles
 from belljar.host.threads import in_thread
-from belljar.lease import (
-    LARGEST_CONSOLE,
-    Console,
-    Do,
-    Instance,
-    KeyPair,
-    Lease,
-    MachineOrder,
-    Order,
-    Report,
-    Settings,
-    Slot,
-    Tell,
-)
-from belljar.lease.advance import advance, lease_of, rejected, strays
-from belljar.lease.case import Act, Case, Job, Kind, Seen, Step
-from belljar.lease.reports import heard
+from belljar.lease import Cause, Do, KeyPair, Lease, MachineOrder, Order, Report, Settings, Slot, Tell
+from belljar.lease.decisions import spot
+from belljar.lease.decisions.advance import advance, drained, lease_of, strays
+from belljar.lease.decisions.case import Act, Case, Kind, Seen, Step
+from belljar.lease.decisions.prices import Market
+from belljar.lease.ec2.office import metadata
+from belljar.lease.network import placed
 from belljar.lease.service.channel import Channel
+from belljar.lease.service.hearing import Hearing
 from belljar.lease.service.jobs import Jobs, Rejected
 from belljar.lease.store import Book, Store
 from belljar.model import dumps
 from belljar.records import replace
 
-SOON = 0.5  # seconds between two looks, at least
+SOONEST, SOON = 0.05, 1.0  # seconds between two looks: at least, and where something is under way
 BUSY = frozenset({"requested", "claiming", "draining"})  # leases in these states are looked at soon again
 
 
@@ -48,11 +41,14 @@ class Daemon:
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.settings, self.store, self._jobs, self._tell, self._clock = settings, store, jobs, tell, clock
-        self.channel = Channel(site_key, self._applied, self._hear, self.wake, tell, settings.silence)
+        self.channel = Channel(site_key, self._applied, self.hear, self.wake, tell, settings.silence)
+        self._write_down = Hearing(store, settings, clock)
         self._troubles = Troubles(tell)
         self._wake, self._up = asyncio.Event(), clock()
         self._known: dict[str, str] = {}  # states of leases that were told
         self._live, self._is_swept = set[str](), False
+        self._spot = Market(settings.min_price, {})
+        self.after_look: Callable[[], Awaitable[None]] | None = None
 
     def wake(self) -> None:
         """Something was asked, or has happened: the next look comes soon."""
@@ -61,66 +57,74 @@ class Daemon:
     async def looks(self) -> None:
         """Until it is cancelled."""
         while True:
-            is_busy = False
-            try:
+            is_busy, began = False, asyncio.get_running_loop().time()
+            with self._troubles.noted("look"):
                 is_busy = await self.look()
-                self._troubles.note("look")
-            except (BelljarError, OSError, ValueError) as exc:
-                self._troubles.note("look", exc)
-            await asyncio.sleep(SOON)
+                if self.after_look is not None:
+                    await self.after_look()
+            took = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(min(SOON, max(SOONEST, took)))  # half of the time, at most, it looks
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(2 * SOON, self.settings.cycle) if is_busy else self.settings.cycle):
+                async with asyncio.timeout(min(SOON, self.settings.cycle) if is_busy else self.settings.cycle):
                     await self._wake.wait()
             self._wake.clear()
 
     async def look(self) -> bool:
         """At every lease. True: something is under way."""
-        jobs = await self._all_jobs()
+        jobs: tuple[Job, ...] | None = None  # where the batch system does not answer, or makes no sense
+        with self._troubles.noted("batch system"):
+            await self._jobs.learn()
+            jobs = await self._jobs.all()
         leases = await in_thread(lambda: self.store.read(lambda book: book.find(Lease, live=1)))
         by_lease: dict[str, list[Job]] = {}
         for job in jobs or ():
             by_lease.setdefault(lease_of(job.name), []).append(job)
+        if self.settings.spot_queue:
+            look = partial(spot.look, leases=leases, settings=self.settings, now=self._clock())
+            self._spot = await in_thread(lambda: self.store.write(look))
         is_busy, self._live = False, {lease.id for lease in leases}
         for lease in leases:
-            try:
+            with self._troubles.noted(lease.id):
                 is_busy |= await self._advance(lease.id, None if jobs is None else tuple(by_lease.get(lease.id, ())))
-                self._troubles.note(lease.id)
-            except (BelljarError, OSError, ValueError) as exc:
-                self._troubles.note(lease.id, exc)
         await self._cancel_strays(jobs or (), {lease.id for lease in leases})
         if not self._is_swept:
+            before = self._clock() - self.settings.token_time
             await in_thread(lambda: self._jobs.sweep(self._live))
+            await in_thread(lambda: self.store.write(lambda book: book.forget_tokens(before)))
             self._is_swept = True
         return is_busy
 
     async def _advance(self, id: str, jobs: tuple[Job, ...] | None) -> bool:
         now = self._clock()
-        seen = Seen(now, self._up, jobs, self.channel.connected)
+        seen = Seen(now, self._up, jobs, self.channel.connected, self._spot.served.get(id), self._spot.price)
 
-        def change(book: Book) -> Step | None:
+        def change(book: Book) -> tuple[Step, list[KeyPair]] | None:
             case = book.case(id)
             if case is None:
                 return None
-            step = advance(case, seen, self.settings)
+            step, wanted = advance(case, seen, self.settings), case.lease.wanted
             book.save(case, step.case, now)
-            return step
+            starts = any(one.order is not None and one.order.do is Do.START for one in step.acts)
+            keys = book.find(KeyPair, owner=case.lease.owner, name=wanted.key) if starts and wanted.key else []
+            return step, keys
 
-        step = await in_thread(lambda: self.store.write(change))
-        if step is None:
+        found = await in_thread(lambda: self.store.write(change))
+        if found is None:
             return False
+        step, keys = found
         lease = step.case.lease
         if self._known.get(id) != lease.state.value:
             self._known[id] = lease.state.value
             self._tell("lease", id=id, state=lease.state.value, owner=lease.owner, job=lease.job, why=lease.why)
         for act in step.acts:
-            await self._do(act, step.case)
+            await self._do(act, step.case, keys)
         if not lease.is_live:
             self._known.pop(id, None)
             self._live.discard(id)
             self._is_swept = False
         return bool(step.acts) or lease.state.value in BUSY
 
-    async def _do(self, act: Act, case: Case) -> None:
+    async def _do(self, act: Act, case: Case, keys: Iterable[KeyPair]) -> None:
         """Each may be done twice; what came of it is seen at the next look."""
         try:
             if act.kind is Kind.SUBMIT:
@@ -131,7 +135,7 @@ class Daemon:
                 await self._jobs.cancel(act.of)
                 self._tell("cancelled", id=case.lease.id, job=act.of)
             elif act.order is not None:
-                self.channel.order(act.of, await self._whole(act.order, case))
+                self.channel.order(act.of, self._whole(act.order, case, keys))
             self._troubles.note(f"{act.kind.value} {case.lease.id}")
         except Rejected as exc:
             await self._reject(case.lease.id, str(exc))
@@ -144,35 +148,24 @@ class Daemon:
         def change(book: Book) -> None:
             case = book.case(id)
             if case is not None:
-                book.save(case, rejected(case, why, now), now)
+                book.save(case, drained(case, Cause.REJECTED, why, now), now)
 
         await in_thread(lambda: self.store.write(change))
         self._wake.set()
 
-    async def _whole(self, order: Order, case: Case) -> Order:
+    def _whole(self, order: Order, case: Case, keys: Iterable[KeyPair]) -> Order:
         """A start has the machine's request."""
         if order.do is not Do.START:
             return order
         wanted, owner = case.lease.wanted, case.lease.owner
-        keys = await in_thread(
-            lambda: self.store.read(lambda book: book.find(KeyPair, owner=owner, name=wanted.key) if wanted.key else [])
-        )
-        network = dict(self.settings.networks).get(wanted.network, "none")
+        machine = next(one for one in case.instances if one.id == order.instance)
+        public = tuple(one.public for one in keys)
         request = MachineOrder(
-            wanted.image, wanted.size.cpus, wanted.size.memory, wanted.size.disk, network, wanted.user_data,
-            tuple(one.public for one in keys), order.instance, owner,
+            wanted.image_of(machine.index), wanted.size.cpus, wanted.size.memory, wanted.size.disk, "", wanted.user_data,
+            public, order.instance, owner, told=metadata(case.lease, machine, public, self.settings.zone),
         )  # fmt: skip
+        request = placed(request, case, order.instance, self.settings)
         return replace(order, request=dumps(request).decode())
-
-    async def _all_jobs(self) -> tuple[Job, ...] | None:
-        """None where the batch system does not answer, or makes no sense."""
-        try:
-            found = await self._jobs.all()
-        except (BelljarError, ValueError) as exc:
-            self._troubles.note("batch system", exc)
-            return None
-        self._troubles.note("batch system")
-        return found
 
     async def _cancel_strays(self, jobs: Iterable[Job], live: set[str]) -> None:
         """Jobs with our names that no live lease has."""
@@ -192,23 +185,11 @@ class Daemon:
         found = await in_thread(lambda: self.store.read(lambda book: book.get(Slot, slot)))
         return found.seq if found is not None and found.pilot == pilot else 0
 
-    async def _hear(self, report: Report) -> Iterable[Order]:
-        now = self._clock()
+    async def hear(self, report: Report) -> Iterable[Order]:
+        """Write a report down; what its pilot is told."""
         if report.facts is not None:
-            report = replace(report, facts=replace(report.facts, offset=report.wall - now))
-
-        def change(book: Book) -> tuple[Order, ...]:
-            case = book.case_of(report)
-            answer = heard(case, report, now, self.settings)
-            if answer is None:
-                return (Order(Do.VOID, why="there is no such lease"),)
-            book.save(case, answer.case, now, report)
-            machine = book.get(Instance, report.instance) if report.console else None
-            if machine is not None and machine.slot == report.slot:
-                book.put(Console(machine.id, report.console[-LARGEST_CONSOLE:], now))
-            return answer.orders
-
-        orders = await in_thread(lambda: self.store.write(change))
+            report = replace(report, facts=replace(report.facts, offset=report.wall - self._clock()))
+        orders = await self._write_down(report)
         if report.tell is not Tell.HEARTBEAT:
             state = report.state.value if report.state else None
             self._tell(f"pilot {report.tell.value}", slot=report.slot, id=report.instance, state=state, why=report.why,

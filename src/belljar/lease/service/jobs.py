@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import time
 from collections.abc import Awaitable, Callable, Container
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from belljar.batch import PilotJob, Pilots
+from belljar.batch import NamedJob, PilotJob, Pilots
 from belljar.errors import CommandFailed, LeaseEnded
-from belljar.host.commands import run_beside
+from belljar.host.commands import printed
 from belljar.host.files import private_folder, write_whole
 from belljar.host.threads import in_thread
-from belljar.lease import Lease, Settings, jobfile
-from belljar.lease.advance import lease_of
-from belljar.lease.case import Job
+from belljar.lease import Lease, Settings
+from belljar.lease.decisions.advance import lease_of
+from belljar.lease.decisions.margins import KILL, Queue, margins
 from belljar.lease.jobfile import JobFile
-from belljar.lease.margins import KILL, margins
+from belljar.lease.network import ports_of
 from belljar.lease.protocol import lease_key
+from belljar.model import dumps
 
 ASK = 30.0  # seconds one command of the batch system may take
+LOGS = 7 * 86400.0  # seconds for which pilots' words are kept
+LIMITS = 300.0  # seconds for which what queues allow is believed
 FRESH = 2.0  # seconds for which an answer counts, where nothing was done since
 # What a batch system says when asking again is of no use.
 NEVER = re.compile(
@@ -29,48 +35,52 @@ NEVER = re.compile(
     re.IGNORECASE,
 )
 Run = Callable[[tuple[str, ...]], Awaitable[bytes]]
+COMMAND: Run = partial(printed, timeout=ASK)
 
 
 class Rejected(Exception):
     """The batch system will never take this job: why, in its words."""
 
 
-async def command(argv: tuple[str, ...]) -> bytes:
-    """What it prints. Raises CommandMissing, CommandFailed."""
-    return (await run_beside(argv, timeout=ASK)).out
-
-
 class Jobs:
-    """*pin*: of the service's certificate."""
+    """*pin*: of the service's certificate. *run_command*: gives what it prints, and raises CommandMissing, CommandFailed."""
 
     def __init__(
-        self, settings: Settings, pilots: Pilots, site_key: bytes, pin: str, run_command: Run = command
+        self, settings: Settings, pilots: Pilots, site_key: bytes, pin: str, run_command: Run = COMMAND
     ) -> None:
         self._settings, self._pilots, self._site_key, self._pin = settings, pilots, site_key, pin
-        self._command = run_command
-        self._answer: tuple[float, tuple[Job, ...]] | None = None
+        self._command, self._queues, self._learned = run_command, b"", -LIMITS
+        self._answer: tuple[float, tuple[NamedJob, ...]] | None = None
 
-    async def all(self) -> tuple[Job, ...]:
+    async def all(self) -> tuple[NamedJob, ...]:
         """Raises BelljarError, ValueError."""
         now = asyncio.get_running_loop().time()
         if self._answer is None or now - self._answer[0] > FRESH:
             printed = await self._command(self._pilots.query())
-            self._answer = (
-                now,
-                tuple(Job(one.name, one.id, one.state, one.reason, one.expected) for one in self._pilots.jobs(printed)),
-            )
+            self._answer = (now, tuple(self._pilots.jobs(printed)))
         return self._answer[1]
+
+    async def learn(self) -> None:
+        """What queues allow, once in a while. Raises BelljarError."""
+        now = asyncio.get_running_loop().time()
+        if now - self._learned >= LIMITS:
+            self._learned = now
+            self._queues = await self._command(self._pilots.limits())
+
+    def queue(self, name: str) -> Queue:
+        return Queue(self._pilots.longest(self._queues, name), self._pilots.quantum)
 
     async def submit(self, lease: Lease) -> str:
         """The job's id. The folder gets its files first. Raises Rejected; BelljarError, ValueError where it may be tried again."""
         self._answer = None
-        folder, name = self._settings.jobs, lease.job_name
-        job = self._job(lease, folder / name)
+        folder, name, wanted = self._settings.jobs, lease.job_name, lease.wanted
+        found = margins(wanted.seconds, wanted.nodes, self._settings, quantum=self._pilots.quantum)
+        job = self._job(lease, folder / name, found.walltime)
         try:
             argv = self._pilots.submit(job, str(folder / f"{name}.sh"))
         except ValueError as exc:
             raise Rejected(str(exc)) from exc
-        await in_thread(lambda: self._write(lease, folder, job))
+        await in_thread(lambda: self._write(lease, folder, job, found.pilot))
         try:
             return self._pilots.submitted(await self._command(argv))
         except CommandFailed as exc:
@@ -92,30 +102,29 @@ class Jobs:
                              hint="Ask for a new lease.") from exc  # fmt: skip
 
     def sweep(self, live: Container[str]) -> None:
-        """Files of leases that do not live: their keys are of no use any more. What pilots wrote (`*.log`) stays."""
+        """Files of leases that do not live: their keys are of no use any more. What pilots wrote (`*.log`) stays for a while."""
         for file in self._settings.jobs.glob("belljar-r-*"):
-            if file.suffix != ".log" and lease_of(file.stem) not in live:
-                file.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                is_kept = file.suffix == ".log" and time.time() - file.stat().st_mtime < LOGS
+                if not is_kept and lease_of(file.stem) not in live:
+                    file.unlink()
 
-    def _write(self, lease: Lease, folder: Path, job: PilotJob) -> None:
+    def _write(self, lease: Lease, folder: Path, job: PilotJob, deadline: float) -> None:
         settings = self._settings
-        found = margins(lease.wanted.seconds, lease.wanted.nodes, settings, quantum=self._pilots.quantum)
         file = JobFile(
             lease.id, lease.attempt, lease.wanted.nodes, (f"{settings.address}:{settings.port}",), self._pin,
-            lease_key(self._site_key, lease.id).hex(), deadline=found.pilot, claim=settings.staging,
+            lease_key(self._site_key, lease.id).hex(), deadline=deadline, claim=settings.staging,
             barrier=2 * settings.barrier, grace=settings.grace, notice=settings.notice or self._pilots.notice, report=KILL,
-            heartbeat=settings.heartbeat,
+            heartbeat=settings.heartbeat, ports=ports_of(settings, lease.wanted),
         )  # fmt: skip
         private_folder(folder)
-        jobfile.write(folder / lease.job_name, file)
+        write_whole(folder / lease.job_name, dumps(file) + b"\n", durable=True)
         write_whole(folder / f"{lease.job_name}.sh", self._pilots.script(job), mode=0o700)
 
-    def _job(self, lease: Lease, file: Path) -> PilotJob:
+    def _job(self, lease: Lease, file: Path, limit: int) -> PilotJob:
         wanted, settings = lease.wanted, self._settings
-        share = min(wanted.per_node, wanted.count)
+        share, argv = min(wanted.per_node, wanted.count), (*shlex.split(settings.pilot), "pilot", str(file))
         return PilotJob(
-            lease.job_name, (*shlex.split(settings.pilot), "pilot", str(file)), wanted.nodes, wanted.size.cpus * share,
-            wanted.size.memory * share + settings.overhead,
-            margins(wanted.seconds, wanted.nodes, settings, quantum=self._pilots.quantum).walltime, lease.owner,
-            str(settings.jobs / f"{lease.job_name}.log"), wanted.queue, wanted.account, lease.shunned, settings.environment,
+            lease.job_name, argv, wanted.nodes, wanted.size.cpus * share, wanted.size.memory * share + settings.overhead,
+            limit, lease.owner, f"{file}.log", wanted.queue, wanted.account, lease.shunned, settings.environment,
         )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from belljar.batch import pilots_of
@@ -18,67 +18,68 @@ from belljar.host.service.systemd import serving
 from belljar.host.service.telling import Tell
 from belljar.host.values import size as size_of
 from belljar.lease import Settings, Size
-from belljar.lease.belongings import Belongings
-from belljar.lease.desk import Desk, Queue
-from belljar.lease.ec2.keyring import Keyring
-from belljar.lease.ec2.start import front_end
-from belljar.lease.policy import Policy
+from belljar.lease.broker.broker import Broker
+from belljar.lease.decisions.policy import Policy
+from belljar.lease.desk import Desk
+from belljar.lease.ec2 import keyring
+from belljar.lease.ec2.front import front_end
+from belljar.lease.ec2.office import Office
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
 from belljar.lease.store import open_store
+from belljar.records import replace
 
-LOCK, KEY, CERTIFICATE = "lock", "site.key", "service.pem"
+LOCK, KEY, CERTIFICATE, OLD_PILOTS = "lock", "site.key", "service.pem", "legacy.secret"
 Load = Callable[[], tuple[Settings, tuple[Policy, ...]]]
+Images = Callable[[], Mapping[str, float]]  # names of those that are known on this host, and when each was made
 
 
-async def serve(load: Load, folder: Path, tell: Tell, images: Callable[[], Iterable[str]] = tuple) -> None:
-    """Until TERM or INT; HUP reads policies again. *images*: names of those that are known on this host. Raises HostError where another service works in this folder."""
+async def serve(load: Load, folder: Path, tell: Tell, images: Images = dict) -> None:
+    """Until TERM or INT; HUP reads policies again. Raises HostError where another service works in this folder."""
     lock = try_lock(private_folder(folder) / LOCK)
     if lock is None:
         raise HostError(f"{folder}: another service works here", hint="One service, or each with its own --state.")
-    try:
-        async with AsyncExitStack() as stack:
-            await _serve(load, folder, tell, images, stack)
-    finally:
-        lock.release()
+    async with AsyncExitStack() as stack:
+        stack.callback(lock.release)
+        await _serve(load, folder, tell, images, stack)
 
 
-async def _serve(
-    load: Load, folder: Path, tell: Tell, images: Callable[[], Iterable[str]], stack: AsyncExitStack
-) -> None:
+async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: AsyncExitStack) -> None:
     settings, policies = load()
     site_key = _site_key(folder / KEY)
     pin = own_certificate(folder / CERTIFICATE, (settings.address, "localhost"))
     store = open_store(settings.database, folder)
     stack.callback(store.close)
-    pilots = pilots_of(settings.system)
-    jobs = Jobs(settings, pilots, site_key, pin)
+    jobs = Jobs(settings, pilots_of(settings.system), site_key, pin)
     daemon = Daemon(settings, store, jobs, site_key, tell)
 
     def reload() -> None:
         nonlocal policies
-        _, policies = load()
+        fresh, policies = load()
+        daemon.settings = desk.settings = replace(settings, spot_machines=fresh.spot_machines)
         tell("policies read", count=len(policies))
 
-    desk = Desk(store, settings, lambda: policies, lambda name: Queue(quantum=pilots.quantum))
-    may_lease = lambda name: any(fnmatchcase(name, one) for one in settings.images)  # noqa: E731
-    sizes, belongings = types(settings), Belongings(store)
-    keys = Keyring(belongings, site_key).answer
-    door = Door(desk, store, daemon.channel, jobs, sizes, settings.default_time, may_lease, daemon.wake, keys)
-    for opening in (
-        daemon.channel.serve(settings.listen, settings.port, folder / CERTIFICATE),
-        door.serve(settings.door),
-    ):
-        server = await opening
-        stack.callback(server.close)
+    desk = Desk(store, settings, lambda: policies, jobs.queue)
+    sizes, keys = types(settings), partial(keyring.answer, store, site_key)
+    door = Door(desk, daemon.channel, jobs, sizes, daemon.wake, keys)
+    broker = Broker(desk, daemon.channel, door.lease, site_key, tell)
+    door.acts["cluster"], daemon.after_look = broker.answer, broker.look
+    pilots = daemon.channel.serve(settings.listen, settings.port, folder / CERTIFICATE)
+    for opening in (pilots, door.serve(settings.door)):
+        stack.callback((await opening).close)
+    if settings.legacy_listen:
+        from belljar.lease.service.legacy import Notices
+
+        secret = _site_key(folder / OLD_PILOTS).decode()
+        notices = Notices(settings, secret, store, daemon.hear, tell)
+        await stack.enter_async_context(notices.serve(settings.legacy_listen))
     tell("lease service started", pid=os.getpid(), address=f"{settings.address}:{settings.port}", door=settings.door)
     works = [daemon.looks()]
     if settings.ec2_listen:
-        works.append(front_end(
-            settings, desk, belongings, sizes, lambda: policies, site_key=site_key, own_certificate=folder / CERTIFICATE,
-            wake=daemon.wake, order=daemon.channel.order, images=images, tell=tell,
-        ))  # fmt: skip
+        order, console = daemon.channel.order, daemon.channel.console
+        office = Office(desk, settings, sizes, daemon.wake, order, images, console)
+        works.append(front_end(office, site_key, folder / CERTIFICATE, tell))
     await serving(*works, reload=reload)
     tell("lease service stopped")
 

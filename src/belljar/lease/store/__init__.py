@@ -1,10 +1,5 @@
 """What is written down of leases: one database, changed in transactions alone.
 
-    tables.py     which values there are, and by what they are found
-    book.py       one transaction's view of them
-    sqlite.py     a file
-    postgres.py   a server, where a file does not do any more
-
 A value is kept whole, as JSON; columns beside it are only to find it by. Events are added, never changed.
 """
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from belljar.errors import BadSetting
 from belljar.lease import Event, Instance, Lease, Report, Slot, Token
-from belljar.lease.case import Case
-from belljar.lease.policy import Sums
+from belljar.lease.decisions.case import Case
+from belljar.lease.decisions.policy import Sums
 from belljar.lease.states import INSTANCE_MOVES, LEASE_MOVES, SLOT_MOVES
-from belljar.lease.store.tables import TABLES, decoded
+from belljar.lease.store.tables import TABLES, VERSION, decoded, schema
 from belljar.model import dumps
 from belljar.records import replace
 
@@ -27,54 +28,45 @@ class Book:
     def __init__(self, execute: Execute, *, locks: bool) -> None:
         self._execute, self._locks = execute, locks
 
-    def run(self, statement: str) -> None:
-        """One without values, such as makes a table."""
-        self._execute(statement, ())
-
-    def check_version(self, ours: int, place: str) -> None:
-        """Of the tables: written where it is missing. Raises BadSetting for another one."""
-        self._execute("INSERT INTO facts VALUES ('version', ?) ON CONFLICT (name) DO NOTHING", (str(ours),))
+    def prepare(self, place: str, *first: str, number: str) -> None:
+        """Make the tables that are missing, after these statements. *number*: see `schema`. Raises BadSetting for another version's."""
+        for statement in (*first, *schema(number)):
+            self._execute(statement, ())
+        self._execute("INSERT INTO facts VALUES ('version', ?) ON CONFLICT (name) DO NOTHING", (str(VERSION),))
         found = self._execute("SELECT value FROM facts WHERE name = ?", ("version",))[0][0]
-        if found != str(ours):
+        if found != str(VERSION):
             raise BadSetting(
-                f"{place}: written by another version of belljar (tables {found}, this one has {ours})",
+                f"{place}: written by another version of belljar (tables {found}, this one has {VERSION})",
                 hint="Run the version that wrote it, or give another `lease.database`.",
             )
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def get(self, kind: type[V], id: str) -> V | None:
-        rows = self._execute(f"SELECT value FROM {TABLES[kind].name} WHERE id = ?", (id,))
-        return decoded(kind, rows[0][0]) if rows else None
+        return next(iter(self.find(kind, id=id)), None)
 
     def find(self, kind: type[V], **where: str | int) -> list[V]:
         """All of this kind in whose columns this stands, by id."""
-        asked = " AND ".join(f"{name} = ?" for name in where) or "1 = 1"
-        rows = self._execute(f"SELECT value FROM {TABLES[kind].name} WHERE {asked} ORDER BY id", (*where.values(),))
-        return [decoded(kind, text) for (text,) in rows]
+        return self._values(kind, f"FROM {TABLES[kind].name} WHERE {_and(where)} ORDER BY id", *where.values())
+
+    def _values(self, kind: Any, rest: str, *values: str | float) -> list[Any]:
+        return [decoded(kind, text) for (text,) in self._execute(f"SELECT value {rest}", values)]
 
     def put(self, *values: Any) -> None:
         """Each new, or in place of the one with its id."""
         for value in values:
-            table = TABLES[type(value)]
-            facts = {"id": value.id, "value": dumps(value).decode()}
-            facts |= {name: of(value) for name, (_, of) in table.columns.items()}
-            changed = ", ".join(f"{name} = excluded.{name}" for name in facts if name != "id")
-            self._execute(
-                f"INSERT INTO {table.name} ({', '.join(facts)}) VALUES ({', '.join('?' * len(facts))})"
-                f" ON CONFLICT (id) DO UPDATE SET {changed}",
-                (*facts.values(),),
-            )
+            columns = (of(value) for _, of in TABLES[type(value)].columns.values())
+            self._execute(TABLES[type(value)].put, (value.id, dumps(value).decode(), *columns))
 
-    def drop(self, kind: type[Any], id: str) -> None:
-        self._execute(f"DELETE FROM {TABLES[kind].name} WHERE id = ?", (id,))
+    def drop(self, kind: type[Any], id: str = "", **where: str | int) -> None:
+        where = where or {"id": id}
+        self._execute(f"DELETE FROM {TABLES[kind].name} WHERE {_and(where)}", (*where.values(),))
 
     def lock(self, *names: str) -> None:
         """Until the transaction's end nobody else has one of these: owners as `owner ID`, leases as `lease ID`."""
+        taken = "INSERT INTO locks (name) VALUES (?) ON CONFLICT (name) DO UPDATE SET name = excluded.name"
         for name in sorted(names) if self._locks else ():
-            self._execute(
-                "INSERT INTO locks (name) VALUES (?) ON CONFLICT (name) DO UPDATE SET name = excluded.name", (name,)
-            )
+            self._execute(taken, (name,))
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -87,35 +79,36 @@ class Book:
         lease = self.get(Lease, lease_id) or found
         instances = sorted(self.find(Instance, lease=lease_id), key=lambda one: one.index)
         slots = sorted(self.find(Slot, lease=lease.carrier or lease_id), key=lambda one: (one.attempt, one.rank))
-        guests = [
-            one for rider in self.find(Lease, carrier=lease_id, live=1) for one in self.find(Instance, lease=rider.id, live=1)
-        ]  # fmt: skip
+        riders = self.find(Lease, carrier=lease_id, live=1)
+        guests = [one for rider in riders for one in self.find(Instance, lease=rider.id, live=1)]
         return Case(lease, tuple(instances), tuple(slots), tuple(guests))
 
-    def case_of(self, report: Report) -> Case | None:
-        """Of the lease whose machine it tells of, which may be a guest on another's node; else of its pilot's."""
+    def lease_of(self, report: Report) -> str:
+        """Whose machine it tells of, which may be a guest on another's node; else its pilot's."""
         machine = self.get(Instance, report.instance) if report.instance else None
-        if machine is not None and machine.slot == report.slot:
-            return self.case(machine.lease)
-        return self.case(report.lease)
+        return machine.lease if machine is not None and machine.slot == report.slot else report.lease
 
     def save(self, before: Case | None, after: Case, now: float, report: Report | None = None) -> None:
         """What is new or has changed, with an event for each move. Raises ValueError for a move that no table allows."""
-        known = {one.id: one for one in _parts(before)} if before is not None else {}
-        for one in _parts(after):
-            old = known.get(one.id)
+        for old, one in _changed(before, after):
             if old == one:
                 continue
-            if len(one_why := getattr(one, "why", "")) > LONGEST_WHY:
-                one = replace(one, why=one_why[:LONGEST_WHY])
+            if old is not None and old.id != one.id:
+                raise ValueError(f"{one.id} stands where {old.id} was")
+            if len(why := getattr(one, "why", "")) > LONGEST_WHY:
+                one = replace(one, why=why[:LONGEST_WHY])
             self.put(one)
             if old is None or old.state is not one.state:
-                self._add(_move(old, one, after.lease, now, report))
+                self.add(_move(old, one, after.lease, now, report))
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def _add(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         self._execute("INSERT INTO events (lease, value) VALUES (?, ?)", (event.lease, dumps(event).decode()))
+
+    def latest(self, lease: str, limit: int = 1) -> list[Event]:
+        """The last of one lease, newest first."""
+        return self._values(Event, "FROM events WHERE lease = ? ORDER BY position DESC LIMIT ?", lease, limit)
 
     def events(self, after: int = 0, *, lease: str = "", limit: int = 1000) -> list[tuple[int, Event]]:
         """With their positions, oldest first: those behind *after*; of one lease where it is named."""
@@ -126,40 +119,43 @@ class Book:
         )
         return [(position, decoded(Event, text)) for position, text in rows]
 
+    def events_of(self, owner: str, since: float) -> list[Event]:
+        """Of an owner's machines that live, or ended *since* then, and of their leases; of everybody's where *owner* is ""."""
+        of = "SELECT lease FROM instances WHERE (owner = ? OR ? = '') AND (live = 1 OR ended >= ?)"
+        return self._values(Event, f"FROM events WHERE lease IN ({of}) ORDER BY position", owner, owner, since)
+
     # -- what owners have, and had -------------------------------------------------------------------------------------
 
     def sums(self, owner: str, since: float = 0.0) -> Sums:
         """Of machines that live, and of those that ended *since* then."""
-        live = self._execute(
-            "SELECT COUNT(*), COALESCE(SUM(cores), 0), COALESCE(SUM(reserved), 0) FROM instances WHERE owner = ? AND live = 1",
-            (owner,),
-        )[0]
-        used = self._execute(
-            "SELECT COALESCE(SUM(used), 0) FROM instances WHERE owner = ? AND live = 0 AND ended >= ?", (owner, since)
-        )[0]
-        return Sums(*(int(one) for one in (*live, *used)))
+        live = "SELECT COUNT(*), COALESCE(SUM(cores), 0), COALESCE(SUM(reserved), 0) FROM instances WHERE owner = ? AND live = 1"
+        used = "SELECT COALESCE(SUM(used), 0) FROM instances WHERE owner = ? AND live = 0 AND ended >= ?"
+        found = (*self._execute(live, (owner,))[0], *self._execute(used, (owner, since))[0])
+        return Sums(*map(int, found))
 
     def machines(self, owner: str, since: float) -> list[Instance]:
         """Of an owner: those that live, and those that ended *since* then, by creation."""
-        rows = self._execute("SELECT value FROM instances WHERE owner = ? AND (live = 1 OR ended >= ?)", (owner, since))
-        return sorted(
-            (decoded(Instance, text) for (text,) in rows), key=lambda one: (one.created, one.lease, one.index)
-        )
+        found = self._values(Instance, "FROM instances WHERE owner = ? AND (live = 1 OR ended >= ?)", owner, since)
+        return sorted(found, key=lambda one: (one.created, one.lease, one.index))
 
-    def forget_tokens(self, ended_before: float) -> int:
+    def forget_tokens(self, ended_before: float) -> None:
         """Drop those whose leases ended before then."""
-        old = [
-            one
-            for one in self.find(Token)
-            if (lease := self.get(Lease, one.lease)) is None or (not lease.is_live and lease.since < ended_before)
-        ]
-        for one in old:
-            self.drop(Token, one.id)
-        return len(old)
+        for one in self.find(Token):
+            lease = self.get(Lease, one.lease)
+            if lease is None or (not lease.is_live and lease.since < ended_before):
+                self.drop(Token, one.id)
 
 
-def _parts(case: Case) -> Iterable[Any]:
-    return (case.lease, *case.slots, *case.instances)
+def _and(where: dict[str, str | int]) -> str:
+    return " AND ".join(f"{name} = ?" for name in where) or "1 = 1"
+
+
+def _changed(before: Case | None, after: Case) -> Iterator[tuple[Any, Any]]:
+    """What each part was, None where it is new, and what it is: of those that are not the same. Most of a large lease is; new ones
+    come last."""
+    old = ((before.lease,), before.slots, before.instances) if before else ((), (), ())
+    for was, now in zip(old, ((after.lease,), after.slots, after.instances), strict=True):
+        yield from [pair for pair in zip_longest(was, now) if pair[0] is not pair[1]] if was is not now else ()
 
 
 def _move(old: Any, new: Any, lease: Lease, now: float, report: Report | None) -> Event:
@@ -169,5 +165,5 @@ def _move(old: Any, new: Any, lease: Lease, now: float, report: Report | None) -
     return Event(
         lease.id, new.id, old.state.value if old is not None else "", new.state.value, now, slot=slot,
         seq=report.seq if report else 0, mono=report.mono if report else 0.0,
-        cause=getattr(new, "cause", None), why=getattr(new, "why", "")[:LONGEST_WHY],
+        cause=getattr(new, "cause", None), why=getattr(new, "why", "")[:LONGEST_WHY], charged=getattr(new, "charged", 0),
     )  # fmt: skip

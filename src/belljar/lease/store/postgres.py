@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Any, TypeVar
 
 from belljar.errors import BadSetting, NoSpace, RecordsLost
 from belljar.lease.store.book import Book
-from belljar.lease.store.tables import VERSION, schema
 
 T = TypeVar("T")
 TRIES = 10  # where other transactions were in the way
 CONNECT = 10  # seconds
+WHAT = "the database of leases"
+ALONE = "SELECT pg_advisory_xact_lock(7245310)"  # two that make the same tables at once fail each other
 
 
 class Postgres:
-    """A connection for each thread that asks; one that was lost is made anew by the next question."""
+    """As many connections as there were transactions at a time."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -25,22 +27,15 @@ class Postgres:
         except ImportError as exc:
             raise BadSetting(
                 "lease.database names a server, and the library that speaks to it is not installed",
-                hint="Install belljar with its extra: `pip install 'belljar[lease]'`.",
+                hint="`make install EXTRAS=ssh,lease`, or `pip install 'belljar[lease]'`.",
             ) from exc
         self._library: Any = psycopg
-        self._address, self._local = address, threading.local()
-        self._connections, self._guard = dict[Any, threading.Thread](), threading.Lock()
+        self._address, self._free, self._closed = address, deque[Any](), Event()
         try:
-            self.write(self._prepare)
+            self.write(lambda book: book.prepare(WHAT, ALONE, number="BIGSERIAL PRIMARY KEY"))
         except BaseException:
             self.close()
             raise
-
-    def _prepare(self, book: Book) -> None:
-        book.run("SELECT pg_advisory_xact_lock(7245310)")  # two that make the same tables at once fail each other
-        for statement in schema("BIGSERIAL PRIMARY KEY"):
-            book.run(statement)
-        book.check_version(VERSION, "the database of leases")
 
     def write(self, change: Callable[[Book], T]) -> T:
         return self._within(change, writes=True)
@@ -55,49 +50,48 @@ class Postgres:
                 return self._once(act, writes)
             except (errors.DeadlockDetected, errors.SerializationFailure) as exc:
                 if not left:
-                    raise RecordsLost(f"the database of leases: {exc}") from exc
+                    raise RecordsLost(f"{WHAT}: {exc}") from exc
             except (errors.DiskFull, errors.OutOfMemory) as exc:
-                raise NoSpace(f"the database of leases: {exc}") from exc
+                raise NoSpace(f"{WHAT}: {exc}") from exc
             except self._library.Error as exc:
-                self._drop()
-                raise RecordsLost(f"the database of leases: {exc}") from exc
+                self._close_free()  # which are lost, too, where the server was started anew
+                raise RecordsLost(f"{WHAT}: {exc}") from exc
         raise AssertionError("unreachable")
 
     def _once(self, act: Callable[[Book], T], writes: bool) -> T:
-        connection = self._connection()
+        with self._connection() as connection:
 
-        def execute(sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-            cursor = connection.execute(sql.replace("?", "%s") if values else sql, values or None)
-            return cursor.fetchall() if cursor.description else []
+            def execute(sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+                cursor = connection.execute(sql.replace("?", "%s") if values else sql, values or None)
+                return cursor.fetchall() if cursor.description else []
 
-        with connection.transaction():
-            if not writes:
-                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return act(Book(execute, locks=writes))
+            with connection.transaction():
+                if not writes:
+                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                return act(Book(execute, locks=writes))
 
-    def _connection(self) -> Any:
-        found = getattr(self._local, "connection", None)
-        if found is None or found.closed:
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """For one transaction."""
+        if self._closed.is_set():
+            raise RecordsLost(f"{WHAT} was closed")
+        try:
+            found = self._free.pop()
+        except IndexError:
             found = self._library.connect(self._address, autocommit=True, connect_timeout=CONNECT)
-            self._local.connection = found
-            with self._guard:
-                for old in [one for one, thread in self._connections.items() if not thread.is_alive()]:
-                    del self._connections[old]  # nobody asks by it any more
-                    old.close()
-                self._connections[found] = threading.current_thread()
-        return found
+        try:
+            yield found
+        finally:
+            if not found.closed:
+                self._free.append(found)
+            if self._closed.is_set():
+                self._close_free()
 
-    def _drop(self) -> None:
-        found = getattr(self._local, "connection", None)
-        if found is not None:
-            self._local.connection = None
-            with self._guard:
-                self._connections.pop(found, None)
-            with suppress(self._library.Error):
-                found.close()
+    def _close_free(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._free.pop().close()
 
     def close(self) -> None:
-        with self._guard:
-            for one in self._connections:
-                one.close()
-            self._connections.clear()
+        self._closed.set()
+        self._close_free()

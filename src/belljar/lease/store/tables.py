@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from belljar.lease import AccessKey, Console, Instance, KeyPair, Lease, Slot, Tag, Token
+from belljar.lease.broker import Context, Member
 from belljar.reading import from_json
 from belljar.records import dataclass
 
 VERSION = 1
-V = TypeVar("V")
 TEXT, WHOLE, REAL = "TEXT", "BIGINT", "DOUBLE PRECISION"
 
 
@@ -24,6 +24,14 @@ class Table:
     name: str
     columns: Mapping[str, tuple[str, Callable[[Any], Any]]]
     indexes: tuple[str, ...] = ()
+
+    @cached_property
+    def put(self) -> str:
+        """The statement that writes one: new, or in place of the one with its id."""
+        names = ("id", "value", *self.columns)
+        changed = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
+        marks = ", ".join("?" * len(names))
+        return f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({marks}) ON CONFLICT (id) DO UPDATE SET {changed}"
 
 
 def _plain(*names: str) -> dict[str, tuple[str, Callable[[Any], Any]]]:
@@ -49,6 +57,8 @@ TABLES: dict[type, Table] = {
     Token: Table("tokens", _plain("owner", "lease"), ("lease",)),
     AccessKey: Table("access", _plain("owner"), ("owner",)),
     Console: Table("consoles", {}),
+    Context: Table("contexts", _plain("owner"), ("owner",)),
+    Member: Table("members", _plain("context"), ("context",)),
 }  # fmt: skip
 
 
@@ -68,12 +78,6 @@ def schema(number: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=20_000)
-def _decoded(kind: Any, text: str) -> Any:
-    return from_json(kind, json.loads(text))
-
-
-def decoded(kind: type[V], text: str) -> V:
+def decoded(kind: Any, text: str) -> Any:
     """The value, which cannot be changed; so one that is read often is made once."""
-    cached: Any = _decoded
-    found: V = cached(kind, text)
-    return found
+    return from_json(kind, json.loads(text))

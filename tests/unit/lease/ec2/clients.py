@@ -11,21 +11,20 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.unit.lease.ec2.fake_desk import KEY, SITE_KEY
+from tests.unit.lease.ec2.house import KEY, SITE_KEY
 
-from belljar.lease.ec2.front import Front
+from belljar.host.http.server import Sent
+from belljar.lease.ec2.front import served as serving
 from belljar.lease.ec2.keyring import secret_of
-from belljar.lease.ec2.query import Sent
-from belljar.lease.ec2.server import listening
 
 
 @contextmanager
-def served(front: Front) -> Iterator[int]:
+def served(front: Any) -> Iterator[int]:
     """The port, while a thread serves it."""
     up, ended, loop = Future[int](), asyncio.Event(), asyncio.new_event_loop()
 
     async def serve() -> None:
-        async with listening("127.0.0.1:0", front.answer) as (_, port):
+        async with serving(front, "127.0.0.1:0") as (_, port):
             up.set_result(port)
             await ended.wait()
 
@@ -49,7 +48,7 @@ def client(port: int, key: str = KEY, kind: str = "client", **options: Any) -> A
     return getattr(session, kind)("ec2", endpoint_url=f"http://127.0.0.1:{port}", config=config)
 
 
-def wired(front: Front, key: str = KEY) -> Any:
+def wired(front: Any, key: str = KEY) -> Any:
     """boto3's client, whose requests reach the front end without a socket."""
     from botocore.awsrequest import AWSResponse
 
@@ -58,13 +57,30 @@ def wired(front: Front, key: str = KEY) -> Any:
         headers = {name.lower(): _text(value) for name, value in request.headers.items()} | {"host": parts.netloc}
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         body = request.body or b""
-        sent = Sent(request.method, target, tuple(headers.items()), body if isinstance(body, bytes) else body.encode())
-        answer = front.answer(sent, "127.0.0.1")
+        sent = Sent(
+            request.method,
+            target,
+            tuple(headers.items()),
+            body if isinstance(body, bytes) else body.encode(),
+            "127.0.0.1",
+        )
+        answer = front.answer(sent)
         return AWSResponse(request.url, answer.status, {}, _Raw(answer.body))
 
     made = client(8444, key)
     made.meta.events.register("before-send.ec2", send)
     return made
+
+
+def code(call: Any, **asked: Any) -> str:
+    """EC2's, of what is refused; "": it is not."""
+    from botocore.exceptions import ClientError
+
+    try:
+        call(**asked)
+    except ClientError as exc:
+        return str(exc.response["Error"]["Code"])
+    return ""
 
 
 def _text(value: Any) -> str:

@@ -18,17 +18,16 @@ from libcloud.compute.base import NodeImage
 from libcloud.compute.providers import get_driver
 from libcloud.compute.types import NodeState, Provider
 from tests.unit.lease.ec2.clients import client, served
-from tests.unit.lease.ec2.fake_desk import KEY, OTHER_KEY, SITE_KEY, FakeDesk
+from tests.unit.lease.ec2.house import IMAGE, KEY, OTHER_KEY, SITE_KEY, House
 
-from belljar.lease.ec2.front import Front
 from belljar.lease.ec2.keyring import secret_of
 
-IMAGE = "ami-00000000000000001"
+LOGIN = b"Debian GNU/Linux 12 ttyS0\n"
 
 
 class Site:
-    def __init__(self, port: int, desk: FakeDesk) -> None:
-        self.port, self.desk = port, desk
+    def __init__(self, port: int, house: House) -> None:
+        self.port, self.house = port, house
         self.url = f"http://127.0.0.1:{port}"
 
     def aws(self, *words: str, key: str = KEY, fails: bool = False) -> Any:
@@ -53,38 +52,41 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    desk = FakeDesk(time.time())
-    with served(Front(desk, SITE_KEY)) as port:
-        yield Site(port, desk)
+def site(tmp_path: Path) -> Iterator[Site]:
+    house = House(tmp_path / "lease")
+    with served(house.front) as port:
+        yield Site(port, house)
+    house.store.close()
 
 
 def test_boto3(site: Site) -> None:
     ec2 = client(site.port, kind="resource")
     (made,) = ec2.create_instances(ImageId=IMAGE, MinCount=1, MaxCount=1, InstanceType="m1.large", UserData="#!/bin/sh")
     assert made.state["Name"] == "pending"
-    site.desk.boot()
+    site.house.boot()
     made.wait_until_running()
     made.reload()
     assert (made.public_ip_address, made.image.name, made.tags) == (
         "10.0.0.7",
         "debian-12",
-        [{"Key": "lease:state", "Value": "queued"}],
+        [{"Key": "lease:state", "Value": "requested"}],
     )
     made.create_tags(Tags=[{"Key": "Name", "Value": "one"}])
     running = ec2.instances.filter(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
     assert [one.id for one in running] == [made.id]
+    site.house.wrote(made.id, LOGIN)
     assert made.console_output()["Output"] == "Debian GNU/Linux 12 ttyS0\n"
     assert base64.b64decode(made.describe_attribute(Attribute="userData")["UserData"]["Value"]) == b"#!/bin/sh"
     assert ec2.create_key_pair(KeyName="k").key_material.startswith("-----BEGIN RSA PRIVATE KEY-----")
     assert [one.name for one in ec2.key_pairs.all()] == ["k"]
     running.terminate()
+    site.house.end()
     made.wait_until_terminated()
     assert [one.name for one in ec2.images.all()] == ["debian-12", "worker"]
 
 
 def test_a_thousand_instances_are_told_in_pages(site: Site) -> None:
-    site.desk.most = 1000
+    site.house.most = 1000
     plain = client(site.port)
     plain.run_instances(ImageId=IMAGE, MinCount=1000, MaxCount=1000)
     begun = time.monotonic()
@@ -101,19 +103,21 @@ def test_aws_cli(site: Site) -> None:
         "--tag-specifications", "ResourceType=instance,Tags=[{Key=Name,Value=one},{Key=lease:duration,Value=PT2H}]",
     )  # fmt: skip
     ids = [one["InstanceId"] for one in told["Instances"]]
-    assert len(ids) == 2 and next(iter(site.desk.wanted.values())).seconds == 7200
-    site.desk.boot()
+    assert len(ids) == 2 and site.house.wanted[0].seconds == 7200
+    site.house.boot()
     site.aws("wait", "instance-running", "--instance-ids", *ids)
     query = "Reservations[].Instances[].[InstanceId,State.Name,PublicIpAddress]"
     text = site.aws("describe-instances", "--query", query, "--output", "text", "--filters", "Name=tag:Name,Values=o*")
     assert text.split() == [ids[0], "running", "10.0.0.7", ids[1], "running", "10.0.0.7"]
     assert "running" in site.aws("describe-instances", "--output", "table", "--page-size", "5")
+    site.house.wrote(ids[0], LOGIN)
     assert site.aws("get-console-output", "--instance-id", ids[0])["Output"] == "Debian GNU/Linux 12 ttyS0\n"
     assert "PRIVATE KEY" in site.aws("create-key-pair", "--key-name", "k", "--query", "KeyMaterial", "--output", "text")
     assert "DryRunOperation" in site.aws("terminate-instances", "--dry-run", "--instance-ids", *ids, fails=True)
     site.aws("reboot-instances", "--instance-ids", ids[0])
     site.aws("create-tags", "--resources", ids[0], "--tags", "Key=a,Value=b c")
     assert [one["InstanceType"] for one in site.aws("describe-instance-types")["InstanceTypes"]] == [
+        "m1.huge",
         "m1.large",
         "m1.small",
         "t3.micro",
@@ -122,7 +126,8 @@ def test_aws_cli(site: Site) -> None:
     again = [site.aws("run-instances", "--cli-input-json", wanted)["ReservationId"] for _ in range(2)]
     assert again[0] == again[1]
     ended = site.aws("terminate-instances", "--instance-ids", *ids)["TerminatingInstances"]
-    assert [one["CurrentState"]["Name"] for one in ended] == ["terminated"] * 2
+    assert [one["CurrentState"]["Name"] for one in ended] == ["shutting-down"] * 2
+    site.house.end()
     site.aws("wait", "instance-terminated", "--instance-ids", *ids)
     assert "InvalidInstanceID.NotFound" in site.aws(
         "describe-instances", "--instance-ids", ids[0], key=OTHER_KEY, fails=True
@@ -148,13 +153,14 @@ def test_libcloud(site: Site, provider: str, more: dict[str, Any]) -> None:
     node = driver.create_node(
         name="one two", image=image, size=size, ex_keyname="k", ex_userdata="#!/bin/sh\necho a & b"
     )
-    assert next(iter(site.desk.wanted.values())).user_data == b"#!/bin/sh\necho a & b"
+    assert site.house.wanted[0].user_data == b"#!/bin/sh\necho a & b"
     assert node.state == NodeState.PENDING
-    site.desk.boot()
+    site.house.boot()
     (found,) = [one for one in driver.list_nodes() if one.id == node.id]
     assert (found.state, found.public_ips, found.name) == (NodeState.RUNNING, ["10.0.0.7"], "one two")
-    assert driver.reboot_node(found) and site.desk.rebooted == [node.id]
+    assert driver.reboot_node(found) and site.house.rebooted == [node.id]
     assert driver.destroy_node(found)
+    site.house.end()
     assert driver.list_nodes()[0].state == NodeState.TERMINATED
     assert driver.delete_key_pair(pair)
 

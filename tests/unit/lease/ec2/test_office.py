@@ -7,97 +7,40 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from tests.unit.lease.ec2.clients import client, served, wired
-from tests.unit.lease.ec2.fake_desk import KEY, OTHER_KEY, SITE_KEY
+from tests.unit.lease.ec2.clients import client, code, served, wired
+from tests.unit.lease.ec2.house import KEY, OTHER_KEY, SETTINGS, SITE_KEY, House
 
 from belljar.errors import BadRequest, BadSetting, NotPermitted, RecordsLost
 from belljar.host.credentials.certificates import own_certificate
 from belljar.host.threads import in_thread
-from belljar.lease import AccessKey, Instance, Order, Settings, Size
+from belljar.lease import Slot
 from belljar.lease import desk as leases
-from belljar.lease.belongings import Belongings
 from belljar.lease.desk import Owner
-from belljar.lease.ec2.front import Front
-from belljar.lease.ec2.keyring import MOST, Keyring, secret_of
-from belljar.lease.ec2.office import Office, Service, image_id
-from belljar.lease.ec2.server import listening
-from belljar.lease.ec2.start import front_end
-from belljar.lease.policy import Policy
+from belljar.lease.ec2.front import front_end
+from belljar.lease.ec2.keyring import MOST, answer, secret_of
+from belljar.lease.ec2.office import image_id
 from belljar.lease.states import InstanceState, LeaseState
-from belljar.lease.store import Store, open_store
-from belljar.model import GIB
 from belljar.records import replace
 
-RUN = {"ImageId": "alma9", "MinCount": 1, "MaxCount": 1}
-SETTINGS = Settings(images=("alma9", "debian*"), types=(("small", "1/2G/10G"),), zone="lab", spot_queue="spare")
-POLICIES = (Policy("all", users=("alice", "bob"), machines=4, cores=2, spot=True, images=("alma*", "debian*")),)
-
-
-class Site:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.woken, self.orders = folder, list[bool](), list[tuple[str, Order]]()
-        self.store: Store = open_store("", folder)
-        self.open()
-        for id, owner in ((KEY, "alice"), (OTHER_KEY, "bob")):
-            self.belongings.add_access_key(AccessKey(id, owner, "physics"))
-
-    def open(self) -> None:
-        """As after a start of the service."""
-        self.belongings = Belongings(self.store)
-        desk = leases.Desk(self.store, SETTINGS, lambda: POLICIES)
-        types = {"small": Size(1, 2 * GIB, 10 * GIB), "large": Size(4, 8 * GIB, 10 * GIB)}
-        service = Service(
-            lambda: self.woken.append(True), lambda *order: self.orders.append(order), lambda: ["debian12", "secret"]
-        )
-        self.front = Front(
-            Office(desk, self.belongings, SETTINGS, types, lambda: POLICIES, service),
-            SITE_KEY,
-            tell=lambda *_, **__: None,
-        )
-
-    def reopen(self) -> None:
-        self.store.close()
-        self.store = open_store("", self.folder)
-        self.open()
-
-    def answer(self, *given: Any) -> Any:
-        return self.front.answer(*given)
-
-    def change(self, id: str, **facts: Any) -> None:
-        """As the service does when a pilot reports."""
-
-        def change(book: Any) -> None:
-            one = book.get(Instance, id)
-            assert one is not None
-            case = book.case(one.lease)
-            after = tuple(replace(each, **facts) if each.id == id else each for each in case.instances)
-            book.save(case, replace(case, instances=after), time.time())
-
-        self.store.write(change)
+RUN = {"ImageId": "debian-12", "MinCount": 1, "MaxCount": 1}
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path / "lease")
+def site(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path / "lease")
+    made.most = 4
     yield made
     made.store.close()
 
 
-def code(call: Any, **asked: Any) -> str:
-    try:
-        call(**asked)
-    except Exception as exc:
-        return str(exc.response["Error"]["Code"])  # type: ignore[attr-defined]
-    return ""
-
-
-def test_from_launch_to_end_as_a_polling_client_sees_it(site: Site) -> None:
-    ec2 = wired(site)  # type: ignore[arg-type]
+def test_from_launch_to_end_as_a_polling_client_sees_it(site: House) -> None:
+    ec2 = wired(site)
     pair = ec2.create_key_pair(
         KeyName="mine",
         KeyType="ed25519",
@@ -122,7 +65,7 @@ def test_from_launch_to_end_as_a_polling_client_sees_it(site: Site) -> None:
     assert (
         one["Tags"] == look()["Tags"] == [{"Key": "Name", "Value": "one"}, {"Key": "lease:state", "Value": "requested"}]
     )
-    assert (one["ImageId"], one["KeyName"], one["StateReason"]["Code"]) == (image_id("alma9"), "mine", "pending")
+    assert (one["ImageId"], one["KeyName"], one["StateReason"]["Code"]) == (image_id("debian-12"), "mine", "pending")
     assert site.woken
     for state in (InstanceState.CLAIMED, InstanceState.STAGING, InstanceState.BOOTING):
         site.change(id, state=state)
@@ -131,7 +74,7 @@ def test_from_launch_to_end_as_a_polling_client_sees_it(site: Site) -> None:
     assert look()["PrivateIpAddress"] == "10.1.2.3"
     ec2.reboot_instances(InstanceIds=[id])
     assert site.orders[-1][1].instance == id
-    site.belongings.keep_console(id, b"login: ", 1.8e9)
+    site.wrote(id, b"login: ")
     assert ec2.get_console_output(InstanceId=id)["Output"] == "login: "
     (change,) = ec2.terminate_instances(InstanceIds=[id])["TerminatingInstances"]
     assert (change["PreviousState"]["Name"], change["CurrentState"]["Name"]) == ("running", "shutting-down")
@@ -140,11 +83,11 @@ def test_from_launch_to_end_as_a_polling_client_sees_it(site: Site) -> None:
     assert look()["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
     assert seen == ["pending"] * 4 + ["running", "shutting-down", "terminated"]
     ec2.delete_key_pair(KeyPairId=pair["KeyPairId"])
-    assert ec2.describe_key_pairs()["KeyPairs"] == [] and site.belongings.tags("alice")
+    assert ec2.describe_key_pairs()["KeyPairs"] == [] and site.belongings("alice")[1]
 
 
-def test_a_token_is_kept_over_a_start_of_the_service_and_after_the_end(site: Site) -> None:
-    ec2 = wired(site)  # type: ignore[arg-type]
+def test_a_token_is_kept_over_a_start_of_the_service_and_after_the_end(site: House) -> None:
+    ec2 = wired(site)
     first = ec2.run_instances(**RUN, ClientToken="t")["ReservationId"]
     site.reopen()
     ec2.terminate_instances(InstanceIds=[ec2.describe_instances()["Reservations"][0]["Instances"][0]["InstanceId"]])
@@ -153,8 +96,8 @@ def test_a_token_is_kept_over_a_start_of_the_service_and_after_the_end(site: Sit
     assert code(ec2.run_instances, **RUN | {"MaxCount": 2}, ClientToken="t") == "IdempotentParameterMismatch"
 
 
-def test_ten_at_once_with_one_token_are_one_lease(site: Site) -> None:
-    with served(site) as port:  # type: ignore[arg-type]
+def test_ten_at_once_with_one_token_are_one_lease(site: House) -> None:
+    with served(site) as port:
         clients = [client(port) for _ in range(10)]
         with ThreadPoolExecutor(10) as pool:
             made = list(pool.map(lambda one: one.run_instances(**RUN, ClientToken="t")["ReservationId"], clients))
@@ -162,8 +105,8 @@ def test_ten_at_once_with_one_token_are_one_lease(site: Site) -> None:
     assert site.store.read(lambda book: book.sums("alice")).machines == 1
 
 
-def test_denials_have_ec2s_codes_and_the_numbers(site: Site) -> None:
-    ec2 = wired(site)  # type: ignore[arg-type]
+def test_denials_have_ec2s_codes_and_the_numbers(site: House) -> None:
+    ec2 = wired(site)
     asked = RUN | {"MinCount": 5, "MaxCount": 5}
     with pytest.raises(
         ec2.exceptions.ClientError, match=r"InstanceLimitExceeded.*machines: 0 there \+ 5 asked for = 5 of at most 4"
@@ -171,13 +114,13 @@ def test_denials_have_ec2s_codes_and_the_numbers(site: Site) -> None:
         ec2.run_instances(**asked)
     assert code(ec2.run_instances, **asked, DryRun=True) == "InstanceLimitExceeded"
     assert code(ec2.run_instances, **RUN, DryRun=True) == "DryRunOperation"
-    assert code(ec2.run_instances, **RUN, InstanceType="large") == "VcpuLimitExceeded"
+    assert code(ec2.run_instances, **RUN, InstanceType="m1.huge") == "VcpuLimitExceeded"
     assert len(ec2.run_instances(**RUN | {"MaxCount": 9})["Instances"]) == 4
     assert not site.store.read(lambda book: book.sums("bob")).machines
 
 
-def test_nobody_reaches_what_is_anothers(site: Site) -> None:
-    alice, bob = wired(site), wired(site, OTHER_KEY)  # type: ignore[arg-type]
+def test_nobody_reaches_what_is_anothers(site: House) -> None:
+    alice, bob = wired(site), wired(site, OTHER_KEY)
     id = alice.run_instances(**RUN)["Instances"][0]["InstanceId"]
     pair = alice.create_key_pair(KeyName="k", KeyType="ed25519")["KeyPairId"]
     assert bob.describe_instances()["Reservations"] == [] and bob.describe_tags()["Tags"] == []
@@ -187,30 +130,30 @@ def test_nobody_reaches_what_is_anothers(site: Site) -> None:
     assert code(bob.run_instances, **RUN, KeyName="k") == "InvalidKeyPair.NotFound"
     bob.delete_key_pair(KeyPairId=pair)
     assert alice.describe_key_pairs()["KeyPairs"]
-    site.belongings.revoke(KEY)
+    site.revoke(KEY)
     assert code(alice.describe_instances) == "AuthFailure"
 
 
-def test_images_are_those_that_may_be_leased(site: Site) -> None:
-    ec2 = wired(site)  # type: ignore[arg-type]
-    assert [one["Name"] for one in ec2.describe_images()["Images"]] == ["alma9", "debian12"]
+def test_images_are_those_that_may_be_leased(site: House) -> None:
+    ec2 = wired(site)
+    assert [one["Name"] for one in ec2.describe_images()["Images"]] == ["debian-12", "worker"]
     assert code(ec2.run_instances, **RUN | {"ImageId": "secret"}) == "InvalidAMIID.Malformed"
     assert code(ec2.run_instances, **RUN | {"ImageId": image_id("secret")}) == "InvalidAMIID.NotFound"
     made = ec2.run_instances(
-        **RUN | {"ImageId": image_id("debian12")},
+        **RUN | {"ImageId": image_id("worker")},
         InstanceMarketOptions={"MarketType": "spot", "SpotOptions": {"MaxPrice": "0.5"}},
     )
     (found,) = site.store.read(lambda book: book.find(leases.Lease))
     assert (found.id, found.wanted.image, found.wanted.bid, found.state) == (
         made["ReservationId"],
-        "debian12",
+        "worker",
         0.5,
         LeaseState.REQUESTED,
     )
 
 
-def test_records_that_cannot_be_read_are_a_server_that_is_not_available(site: Site) -> None:
-    ec2 = wired(site)  # type: ignore[arg-type]
+def test_records_that_cannot_be_read_are_a_server_that_is_not_available(site: House) -> None:
+    ec2 = wired(site)
     site.store.read = lambda look: (_ for _ in ()).throw(RecordsLost("disk"))  # type: ignore[method-assign]
     assert code(ec2.describe_instances) == "Unavailable"
 
@@ -218,56 +161,62 @@ def test_records_that_cannot_be_read_are_a_server_that_is_not_available(site: Si
 # -- access keys -------------------------------------------------------------------------------------------------------
 
 
-def test_an_owner_makes_a_key_uses_it_and_revokes_it(site: Site) -> None:
-    keyring = Keyring(site.belongings, SITE_KEY)
-    made = keyring.answer(Owner("alice", "physics"), {"act": "new"})
+def test_an_owner_makes_a_key_uses_it_and_revokes_it(site: House) -> None:
+    ask = partial(answer, site.store, SITE_KEY)
+    made = ask(Owner("alice", "physics"), {"act": "new"})
     assert made["secret"] == secret_of(SITE_KEY, made["id"]) and len(made["secret"]) == 40
-    ec2 = wired(site, made["id"])  # type: ignore[arg-type]
+    ec2 = wired(site, made["id"])
     ec2.run_instances(**RUN)
-    assert len(wired(site).describe_instances()["Reservations"]) == 1  # type: ignore[arg-type]
+    assert len(wired(site).describe_instances()["Reservations"]) == 1
     with pytest.raises(BadRequest, match="no such access key"):
-        keyring.answer(Owner("bob"), {"act": "revoke", "id": made["id"]})
-    keyring.answer(Owner("alice"), {"act": "revoke", "id": made["id"]})
+        ask(Owner("bob"), {"act": "revoke", "id": made["id"]})
+    ask(Owner("alice"), {"act": "revoke", "id": made["id"]})
     assert code(ec2.describe_instances) == "AuthFailure"
-    listed = keyring.answer(Owner("alice"), {"act": "list"})["keys"]
+    listed = ask(Owner("alice"), {"act": "list"})["keys"]
     assert {one.id: one.enabled for one in listed} == {KEY: True, made["id"]: False}
 
 
-def test_keys_of_others_are_roots_to_ask_for(site: Site) -> None:
-    keyring = Keyring(site.belongings, SITE_KEY)
+def test_keys_of_others_are_roots_to_ask_for(site: House) -> None:
+    ask = partial(answer, site.store, SITE_KEY)
     for act in ("new", "list"):
         with pytest.raises(NotPermitted, match="bob may ask for their own"):
-            keyring.answer(Owner("bob"), {"act": act, "owner": "alice"})
-    assert {one.owner for one in keyring.answer(Owner("root"), {"act": "list"})["keys"]} == {"alice", "bob"}
-    assert keyring.answer(Owner("root"), {"act": "new", "owner": "nobody"})["owner"] == "nobody"
+            ask(Owner("bob"), {"act": act, "owner": "alice"})
+    assert {one.owner for one in ask(Owner("root"), {"act": "list"})["keys"]} == {"alice", "bob"}
+    assert ask(Owner("root"), {"act": "new", "owner": "nobody"})["owner"] == "nobody"
     for asked in ({"act": "new", "owner": "nobody-there"}, {"act": "shine"}, {}):
         with pytest.raises(BadRequest):
-            keyring.answer(Owner("root"), asked)
+            ask(Owner("root"), asked)
     for _ in range(MOST - 1):
-        keyring.answer(Owner("bob"), {"act": "new"})
+        ask(Owner("bob"), {"act": "new"})
     with pytest.raises(BadRequest, match="10 access keys"):
-        keyring.answer(Owner("bob"), {"act": "new"})
+        ask(Owner("bob"), {"act": "new"})
 
 
 # -- as a part of the service ------------------------------------------------------------------------------------------
 
 
 async def test_the_service_serves_it_by_tls(tmp_path: Path) -> None:
-    site, pem, port, loop = Site(tmp_path / "lease"), tmp_path / "service.pem", free_port(), asyncio.get_running_loop()
+    site, pem, port, loop = House(tmp_path / "lease"), tmp_path / "service.pem", free_port(), asyncio.get_running_loop()
     own_certificate(pem, ("localhost", "127.0.0.1"))
     here, woken = loop.create_future(), asyncio.Event()
     settings = replace(SETTINGS, ec2_listen=f"127.0.0.1:{port}", ec2_certificate=str(pem))
-    desk = leases.Desk(site.store, settings, lambda: POLICIES)
-    work = asyncio.ensure_future(front_end(
-        settings, desk, site.belongings, {"small": Size()}, lambda: POLICIES, site_key=SITE_KEY, own_certificate=pem,
-        wake=woken.set, order=lambda *_: None, images=tuple, tell=lambda event, **facts: here.set_result(facts),
-    ))  # fmt: skip
+    desk = leases.Desk(site.store, settings, site.office.leases.policies)
+
+    async def sent(slot: str, id: str) -> None:
+        assert asyncio.get_running_loop() is loop
+        site.wrote(id, b"login: ")
+
+    office = replace(site.office, leases=desk, settings=settings, wake=woken.set, order=lambda *_: None, console=sent)
+    work = asyncio.ensure_future(front_end(office, SITE_KEY, pem, lambda event, **facts: here.set_result(facts)))
     assert (await here)["address"] == f"https://127.0.0.1:{port}"
     made = boto3.session.Session(KEY, secret_of(SITE_KEY, KEY), region_name="lab").client(
         "ec2", endpoint_url=f"https://127.0.0.1:{port}", verify=str(pem)
     )
     found = await in_thread(lambda: made.run_instances(**RUN))
     assert found["OwnerId"] == "alice"
+    (one,) = site.machines
+    site.store.write(lambda book: book.put(slot := Slot(one.lease, 1, 0, "pilot"), replace(one, slot=slot.id)))
+    assert (await in_thread(lambda: made.get_console_output(InstanceId=one.id)))["Output"] == "login: "
     await asyncio.wait_for(woken.wait(), 5)
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
@@ -275,11 +224,14 @@ async def test_the_service_serves_it_by_tls(tmp_path: Path) -> None:
     site.store.close()
 
 
-async def test_without_a_certificate_no_other_host_is_served() -> None:
-    for where in ("0.0.0.0:8444", "[::]:8444", "8444", "localhost:8444"):
-        with pytest.raises(BadSetting, match=r"lease\.ec2_listen"):
-            async with listening(where, lambda *_: None):  # type: ignore[arg-type, return-value]
-                pass
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("0.0.0.0:8444", "certificate"), ("[::]:8444", "certificate"), ("8444", "listen"), ("localhost:8444", "listen")],
+)
+async def test_without_a_certificate_no_other_host_is_served(site: House, where: str, what: str) -> None:
+    office = replace(site.office, settings=replace(SETTINGS, ec2_listen=where))
+    with pytest.raises(BadSetting, match=rf"lease\.ec2_{what}"):
+        await front_end(office, SITE_KEY, site.folder / "none.pem", lambda event, **facts: None)
 
 
 def free_port() -> int:

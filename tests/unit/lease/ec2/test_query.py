@@ -4,8 +4,9 @@ import time
 
 import pytest
 
-from belljar.lease.ec2.query import MOST_FIELDS, Sent, fields
+from belljar.host.http.server import Sent
 from belljar.lease.ec2.refusals import Refused
+from belljar.lease.ec2.request import MOST_FIELDS, fields_of
 
 FORM = (("content-type", "application/x-www-form-urlencoded; charset=utf-8"),)
 
@@ -16,13 +17,13 @@ def get(query: str, path: str = "/") -> Sent:
 
 def refused(sent: Sent) -> str:
     with pytest.raises(Refused) as caught:
-        fields(sent)
+        fields_of(sent)
     return caught.value.code
 
 
 def test_a_query_and_a_body_are_one() -> None:
-    assert fields(Sent("POST", "/?A=1", FORM, b"B=a+b%20c%2Bd&C=")) == {"A": "1", "B": "a b c+d", "C": ""}
-    assert fields(get("Name=%C3%A9~*", "/ec2/")) == {"Name": "é~*"}
+    assert fields_of(Sent("POST", "/?A=1", FORM, b"B=a+b%20c%2Bd&C=")) == {"A": "1", "B": "a b c+d", "C": ""}
+    assert fields_of(get("Name=%C3%A9~*", "/ec2/")) == {"Name": "é~*"}
 
 
 @pytest.mark.parametrize(
@@ -50,5 +51,5 @@ def test_other_methods_are_refused() -> None:
 def test_the_largest_query_is_read_soon() -> None:
     text = "&".join(f"InstanceId.{one}=i-{one:017x}" for one in range(1, MOST_FIELDS))
     begun = time.process_time()
-    assert len(fields(get(text))) == MOST_FIELDS - 1
+    assert len(fields_of(get(text))) == MOST_FIELDS - 1
     assert time.process_time() - begun < 1.0

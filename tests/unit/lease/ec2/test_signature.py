@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from libcloud.common.aws import AWSRequestSignerAlgorithmV2
 
-from belljar.lease.ec2.query import Sent, fields
+from belljar.host.http.server import Sent
 from belljar.lease.ec2.refusals import Refused
-from belljar.lease.ec2.signature import signer
+from belljar.lease.ec2.request import fields_of, signer
 
 KEY, SECRET = "BJAAAAAAAAAAAAAAAAAA", "secret/+secret"
 TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufffe\uffff"), max_size=30)
@@ -41,22 +41,25 @@ def sent(request: Any) -> Sent:
 
 
 def posted(
-    parameters: dict[str, str], host: str = "ec2.lab:8444", secret: str = SECRET, region: str = "lab", **more: str
-) -> Sent:
+    parameters: dict[str, str], host: str = "ec2.lab:8444", secret: str = SECRET, region: str = "lab", key: str = KEY,
+    **more: str,
+) -> Sent:  # fmt: skip
     headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8", **more}
     request = AWSRequest("POST", f"http://{host}/", headers=headers, data=form(parameters))
-    SigV4Auth(Credentials(KEY, secret), "ec2", region).add_auth(request)
+    SigV4Auth(Credentials(key, secret), "ec2", region).add_auth(request)
     return sent(request.prepare())
 
 
-def presigned(parameters: dict[str, str], host: str = "ec2.lab:8444", expires: int = 3600) -> Sent:
+def presigned(
+    parameters: dict[str, str], host: str = "ec2.lab:8444", expires: int = 3600, secret: str = SECRET
+) -> Sent:
     request = AWSRequest("GET", f"http://{host}/?{form(parameters)}")
-    SigV4QueryAuth(Credentials(KEY, SECRET), "ec2", "lab", expires=expires).add_auth(request)
+    SigV4QueryAuth(Credentials(KEY, secret), "ec2", "lab", expires=expires).add_auth(request)
     return sent(request.prepare())
 
 
 def who(one: Sent, *, secret: Callable[[str], str | None] = {KEY: SECRET}.get, later: float = 0.0) -> str:
-    return signer(one, fields(one), secret, datetime.now(UTC).timestamp() + later)
+    return signer(one, fields_of(one), secret, datetime.now(UTC).timestamp() + later)
 
 
 def refused(one: Sent, **more: Any) -> str:
@@ -81,7 +84,7 @@ def with_header(one: Sent, name: str, value: str | None) -> Sent:
 @settings(max_examples=60, deadline=None)
 def test_what_botocore_signs_in_a_header_is_taken(parameters: dict[str, str], host: str, region: str) -> None:
     one = posted(parameters, host, region=region)
-    assert fields(one) == parameters
+    assert fields_of(one) == parameters
     assert who(one) == KEY
 
 
@@ -89,7 +92,7 @@ def test_what_botocore_signs_in_a_header_is_taken(parameters: dict[str, str], ho
 @settings(max_examples=60, deadline=None)
 def test_what_botocore_signs_in_a_query_is_taken(parameters: dict[str, str], host: str) -> None:
     one = presigned(parameters, host)
-    assert {name: value for name, value in fields(one).items() if not name.startswith("X-Amz-")} == parameters
+    assert {name: value for name, value in fields_of(one).items() if not name.startswith("X-Amz-")} == parameters
     assert who(one) == KEY
 
 
@@ -112,21 +115,68 @@ def test_what_libcloud_signs_by_version_2_is_taken(parameters: dict[str, str]) -
     assert refused(changed(one, target=one.target + "&More=1")) == "SignatureDoesNotMatch"
 
 
-def version_2(parameters: dict[str, str]) -> Sent:
-    signing = AWSRequestSignerAlgorithmV2(KEY, SECRET, "2016-11-15", _Connection())
+def version_2(parameters: dict[str, str], secret: str = SECRET) -> Sent:
+    signing = AWSRequestSignerAlgorithmV2(KEY, secret, "2016-11-15", _Connection())
     found = signing.get_request_params(params=dict(parameters), method="GET", path="/")
     return Sent("GET", f"/?{form(found)}", (("host", "ec2.lab:8444"),))
 
 
-@pytest.mark.slow
-def test_ten_thousand_random_requests_that_botocore_signs_are_taken() -> None:
-    @given(PARAMETERS, HOSTS, REGIONS)
-    @settings(max_examples=5000, deadline=None)
-    def both(parameters: dict[str, str], host: str, region: str) -> None:
-        for one in (posted(parameters, host, region=region), presigned(parameters, host)):
+@st.composite
+def harmed(draw: st.DrawFn, one: Sent) -> Sent:
+    """One byte of what was signed, or of the signature, is another."""
+    parts = [
+        ("host", ""),
+        ("x-amz-date", ""),
+        ("authorization", "Signature="),
+        ("target", "X-Amz-Signature="),
+        ("target", "A.0="),
+        ("body", "A.0="),
+    ]
+    name, behind = draw(
+        st.sampled_from([(name, behind) for name, behind in parts if behind in text_of(one, name) != ""])
+    )
+    text = text_of(one, name)
+    # `%2f` is `%2F`, and `+` is `%20`: what is another byte must be another text, too.
+    begin = text.index(behind) + len(behind)
+    place = draw(
+        st.sampled_from([at for at in range(begin, len(text)) if text[at].isalnum() and "%" not in text[at - 2 : at]])
+    )
+    other = draw(st.sampled_from("abcxyz0189"))
+    other = (
+        "Q" if other == text[place] else other
+    )  # no filter: a signature is another one each second, what is drawn is not
+    changed_ = f"{text[:place]}{other}{text[place + 1 :]}"
+    if name == "target":
+        return changed(one, target=changed_)
+    return changed(one, body=changed_.encode()) if name == "body" else with_header(one, name, changed_)
+
+
+def text_of(one: Sent, name: str) -> str:
+    return one.target if name == "target" else one.body.decode() if name == "body" else one.header(name) or ""
+
+
+def taken_whole_and_refused_harmed(examples: int) -> None:
+    @given(PARAMETERS, HOSTS, REGIONS, st.data())
+    @settings(max_examples=examples, deadline=None)
+    def both(parameters: dict[str, str], host: str, region: str, data: st.DataObject) -> None:
+        for one in (
+            posted({"A.0": "x", **parameters}, host, region=region),
+            presigned({"A.0": "x", **parameters}, host),
+        ):
             assert who(one) == KEY
+            with pytest.raises(Refused):
+                who(data.draw(harmed(one)))
 
     both()
+
+
+def test_one_changed_byte_and_it_is_nobodys() -> None:
+    taken_whole_and_refused_harmed(100)
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_requests_that_botocore_signs_are_taken_and_with_a_changed_byte_refused() -> None:
+    taken_whole_and_refused_harmed(5000)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

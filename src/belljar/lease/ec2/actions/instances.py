@@ -1,195 +1,316 @@
-"""Instances, as they are: described, ended, rebooted, looked at. Launching them is in `launching`."""
+"""Instances: launched, described, ended, rebooted, looked at.
+
+When they are launched, what only tunes a feature of Amazon's is let through; what would make another machine than was asked for is
+refused.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
-from belljar.lease import LARGEST_CONSOLE
-from belljar.lease.ec2.call import Call, shown
-from belljar.lease.ec2.desk import STATES, Instance
-from belljar.lease.ec2.filters import TAG, select
+from belljar.lease import LARGEST_USER_DATA, Do, Instance, Order, Size, Wanted, belongings
+from belljar.lease.desk import Shown
+from belljar.lease.ec2.call import DURATION, Answer, Call, Page, shown, specified
+from belljar.lease.ec2.model import Shape, model, moment
+from belljar.lease.ec2.office import image_id
 from belljar.lease.ec2.refusals import Refused
+from belljar.lease.states import EC2, InstanceState
+from belljar.model import GIB
+from belljar.records import replace
 
-ENDED = ("shutting-down", "terminated")
-Answer = Mapping[str, Any]
-
-
-def _optional(text: str) -> tuple[str, ...]:
-    return (text,) if text else ()
-
-
-FILTERS: dict[str, Callable[[Instance], Any]] = {
-    "instance-state-name": lambda one: (one.state,),
-    "instance-state-code": lambda one: (str(STATES[one.state]),),
-    "instance-id": lambda one: (one.id,),
-    "image-id": lambda one: (one.image,),
-    "instance-type": lambda one: (one.size,),
-    "key-name": lambda one: _optional(one.key_name),
-    "reservation-id": lambda one: (one.lease,),
-    "client-token": lambda one: _optional(one.token),
-    "launch-time": lambda one: (moment(one.launched),),
-    "launch-index": lambda one: (str(one.index),),
-    "availability-zone": lambda one: _optional(one.zone),
-    "private-ip-address": lambda one: _optional(one.address),
-    "ip-address": lambda one: _optional(one.address),
-    "dns-name": lambda one: _optional(one.name),
-    "private-dns-name": lambda one: _optional(one.name),
-    "instance-lifecycle": lambda one: ("spot",) if one.is_spot else (),
-    "state-reason-code": lambda one: _optional(one.cause),
-    "tag-key": lambda one: tuple(key for key, _ in one.tags),
-    "tag-value": lambda one: tuple(value for _, value in one.tags),
-    TAG: lambda one: one.tags,
+OTHER = "custom"  # the type of machines whose size is no type's
+DISK = "/dev/vda"
+CODE = "InvalidInstanceID"
+# What we would have to do, and do not: asked for at all, or with other values than these.
+UNSUPPORTED = (
+    "LaunchTemplate", "KernelId", "RamdiskId", "CpuOptions", "PrivateIpAddress", "Ipv6Addresses",
+    "ElasticGpuSpecification", "ElasticInferenceAccelerators", "DisableApiTermination",
+)  # fmt: skip
+UNLESS: dict[str, Callable[[Any], bool]] = {
+    "HibernationOptions": lambda given: not given.get("Configured"),
+    "EnclaveOptions": lambda given: not given.get("Enabled"),
+    "InstanceInitiatedShutdownBehavior": lambda given: given == "terminate",
+    "Placement": lambda given: given.get("Tenancy", "default") == "default" and "HostId" not in given,
 }
+# https://en.wikipedia.org/wiki/ISO_8601#Durations, as far as it says seconds.
+ISO = re.compile(r"P(?:(\d{1,4})D)?(?:T(?:(\d{1,5})H)?(?:(\d{1,6})M)?(?:(\d{1,8})S)?)?")
+UNITS = (86400, 3600, 60, 1)
+ROOTS = ("/dev/sda", "/dev/sda1", "/dev/xvda")  # what others call the root disk
+VOLUME = {"VolumeSize", "VolumeType", "DeleteOnTermination", "Iops", "Throughput", "Encrypted"}
+LARGEST_DISK = 65536  # GiB
+# Their tags are the instances'.
+KINDS = ("instance", "reservation", "spot-instances-request", "volume", "network-interface")
 
 
-def moment(when: float) -> str:
-    return datetime.fromtimestamp(int(when), UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+# -- launched ----------------------------------------------------------------------------------------------------------
 
 
-def state(name: str) -> Answer:
-    return {"Code": STATES[name], "Name": name}
+def run(call: Call) -> Answer:
+    least, most = call.asked["MinCount"], call.asked["MaxCount"]
+    if not 1 <= least <= most:
+        raise Refused("InvalidParameterValue", f"MinCount and MaxCount: 1 <= {least} <= {most} does not hold")
+    market = call.asked.get("InstanceMarketOptions")
+    if market and market.get("MarketType") != "spot":
+        raise Refused("UnsupportedOperation", "InstanceMarketOptions.MarketType is spot, or not given")
+    spot = market and {"SpotInstanceType": "one-time", **market.get("SpotOptions", {})}
+    made = launched(call, wanted_of(call, call.asked, least, most, spot))
+    return reservation(call, made[0].lease.id, [instance(call, one) for one in made])
 
 
-def order(one: Instance) -> list[Any]:
-    return [one.launched, one.lease, one.index]
+def launched(call: Call, wanted: Wanted) -> list[Shown]:
+    """Written down, once for an owner's token."""
+    made, instances = call.office.leases.run(call.owner, wanted, lambda book, lease: call.check_dry())
+    call.check_dry()  # of a token that is known
+    call.office.wake()
+    return [Shown(one, made, None, wanted.tags) for one in instances]
 
 
-def named(call: Call) -> list[Instance]:
+def wanted_of(call: Call, asked: Mapping[str, Any], least: int, most: int, spot: Mapping[str, Any] | None) -> Wanted:
+    """*asked*: what one machine is to be. *spot*: what is said of a bid, where it is for one. Raises Refused."""
+    wrong = [name for name in UNSUPPORTED if asked.get(name)]
+    wrong += [name for name, is_usual in UNLESS.items() if name in asked and not is_usual(asked[name])]
+    if wrong:
+        raise Refused("UnsupportedOperation", f"{wrong[0]} is not supported here")
+    tags = specified(call, *KINDS)
+    minutes = (spot or {}).get("BlockDurationMinutes", 0)
+    duration = tags.pop(DURATION, str(minutes * 60) if minutes > 0 else None)
+    for name in ("AvailabilityZone", "AvailabilityZoneId"):
+        zone = (asked.get("Placement") or {}).get(name)
+        if zone not in (None, call.office.settings.zone):
+            raise Refused("InvalidParameterValue", f"Invalid availability zone: [{zone[:60]}]")
+    type_, size = _size(call, asked.get("InstanceType"))
+    disk = _disk(asked.get("BlockDeviceMappings") or ()) or size.disk
+    return Wanted(
+        _image(call, asked.get("ImageId")), most, least, replace(size, disk=disk), type_,
+        seconds_of(duration) if duration is not None else call.office.settings.default_time, key=asked.get("KeyName", ""),
+        user_data=_user_data(asked.get("UserData", "")), tags=tuple(tags.items()), token=call.asked.get("ClientToken", ""),
+        bid=_bid(spot) if spot else None, deadline=(spot or {}).get("ValidUntil", 0.0),
+    )  # fmt: skip
+
+
+def seconds_of(text: str) -> float:
+    """`7200` or `PT2H`. Raises Refused."""
+    parts = ISO.fullmatch(f"PT{text}S" if text.isdecimal() else text)
+    seconds = sum(float(part or 0) * unit for part, unit in zip(parts.groups(), UNITS, strict=True)) if parts else 0.0
+    if seconds <= 0:
+        raise Refused("InvalidParameterValue", f"{DURATION}={text[:40]}: give seconds, or as in PT2H")
+    return seconds
+
+
+def _bid(options: Mapping[str, Any]) -> float:
+    for name, usual in (("SpotInstanceType", "one-time"), ("InstanceInterruptionBehavior", "terminate")):
+        if options.get(name, usual) != usual:
+            raise Refused("UnsupportedOperation", f"{name} is {usual} here")
+    price: str = options.get("MaxPrice", "1")  # as much as on demand
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", price):
+        raise Refused("InvalidParameterValue", f"MaxPrice: {price[:40]!r} is no price")
+    return float(price)
+
+
+def _image(call: Call, asked: str | None) -> str:
+    """Its name, by that or by its id."""
+    if not asked:
+        raise Refused("MissingParameter", "The request must contain the parameter ImageId")
+    for id, name in call.office.images().items():
+        if asked in (id, name):
+            return name
+    if not re.fullmatch(r"ami-[0-9a-f]{8,17}", asked):
+        raise Refused("InvalidAMIID.Malformed", f'Invalid id: "{asked[:60]}": neither ami-... nor the name of an image')
+    raise Refused("InvalidAMIID.NotFound", f"The image id '[{asked}]' does not exist")
+
+
+def _size(call: Call, asked: str | None) -> tuple[str, Size]:
+    for name, one in call.office.types.items():
+        if asked in (None, name):
+            return name, one
+    known = ", ".join(call.office.types)
+    raise Refused("InvalidParameterValue", f"Invalid value '{str(asked)[:60]}' for InstanceType: one of {known}")
+
+
+def _disk(mappings: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes; 0: nothing is said. There is but the root disk, which ends with its machine and is not encrypted."""
+    mappings = [one for one in mappings if "NoDevice" not in one or one.get("DeviceName", DISK) in (DISK, *ROOTS)]
+    for one in mappings:
+        ebs = one.get("Ebs", {})
+        is_root = one.get("DeviceName", DISK) in (DISK, *ROOTS) and one.keys() <= {"DeviceName", "Ebs"}
+        is_ours = ebs.keys() <= VOLUME and ebs.get("DeleteOnTermination", True) and not ebs.get("Encrypted")
+        if not is_root or len(mappings) > 1 or not is_ours:
+            raise Refused("UnsupportedOperation", "BlockDeviceMappings: there is the root disk, with an Ebs.VolumeSize")
+        if not 0 <= ebs.get("VolumeSize", 0) <= LARGEST_DISK:
+            raise Refused("InvalidParameterValue", f"Ebs.VolumeSize is 1 to {LARGEST_DISK} GiB")
+        return int(ebs.get("VolumeSize", 0)) * GIB
+    return 0
+
+
+def _user_data(text: str) -> bytes:
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise Refused("InvalidUserData.Malformed", "Invalid BASE64 encoding of user data.") from None
+    if len(data) > LARGEST_USER_DATA:
+        raise Refused("InvalidUserData.Malformed", f"User data is limited to {LARGEST_USER_DATA} bytes")
+    return data
+
+
+# -- as they are -------------------------------------------------------------------------------------------------------
+
+
+def state(one: Instance) -> Answer:
+    code, name = EC2[one.state]
+    return {"Code": code, "Name": name}
+
+
+def named(call: Call, name: str = "InstanceIds") -> list[Shown]:
     """The instances that an action names. Raises Refused where one is not there, or none is named."""
-    known = {one.id: one for one in call.desk.instances(call.owner)}
-    found: list[Instance] = call.of_ids("InstanceIds", known, "i", "InvalidInstanceID")
+    found: list[Shown] = call.of_ids(name, call.office.machines(call.owner), "i", CODE)
     if not found:
         raise Refused("MissingParameter", "The request must contain the parameter InstanceId")
     return found
 
 
-def chosen(call: Call) -> list[Instance]:
-    """Those that a describing action is about, in their order."""
-    found = call.desk.instances(call.owner)
-    if call.asked.get("InstanceIds"):
-        known = {one.id: one for one in found}
-        found = call.of_ids("InstanceIds", known, "i", "InvalidInstanceID")
-    return sorted(select(found, call.filters(), FILTERS), key=order)
+def _page(call: Call, show: Callable[[Call, Shown], Answer], shape: Shape, *, running: bool = False) -> Page[Shown]:
+    """The named ones, or all, as `Call.page`."""
+    known = call.office.machines(call.owner)
+    chosen = call.of_ids("InstanceIds", known, "i", CODE) or known.values()
+    chosen = [one for one in chosen if not running or one.instance.state is InstanceState.RUNNING]
+    place = lambda one: [one.lease.created, one.lease.id, one.instance.index]  # noqa: E731
+    also = {"reservation_id": lambda one: one.lease.id, "owner_id": lambda one: call.owner.name}
+    return call.page(chosen, place, partial(show, call), shape, ids="InstanceIds", **also)
 
 
 def describe(call: Call) -> Answer:
-    page, after = call.page(chosen(call), order, ids="InstanceIds")
-    leases = ((lease, list(group)) for lease, group in groupby(page, lambda one: one.lease))
-    return {"Reservations": [reservation(call, lease, found) for lease, found in leases], "NextToken": after}
+    shape = model().output(call.action).members["Reservations"].member.members["Instances"].member
+    page, after = _page(call, instance, shape)
+    groups = groupby(page, lambda pair: pair[0].lease.id)
+    found = [reservation(call, lease, [answer for _, answer in group]) for lease, group in groups]
+    return {"Reservations": found, "NextToken": after}
 
 
-def reservation(call: Call, lease: str, found: Iterable[Instance]) -> Answer:
-    return {"ReservationId": lease, "OwnerId": call.owner.name, "Instances": [instance(one) for one in found]}
+def reservation(call: Call, lease: str, found: list[Answer]) -> Answer:
+    return {"ReservationId": lease, "OwnerId": call.owner.name, "Instances": found}
 
 
-def instance(one: Instance) -> Answer:
+def instance(call: Call, shown_: Shown) -> Answer:
+    one, of = shown_.instance, shown_.lease
+    is_spot, why, zone = of.wanted.bid is not None, one.why or of.why, call.office.settings.zone
+    # Why it waits is the batch system's to say: EC2 has one code for it.
+    cause = "pending" if state(one)["Name"] == "pending" else one.cause.value if one.cause else ""
     facts: dict[str, Any] = {
-        "InstanceId": one.id, "ImageId": one.image, "InstanceType": one.size, "State": state(one.state),
-        "AmiLaunchIndex": one.index, "LaunchTime": one.launched, "Architecture": "x86_64", "Monitoring": {"State": "disabled"},
-        "Placement": {"AvailabilityZone": one.zone, "GroupName": "", "Tenancy": "default"},
-        "PrivateDnsName": one.name, "PublicDnsName": one.name, "StateTransitionReason": one.why,
-        "RootDeviceType": "instance-store", "RootDeviceName": "/dev/vda", "VirtualizationType": "hvm", "EbsOptimized": False,
-        "ClientToken": one.token, "CpuOptions": {"CoreCount": one.cpus, "ThreadsPerCore": 1}, "Tags": shown(one.tags),
+        "InstanceId": one.id, "ImageId": image_id(of.wanted.image_of(one.index)), "InstanceType": of.wanted.type or OTHER, "State": state(one),
+        "AmiLaunchIndex": one.index, "LaunchTime": of.created, "Architecture": "x86_64", "Monitoring": {"State": "disabled"},
+        "Placement": {"AvailabilityZone": zone, "AvailabilityZoneId": zone, "GroupName": "", "Tenancy": "default"},
+        "PrivateDnsName": "", "PublicDnsName": "", "StateTransitionReason": why, "RootDeviceType": "instance-store",
+        "RootDeviceName": DISK, "VirtualizationType": "hvm", "EbsOptimized": False, "ClientToken": of.wanted.token,
+        "CpuOptions": {"CoreCount": one.size.cpus, "ThreadsPerCore": 1}, "Tags": tags(shown_),
     }  # fmt: skip
     optional = {
-        "KeyName": one.key_name, "PrivateIpAddress": one.address, "PublicIpAddress": one.address,
-        "InstanceLifecycle": "spot" if one.is_spot else "",
-        "StateReason": {"Code": one.cause, "Message": one.why or one.cause} if one.cause else None,
+        "KeyName": of.wanted.key, "PrivateIpAddress": one.address, "PublicIpAddress": one.address,
+        "InstanceLifecycle": "spot" if is_spot else "", "SpotInstanceRequestId": spot_id(one.id) if is_spot else "",
+        "StateReason": {"Code": cause, "Message": why or cause} if cause else None,
     }  # fmt: skip
     return facts | {name: value for name, value in optional.items() if value}
 
 
+def spot_id(instance_id: str) -> str:
+    """Of the request for a machine on spare nodes: each is for one instance."""
+    return f"sir-{instance_id.removeprefix('i-')}"
+
+
+def tags(one: Shown) -> list[dict[str, str]]:
+    """The owner's, and how its lease stands, which no owner sets."""
+    of = one.lease
+    facts = {
+        "state": of.state.value, "lrm-job": of.job, "node": one.slot.facts.host if one.slot else "",
+        "estimated-start": moment(of.expected) if of.expected else "", "ends-at": moment(of.ends) if of.ends else "",
+    }  # fmt: skip
+    return shown((*one.tags, *((f"lease:{name}", value) for name, value in facts.items() if value)))
+
+
 def describe_status(call: Call) -> Answer:
-    with_all = call.asked.get("IncludeAllInstances", False)
-    found = [one for one in chosen(call) if with_all or one.state == "running"]
-    page, after = call.page(found, order, ids="InstanceIds")
-    return {"InstanceStatuses": [_status(one) for one in page], "NextToken": after}
+    shape = model().output(call.action).members["InstanceStatuses"].member
+    page, after = _page(call, _status, shape, running=not call.asked.get("IncludeAllInstances"))
+    return {"InstanceStatuses": [one for _, one in page], "NextToken": after}
 
 
-def _status(one: Instance) -> Answer:
-    health = {"pending": "initializing", "running": "ok"}.get(one.state, "not-applicable")
+def _status(call: Call, shown_: Shown) -> Answer:
+    one, name = shown_.instance, state(shown_.instance)["Name"]
+    health = {"pending": "initializing", "running": "ok"}.get(name, "not-applicable")
     reach = {"ok": "passed", "initializing": "initializing"}.get(health)
-    details = [{"Name": "reachability", "Status": reach}] if reach else []
-    ending = {"Code": "instance-retirement", "Description": "The lease ends", "NotBefore": one.ends}
+    status = {"Status": health, "Details": [{"Name": "reachability", "Status": reach}] if reach else []}
+    ending = {"Code": "instance-retirement", "Description": "The lease ends", "NotBefore": one.deadline}
     return {
-        "InstanceId": one.id, "AvailabilityZone": one.zone, "InstanceState": state(one.state),
-        "SystemStatus": {"Status": health, "Details": details}, "InstanceStatus": {"Status": health, "Details": details},
-        "Events": [ending] if one.ends and one.state == "running" else [],
+        "InstanceId": one.id, "AvailabilityZone": call.office.settings.zone, "InstanceState": state(one),
+        "SystemStatus": status, "InstanceStatus": status, "Events": [ending] if one.deadline and name == "running" else [],
     }  # fmt: skip
 
 
 def terminate(call: Call) -> Answer:
-    before = named(call)
+    ids = [one.instance.id for one in named(call)]
     call.check_dry()
-    call.desk.terminate(call.owner, [one.id for one in before])
-    return {"TerminatingInstances": changes(call, before)}
-
-
-def changes(call: Call, before: Iterable[Instance]) -> list[Answer]:
-    now = {one.id: one.state for one in call.desk.instances(call.owner)}
-    return [
-        {"InstanceId": one.id, "PreviousState": state(one.state), "CurrentState": state(now.get(one.id, "terminated"))}
-        for one in before
-    ]
+    changes = call.office.leases.terminate(call.owner, ids)
+    call.office.wake()
+    answers = [{"InstanceId": one.id, "PreviousState": state(was), "CurrentState": state(one)} for was, one in changes]
+    return {"TerminatingInstances": answers}
 
 
 def reboot(call: Call) -> Answer:
-    found = named(call)
-    for one in found:
-        if one.state != "running":
-            raise Refused("IncorrectInstanceState", f"The instance '{one.id}' is {one.state}, not running")
+    ids = [one.instance.id for one in named(call)]
+    orders = call.office.leases.reboot(call.owner, ids)
     call.check_dry()
-    call.desk.reboot(call.owner, [one.id for one in found])
+    for slot, one in orders:
+        call.office.order(slot, one)
     return {}
 
 
+def unsupported(call: Call) -> Answer:
+    """Its memory and disk are with a job of the batch system, and gone with it."""
+    named(call, "InstanceIds" if "InstanceIds" in call.asked else "InstanceId")
+    raise Refused("UnsupportedOperation", "A lease's machine is not stopped, started or changed: launch another one")
+
+
 def console(call: Call) -> Answer:
-    one = _the_one(call)
+    """As it was last sent. A machine that runs is asked for more, for the next time, or for now where that is wanted or there is none."""
+    (one,) = named(call, "InstanceId")
     call.check_dry()
-    when, text = call.desk.console(call.owner, one.id)
-    return {
-        "InstanceId": one.id,
-        "Timestamp": when or None,
-        "Output": base64.b64encode(text[-LARGEST_CONSOLE:]).decode(),
-    }
+    kept = partial(belongings.console, owner=call.owner.name, id=one.instance.id)
+    found = call.read(kept)
+    if one.slot is not None and one.instance.is_live:
+        if call.asked.get("Latest") or not found.text:
+            call.office.console(one.slot.id, one.instance.id)
+            found = call.read(kept)
+        else:
+            call.office.order(one.slot.id, Order(Do.CONSOLE, one.instance.id))
+    text = base64.b64encode(found.text).decode()
+    return {"InstanceId": one.instance.id, "Timestamp": found.at or call.now, "Output": text}
+
+
+def password(call: Call) -> Answer:
+    """None: that is for Windows."""
+    (one,) = named(call, "InstanceId")
+    return {"InstanceId": one.instance.id, "Timestamp": call.now, "PasswordData": ""}
 
 
 def describe_attribute(call: Call) -> Answer:
-    one, name = _the_one(call), call.asked["Attribute"]
-    call.check_dry()
-    facts: dict[str, tuple[str, Any]] = {
-        "instanceType": ("InstanceType", one.size),
-        "disableApiTermination": ("DisableApiTermination", False),
-        "instanceInitiatedShutdownBehavior": ("InstanceInitiatedShutdownBehavior", "terminate"),
-        "rootDeviceName": ("RootDeviceName", "/dev/vda"),
-        "ebsOptimized": ("EbsOptimized", False),
-    }
-    if name == "userData":
-        data = call.desk.user_data(call.owner, one.id)
-        return {"InstanceId": one.id, "UserData": {"Value": base64.b64encode(data).decode()} if data else {}}
-    if name in ("blockDeviceMapping", "productCodes", "groupSet"):
-        return {"InstanceId": one.id}
-    if name not in facts:
+    (one,), name = named(call, "InstanceId"), call.asked["Attribute"]
+    data = one.lease.wanted.user_data
+    facts: dict[str, Any] = {
+        "instanceType": one.lease.wanted.type or OTHER, "disableApiTermination": False, "rootDeviceName": DISK, "ebsOptimized": False,
+        "instanceInitiatedShutdownBehavior": "terminate", "userData": base64.b64encode(data).decode() or None,
+    }  # fmt: skip
+    if name in facts:
+        return {"InstanceId": one.instance.id, f"{name[0].upper()}{name[1:]}": {"Value": facts[name]}}
+    if name not in model().input(call.action).members["Attribute"].enum:
         raise Refused("InvalidParameterValue", f"Value ({name[:60]}) for parameter attribute is invalid")
-    return {"InstanceId": one.id, facts[name][0]: {"Value": facts[name][1]}}
-
-
-def _the_one(call: Call) -> Instance:
-    known = {one.id: one for one in call.desk.instances(call.owner)}
-    asked = Call(**{**vars(call), "asked": {"InstanceIds": [call.asked["InstanceId"]]}})
-    found: list[Instance] = asked.of_ids("InstanceIds", known, "i", "InvalidInstanceID")
-    return found[0]
+    return {"InstanceId": one.instance.id}
 
 
 ACTIONS: dict[str, Callable[[Call], Answer]] = {
-    "DescribeInstances": describe,
-    "DescribeInstanceStatus": describe_status,
-    "TerminateInstances": terminate,
-    "RebootInstances": reboot,
-    "GetConsoleOutput": console,
-    "DescribeInstanceAttribute": describe_attribute,
-}
+    "RunInstances": run, "DescribeInstances": describe, "DescribeInstanceStatus": describe_status, "TerminateInstances": terminate,
+    "RebootInstances": reboot, "GetConsoleOutput": console, "GetPasswordData": password, "DescribeInstanceAttribute": describe_attribute,
+    "StopInstances": unsupported, "StartInstances": unsupported, "ModifyInstanceAttribute": unsupported,
+}  # fmt: skip

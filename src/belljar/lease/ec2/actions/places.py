@@ -2,172 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
-from belljar.lease.ec2.actions.instances import Answer, moment
-from belljar.lease.ec2.call import Call
-from belljar.lease.ec2.desk import Image, Size
-from belljar.lease.ec2.filters import select
-from belljar.lease.ec2.refusals import Refused
+from belljar.lease import Size
+from belljar.lease.decisions.policy import policy_of
+from belljar.lease.ec2.actions.instances import DISK
+from belljar.lease.ec2.call import Answer, Call
+from belljar.lease.ec2.model import elements, model, moment
+from belljar.model import GIB, MIB
+from belljar.records import replace
 
 SITE = "belljar"  # whom images belong to
 SELF = ("all", "self")  # of ExecutableBy
 
 
 def regions(call: Call) -> Answer:
-    found = [call.desk.region]
-    _check_names(call, "RegionNames", found, "region")
-    readers = {"region-name": lambda one: (one,), "endpoint": lambda one: (call.endpoint,)}
-    facts = {"Endpoint": call.endpoint, "OptInStatus": "opt-in-not-required"}
-    return {"Regions": [{"RegionName": one, **facts} for one in select(found, call.filters(), readers)]}
+    name = call.office.settings.zone
+    call.of_names("RegionNames", {name: name})
+    one = {"RegionName": name, "Endpoint": call.endpoint, "OptInStatus": "opt-in-not-required"}
+    return call.listing("Regions", [one], "RegionName")
 
 
 def zones(call: Call) -> Answer:
-    found = list(call.desk.zones())
-    _check_names(call, "ZoneNames", found, "availability zone")
-    _check_names(call, "ZoneIds", found, "availability zone")
-    wanted = {*(call.asked.get("ZoneNames") or found)} & {*(call.asked.get("ZoneIds") or found)}
-    readers = {
-        "zone-name": lambda one: (one,), "zone-id": lambda one: (one,), "state": lambda one: ("available",),
-        "region-name": lambda one: (call.desk.region,), "zone-type": lambda one: ("availability-zone",),
+    """Tools that know Amazon's regions alone ask for the zones of one of those: there is but one region here, by whatever name."""
+    name = call.office.settings.zone
+    for parameter in ("ZoneNames", "ZoneIds"):
+        call.of_names(parameter, {name: name})
+    regions = [value for one in call.filters if one.get("Name") == "region-name" for value in one.get("Values", ())]
+    asked = {**call.asked, "Filters": [one for one in call.filters if one.get("Name") != "region-name"]}
+    region = next(iter(regions), name)
+    one = {
+        "ZoneName": name, "ZoneId": name, "State": "available", "RegionName": region, "ZoneType": "availability-zone",
+        "GroupName": name, "OptInStatus": "opt-in-not-required",
     }  # fmt: skip
-    # Tools that know Amazon's regions alone ask for the zones of one of those; there is but one region here.
-    filters = [one for one in call.filters() if one.get("Name") != "region-name"]
-    shown = [one for one in select(found, filters, readers) if one in wanted]
-    facts = {"State": "available", "RegionName": call.desk.region, "ZoneType": "availability-zone"}
-    return {"AvailabilityZones": [{"ZoneName": one, "ZoneId": one, **facts} for one in shown]}
-
-
-def _check_names(call: Call, parameter: str, known: list[str], what: str) -> None:
-    for one in call.asked.get(parameter) or ():
-        if one not in known:
-            raise Refused("InvalidParameterValue", f"Invalid {what}: [{one[:60]}]")
-
-
-IMAGE_FILTERS: dict[str, Callable[[Image], Any]] = {
-    "image-id": lambda one: (one.id,),
-    "name": lambda one: (one.name,),
-    "description": lambda one: (one.note,),
-    "architecture": lambda one: (one.architecture,),
-    "state": lambda one: ("available",),
-    "is-public": lambda one: ("true",),
-    "owner-id": lambda one: (SITE,),
-    "owner-alias": lambda one: (SITE,),
-    "image-type": lambda one: ("machine",),
-    "root-device-type": lambda one: ("instance-store",),
-    "virtualization-type": lambda one: ("hvm",),
-}
+    return replace(call, asked=asked).listing("AvailabilityZones", [one], "ZoneName")
 
 
 def images(call: Call) -> Answer:
     """All are the site's, and open to whom the site says: they are listed for those."""
-    found = list(call.desk.images(call.owner))
-    if call.asked.get("ImageIds"):
-        found = call.of_ids("ImageIds", {one.id: one for one in found}, "ami", "InvalidAMIID")
+    created = call.office.known()
+    known = {id: _image(id, name, created.get(name, 0.0)) for id, name in call.office.images().items()}
+    found = call.of_ids("ImageIds", known, "ami", "InvalidAMIID") or known.values()
     owners, users = call.asked.get("Owners"), call.asked.get("ExecutableUsers")
-    if (owners and not {SITE, call.owner.name, "self"} & {*owners}) or (
-        users and not {*SELF, call.owner.name} & {*users}
-    ):
+    is_not_ours = owners and not {SITE, call.owner.name, "self"} & {*owners}
+    if is_not_ours or (users and not {*SELF, call.owner.name} & {*users}):
         found = []
-    found = sorted(select(found, call.filters(), IMAGE_FILTERS), key=_image_order)
-    page, after = call.page(found, _image_order, ids="ImageIds")
-    return {"Images": [_image(one) for one in page], "NextToken": after}
+    return call.listing("Images", found, "Name", "ImageId", ids="ImageIds")
 
 
-def _image_order(one: Image) -> list[Any]:
-    return [one.name, one.id]
-
-
-def _image(one: Image) -> Answer:
+def _image(id: str, name: str, created: float) -> Answer:
+    """Clients look for the newest one: an image that this host does not know is the oldest."""
     return {
-        "ImageId": one.id, "Name": one.name, "ImageLocation": f"{SITE}/{one.name}", "State": "available", "OwnerId": SITE,
-        "Public": True, "Architecture": one.architecture, "ImageType": "machine", "Description": one.note or None,
-        "RootDeviceType": "instance-store", "RootDeviceName": "/dev/vda", "VirtualizationType": "hvm",
-        "CreationDate": moment(one.created) if one.created else None,
+        "ImageId": id, "Name": name, "ImageLocation": f"{SITE}/{name}", "State": "available", "OwnerId": SITE, "ImageOwnerAlias": SITE,
+        "Public": True, "Architecture": "x86_64", "ImageType": "machine", "RootDeviceType": "instance-store", "RootDeviceName": DISK,
+        "VirtualizationType": "hvm", "CreationDate": moment(created),
     }  # fmt: skip
 
 
-SIZE_FILTERS: dict[str, Callable[[Size], Any]] = {
-    "instance-type": lambda one: (one.name,),
-    "current-generation": lambda one: ("true",),
-    "bare-metal": lambda one: ("false",),
-    "vcpu-info.default-vcpus": lambda one: (str(one.cpus),),
-    "memory-info.size-in-mib": lambda one: (str(one.memory),),
-    "processor-info.supported-architecture": lambda one: ("x86_64",),
-    "supported-usage-class": lambda one: ("on-demand", "spot"),
-    "supported-virtualization-type": lambda one: ("hvm",),
-}
-
-
 def sizes(call: Call) -> Answer:
-    found = {one.name: one for one in call.desk.sizes(call.owner)}
-    asked = call.asked.get("InstanceTypes") or list(found)
-    missing = [one for one in asked if one not in found]
-    if missing:
-        raise Refused("InvalidInstanceType", f"The following supplied instance types do not exist: [{missing[0][:60]}]")
-    chosen = sorted(select([found[one] for one in dict.fromkeys(asked)], call.filters(), SIZE_FILTERS), key=_size_order)
-    page, after = call.page(chosen, _size_order, ids="InstanceTypes")
-    return {"InstanceTypes": [_size(one) for one in page], "NextToken": after}
+    known = {name: _size(name, one) for name, one in call.office.types.items()}
+    found = call.of_names("InstanceTypes", known, "InvalidInstanceType") or known.values()
+    return call.listing("InstanceTypes", found, "InstanceType", ids="InstanceTypes")
 
 
-def _size_order(one: Size) -> list[Any]:
-    return [one.name]
-
-
-def _size(one: Size) -> Answer:
+def _size(name: str, one: Size) -> Answer:
     return {
-        "InstanceType": one.name, "CurrentGeneration": True, "FreeTierEligible": False, "BareMetal": False,
+        "InstanceType": name, "CurrentGeneration": True, "FreeTierEligible": False, "BareMetal": False,
         "SupportedUsageClasses": ["on-demand", "spot"], "SupportedRootDeviceTypes": ["instance-store"],
         "SupportedVirtualizationTypes": ["hvm"], "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
         "VCpuInfo": {"DefaultVCpus": one.cpus, "DefaultCores": one.cpus, "DefaultThreadsPerCore": 1},
-        "MemoryInfo": {"SizeInMiB": one.memory}, "InstanceStorageSupported": bool(one.disk), "BurstablePerformanceSupported": False,
-        "InstanceStorageInfo": {"TotalSizeInGB": one.disk >> 10} if one.disk else None, "HibernationSupported": False,
+        "MemoryInfo": {"SizeInMiB": one.memory // MIB}, "InstanceStorageSupported": bool(one.disk), "BurstablePerformanceSupported": False,
+        "InstanceStorageInfo": {"TotalSizeInGB": one.disk // GIB} if one.disk else None, "HibernationSupported": False,
     }  # fmt: skip
 
 
 def account(call: Call) -> Answer:
-    facts = {
-        "supported-platforms": "VPC",
-        "default-vpc": "none",
-        "max-instances": str(call.desk.most_instances(call.owner)),
-    }
-    asked = call.asked.get("AttributeNames") or list(facts)
-    return {
-        "AccountAttributes": [
-            {"AttributeName": name, "AttributeValues": [{"AttributeValue": facts[name]}]}
-            for name in asked
-            if name in facts
-        ]
-    }
+    most = policy_of(call.office.leases.policies(), call.owner.name, call.owner.group).machines
+    facts = {"supported-platforms": "VPC", "default-vpc": "none", "max-instances": str(most)}
+    asked = [one for one in call.asked.get("AttributeNames") or facts if one in facts]
+    found = [{"AttributeName": one, "AttributeValues": [{"AttributeValue": facts[one]}]} for one in asked]
+    return {"AccountAttributes": found}
 
 
-# What a lease has none of: the answer's list, the ids that can be asked for, and how EC2 says that one is not there.
-NONE: dict[str, tuple[str, Mapping[str, str]]] = {
-    "DescribeSecurityGroups": ("SecurityGroups", {"GroupIds": "InvalidGroup", "GroupNames": "InvalidGroup"}),
-    "DescribeVolumes": ("Volumes", {"VolumeIds": "InvalidVolume"}),
-    "DescribeVpcs": ("Vpcs", {"VpcIds": "InvalidVpcID"}),
-    "DescribeSubnets": ("Subnets", {"SubnetIds": "InvalidSubnetID"}),
-    "DescribeAddresses": ("Addresses", {"PublicIps": "InvalidAddress", "AllocationIds": "InvalidAllocationID"}),
-    "DescribeSnapshots": ("Snapshots", {"SnapshotIds": "InvalidSnapshot"}),
-    "DescribeNetworkInterfaces": ("NetworkInterfaces", {"NetworkInterfaceIds": "InvalidNetworkInterfaceID"}),
-}
+def offerings(call: Call) -> Answer:
+    kind, zone = call.asked.get("LocationType", "region"), call.office.settings.zone
+    rows = [{"InstanceType": one, "LocationType": kind, "Location": zone} for one in call.office.types]
+    return call.listing("InstanceTypeOfferings", rows, "InstanceType")
 
 
-def none(name: str, ids: Mapping[str, str], call: Call) -> Answer:
-    for parameter, code in ids.items():
-        if call.asked.get(parameter):
-            raise Refused(f"{code}.NotFound", f"There are no {name} here")
-    call.page([], lambda one: [])  # a wrong page is refused as anywhere
-    return {name: []}
+# What a lease has none of, and how EC2 says that one is not there which is asked for by id or name.
+NONE = {
+    "DescribeSecurityGroups": "InvalidGroup", "DescribeVolumes": "InvalidVolume", "DescribeVpcs": "InvalidVpcID", "DescribeSubnets": "InvalidSubnetID",
+    "DescribeAddresses": "InvalidAddress", "DescribeSnapshots": "InvalidSnapshot", "DescribeNetworkInterfaces": "InvalidNetworkInterfaceID",
+    "DescribePlacementGroups": "InvalidPlacementGroup", "DescribeReservedInstances": "InvalidReservedInstancesId", "DescribeRouteTables": "InvalidRouteTableID",
+    "DescribeInternetGateways": "InvalidInternetGatewayID", "DescribeLaunchTemplates": "InvalidLaunchTemplateId",
+}  # fmt: skip
+
+
+def none(call: Call) -> Answer:
+    """The answer's list, and what can be asked for by id, are those of the model."""
+    for name in call.asked:
+        if name.endswith(("Ids", "Names", "Ips")) and name not in ("OwnerIds", "RestorableByUserIds"):
+            call.of_names(name, {}, f"{NONE[call.action]}.NotFound")
+    replace(call, asked={**call.asked, "Filters": ()}).page([], list, dict, None)  # a wrong page is refused as anywhere
+    return {next(name for name, _, member in elements(model().output(call.action)) if member.type_name == "list"): []}
 
 
 ACTIONS: dict[str, Callable[[Call], Answer]] = {
-    "DescribeRegions": regions,
-    "DescribeAvailabilityZones": zones,
-    "DescribeImages": images,
-    "DescribeInstanceTypes": sizes,
-    "DescribeAccountAttributes": account,
-    **{action: partial(none, *known) for action, known in NONE.items()},
-}
+    "DescribeRegions": regions, "DescribeAvailabilityZones": zones, "DescribeImages": images, "DescribeInstanceTypes": sizes,
+    "DescribeAccountAttributes": account, "DescribeInstanceTypeOfferings": offerings, **dict.fromkeys(NONE, none),
+}  # fmt: skip

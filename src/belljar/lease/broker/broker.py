@@ -1,0 +1,155 @@
+"""In the service: owners' clusters, and the conversations with their machines. What it knows is written down, and a conversation that
+was cut off is begun again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from belljar.errors import BadRequest, BelljarError, NoSuchLease
+from belljar.host.service.telling import Tell
+from belljar.host.threads import in_thread
+from belljar.lease import Do, Instance, Lease, Order, Size, Wanted
+from belljar.lease.broker import Cluster, Context, Member
+from belljar.lease.broker.document import wrongs
+from belljar.lease.broker.plan import LARGEST, Answer, Node, Refused, Scene, program, read, scene, standing, token
+from belljar.lease.desk import Also, Desk, Made, Owner
+from belljar.lease.service.channel import Channel
+from belljar.lease.store import Book
+from belljar.reading import from_json
+
+CHUNK = 1 << 16
+REFUSED, SILENT = 255, 254  # beside scripts' own exit codes
+Facts = dict[str, Any]
+Ask = Callable[[Owner, Wanted, str, Also], Awaitable[Made]]
+
+
+class Broker:
+    """*ask*: for a lease, and to write something down with it."""
+
+    def __init__(self, desk: Desk, channel: Channel, ask: Ask, site_key: bytes, tell: Tell) -> None:
+        self._store, self._desk, self._channel, self._ask = desk.store, desk, channel, ask
+        self._site_key, self._tell = site_key, tell
+        self._talks: dict[str, asyncio.Task[None]] = {}  # by machine
+
+    async def answer(self, owner: Owner, asked: Facts) -> Facts:
+        """Raises BelljarError, ValueError."""
+        act, name = asked.get("act"), str(asked.get("name") or "")
+        if act == "up":
+            return await self._up(owner, asked)
+        found = await in_thread(lambda: self._store.read(lambda book: self._clusters(book, owner.name, name)))
+        if name and not found:
+            raise NoSuchLease(f"{owner.name} has no cluster {name[:40]!r}")
+        if act == "status":
+            return {"clusters": [_shown(there, lease) for there, lease in found]}
+        if act != "release" or not name:
+            raise BadRequest(f"{str(act)[:40]!r} of {name!r}: up, status, or release of a cluster")
+        for _, lease in found:
+            await in_thread(lambda id=lease.id: self._desk.release(owner, id))  # type: ignore[misc]
+        return {"ok": True}
+
+    async def _up(self, owner: Owner, asked: Facts) -> Facts:
+        cluster: Cluster = from_json(Cluster, asked.get("cluster"))
+        for table, (key, what, hint) in wrongs(cluster):
+            raise BadRequest(f"{table}.{key}: {what}", hint=hint)
+        images = tuple(role.image for role, _ in cluster.seats)
+        said = Wanted(images[0], len(images), size=Size(0, 0, 0), type=cluster.type, seconds=cluster.time, queue=cluster.queue,
+                      network=cluster.network, images=images)  # fmt: skip
+
+        def also(book: Book, lease: Lease) -> None:
+            if any(one.is_live for _, one in self._clusters(book, owner.name, cluster.name)):
+                what = f"{owner.name} has a cluster {cluster.name!r} already"
+                raise BadRequest(what, hint="Release it and wait for its end, or change the name in the document.")
+            book.put(Context(lease.id, owner.name, cluster))
+
+        lease, _ = await self._ask(owner, said, str(asked.get("public") or ""), also)
+        return {"lease": lease.id, "name": cluster.name}
+
+    def _clusters(self, book: Book, owner: str, name: str) -> list[tuple[Scene, Lease]]:
+        """That live, or ended a while ago, the oldest first; *name*: the last that was called so, alone."""
+        known = [one for one in book.find(Context, owner=owner) if name in ("", one.cluster.name)]
+        found = [(_scene(book, one), lease) for one in known if (lease := self._lease(book, one)) is not None]
+        return sorted(found, key=lambda pair: pair[1].created)[-1 if name else 0 :]
+
+    def _lease(self, book: Book, context: Context) -> Lease | None:
+        """None: it ended long ago."""
+        found = book.get(Lease, context.id)
+        return (
+            found
+            if found is not None and (found.is_live or found.since > time.time() - self._desk.settings.shown)
+            else None
+        )
+
+    async def look(self) -> None:
+        """At every cluster: its next generation is written down, and machines are told what is due."""
+        if not await in_thread(lambda: self._store.read(lambda book: book.find(Context))):
+            return
+        for there in await in_thread(lambda: self._store.write(self._scenes)):
+            for node in there.nodes:
+                if node.stand == "configuring" and node.instance.id not in self._talks:
+                    talk = self._talks[node.instance.id] = asyncio.ensure_future(self._talk(there, node))
+                    talk.add_done_callback(partial(self._over, node.instance.id))
+
+    def _over(self, id: str, talk: asyncio.Task[None]) -> None:
+        del self._talks[id]
+        if not talk.cancelled() and (exc := talk.exception()) is not None:  # the records are away: it is done again
+            self._tell("cluster", machine=id, why=exc)
+
+    def _scenes(self, book: Book) -> list[Scene]:
+        """Of those that live. One that ended long ago is dropped: its data may be secrets."""
+        found = []
+        for context in book.find(Context):
+            there, lease = _scene(book, context), self._lease(book, context)
+            if lease is None:
+                book.drop(Context, context.id)
+                for id in there.members:
+                    book.drop(Member, id)
+            elif lease.is_live:
+                found.append(there)
+                if there.context != context:
+                    book.put(there.context)
+        return found
+
+    async def _talk(self, there: Scene, node: Node) -> None:
+        """Until the machine has answered, or its time is over. One whose pilot is away is asked again at a later look."""
+        context, id, limit = there.context, node.instance.id, there.context.cluster.limit
+        mark, shell = token(self._site_key, context, id, node.plan), Order(Do.STREAM, id, request="/bin/sh")
+        found: Answer | None
+        try:
+            async with asyncio.timeout(limit), self._channel.stream(node.instance.slot, shell) as streams:
+                reader, writer, data = streams
+                writer.write(f"token={mark}\n{program(there, node)}".encode())
+                await writer.drain()
+                while len(data) <= LARGEST and (more := await reader.read(CHUNK)):
+                    data += more
+            found = read(data, mark, node.role.provides)
+        except TimeoutError:
+            found = (SILENT, "the machine", f"its scripts have not ended after {limit:.0f} s".encode(), ())
+        except Refused as exc:
+            found = (REFUSED, "the machine", f"its answer is refused: {exc}".encode(), ())
+        except (OSError, BelljarError) as exc:
+            return self._tell("cluster", id=context.id, machine=id, why=exc)
+        if found is not None:
+            member = Member(id, context.id, context.generation, node.plan, *found)
+            await in_thread(lambda: self._store.write(lambda book: book.put(member)))
+            self._tell("cluster", id=context.id, machine=id, name=node.name, code=member.code, script=member.script)
+
+
+def _scene(book: Book, context: Context) -> Scene:
+    members = {one.id: one for one in book.find(Member, context=context.id)}
+    return scene(context, book.find(Instance, lease=context.id), members, time.time())
+
+
+def _shown(there: Scene, lease: Lease) -> Facts:
+    state, why = standing(there, time.time()) if lease.is_live else ("ended", f"{lease.state.value}: {lease.why}")
+    logs = {id: one.log.decode("utf-8", "replace") for id, one in there.members.items()}
+    nodes = [{
+        "name": one.name, "role": one.role.name, "machine": one.instance.id, "address": one.address,
+        "state": one.stand if one.is_there else one.instance.state.value, "why": one.why or one.instance.why,
+        "log": logs.get(one.instance.id, ""),
+    } for one in there.nodes]  # fmt: skip
+    facts = {"name": there.context.cluster.name, "lease": lease.id, "generation": there.context.generation}
+    return {**facts, "state": state, "why": why, "nodes": nodes}

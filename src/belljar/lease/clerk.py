@@ -1,0 +1,118 @@
+"""What owners may read: why a request would be denied, what they used, how a lease went, what spot machines cost. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from belljar.errors import BadRequest, BelljarError, NotPermitted
+from belljar.lease import Event, Instance, Lease, Wanted
+from belljar.lease.decisions.margins import fitting
+from belljar.lease.decisions.policy import checks, policy_of
+from belljar.lease.decisions.spot import PRICES, price
+from belljar.lease.desk import Desk, Owner, case_of, riding
+from belljar.lease.store import Book
+from belljar.lease.usage import over, used
+from belljar.model import to_json
+from belljar.records import dataclass
+
+Asked = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of spot machines, in prices of an ordinary one. `past`: since when each was so, newest first."""
+
+    now: float
+    least: float
+    held: int  # machines
+    room: int  # so many may be; 0: as many as the batch system starts
+    past: tuple[tuple[float, float], ...]
+
+
+class Clerk:
+    """Its acts take what was asked as JSON has it, and give what JSON can say."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.acts: dict[str, Callable[[Owner, Asked], Asked]] = {
+            "prices": lambda owner, asked: to_json(self.prices()),
+            "usage": self._usage, "over": self._over, "events": self._events,
+        }  # fmt: skip
+
+    def explain(self, owner: Owner, asked: Wanted) -> list[tuple[str, bool]]:
+        """Every step of the decision, in words with numbers, and whether it is met; to the first that is not."""
+        lines, desk = list[tuple[str, bool]](), self._desk
+
+        def look(book: Book) -> None:
+            wanted = desk.checked(asked)
+            limits, policy = desk.queue(wanted.queue), policy_of(desk.policies(), owner.name, owner.group)
+            job = fitting(wanted, desk.settings, limits)
+            most = f"{limits.longest:.0f} s" if limits.longest else "any time"
+            queue = f"queue {wanted.queue}" if wanted.queue else "the default queue"
+            lines.append((f"{wanted.nodes} nodes for {job.walltime} s; {queue} gives {most}", True))
+            lines.append((f"policy {policy.name} is for {owner.name}", True))
+            for check in checks(wanted, policy, book.sums(owner.name, policy.since(desk.now()))):
+                lines.append((check.what, check.is_met))
+                if not check.is_met:
+                    return
+            cost, (carrier, _) = price(book, desk.settings), riding(book, owner, wanted, desk.now(), desk.settings)
+            if wanted.bid is not None:
+                lines.append((f"a bid of {wanted.bid:g}; spot machines cost {cost:g} now", True))
+            lines.append((f"on idle nodes of {carrier}" if carrier else "its job waits for nodes", True))
+
+        try:
+            desk.store.read(look)
+        except BelljarError as exc:
+            lines.append((exc.message, False))
+        return lines
+
+    def _usage(self, asker: Owner, asked: Asked) -> Asked:
+        """Of the owner that is named, of all with `all`, else of the asker."""
+        owner = "" if asked.get("all") else str(asked.get("owner") or asker.name)
+        permit(owner == asker.name, asker, f"usage of {owner[:40] or 'all'}")
+        now = self._desk.now()
+        since = now - number(asked, "back") if asked.get("back") else 0.0
+        found = self._desk.store.read(lambda book: used(book, now, owner, since))
+        return {"machines": [to_json(one) | one.sums for one in found]}
+
+    def _over(self, asker: Owner, asked: Asked) -> Asked:
+        """Of all that ended behind a position, and the next one."""
+        permit(False, asker, "records of all")
+        found, position = self._desk.store.read(lambda book: over(book, str(asked.get("after") or "")))
+        return {"machines": [to_json(one) | one.sums for one in found], "position": position}
+
+    def _events(self, owner: Owner, asked: Asked) -> Asked:
+        """Of a lease, behind a position, oldest first."""
+
+        def look(book: Book) -> list[tuple[int, Event]]:
+            id = case_of(book, owner, str(asked.get("lease", ""))).lease.id
+            return book.events(int(number(asked, "after")), lease=id)
+
+        return {"events": [{"position": at, **to_json(one)} for at, one in self._desk.store.read(look)]}
+
+    def prices(self) -> Prices:
+        """Of spot machines, for everybody."""
+        settings = self._desk.settings
+
+        def look(book: Book) -> Prices:
+            past = tuple((one.wall, float(one.after)) for one in book.latest(PRICES, 1000))
+            spot = [one for one in book.find(Lease, live=1) if one.price is not None]
+            held = sum(len(book.find(Instance, lease=one.id, live=1)) for one in spot)
+            return Prices(price(book, settings), settings.min_price, held, settings.spot_machines, past)
+
+        return self._desk.store.read(look)
+
+
+def number(asked: Asked, key: str) -> float:
+    """0 where it is not said. Raises BadRequest."""
+    found = asked.get(key, 0)
+    if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 <= found < 1e12:
+        raise BadRequest(f"{key}: not a number")
+    return found
+
+
+def permit(is_own: bool, asker: Owner, what: str) -> None:
+    """Raises NotPermitted."""
+    if not is_own and not asker.rules:
+        raise NotPermitted(f"{what}: {asker.name} may ask for their own; root and the service's account for others'")

@@ -1,0 +1,323 @@
+"""From a lease as written down, and what is seen now: the next state, and what is to be done. Pure.
+
+There is no other code for recovery. Every act may be done twice, and every look starts from what is written down, the batch system's
+jobs and the pilots that are connected; so a service that was killed at any point goes on where it was.
+
+What a pilot says of its machines is believed; what the batch system says of its job is believed. When the batch system says nothing,
+nothing is concluded from that. An order is given again at each look until what it asks for is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from belljar.batch import JobState
+from belljar.batch import NamedJob as Job
+from belljar.lease import Instance, Lease, Settings, Slot
+from belljar.lease.decisions.case import ALIVE, Act, Case, Kind, Seen, Step, ended
+from belljar.lease.decisions.margins import KILL, margins
+from belljar.lease.decisions.spot import let_in, noticed, staying, waits
+from belljar.lease.orders import Do, Order
+from belljar.lease.states import Cause, InstanceState, LeaseState, SlotState, end_of
+from belljar.records import replace
+
+L, I, S = LeaseState, InstanceState, SlotState  # noqa: E741
+
+
+def advance(case: Case, seen: Seen, settings: Settings) -> Step:
+    """One step, of one move of the lease at most. Called again and again, with what is seen then; at once where it has moved."""
+    if not case.lease.is_live:
+        return Step(case, _cancelled(seen.jobs or ()))
+    case = _without_the_lost(case, seen, settings)
+    step = HANDLERS[case.lease.state](case, seen, settings)
+    # Jobs of earlier attempts, second ones of the same name, and pilots of jobs that were given up.
+    job, attempt = _job(step.case.lease, seen), step.case.lease.attempt
+    others = _cancelled(one for one in seen.jobs or () if one is not job)
+    earlier = (one.id for one in step.case.own_slots if one.is_live and one.attempt < attempt)
+    old = (Act(Kind.ORDER, id, Order(Do.RELEASE)) for id in earlier)
+    return Step(step.case, (*step.acts, *others, *old))
+
+
+def strays(jobs: Iterable[Job], known: Callable[[str], bool]) -> tuple[Act, ...]:
+    """Jobs with names of ours whose lease is not written down, by its id: they are cancelled."""
+    return _cancelled(job for job in jobs if not known(lease_of(job.name)))
+
+
+def lease_of(job_name: str) -> str:
+    """The id in the name of a job; "" in one that is not ours."""
+    begin, _, rest = job_name.partition("-")
+    return rest.rpartition("-")[0] if begin == "belljar" else ""
+
+
+def drained(case: Case, cause: Cause, why: str, now: float) -> Case:
+    """It ends from now on. What has no node has ended already."""
+
+    def stopped(one: Instance) -> Instance:
+        if one.state is I.QUEUED:
+            return ended(one, cause, why, now)
+        return replace(one, stop=True, cause=one.cause or cause, why=one.why or why)
+
+    return case.moved(L.DRAINING, now, cause=cause, why=why).each(stopped)
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def _requested(case: Case, seen: Seen, settings: Settings) -> Step:
+    lease = case.lease
+    if lease.carrier:
+        return Step(case.moved(L.CLAIMING, seen.now))
+    if late := _late(case, seen):
+        return late
+    if lease.wanted.bid is not None and lease.price is None:
+        case = let_in(case, seen)
+    if seen.jobs is None or (lease.wanted.bid is not None and case.lease.price is None):
+        return Step(case)
+    if job := _job(lease, seen):
+        return Step(case.moved(L.QUEUED, seen.now, job=job.id, missing=0.0))
+    return Step(case, (Act(Kind.SUBMIT),))
+
+
+def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
+    """Its first pilot's hello ends this state."""
+    lease, job = case.lease, _job(case.lease, seen)
+    if any(one.is_live for one in _on(case)):
+        return Step(case.moved(L.CLAIMING, seen.now))
+    if late := _late(case, seen):
+        return late
+    if seen.share is not None and seen.share < len(staying(case)):
+        return Step(_anew(case.but(price=None, withdrawn=lease.withdrawn + 1), waits(lease, seen), seen))
+    case = _missed(case, job, seen)
+    if _is_gone(case.lease, job, seen, settings):
+        return again(case, Cause.NODE_LOST, "its job ended before a pilot was heard of", seen, settings)
+    return Step(case if job is None else case.but(job=job.id, why=job.reason, expected=job.expected))
+
+
+def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
+    """All nodes are there: go. At the barrier's deadline with as many as the owner said are enough."""
+    lease, wanted, live = case.lease, case.lease.wanted, [one for one in _on(case) if one.state in (S.CLAIMED, S.GO)]
+    case = _missed(case, _job(lease, seen), seen)
+    if lease.carrier:
+        is_there = any(one.state is S.GO for one in live)
+        gone = Step(drained(case, Cause.NODE_LOST, "its node is gone", seen.now))
+        return _go(case, seen, settings) if is_there else gone
+    if len(live) >= wanted.nodes:
+        return _go(case, seen, settings)
+    began = min((one.begun for one in live), default=lease.since)
+    is_gone = _is_gone(case.lease, _job(lease, seen), seen, settings)
+    if not is_gone and seen.now - max(began, seen.up) <= settings.barrier:
+        return Step(case)
+    if not is_gone and len(live) * wanted.per_node >= (wanted.least or wanted.count):
+        return _go(case, seen, settings)
+    why = f"{len(live)} of {wanted.nodes} nodes came within {settings.barrier:.0f} s"
+    return again(case, Cause.CAPACITY, why, seen, settings)
+
+
+def _active(case: Case, seen: Seen, settings: Settings) -> Step:
+    lease, now = case.lease, seen.now
+    case = _missed(case, _job(lease, seen), seen)
+    if now >= lease.ends:
+        return Step(drained(case, Cause.EXPIRED, "its time is over", now))
+    case, notices = noticed(case, seen, settings)
+    if not case.live and not case.guests and not _lingers(case, seen, settings):
+        last = max(case.instances, key=lambda one: one.ended)
+        return Step(drained(case, last.cause or Cause.INTERNAL, last.why, now))
+    acts = (*_gone(case, seen), *notices, *(act for one in case.live for act in _wanted_of(one, case, seen)))
+    return Step(case, acts) if lease.carrier else _released(case, acts, seen, settings)
+
+
+def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
+    """It has ended when nothing of it is left: no machine, no pilot, no job."""
+    lease, now, cause = case.lease, seen.now, case.lease.cause or Cause.INTERNAL
+    case = _missed(case, _job(lease, seen), seen)
+    case = case.each(lambda one: ended(one, cause, lease.why, now) if one.state is I.QUEUED else one)
+    live, acts = case.live, (*_gone(case, seen), *(act for one in case.live for act in _stopped(one, case, seen)))
+    if lease.carrier:
+        return Step(case, acts) if live else Step(_over(case, seen))
+    step = _released(case, acts, seen, settings, at_once=True)
+    slots = [one for one in step.case.own_slots if one.is_live]
+    is_overdue = now - lease.since > settings.grace + 2 * KILL and not case.guests
+    jobs = _cancelled(seen.jobs or ()) if (not slots and not live) or is_overdue else ()
+    if live or slots or seen.jobs is None or any(job.state in ALIVE for job in seen.jobs):
+        return Step(step.case, (*step.acts, *jobs))
+    # A batch system that was just restarted may not know its jobs yet; and a submission may be under way.
+    if not seen.jobs and not _is_gone(step.case.lease, None, seen, settings):
+        return step
+    return Step(_over(step.case, seen))
+
+
+HANDLERS: Mapping[LeaseState, Callable[[Case, Seen, Settings], Step]] = {
+    L.REQUESTED: _requested, L.QUEUED: _queued, L.CLAIMING: _claiming, L.ACTIVE: _active, L.DRAINING: _draining,
+}  # fmt: skip
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+def _go(case: Case, seen: Seen, settings: Settings) -> Step:
+    """Active: each machine has a node, or has ended. Ranks need not be without gaps: nodes are taken in their order."""
+    wanted, now = case.lease.wanted, seen.now
+    found = margins(wanted.seconds, 1, settings)
+    slots = [one for one in _on(case) if one.state in (S.CLAIMED, S.GO)]
+    slots = [one if one.state is S.GO else replace(one, state=S.GO, since=now, ends=now + found.pilot) for one in slots]
+    places = [one.id for one in slots for _ in range(wanted.per_node)]
+    for one in slots:
+        case = case.with_slot(one)
+
+    def placed(one: Instance) -> Instance:
+        if one.state is not I.QUEUED:
+            return one
+        if not one.slot and not places:
+            return ended(one, Cause.CAPACITY, "there were fewer nodes than asked for", now)
+        return replace(one, state=I.CLAIMED, slot=one.slot or places.pop(0), since=now)
+
+    case = case.moved(L.ACTIVE, now, begun=now, ends=now + found.before + wanted.seconds, expected=0.0).each(placed)
+    return Step(case, (*_gone(case, seen), *(act for one in case.live for act in _wanted_of(one, case, seen))))
+
+
+def _gone(case: Case, seen: Seen) -> tuple[Act, ...]:
+    """Pilots take machines from now on. One that has said nothing of its own may still be at the gate."""
+    waited = {one.slot for one in case.live if one.state is I.CLAIMED}
+    slots = [one for one in case.slots if one.state is S.GO and one.id in waited] if waited else []
+    by_rank = sorted(slots, key=lambda one: one.rank)
+    return tuple(act for one in by_rank for act in _told(one.id, Order(Do.GO, seconds=one.ends - seen.now), seen))
+
+
+def _told(slot: str, order: Order, seen: Seen) -> tuple[Act, ...]:
+    return (Act(Kind.ORDER, slot, order),) if slot in seen.connected else ()
+
+
+def _wanted_of(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
+    """The order by which a machine becomes what it should be."""
+    is_over = one.cause is Cause.SPOT and bool(one.deadline) and seen.now >= one.deadline
+    if one.stop or one.state is I.STOPPING or is_over:
+        return _stopped(one, case, seen)
+    starts = one.state is I.CLAIMED
+    return _told(one.slot, Order(Do.START, one.id, seconds=one.seconds), seen) if starts else ()
+
+
+def _stopped(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
+    why = (one.cause or case.lease.cause or Cause.USER).value
+    return _told(one.slot, Order(Do.STOP, one.id, why=why), seen)
+
+
+def _released(case: Case, acts: tuple[Act, ...], seen: Seen, settings: Settings, *, at_once: bool = False) -> Step:
+    """Nodes without machines are given back, each by itself, after a while in which their owner may want them again."""
+    busy = {one.slot for one in (*case.live, *case.guests)}
+    for one in case.own_slots:
+        is_idle = one.is_live and one.state is not S.RELEASING and one.id not in busy
+        if is_idle and (at_once or seen.now - _idle_since(one, case) >= settings.linger):
+            one = replace(one, state=S.RELEASING, since=seen.now)
+            case = case.with_slot(one)
+        if one.state is S.RELEASING:
+            acts = (*acts, *_told(one.id, Order(Do.RELEASE), seen))
+    return Step(case, acts)
+
+
+def _idle_since(slot: Slot, case: Case) -> float:
+    return max([slot.since, *(one.ended for one in case.instances if one.slot == slot.id)])
+
+
+def _lingers(case: Case, seen: Seen, settings: Settings) -> bool:
+    if case.lease.carrier or not settings.linger:
+        return False
+    return any(one.state is S.GO and seen.now - _idle_since(one, case) < settings.linger for one in _on(case))
+
+
+# -- what is gone ------------------------------------------------------------------------------------------------------
+
+
+def _without_the_lost(case: Case, seen: Seen, settings: Settings) -> Case:
+    """Slots whose pilots are gone have ended, and with them their machines."""
+    for slot in case.slots:
+        if slot.is_live and _is_lost(slot, case, seen, settings):
+            case = case.with_slot(replace(slot, state=S.ENDED, since=seen.now))
+    gone = {one.id: one for one in case.slots if not one.is_live}
+
+    def left(one: Instance) -> Instance:
+        slot = gone.get(one.slot)
+        return one if slot is None else without_its_node(one, slot, Cause.NODE_LOST, "its pilot is gone", seen.now)
+
+    return case.each(left)
+
+
+def without_its_node(one: Instance, slot: Slot, cause: Cause, why: str, now: float) -> Instance:
+    """A machine whose pilot has ended: it is charged for as long as that was heard of."""
+    last = max(one.began_at, slot.heard - slot.zero) if one.launched else 0.0
+    return ended(one, one.cause or cause, why, now, ended_at=last)
+
+
+def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
+    if slot.id in seen.connected:
+        return False
+    quiet = seen.now - max(slot.heard, seen.up)
+    if quiet > settings.lost or (slot.ends and seen.now > slot.ends + settings.margin + settings.lost):
+        return True
+    if case.lease.carrier or seen.jobs is None:  # its carrier's own look decides
+        return False
+    if slot.attempt == case.lease.attempt and _is_gone(case.lease, _job(case.lease, seen), seen, settings):
+        return True
+    is_running = any(job.state in ALIVE for job in seen.jobs)
+    return not is_running and quiet > settings.silence
+
+
+def _missed(case: Case, job: Job | None, seen: Seen) -> Case:
+    """Write down the job's id, which a pilot may be quicker than, and since when the batch system has not known it."""
+    if seen.jobs is None:
+        return case
+    return case.but(missing=case.lease.missing or seen.now) if job is None else case.but(missing=0.0, job=job.id)
+
+
+def _is_gone(lease: Lease, job: Job | None, seen: Seen, settings: Settings) -> bool:
+    """One answer is not enough to say that a job is gone."""
+    if seen.jobs is None:
+        return False
+    if job is not None:
+        return job.state is JobState.ENDED
+    return bool(lease.missing) and seen.now - lease.missing >= settings.unseen
+
+
+def again(case: Case, cause: Cause, why: str, seen: Seen, settings: Settings) -> Step:
+    """Nothing of it ran: a job of another name. The nodes it has are given back."""
+    tried = case.lease.attempt - case.lease.withdrawn
+    if tried >= settings.tries:
+        return Step(drained(case, cause, f"{why}; {tried} jobs were tried", seen.now))
+    return Step(_anew(case, why, seen))
+
+
+def _anew(case: Case, why: str, seen: Seen) -> Case:
+    next = case.lease.attempt + 1
+    return case.moved(L.REQUESTED, seen.now, attempt=next, job="", missing=0.0, expected=0.0, why=why)
+
+
+# -- small helps -------------------------------------------------------------------------------------------------------
+
+
+def _over(case: Case, seen: Seen) -> Case:
+    cause = case.lease.cause or Cause.INTERNAL
+    return case.moved(end_of(cause, was_active=bool(case.lease.begun)), seen.now, cause=cause, missing=0.0)
+
+
+def _on(case: Case) -> list[Slot]:
+    """The slots that its machines are on, by rank: of this attempt, or those of its carrier that it was given."""
+    if case.lease.carrier:
+        used = {one.slot for one in case.instances}
+        return [one for one in case.slots if one.id in used]
+    return sorted((one for one in case.slots if one.attempt == case.lease.attempt), key=lambda one: one.rank)
+
+
+def _job(lease: Lease, seen: Seen) -> Job | None:
+    """Of this attempt: the one that is written down, else the first that is there."""
+    ours = sorted((job for job in seen.jobs or () if job.name == lease.job_name), key=lambda one: (len(one.id), one.id))
+    return next((job for job in ours if job.id == lease.job), ours[0] if ours else None)
+
+
+def _cancelled(jobs: Iterable[Job]) -> tuple[Act, ...]:
+    return tuple(Act(Kind.CANCEL, job.id) for job in jobs if job.state in ALIVE and job.state is not JobState.ENDING)
+
+
+def _late(case: Case, seen: Seen) -> Step | None:
+    if not case.lease.deadline or seen.now <= case.lease.deadline:
+        return None
+    why = "the batch system did not start it in time"
+    return Step(drained(case, Cause.CAPACITY, f"{why}: {case.lease.why}" if case.lease.why else why, seen.now))

@@ -1,0 +1,92 @@
+"""The words of one step: what is written down of a lease, what is seen, what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from belljar.batch import JobState, NamedJob
+from belljar.lease import Instance, Lease, Slot
+from belljar.lease.orders import Order
+from belljar.lease.states import Cause, InstanceState, LeaseState
+from belljar.records import dataclass, replace
+
+ALIVE = frozenset({JobState.WAITING, JobState.HELD, JobState.RUNNING, JobState.ENDING, JobState.UNKNOWN})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look."""
+
+    now: float
+    up: float  # since when pilots can reach the service
+    jobs: tuple[NamedJob, ...] | None  # of this lease, of all attempts; None: the batch system did not answer
+    connected: frozenset[str] = frozenset()  # slots whose pilots are
+    share: int | None = None  # spot: so many machines it may have now; None: as many as it wants
+    price: float = 0.0  # of a spot machine
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that is written down of a lease. Slots are those of its carrier where it has one."""
+
+    lease: Lease
+    instances: tuple[Instance, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    guests: tuple[Instance, ...] = ()  # live machines of other leases of this owner on its slots
+
+    @property
+    def live(self) -> list[Instance]:
+        return [one for one in self.instances if one.is_live]
+
+    @property
+    def own_slots(self) -> list[Slot]:
+        """Of its own jobs, of all attempts."""
+        return [one for one in self.slots if one.lease == self.lease.id]
+
+    def but(self, **facts: Any) -> Case:
+        """With other facts of its lease."""
+        return replace(self, lease=replace(self.lease, **facts))
+
+    def moved(self, state: LeaseState, now: float, **facts: Any) -> Case:
+        """Its lease is in this state, since now where it was not."""
+        return self.but(state=state, **facts, **({} if state is self.lease.state else {"since": now}))
+
+    def each(self, change: Callable[[Instance], Instance]) -> Case:
+        """With that done to every machine that lives."""
+        return replace(self, instances=tuple(change(one) if one.is_live else one for one in self.instances))
+
+    def with_slot(self, slot: Slot) -> Case:
+        id = slot.id  # made anew each time, and there may be a thousand
+        return replace(self, slots=tuple(slot if one.id == id else one for one in self.slots))
+
+
+def ended(one: Instance, cause: Cause, why: str, now: float, *, ended_at: float = 0.0) -> Instance:
+    return replace(
+        one, state=InstanceState.TERMINATED, since=now, ended=now, cause=one.cause or cause, why=one.why or why,
+        ended_at=max(ended_at, one.began_at),
+    )  # fmt: skip
+
+
+class Kind(str, Enum):
+    SUBMIT = "submit"  # a job of the lease's name, unless there is one
+    CANCEL = "cancel"  # this job
+    ORDER = "order"  # to this slot's pilot
+
+
+@dataclass(frozen=True)
+class Act:
+    """Each may be done twice."""
+
+    kind: Kind
+    of: str = ""  # id of the job, or of the slot
+    order: Order | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to write down, and what to do after that."""
+
+    case: Case
+    acts: tuple[Act, ...] = ()

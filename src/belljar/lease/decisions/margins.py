@@ -1,0 +1,60 @@
+"""From the time that was promised to the time that is asked of the batch system. Pure.
+
+The user's time runs from when the guest is up. Before it: the pilot's start, the others of the group, the image's way, the boot. After
+it: the guest's shutdown, the kill, the report. The pilot's own monotonic clock ends a lease; the batch system's limit comes later, and
+is only the backstop (Slurm acts on it up to half a minute late, and warns up to a minute early).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from belljar.errors import OverLimit
+from belljar.lease import Settings, Wanted
+from belljar.records import dataclass
+
+KILL = 2.0  # to end a guest by force, and to say so
+PILOT = 2.0  # from the job's start to the pilot's
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Of one lease, in seconds."""
+
+    before: float  # from the pilot's start to the guest's being up, at most
+    promised: float
+    after: float  # to shut down, kill and tell
+    walltime: int  # of the job
+
+    @property
+    def pilot(self) -> float:
+        """From its start, by its own clock: then the pilot ends."""
+        return self.before + self.promised + self.after
+
+
+def margins(seconds: float, nodes: int, settings: Settings, *, quantum: int = 1) -> Margins:
+    """*quantum*: the batch system counts in steps of so many seconds (Slurm: 60)."""
+    before = settings.staging + (settings.barrier if nodes > 1 else 0.0)
+    after = settings.grace + KILL
+    whole = PILOT + before + seconds + after + settings.margin
+    return Margins(before, seconds, after, quantum * ceil(whole / quantum))
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What the batch system lets a job have there."""
+
+    longest: float | None = None  # seconds; None: no limit
+    quantum: int = 1  # seconds, in which it counts
+
+
+def fitting(wanted: Wanted, settings: Settings, queue: Queue) -> Margins:
+    """Raises OverLimit where the queue's limit is less than such a lease takes."""
+    seconds, limit = wanted.seconds, queue.longest
+    found = margins(seconds, wanted.nodes, settings, quantum=queue.quantum)
+    if limit is None or found.walltime <= limit:
+        return found
+    left = queue.quantum * (limit // queue.quantum) - (PILOT + found.before + found.after + settings.margin)
+    hint = f"Ask for {left:.0f} s or less, or for another queue." if left > 0 else "Ask for another queue."
+    takes = f"a lease of {seconds:.0f} s takes {found.walltime} s of the batch system"
+    raise OverLimit(f"{takes}; its queue gives {limit:.0f} s", hint=hint)

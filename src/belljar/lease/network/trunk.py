@@ -1,0 +1,116 @@
+"""The network of a lease over several hosts: one TLS connection for each two of its pilots. That of the higher rank makes it, and makes it
+again whenever it breaks; both show the lease's key before the first frame."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.errors import BelljarError
+from belljar.host.gate import Gate, Streams, dial, own_address
+from belljar.host.service.telling import Troubles
+from belljar.host.streams import Works, some
+from belljar.host.threads import in_thread
+from belljar.lease.jobfile import JobFile
+from belljar.lease.orders import MachineOrder, Peer, Reach
+from belljar.lease.protocol import PILOT, SERVICE, Connection, Opening, lease_key, nonce
+from belljar.network import part_of
+from belljar.records import replace
+
+if TYPE_CHECKING:
+    from belljar.network import Part
+
+STREAM = "network"
+GREETING = 10.0  # seconds until both have shown the key
+SOONEST, LATEST = 0.2, 3.0  # seconds between two tries
+ENDS = (OSError, EOFError, ValueError, TypeError, LookupError, OverflowError)  # what others say may be nonsense
+
+
+class Trunk:
+    """One pilot's side. *run*: where this host's live machines are."""
+
+    def __init__(self, job: JobFile, rank: int, run: Callable[[], Path], tell: Callable[..., None]) -> None:
+        self._job, self._rank, self._run, self._troubles = job, rank, run, Troubles(tell)
+        self._peers: dict[str, dict[int, Peer]] = {}  # by lease, by rank
+        self._parts: dict[str, Part] = {}  # by lease
+        self.works = Works()  # to be ended with the pilot
+        self._address, self._hosts = "", set[str]()  # of this host, and of the other pilots'
+
+    async def open(self, folder: Path) -> Reach | None:
+        """Listen, where the job file says so. Raises HostError."""
+        if not self._job.ports:
+            return None
+        self._address = await in_thread(lambda: own_address(self._job.service))
+        gate = Gate(self._address, self._job.ports, folder)
+        self.works.begin(gate.serve(self._hosts, self._met))
+        return Reach(gate.at, gate.pin)
+
+    def join(self, order: MachineOrder) -> None:
+        """Before this machine starts. A lease's peers are those of its first."""
+        group = order.network.partition(":")[2].partition("@")[0]
+        lease = group.partition("+")[0]
+        if order.peers and self._job.ports and lease not in self._peers:
+            self._peers[lease] = {peer.rank: peer for peer in order.peers}
+            self._hosts |= {peer.reach.at.rpartition(":")[0].strip("[]") for peer in order.peers}
+            self.works.begin(self._hold(lease, group))
+
+    async def _hold(self, lease: str, group: str) -> None:
+        """Stand in for the other pilots' machines, and connect to those of lower ranks."""
+        peers = self._peers[lease].values()
+        numbers = [number for peer in peers for number in peer.numbers]
+        try:
+            part = await in_thread(lambda: part_of(self._run(), group, numbers), undo=lambda one: one.close())
+        except (BelljarError, OSError) as exc:
+            return self._troubles.note(f"network of {lease}", exc)
+        with closing(part):
+            self._parts[lease] = part
+            part.listen()
+            lower = (self._keep(lease, one) for one in peers if one.rank < self._rank)
+            await asyncio.gather(*lower, asyncio.Event().wait())
+
+    async def _keep(self, lease: str, peer: Peer) -> None:
+        """Connected, until it is cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(GREETING):
+                    streams = await dial(peer.reach.at, peer.reach.pin, self._address)
+                try:
+                    await self._talk(streams, Connection(PILOT, self._key_of), lease)
+                finally:
+                    streams[1].transport.abort()
+            except ENDS as exc:
+                self._troubles.note(f"network of {lease}, node {peer.rank}", exc)
+            await asyncio.sleep(random.uniform(SOONEST, LATEST))
+
+    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Somebody has connected."""
+        with suppress(*ENDS):
+            await self._talk((reader, writer), Connection(SERVICE, self._key_of))
+
+    async def _talk(self, streams: Streams, connection: Connection, lease: str = "") -> None:
+        """A connection, from its openings to its end. *lease*: of who made it; the other side is told."""
+        reader, writer = streams
+        own = Opening(lease, self._rank, nonce=nonce(), stream=STREAM)
+        async with asyncio.timeout(GREETING):
+            if lease:
+                writer.write(connection.open(own))
+            while connection.peer is None:
+                connection.receive(await some(reader))
+            if not lease:
+                writer.write(connection.open(replace(own, lease=connection.peer.lease)))
+            writer.write(connection.send({"stream": STREAM}))
+            while not connection.is_raw:  # the other side has shown the key, and that it speaks now
+                connection.receive(await some(reader))
+        lease, rank = connection.peer.lease, connection.peer.slot
+        numbers = self._peers[lease][rank].numbers
+        self._troubles.note(f"network of {lease}, node {rank}")
+        await self._parts[lease].carry(numbers, reader, writer, connection.rest())
+
+    def _key_of(self, said: Opening) -> bytes | None:
+        """Not the one that the service is spoken to with: what is said here is of no use there."""
+        is_ours = said.stream == STREAM and said.slot in {*self._peers.get(said.lease, ()), self._rank}
+        return lease_key(self._job.secret, said.lease) if is_ours else None

@@ -1,0 +1,76 @@
+"""What pilots say is written down before it is acknowledged. What comes while others are written down is written down together: a
+thousand pilots that speak at once wait for a few transactions, not for a thousand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from belljar.errors import BelljarError
+from belljar.host.threads import in_thread
+from belljar.lease import LARGEST_CONSOLE, Console, Instance, Settings
+from belljar.lease.decisions.case import Case
+from belljar.lease.decisions.reports import heard
+from belljar.lease.orders import Do, Order, Report
+from belljar.lease.store import Book, Store
+
+MOST = 256  # reports of one transaction
+Orders = tuple[Order, ...]
+
+
+class Hearing:
+    def __init__(self, store: Store, settings: Settings, clock: Callable[[], float]) -> None:
+        self._store, self._settings, self._clock = store, settings, clock
+        self._waiting: list[tuple[Report, asyncio.Future[Orders]]] = []
+        self._work: asyncio.Task[None] | None = None
+
+    async def __call__(self, report: Report) -> Orders:
+        """It is written down; what its pilot is told. Raises BelljarError, ValueError."""
+        answer: asyncio.Future[Orders] = asyncio.get_running_loop().create_future()
+        self._waiting.append((report, answer))
+        if self._work is None or self._work.done():
+            self._work = asyncio.ensure_future(self._write_all())
+        return await answer
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+            reports = [one for one, _ in batch]
+            found = await in_thread(lambda reports=reports: self._together(reports))  # type: ignore[misc]
+            for (_, answer), result in zip(batch, found, strict=True):
+                if answer.done():  # its connection is gone: it says so again by the next one
+                    continue
+                if isinstance(result, BaseException):
+                    answer.set_exception(result)
+                else:
+                    answer.set_result(result)
+
+    def _together(self, reports: list[Report]) -> list[Orders | Exception]:
+        """Of each its orders, or why it could not be written down. One that is wrong keeps no other from it."""
+        try:
+            return [*self._store.write(lambda book: self._written(book, reports))]
+        except (BelljarError, ValueError, OSError) as exc:
+            if len(reports) == 1 or isinstance(exc, BelljarError):
+                return [exc] * len(reports)
+        return [result for one in reports for result in self._together([one])]
+
+    def _written(self, book: Book, reports: list[Report]) -> list[Orders]:
+        known: dict[str, Case | None] = {}
+        return [self._one(book, one, known) for one in reports]
+
+    def _one(self, book: Book, report: Report, known: dict[str, Case | None]) -> Orders:
+        """*known*: cases as this transaction has them."""
+        now, id = self._clock(), book.lease_of(report)
+        case = known[id] if id in known else book.case(id)
+        if case is None:
+            return (Order(Do.VOID, why="there is no such lease"),)
+        after, orders = heard(case, report, now, self._settings)
+        book.save(case, after, now, report)
+        if after.lease.carrier or after.guests:
+            known.clear()  # they share nodes with others
+        else:
+            known[id] = after
+        machine = book.get(Instance, report.instance) if report.console else None
+        if machine is not None and machine.slot == report.slot:
+            book.put(Console(machine.id, report.console[-LARGEST_CONSOLE:], now))
+        return orders
