@@ -142,11 +142,14 @@ def test_native_jobs_have_what_machines_leave_of_their_host(worker: GridEngineWo
     worker.file.write_text(f'{worker.file.read_text()}\nnative = "{HOST}"\nroom = "slots=3"\n')
     worker.start()
     until(lambda: worker.nodes()[HOST].cpus == 3, "the host's slots to be counted")
-    job = worker.submit("sleep 10", "-pe", "smp", "2", "-o", "/dev/null", "-j", "y")
+    ends = "until [ -e ends ]; do sleep 0.2; done"
+    job = worker.submit(ends, "-pe", "smp", "2", "-o", "/dev/null", "-j", "y")
     worker.reached(job, "running")
     assert worker.nodes()[HOST].cpus == 1
-    native = [worker.cell.submit("-q", NATIVE, "-b", "y", "sleep", "3") for _ in range(2)]
+    native = [worker.cell.submit("-q", NATIVE, "-b", "y", "sleep", "600") for _ in range(2)]
     until(lambda: "r" in map(worker.cell.state, native), "a native job to run")
     assert sorted(map(worker.cell.state, native)) == ["qw", "r"]  # one slot is left of three
+    worker.cell.run("qdel", *native)
+    (worker.site.home("bjalice") / "ends").touch()
     worker.closed(job)
     until(lambda: worker.nodes()[HOST].cpus == 3, "the slots to come back")

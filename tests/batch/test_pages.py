@@ -22,7 +22,8 @@ from tests.live.conftest import ROOT, STORE
 from tests.roots import Room
 
 PAGES = {system: f"docs/batch/{system}.md" for system in ("gridengine", "openpbs", "slurm", "torque")}
-PAGES["bait"] = "docs/bait-guide.md"
+PAGES |= {"bait": "docs/bait-guide.md", "lease": "docs/lease/site.md"}
+OWN_STORE = ("bait", "lease")  # their pages build an image of their own, so their store is not that of all tests
 MOST_WORDS = 700
 REAL = ("BELLJAR_OPENPBS", "BELLJAR_TORQUE")  # prefixes
 
@@ -37,9 +38,8 @@ def test_a_page_is_short(system: str) -> None:
 @pytest.mark.parametrize("system", PAGES)
 @pytest.mark.skipif(os.geteuid() != 0, reason="a room wants root")
 def test_a_newcomer_who_follows_the_page_gets_what_it_says(system: str, tmp_path: Path) -> None:
-    # The bait's page builds an image of its own, so its store is not that of all tests.
-    store = {STORE: "/var/lib/belljar"} if system != "bait" else {tmp_path: "/var/lib/belljar"}
-    with Room(Path("/"), host="fresh", binds={ROOT: str(ROOT), **store}) as room:
+    store = tmp_path if system in OWN_STORE else STORE
+    with Room(Path("/"), host="fresh", binds={ROOT: str(ROOT), store: "/var/lib/belljar"}) as room:
         done = room.run(
             sys.executable,
             "-m",

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.batch.lab.pool import read
@@ -16,6 +17,7 @@ from tests.live.net_lab import Lab
 
 from belljar.batch import NodeState
 
+BEGIN = 10  # seconds from now: slurmctld has written the job down by then
 pytestmark = pytest.mark.slow  # builds an image with slurmd, and waits for real nodes to come and go
 
 
@@ -76,6 +78,57 @@ def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Wo
     assert len(runs.read_text().splitlines()) == 1
     worker.closed(job)
     assert worker.belljar.leftovers() == []
+
+
+@pytest.mark.parametrize("known", ["held", "waiting"])
+def test_a_job_whose_start_slurmctld_has_forgotten_does_not_run_on_the_bait(worker: Worker, known: str) -> None:
+    lab, saved = worker.slurm.lab, worker.slurm.lab.folder / "state/job_state"
+    asked, option = time.time(), "--hold" if known == "held" else f"--begin=now+{BEGIN}"
+    job = worker.slurm.submit("echo $SLURMD_NODENAME >> where", option)
+    until(lambda: saved.exists() and saved.stat().st_mtime > asked, f"slurmctld to write job {job} down")
+    before = saved.read_bytes()
+    worker.daemon.send_signal(signal.SIGSTOP)  # so that the job stays in its prolog
+    try:
+        if known == "held":
+            worker.slurm.run(worker.slurm.pool.client.release(job))
+        until(lambda: running(f"bait arrive {job} "), f"job {job} to be in its prolog")
+        lab.stop("slurmctld", signal.SIGKILL)
+        saved.write_bytes(before)  # as if it had been killed before it wrote down that the job began
+        lab.start_slurmctld()
+        assert (lab.job(job)["Priority"] == "0") is (known == "held")
+    finally:
+        worker.daemon.send_signal(signal.SIGCONT)
+    until(lambda: not running(f"bait arrive {job} "), f"the prolog of job {job} to end\n{worker.said()}", PATIENCE)
+    record = lab.ended(job, PATIENCE)
+    assert record["JobState"] == "COMPLETED", worker.said()
+    where = worker.written("where").split()
+    (worker.site.home("bjalice") / "where").unlink()
+    assert len(where) == 1 and where[0].startswith("vm"), worker.said()
+    worker.closed(job)
+    until(lambda: worker.slurm.nodes()[BAIT].state is NodeState.IDLE, "the bait to be open", 60)
+
+
+def test_a_job_of_which_no_prolog_told_does_not_run_on_the_bait(worker: Worker) -> None:
+    prolog = Path(worker.slurm.lab.settings["Prolog"])
+    before = prolog.read_bytes()
+    prolog.write_text("#!/bin/sh\n")
+    try:
+        job = worker.slurm.submit("echo $SLURMD_NODENAME >> untold; exit 3")
+        until(lambda: worker.states(job), f"job {job} to be taken back\n{worker.said()}", 60)
+    finally:
+        prolog.write_bytes(before)
+    record = worker.slurm.lab.ended(job, PATIENCE)
+    assert (record["JobState"], record["ExitCode"]) == ("FAILED", "3:0"), worker.said()
+    (where,) = worker.written("untold").split()
+    assert where == record["NodeList"] and where.startswith("vm")
+    worker.closed(job)
+    assert worker.slurm.nodes()[BAIT].state is NodeState.IDLE and worker.belljar.leftovers() == []
+
+
+def running(words: str) -> bool:
+    """Some process has these words on its command line."""
+    lines = (read(path).replace(b"\0", b" ") for path in Path("/proc").glob("[0-9]*/cmdline"))
+    return any(words.encode() in line for line in lines)
 
 
 def test_a_job_whose_machine_is_killed_runs_again_on_another(worker: Worker) -> None:

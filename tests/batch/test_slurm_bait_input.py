@@ -3,6 +3,7 @@ the job its verdict. What a user does to somebody else's job and node comes to n
 
 from __future__ import annotations
 
+import grp
 import pwd
 import subprocess
 from collections.abc import Iterator
@@ -154,6 +155,31 @@ def test_an_image_without_slurmd_and_one_by_a_path_are_refused_with_the_reason(w
     assert f"belljar: unfit image: {BARE}: no munged is installed in it" in text, worker.said()
     assert worker.states(bare).count("vm-booting") == 1
     cancelled(worker, bare, path)
+
+
+def test_who_may_have_a_machine_is_said_by_user_group_and_partition(worker: Worker) -> None:
+    group = grp.getgrgid(pwd.getpwnam("bjbob").pw_gid).gr_name
+    worker.kill()
+    try:
+        for rules, is_allowed in (
+            ("user:bjalice *,queue:long *", {"batch": False, "long": True}),
+            (f"group:{group} *", {"batch": True, "long": True}),
+        ):
+            worker.belljar.env["BELLJAR_BATCH_ALLOW"] = rules
+            worker.start()
+            for queue, is_so in is_allowed.items():
+                job = worker.slurm.submit("sleep 600", f"--partition={queue}", user="bjbob")
+                if is_so:
+                    is_in(worker, job, "vm-booting")
+                else:
+                    worker.closed(job)
+                    says = f"belljar: image {IMAGE}: not allowed for bjbob in queue {queue}"
+                    assert says in worker.slurm.lab.text("scontrol", "show", "job", job), worker.said()
+                cancelled(worker, job)
+            worker.kill()
+    finally:
+        del worker.belljar.env["BELLJAR_BATCH_ALLOW"]
+        worker.start()
 
 
 def test_a_machine_whose_key_does_not_fit_is_quoted_and_the_bait_goes_on(worker: Worker) -> None:

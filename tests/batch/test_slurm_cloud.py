@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.batch.lab.pool import read
 from tests.batch.lab.site import Site
-from tests.batch.lab.worker import IMAGE, PATIENCE, Installed, Worker, until
+from tests.batch.lab.worker import IMAGE, PATIENCE, Worker, until
 from tests.live.net_lab import Lab
 
 from belljar.batch import NodeState
@@ -87,46 +86,3 @@ def test_a_cloud_node_is_a_machine_while_a_job_wants_it(worker: Clouds, tmp_path
     complete = read(worker.slurm.lab.folder / "log/slurmctld.log").decode()
     assert ("prolog_running_decr: Configuration for JobId=" in complete) is waits, complete[-4000:]
     until(lambda: worker.belljar.leftovers() == [], f"the machine to end\n{worker.slurm.lab.tail()}", PATIENCE)
-
-
-@pytest.mark.parametrize("worker", [True], indirect=True, ids=["waits"])
-def test_nodes_are_placed_on_two_hosts_and_not_on_a_dead_one(worker: Clouds, tmp_path: Path) -> None:
-    second = Installed(worker.site, tmp_path / "second")
-    second.env["BELLJAR_NETWORK_BRIDGE_ADDRESSES"] = "10.99.0.41-10.99.0.60/24"
-    hosts = {"wn01": worker.belljar, "wn02": second}
-    cases = "".join(
-        f"{name}) shift; exec env {' '.join(shlex.quote(f'{key}={value}') for key, value in host.env.items() if key.startswith('BELLJAR_'))} "
-        f'{host.program} "$@" --file {tmp_path}/hosts.toml;;\n'
-        for name, host in hosts.items()
-    )
-    worker.script(
-        tmp_path / "on",
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncase $1 in\n{cases}esac\necho "No route to host" >&2; exit 255\n',
-    )
-    text = worker.file.read_text()
-    (tmp_path / "hosts.toml").write_text(text)
-    placement = 'placement = ["cloud1 -> dead wn01", "cloud2 -> wn02 wn01"]'
-    worker.file.write_text(f'{text}\n{placement}\nreach = ["{tmp_path}/on", "{{host}}"]\n')
-    job = worker.slurm.submit("srun hostname | sort", "--partition=cloud", "--nodes=2", "--ntasks-per-node=1")
-    until(
-        lambda: all(host.domains() for host in hosts.values()),
-        f"a machine on each\n{read(tmp_path / 'resume.log')!r}",
-        PATIENCE,
-    )
-    words = ("--file", str(worker.file), "--state", str(tmp_path / "cloud"), "--format", "json")
-    listed = worker.belljar("node", "list", *words, env={"SLURM_CONF": str(worker.slurm.lab.conf)})
-    assert json.loads(listed.stdout or b"{}").get("hosts") == {"cloud1": "wn01", "cloud2": "wn02"}, listed.stderr
-    assert worker.slurm.lab.ended(job, PATIENCE)["ExitCode"] == "0:0", worker.slurm.lab.tail()
-    assert worker.written(f"{job}.out") == "cloud1\ncloud2\n"
-    assert (
-        "belljar: dead does not answer: no answer of `belljar node list`: No route to host"
-        in read(tmp_path / "resume.log").decode()
-    )
-    for host in hosts.values():
-        until(lambda host=host: host.leftovers() == [], f"the machines to end\n{worker.slurm.lab.tail()}", PATIENCE)
-    asked = read(tmp_path / "asked").decode().splitlines()
-    assert sorted(line.split(" --")[0] for line in asked if " resume " in line) == [
-        "wn01 node resume cloud1",
-        "wn02 node resume cloud2",
-    ]
-    second.close()

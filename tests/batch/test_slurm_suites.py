@@ -39,18 +39,18 @@ def test_the_slurm_of_another_debian(suite: str, release: bytes) -> None:
     passes_there(suite, release, FILES, "not slow")
 
 
-@pytest.mark.parametrize(("suite", "release"), [("trixie", b"24.11")])
-def test_worker_nodes_with_the_slurm_of_another_debian(suite: str, release: bytes) -> None:
-    """Machines of the same release."""
-    ready(Belljar(STORE.parent / "building"), *(f"{one.rpartition('-')[0]}-{suite}" for one in (IMAGE, MPI_IMAGE)))
-    passes_there(suite, release, OF_WORKER_NODES, "batch", BELLJAR_BAIT_SUITE=suite)
+@pytest.mark.parametrize(("suite", "release", "guests"), [("trixie", b"24.11", "trixie"), ("sid", b"26.05", "trixie")])
+def test_worker_nodes_with_the_slurm_of_another_debian(suite: str, release: bytes, guests: str) -> None:
+    """Machines of the same release, and of the one that the newest slurmctld still accepts."""
+    ready(Belljar(STORE.parent / "building"), *(f"{one.rpartition('-')[0]}-{guests}" for one in (IMAGE, MPI_IMAGE)))
+    passes_there(suite, release, OF_WORKER_NODES, "batch", BELLJAR_BAIT_SUITE=guests)
 
 
 def passes_there(suite: str, release: bytes, files: tuple[str, ...], marked: str, **env: str) -> None:
     ours = {"BELLJAR_TEST_STORE": str(STORE), "BELLJAR_TEST_STATE": "/var/tmp/belljar-state",
             "PYTHONPATH": f"{ROOT}/src:{sysconfig.get_path('purelib')}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONDONTWRITEBYTECODE": "1", **env}  # fmt: skip
-    words = ("python3", "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-m", marked)
+    words = ("python3", "-m", "pytest", "-rP", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-m", marked)
     with Room(root(suite, PACKAGES), net=True, host="slurm", binds={ROOT: str(ROOT), STORE: str(STORE)}) as room:
         room.run("sh", "-ec", NETWORK)
         assert release in room.run("slurmd", "-V").stdout
@@ -58,5 +58,6 @@ def passes_there(suite: str, release: bytes, files: tuple[str, ...], marked: str
             *words, *(f"tests/batch/{one}" for one in files), cwd=str(ROOT), check=False, timeout=LONGEST, **ours
         )
     said = done.stdout.decode(errors="replace")
+    print(said[-20000:])  # `pytest -s` shows what was measured there
     assert done.returncode == 0, said[-20000:] + done.stderr.decode(errors="replace")[-2000:]
     assert " skipped" not in said, said[-2000:]

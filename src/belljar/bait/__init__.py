@@ -104,6 +104,9 @@ class Settings:
     join: float = setting(
         300.0, "a machine has joined within this time, or counts as failed", unit="seconds", minimum=1
     )
+    settle: float = setting(
+        0.0, "so long a node is known before its job is moved there; 6s: Slurm has saved it", unit="seconds"
+    )
     gone_after: float = setting(
         60.0, "a job that the batch system does not know any more for so long has ended", unit="seconds"
     )

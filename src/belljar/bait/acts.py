@@ -16,20 +16,19 @@ from belljar.bait.decisions.states import Entry
 from belljar.bait.machines.keeper import Keeper, told
 from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool
 from belljar.errors import BelljarError, UsageError
-from belljar.host.commands import run_beside
+from belljar.host.commands import printed
 from belljar.host.threads import in_thread
 
 ASK = 20.0  # seconds one command of the batch system may take
 END_AGAIN = 20.0  # seconds after which a machine that does not end is told again
-OUR_REASONS = ("belljar:", "Prolog error")  # of a bait that is closed
+# Of a bait that is closed. The last two are Slurm's: no bait was there in a prolog; a slurmctld that was killed had forgotten a start.
+OUR_REASONS = ("belljar:", "Prolog error", "Duplicate jobid")
 OVER = "its job has ended"
 ASKERS = "refused: "  # begins the reason of a start that failed by what the job asks for
 Run = Callable[[tuple[str, ...]], Awaitable[bytes]]
 
 
-async def command(argv: tuple[str, ...]) -> bytes:
-    """What it prints. Raises CommandMissing, CommandFailed."""
-    return (await run_beside(argv, timeout=ASK)).out
+command: Run = partial(printed, timeout=ASK)
 
 
 class Acts:
@@ -46,14 +45,15 @@ class Acts:
         self._clock, self._complain, self._wake = clock, complain, wake
         self.closed: set[str] = set()
         self.working: dict[str, asyncio.Task[None]] = {}  # by machine
-        self.ended: dict[str, str] = {}
-        self.proved: dict[str, str] = {}
+        self.ended, self.proved = dict[str, str](), dict[str, str]()
+        self._made = set[str]()  # machines that a look may not have seen yet
         self._ending: dict[str, float] = {}  # when each machine was last told to end
 
     async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
         client, nodes, settings = self._pool.client, self._pool.nodes, self._settings
-        if act.do is Do.START and job is not None:
-            self._beside(act.of, self._start(job, act.of))
+        if act.do is Do.START:
+            if job is not None and act.of not in self._made:
+                self._beside(act.of, self._start(job, act.of))
         elif act.do is Do.PROVE:
             self._beside(act.of, self._prove(act.of))
         elif act.do is Do.ADMIT and job is not None:
@@ -67,7 +67,7 @@ class Acts:
         elif act.do is Do.LOSE:
             await self.run_all(nodes.lose(act.of, entry.why if entry and entry.why else OVER), act.of)
         elif act.do is Do.REMOVE:
-            unpin = nodes.unpin(job, entry.home) if job and entry and job.state is JobState.HELD else ()
+            unpin = self._unpin(job, entry) if job and entry and job.state is JobState.HELD else ()
             if all([await self.run(argv, act.of) for argv in unpin]):
                 for argv in nodes.remove(act.of):
                     await self.run(argv, act.of)
@@ -81,10 +81,16 @@ class Acts:
                 # slurmctld changes nothing else of a job in a partition that has no node left: first it goes home.
                 Do.GIVE_BACK: lambda: (*back(stays_held=entry.stays_held), client.note(job, entry.why)),
                 Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), client.note(job, entry.why)),
+                Do.UNPIN: lambda: self._unpin(job, entry),
                 Do.NOTE: lambda: (client.note(job, act.of),),
                 Do.FORCE_END: lambda: (client.force_end(job.id),),
             }
             await self.run_all(acts[act.do](), f"job {job.id}")
+
+    def _unpin(self, job: JobView, entry: Entry) -> tuple[tuple[str, ...], ...]:
+        """It stays where somebody else moved it. One that goes home here to stay held is told so."""
+        told = (self._pool.client.note(job, entry.why),) if entry.stays_held else ()
+        return (*self._pool.nodes.unpin(job, entry.home if job.queue == self._settings.queue else ""), *told)
 
     async def show(self, bait: Bait, nodes: Mapping[str, NodeView]) -> None:
         """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
@@ -94,18 +100,16 @@ class Acts:
             if node is None:
                 self._complain(name, f"{name}: the batch system knows no such node; see docs/bait.md")
                 continue
-            is_closed = node.state in (NodeState.OUT, NodeState.DRAINING)
+            is_closed, has_reasons = node.state in (NodeState.OUT, NodeState.DRAINING), self._pool.nodes.tells_reasons
+            is_ours = node.reason.startswith(OUR_REASONS) or (name in self.closed and not has_reasons)
             if not bait.is_open and not is_closed:
                 await self.run(self._pool.nodes.close(name, bait.why), f"bait {name}")
                 self.closed.add(name)
-            elif bait.is_open and is_closed and (node.reason.startswith(OUR_REASONS) or self._closed_it(name)):
+            elif bait.is_open and is_closed and is_ours:
                 if await self.run(self._pool.nodes.open(name), f"bait {name}"):
                     self.closed.discard(name)  # who closes it from now on is somebody else
             elif bait.is_open and not is_closed:
                 self.closed.discard(name)
-
-    def _closed_it(self, name: str) -> bool:
-        return name in self.closed and not self._pool.nodes.tells_reasons
 
     async def reserve(self, parts: tuple[Part, ...], seen: Seen) -> bool:
         """The batch system's books give these machines their part of the node that runs native jobs. True: they are to."""
@@ -124,6 +128,7 @@ class Acts:
         them is true until they have one."""
         self.ended = {id: why for id, why in self.ended.items() if id in wanted}
         self.proved = {id: said for id, said in self.proved.items() if id in idle}
+        self._made &= wanted
         self._ending = {id: at for id, at in self._ending.items() if id in machines}
 
     async def cancel(self) -> None:
@@ -152,6 +157,7 @@ class Acts:
             for argv in self._pool.nodes.create(self._pool.nodes.name_of(id), job):
                 await self.run(argv, id)
             await self._keeper.start(job, id)
+            self._made.add(id)
         except BelljarError as exc:
             self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{told(exc)}"
 
@@ -162,8 +168,7 @@ class Acts:
         """A machine that takes no user is of no use: it ends, and the job has another."""
         try:
             await self._keeper.admit(job, id)
-            node = self._pool.nodes.name_of(id)
-            await self.run(self._pool.nodes.open(node), node)
+            await self.run(self._pool.nodes.open(node := self._pool.nodes.name_of(id)), node)
         except BelljarError as exc:
             self._complain(f"machine {id}", told(exc))
             await in_thread(lambda: self._keeper.end(id))

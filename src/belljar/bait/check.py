@@ -23,16 +23,14 @@ def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_ad
     for name in settings.images:
         yield Need(f"image {name}", image(name), f"belljar image build debian --name {name} --packages {packages}")
     for kind, bridge in settings.networks:
-        is_there = os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK)
-        yield Need(
-            f"bridge {bridge}", "" if is_there else "this host has none", f"Make it, or correct `networks.{kind}`."
-        )
+        wrong = "" if os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK) else "this host has none"
+        yield Need(f"bridge {bridge}", wrong, f"Make it, or correct `networks.{kind}`.")
     if len(settings.networks) > 1 or settings.closed:
         yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
     yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
     if settings.key != Path():
-        yield Need("key", _tried(lambda: _key(settings)), "Name the pool's key in bait.toml: `key`.")
+        yield Need("key", _key(settings), "Name the pool's key in bait.toml: `key`.")
     text = wrong = ""
     try:
         text = read_capped(settings.conf, LARGEST_CONF).decode("utf-8", "replace")
@@ -40,31 +38,22 @@ def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_ad
         wrong = f"{settings.conf}: {exc.strerror}"
     yield Need("conf", wrong, "Name the system's settings in bait.toml: `conf`.")
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
-    baits = (settings.name, *settings.also)
     try:
-        yield from pool.nodes.needs(ask, text, baits, settings.queue, settings.feature, settings.hosts)
+        yield from pool.nodes.needs(ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
     except (BelljarError, ValueError) as exc:
-        yield Need(
-            settings.system,
-            str(getattr(exc, "message", exc)).replace("\n", " "),
-            "Is it there, and does it answer on this host?",
-        )
+        said = str(getattr(exc, "message", exc)).replace("\n", " ")
+        yield Need(settings.system, said, "Is it there, and does it answer on this host?")
 
 
 def _apart() -> str:
-    tables = (
-        run(["nft", "list", "tables"], timeout=20.0).out.decode("ascii", "replace").splitlines() if which("nft") else []
-    )
+    printed = run(["nft", "list", "tables"], timeout=20.0).out if which("nft") else b""
+    tables = printed.decode("ascii", "replace").splitlines()
     missing = [family for family in FAMILIES if f"table {family} {TABLE}" not in tables]
     return f"no rules keep them apart: there is no table {missing[0]} {TABLE}" if missing else ""
 
 
 def _key(settings: Settings) -> str:
-    return "" if len(secret(settings)) >= LEAST_SECRET else f"{settings.key}: shorter than {LEAST_SECRET} bytes"
-
-
-def _tried(look: Callable[[], str]) -> str:
     try:
-        return look()
+        return "" if len(secret(settings)) >= LEAST_SECRET else f"{settings.key}: shorter than {LEAST_SECRET} bytes"
     except BelljarError as exc:
         return exc.message

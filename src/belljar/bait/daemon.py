@@ -40,7 +40,7 @@ from belljar.bait.decisions.states import KEEPING, STARTING, STILL, BaitState, E
 from belljar.bait.journal import Journal
 from belljar.bait.machines.keeper import Keeper, feature_of, told
 from belljar.bait.status import Status, order, read_status, show_status
-from belljar.batch import JobView, NodeView, Part, Pool
+from belljar.batch import JobState, JobView, NodeView, Part, Pool
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
@@ -53,15 +53,14 @@ LOCK = "lock"
 SOON = 0.3  # seconds to the next look after something was done: what it does shows a moment later
 WAITED = 5.0  # seconds after which a machine that is not claimed is said to wait for its image
 TAKEN_BACK = 30.0  # seconds in which a job that arrived is off the bait
+UNTOLD = 5.0  # seconds in which a prolog tells of a job that begins here
 
 
 async def serve(settings: Settings, folder: Path, pool: Pool, keeper: Keeper, tell: Tell, judge: Judge) -> None:
     """A bait until TERM or INT. Raises HostError where another one works in this folder."""
     lock = try_lock(private_folder(folder) / LOCK)
     if lock is None:
-        raise HostError(
-            f"{folder}: another bait works here", hint="One bait on each host, or each with its own --state."
-        )
+        raise HostError(f"{folder}: another bait works here", hint="One on a host, or each with its own --state.")
     try:
         await Daemon(settings, folder, pool, keeper, tell, judge).run()
     finally:
@@ -82,6 +81,8 @@ class Daemon:
         before = read_status(folder)
         self.faults = Faults(before.faults, before.failed) if before is not None else Faults()
         self._troubles = Troubles(tell)
+        self._unnamed: dict[str, float] = {}  # node -> since when no job has named it
+        self._untold: dict[str, float] = {}  # job -> since when it has been on a bait of ours
         self._wrong: dict[str, str] = {}  # questions that the batch system did not answer, and why
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._acts = Acts(settings, pool, keeper, run_command, clock, self._troubles.note, self._wake.set)
@@ -121,32 +122,55 @@ class Daemon:
             if event["event"] == "ended":
                 self._wake.set()
 
-    async def arrived(self, number: str) -> bool:
-        """A prolog of the bait asks: True when the job is off it."""
-        end, pause = self._clock() + TAKEN_BACK, SOON / 16
+    async def arrived(self, number: str, again: bool) -> bool | None:
+        """A prolog of the bait asks: True when the job is off it. None: not yet. False: it will not be. *again*: it was told so, but the
+        node's daemon does not know it."""
+        end, pause, client, answer = self._clock() + TAKEN_BACK, SOON / 16, self._pool.client, None
         while self._clock() < end:
             async with self._looking:
                 jobs = await self._ask(self._jobs)
                 job = next((one for one in (jobs or {}).values() if number in (one.number, one.id)), None)
-                if job is not None and self._pool.client.is_back(job):
+                answer = None
+                if job is None or client.has_forgotten(job):
+                    pass  # when it begins anew, its node waits for this prolog
+                elif client.is_back(job):
                     self._wake.set()
-                    return True
-                if job is not None and not job.is_batch:
-                    await self._acts.run_all(
-                        (self._pool.client.note(job, "only batch scripts run here"),), f"job {job.id}"
-                    )
-                    await self._acts.run_all((self._pool.client.cancel(job.id),), f"job {job.id}")
-                elif job is not None and not self._leads(job):
-                    pass  # its leader takes it back
-                elif job is not None:
-                    entry = self.journal.entries.get(job.id)
-                    if entry is None or not entry.leads:
-                        arrived = Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns)
-                        self._write(replace(arrived, on=job.on))
-                    await self._acts.run_all(self._pool.client.arrive((job,)), f"job {job.id}")
+                    if not again or job.state in (JobState.ENDING, JobState.ENDED):
+                        return not again or job.state is JobState.ENDING
+                    if not self._has(job):  # it is held as before it began, which the batch system has forgotten
+                        await self._acts.run(client.release(job.id), f"job {job.id}")
+                        again = False
+                elif self._leads(job):  # else its leader takes it back
+                    await self._take(job)
+                    answer = False
             await asyncio.sleep(pause)
             pause = min(SOON, 2 * pause)
-        return False
+        return answer
+
+    async def _take(self, job: JobView) -> None:
+        """From the bait. Somebody at a terminal is sent away."""
+        client, about = self._pool.client, f"job {job.id}"
+        if not job.is_batch:
+            await self._acts.run(client.note(job, "only batch scripts run here"), about)
+            await self._acts.run(client.cancel(job.id), about)
+            return
+        if not self._has(job):
+            self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns, on=job.on))
+        await self._acts.run_all(client.arrive((job,)), about)
+
+    async def _take_untold(self, jobs: Mapping[str, JobView]) -> None:
+        """Jobs on a bait of which no prolog told: of one that it has just ended, a node's daemon may run none."""
+        on = [job for job in jobs.values() if job.state is JobState.RUNNING and job.on and self._leads(job)]
+        now, on = self._clock(), [job for job in on if not self._pool.client.is_back(job)]
+        self._untold = {job.id: self._untold.get(job.id, now) for job in on}
+        for job in on:
+            if now - self._untold[job.id] >= UNTOLD:
+                await self._take(job)
+
+    def _has(self, job: JobView) -> bool:
+        """It was taken back, and not given back since."""
+        entry = self.journal.entries.get(job.id)
+        return entry is not None and entry.leads and entry.state is not State.REQUEUE
 
     def _leads(self, job: JobView) -> bool:
         """Of a job over several hosts, the bait of its first node does."""
@@ -167,6 +191,7 @@ class Daemon:
                 self._tell("cleaning up", act=act.do.value, of=act.of)
                 await self._acts.do(act, None)
             if seen.jobs is not None and seen.nodes is not None:
+                await self._take_untold(seen.jobs)
                 await self._gather(seen.jobs)
                 done.append(await self._serve_next(seen, seen.jobs, seen.nodes))
             self._write_status(seen)
@@ -185,8 +210,17 @@ class Daemon:
         if self.settings.native and jobs is not None and nodes is not None:
             reserved = self._pool.nodes.reserved(self.settings.native, await self._claims(jobs), jobs, nodes)
         of, acts = self._pool.nodes, self._acts
-        names = of.name_of, of.machine_of, of.saves
+        names = of.name_of, of.machine_of, self._named(jobs or {}, nodes or {} if jobs is not None else {}), of.saves
         return Seen(self._clock(), jobs, nodes, machines, acts.ended, acts.proved, reserved, *names)
+
+    def _named(self, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> frozenset[str]:
+        """Nodes that a job names, or that none names for so short a time that a batch system that is killed may not remember it."""
+        now, saves = self._clock(), self._pool.nodes.saves
+        live = [job for job in jobs.values() if saves and job.state is not JobState.ENDED]
+        ours = self.settings.queue  # anybody can name a node elsewhere
+        names = {node for job in live for node in (*job.on, *(job.wants if job.queue == ours else ()))}
+        self._unnamed = {node: self._unnamed.get(node, now) for node in nodes if node not in names}
+        return frozenset(names | {node for node, since in self._unnamed.items() if now - since < saves})
 
     async def _claims(self, jobs: Mapping[str, JobView]) -> tuple[Part, ...]:
         sizes = await in_thread(self._keeper.sizes)

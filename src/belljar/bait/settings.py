@@ -22,6 +22,7 @@ from belljar.records import replace
 FILE = Path("/etc/belljar/bait.toml")
 TABLE = "bait"
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+WORD_OR_NONE = re.compile(f"({WORD.pattern})?")
 INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 INSTANCE = re.compile(f"{WORD.pattern}(@{WORD.pattern})?")  # a bait may be a queue on a host
 BUILT = ("slurm", "gridengine", "openpbs")  # systems that machines join by themselves
@@ -70,22 +71,20 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
         except ValueError as exc:
             key, what, hint = exc.args
             yield key, what, hint
-    for key in ("name", "queue", "feature"):
-        if not (INSTANCE if key == "name" else WORD).fullmatch(getattr(settings, key)):
+    forms = {"name": INSTANCE, "queue": WORD, "feature": WORD, "native": WORD_OR_NONE}
+    for key, form in {
+        **forms,
+        **({"room": WORD_OR_NONE} if settings.system == "slurm" else {}),
+    }.items():  # else it is no name
+        if not form.fullmatch(getattr(settings, key)):
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if settings.cache != NEVER and settings.system != "slurm":
         yield "cache", f"{settings.system}: a machine serves one job", f'cache = "{NEVER}"'
     if settings.cache not in POLICIES:
         yield "cache", f"{settings.cache[:60]!r} is no such policy", f"one of {', '.join(POLICIES)}"
     if settings.native in settings.names:
-        yield (
-            "native",
-            f"{settings.native} is a bait",
-            "a node of its own (`slurmd -N`): a closed bait takes no job at all",
-        )
-    for key in ("native", "room") if settings.system == "slurm" else ("native",):  # what `room` is, the system says
-        if not WORD.fullmatch(getattr(settings, key) or "x"):
-            yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
+        hint = "a node of its own (`slurmd -N`): a closed bait takes no job at all"
+        yield "native", f"{settings.native} is a bait", hint
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
     for line in settings.placement:
@@ -102,11 +101,8 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
             yield "services", str(exc), 'as in services = ["192.0.2.1:6817/tcp"]'
     for name in settings.closed:
         if name not in dict(settings.networks):
-            yield (
-                "closed",
-                f"{name[:60]!r} is none of `networks`",
-                f"one of {', '.join(dict(settings.networks)) or 'none'}",
-            )
+            known = ", ".join(dict(settings.networks)) or "none"
+            yield "closed", f"{name[:60]!r} is none of `networks`", f"one of {known}"
     for name, bridge in settings.networks:
         if not INTERFACE.fullmatch(bridge):
             yield "networks", f"{name} = {bridge[:60]!r}: no name of a bridge", 'as in networks = { open = "br0" }'

@@ -59,6 +59,12 @@ class Pilots(Protocol):
     def extend(self, job: JobId, seconds: float) -> Command:
         """A running job's limit is this now. Raises ValueError where a system cannot do that."""
 
+    def limits(self) -> Command:
+        """The command that tells what queues allow."""
+
+    def longest(self, printed: bytes, queue: str) -> float | None:
+        """Seconds that a job may have in this queue ("": that of a job which names none). None: as long as it likes, or it is not told."""
+
     def query(self) -> Command:
         """The one command that tells of all jobs of this account."""
 

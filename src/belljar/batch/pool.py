@@ -55,6 +55,7 @@ class JobView:
     nodes: int = 1  # how many it asks for
     features: tuple[str, ...] = ()  # of nodes, that its constraints name
     on: tuple[str, ...] = ()  # the nodes it was given
+    wants: tuple[str, ...] = ()  # the nodes without which it does not start
     array: tuple[str, str] = ("", "")  # the array's id, and the task's
     number: str = ""  # as hooks on a node know it
     starts: int = 0  # how often it was requeued
@@ -158,14 +159,18 @@ class Client(Protocol):
         """The prolog of this job may end: it does not start on the bait."""
         return job.state is not JobState.RUNNING
 
+    def has_forgotten(self, job: JobView) -> bool:
+        """The system was killed, and does not know that this job, which is in its prolog, began: its node would start it all the same."""
+        return False
+
     def force_end(self, job: JobId) -> Command:
         """Of a job whose machine is gone, and that may not run again."""
         return self.cancel(job)
 
-    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool:
+    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool | None:
         """In a prolog with this environment: does this host's own daemon know that the job was taken back since then? Then it starts
-        nothing of it. False, too, where that cannot be told."""
-        return False
+        nothing of it. None: that cannot be told."""
+        return None
 
     def release(self, job: JobId) -> Command: ...
     def cancel(self, job: JobId) -> Command: ...
@@ -180,7 +185,7 @@ class Nodes(Protocol):
     folders: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
-    saves: float = 0.0  # seconds in which the system writes down that a job has left its nodes
+    saves: float = 0.0  # seconds in which the system saves what became of a job, and must know the nodes it named
     tells_reasons: bool = True  # why a node is closed; else it is not seen who closed it
 
     def new_machine(self, nodes: Collection[str]) -> str:

@@ -107,7 +107,7 @@ def torque() -> Iterator[Node]:
             yield Node(env={"PATH": f"{server.bin}:{PATH}"})
 
 
-SYSTEMS = {"bait": bait, "gridengine": gridengine, "openpbs": openpbs, "slurm": slurm, "torque": torque}
+SYSTEMS = {"bait": bait, "gridengine": gridengine, "lease": bait, "openpbs": openpbs, "slurm": slurm, "torque": torque}
 
 
 def run(commands: str, as_user: bool, node: Node) -> str:

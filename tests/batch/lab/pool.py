@@ -19,6 +19,12 @@ PARTITIONS = (
     "batch Nodes=bait1,bait2 Default=YES MaxTime=INFINITE State=UP",
     f"{QUEUE} Nodes={QUEUE} Hidden=YES MaxTime=INFINITE State=UP OverSubscribe=EXCLUSIVE",
 )
+# In place of slurmstepd, on a bait: no job starts there.
+STEP = r"""#!/bin/sh
+[ $# = 0 ] || exec /usr/sbin/slurmstepd "$@"
+printf '\0\0\0\0'
+exec cat >/dev/null
+"""
 MARK = "@0123456789abcdef@"
 
 
@@ -33,6 +39,7 @@ class PooledSlurm:
     def __init__(self, net: Lab, site: Site, address: str = "10.77.0.2", lines: str = "", **settings: str) -> None:
         """*lines*: further ones of slurm.conf."""
         self.net, self.site, self.lines, self.pool = net, site, lines, load("slurm").pool
+        self.baits: tuple[str, ...] = ()  # nodes on which no job starts
         self.lab = Slurm(
             site.top / "slurm", nodes=2, prefix="bait", partitions=PARTITIONS, inside=entering(net.host), address=address,
             **{"CommunicationParameters": "", "MaxNodeCount": "32", "MinJobAge": "30", **settings},
@@ -45,6 +52,10 @@ class PooledSlurm:
             "PartitionName=", f"NodeSet={QUEUE} Feature={QUEUE}\nPartitionName=", 1
         )
         self.lab.conf.write_text(text + self.lines)
+        step = self.lab.etc / "bait-step"
+        step.write_text(STEP)
+        step.chmod(0o755)
+        self.lab.options = {node: ("-d", str(step)) for node in self.baits}
         self.lab.up()
 
     def down(self) -> None:

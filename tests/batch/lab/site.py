@@ -12,11 +12,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.batch.lab.libraries import libraries
-from tests.live.conftest import ROOT, STORE
+from tests.live.conftest import ROOT, STORE, marked_processes
 
 PLACE = Path("/var/tmp")
 USERS = ("bjalice", "bjbob")
@@ -124,15 +124,16 @@ class Site:
             for part in ("run/machines", "run/identities", "scratch"):
                 folder = user / part
                 found += [str(path) for path in folder.iterdir()] if folder.is_dir() else []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                except OSError:
-                    continue
-                if "guest=belljar-" in line and str(self.top) in line:
-                    found.append(f"qemu {entry.name}")
-        return found
+        return found + [f"qemu {pid}" for pid, _ in marked_processes() if self._has_files_of(pid)]
+
+    def _has_files_of(self, pid: int) -> bool:
+        """Does it have files of this site open? Its command line names their descriptors."""
+        links = set[str]()
+        with suppress(OSError):  # it may end meanwhile
+            for one in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    links.add(os.readlink(f"/proc/{pid}/fd/{one}"))
+        return any(one.startswith(str(self.top)) for one in links)
 
     def close(self) -> None:
         shutil.rmtree(self.top, ignore_errors=True)

@@ -18,8 +18,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "squeue")
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PROGRAMS = {
+    "slurmctld": "slurmctld", "slurmd": "slurmd", "munged": "munge", "sbatch": "slurm-client", "scontrol": "slurm-client",
+    "squeue": "slurm-client",
+}  # fmt: skip
 LONGEST = 60.0  # seconds anything of a lab may take to come up or go down
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
@@ -78,6 +80,7 @@ class Slurm:
         self.node_line, self.partitions = node, tuple(partitions)
         self.cred_expire, self.cgroup = cred_expire, cgroup
         self.inside, self.address = inside, address
+        self.options: dict[str, tuple[str, ...]] = {}  # of a node's slurmd
         self.settings = {**DEFAULTS, **(CGROUP if cgroup else {}), **settings}
         self.env = {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf)}
         self.ports = [_free_port() for _ in range(nodes + 2)]
@@ -86,7 +89,7 @@ class Slurm:
 
     def up(self) -> None:
         """All nodes idle, or an AssertionError with the ends of the logs. What is up already stays."""
-        _install()
+        install(PROGRAMS)
         for part in ("run", "log", "spool", "etc", "munge/run", "state", "munge/key"):
             (self.folder / part).mkdir(mode=0o755, parents=True, exist_ok=True)
         for private in ("state", "munge/key"):
@@ -161,7 +164,7 @@ class Slurm:
 
     def start_slurmd(self, node: str) -> None:
         (self.folder / "spool" / node).mkdir(mode=0o755, exist_ok=True)
-        _daemon((*self.inside, "slurmd", "-N", node), self.env)
+        _daemon((*self.inside, "slurmd", "-N", node, *self.options.get(node, ())), self.env)
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
         """End a daemon of this lab by its pid file: `slurmctld`, `slurmd-NODE`, `munged`."""
@@ -283,12 +286,16 @@ ConstrainSwapSpace=yes
 """
 
 
-def _install() -> None:
-    if all(shutil.which(program, path=PATH) for program in PROGRAMS):
+def install(needed: Mapping[str, str]) -> None:
+    """*needed*: program -> its package of Debian's."""
+    if all(shutil.which(program, path=PATH) for program in needed):
         return
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(
-        ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES], check=True, env=env, capture_output=True
+        ["apt-get", "install", "-y", "--no-install-recommends", *sorted(set(needed.values()))],
+        check=True,
+        env=env,
+        capture_output=True,
     )
 
 

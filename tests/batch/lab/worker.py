@@ -95,6 +95,7 @@ class Worker:
         self.slurm = PooledSlurm(
             net, site, ADDRESS, lines, **{"Prolog": str(folder / "prolog"), "SlurmdTimeout": "30", **conf}
         )
+        self.slurm.baits = (BAIT, "bait2")
         self.daemon: subprocess.Popen[bytes] | None = None
         self.log, self.file = folder / "bait.log", folder / "bait.toml"
         key = self.slurm.lab.folder / "munge/key/munge.key"
@@ -148,7 +149,8 @@ class Worker:
             f"jobs {jobs} to be closed\n{self.said()}",
             PATIENCE,
         )
-        assert set(self.slurm.nodes()) == {BAIT, "bait2"} and self.json("jobs")["jobs"] == []
+        until(lambda: set(self.slurm.nodes()) == {BAIT, "bait2"}, f"their nodes to be forgotten\n{self.said()}", 30)
+        assert self.json("jobs")["jobs"] == []
 
     def said(self) -> str:
         return read(self.log).decode()[-4000:] + self.slurm.lab.tail()

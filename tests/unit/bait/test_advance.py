@@ -1,204 +1,20 @@
-"""A job's way at a bait, in a world of values: to its end, whatever dies and whenever."""
+"""A job's steps at a bait, one by one."""
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from belljar.bait import Settings
 from belljar.bait.decisions.advance import ASKED_FOR, BESIDE, MOVED, QUIET, UNFIT, Act, Do, Seen, advance, recover
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.states import MOVES, Entry, State
-from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
+from belljar.batch import JobState, JobView, NodeState, NodeView, node_of
 from belljar.model import MIB
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),))
 JOB = JobView("7", JobState.RUNNING, owner="alice", queue="batch", memory=600 * MIB, on=("bait1",), number="7")
 S = State
-
-
-class Killed(Exception):
-    """The bait, between two lines."""
-
-
-class World:
-    """A batch system with one job, and the machines of a host. Acts show at once, what follows from them at a tick."""
-
-    def __init__(self, nodes: int = 1, lasts: int = 2) -> None:
-        self.job, self.lasts = replace(JOB, nodes=nodes), lasts
-        self.pinned: tuple[str, ...] = ()
-        self.nodes: dict[str, NodeState] = {}
-        self.machines: set[str] = set()
-        self.ended: dict[str, str] = {}
-        self.journal: dict[str, Entry] = {"7": Entry("7", S.ARRIVED, 0.0)}
-        self.now, self.ran, self.completed, self.fresh = 0.0, 0, 0, itertools.count()
-        self.points, self.kill_at = 0, -1
-        self.seen_states: list[State] = []
-
-    # -- what happens by itself
-
-    def tick(self) -> None:
-        self.now += 1
-        for id in self.machines:
-            self.nodes.setdefault(node_of(id), NodeState.IDLE)
-        if self.job.state is JobState.RUNNING and self.job.on != ("bait1",):
-            self.ran += 1
-            if self.ran >= self.lasts:
-                self.completed += 1
-                self.over(JobState.ENDED)
-        elif (
-            self.job.state is JobState.WAITING
-            and self.pinned
-            and all(self.nodes.get(one) is NodeState.IDLE and machine_of(one) in self.machines for one in self.pinned)
-        ):
-            self.job, self.ran = replace(self.job, state=JobState.RUNNING, on=self.pinned), 0
-            self.nodes.update(dict.fromkeys(self.pinned, NodeState.BUSY))
-        elif self.job.state is JobState.WAITING and not self.pinned:
-            self.job = replace(self.job, state=JobState.RUNNING, on=("elsewhere",))
-
-    def over(self, state: JobState) -> None:
-        for one in self.job.on:
-            if one in self.nodes:
-                is_open = self.nodes[one] in (NodeState.BUSY, NodeState.IDLE)
-                self.nodes[one] = NodeState.IDLE if is_open else NodeState.OUT
-        self.job = replace(self.job, state=state, on=())
-
-    def lose_machine(self) -> None:
-        for id in sorted(self.machines)[:1]:
-            self.machines.discard(id)
-            self.ended[id] = "QEMU was killed"
-
-    # -- what the bait does
-
-    def point(self) -> None:
-        self.points += 1
-        if self.points == self.kill_at:
-            raise Killed
-
-    def do(self, act: Act) -> None:
-        job, of = self.job, act.of
-        if act.do is Do.TAKE_BACK and job.state is JobState.RUNNING:
-            self.over(JobState.HELD)
-            self.job = replace(self.job, starts=job.starts + 1)
-        elif act.do is Do.TAKE_BACK and job.state is JobState.WAITING:
-            self.job = replace(job, state=JobState.HELD)
-        elif act.do is Do.START and of not in self.ended:
-            self.machines.add(of)
-        elif act.do is Do.MOVE and job.state is JobState.HELD:
-            self.pinned = tuple(map(node_of, self.journal["7"].machines))
-            self.job = replace(job, state=JobState.WAITING, queue="belljar")
-        elif act.do is Do.GIVE_BACK and job.state is JobState.HELD:
-            self.pinned, self.job = (), replace(job, state=JobState.WAITING, queue=self.journal["7"].home)
-        elif act.do is Do.END and of in self.machines:
-            self.machines.discard(of)
-            self.ended[of] = "cancelled"
-        elif act.do is Do.CLOSE and of in self.nodes:
-            self.nodes[of] = NodeState.DRAINING if self.nodes[of] is NodeState.BUSY else NodeState.OUT
-        elif act.do is Do.LOSE and of in self.nodes:
-            if of in job.on:
-                self.over(JobState.WAITING)
-            self.nodes[of] = NodeState.OUT
-        elif act.do is Do.REMOVE:
-            assert self.nodes.get(of, NodeState.OUT) is NodeState.OUT and machine_of(of) not in self.machines
-            self.nodes.pop(of, None)
-
-    def look(self) -> None:
-        nodes = {name: NodeView(name, state) for name, state in self.nodes.items()}
-        seen = Seen(self.now, {"7": self.job}, nodes, frozenset(self.machines), dict(self.ended))
-        for entry in list(self.journal.values()):
-            step = advance(entry, seen, SETTINGS)
-            after = step.entry
-            if after.state is S.STOPPED and entry.state is S.STOPPED:
-                ids = tuple(f"{next(self.fresh):012x}" for _ in range(self.job.nodes))
-                after = replace(after, state=S.VM_REQUESTED, since=self.now, machines=ids)
-            self.point()
-            if after.state is not entry.state:
-                assert after.state in MOVES[entry.state], (entry.state, after.state)
-                self.seen_states.append(after.state)
-            if after.state is S.CLOSED:
-                del self.journal["7"]
-            else:
-                self.journal["7"] = after
-            for act in step.acts:
-                self.point()
-                self.do(act)
-        for act in recover(self.journal.values(), seen, frozenset(self.nodes)):
-            self.do(act)
-
-    def run(self, looks: int = 120) -> World:
-        for _ in range(looks):
-            try:
-                self.look()
-            except Killed:
-                continue
-            self.tick()
-            if not self.journal and not self.nodes and not self.machines:
-                break
-        return self
-
-
-def test_a_jobs_way_is_the_table_of_states() -> None:
-    world = World().run()
-    assert world.seen_states == [
-        S.STOPPED, S.VM_REQUESTED, S.VM_BOOTING, S.VM_READY, S.MIGRATING, S.RUNNING, S.FINISHED, S.CLOSED,
-    ]  # fmt: skip
-    assert (world.completed, world.nodes, world.machines, world.journal) == (1, {}, set(), {})
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_bait_that_is_killed_at_any_point_goes_on(nodes: int) -> None:
-    whole = World(nodes).run().points
-    assert whole > 20
-    for at in range(1, whole + 1):
-        world = World(nodes)
-        world.kill_at = at
-        world.run()
-        assert (world.completed, world.job.starts, world.nodes, world.machines, world.journal) == (
-            1,
-            1,
-            {},
-            set(),
-            {},
-        ), at
-
-
-@given(deaths=st.lists(st.integers(0, 25), max_size=3), kills=st.integers(0, 60), nodes=st.integers(1, 3))
-@hypothesis_settings(max_examples=300, deadline=None)
-def test_whatever_dies_no_job_is_lost_or_done_twice_and_nothing_stays(
-    deaths: list[int], kills: int, nodes: int
-) -> None:
-    world = World(nodes)
-    world.kill_at = kills
-    for look in range(200):
-        try:
-            world.look()
-        except Killed:
-            continue
-        world.tick()
-        if look in deaths:
-            world.lose_machine()
-        if not world.journal and not world.nodes and not world.machines:
-            break
-    assert (world.nodes, world.machines, world.journal) == ({}, set(), {})
-    gone_elsewhere = world.job.on == ("elsewhere",) or (world.job.state is JobState.WAITING and not world.pinned)
-    assert world.completed == (0 if gone_elsewhere else 1)
-    if gone_elsewhere:  # after so many tries
-        assert len(world.ended) >= SETTINGS.tries * nodes or S.REQUEUE in world.seen_states
-
-
-def test_a_lost_journal_leaves_no_machine_and_no_node() -> None:
-    world = World()
-    while world.journal["7"].state is not S.VM_READY:
-        world.look()
-        world.tick()
-    world.journal.clear()
-    world.run(20)
-    assert (world.nodes, world.machines) == ({}, set()) and world.job.state is JobState.HELD
 
 
 def entry(state: State, **facts: object) -> Entry:
@@ -348,7 +164,7 @@ def test_a_job_that_is_released_too_early_is_held_again(state: State) -> None:
 
 
 def test_a_job_that_waits_for_its_turn_and_is_released_comes_again_by_itself() -> None:
-    assert settled(S.STOPPED, WAITING) == ([S.STOPPED, S.ARRIVED, S.CLOSED], [])
+    assert settled(S.STOPPED, WAITING) == ([S.STOPPED, S.ARRIVED, S.REQUEUE, S.CLOSED], [])
 
 
 @pytest.mark.parametrize("state", HELD_HERE)
@@ -367,11 +183,40 @@ def test_a_running_job_that_slurmctld_remembers_as_held_by_us_is_tried_again() -
 def test_a_node_stays_known_until_the_batch_system_has_saved_that_its_job_has_left() -> None:
     """Else one that is killed then finds the job on a node that there is none of, and never ends it."""
     over = entry(S.FINISHED)
-    early, late = (
-        replace(seen(over.since + age, ENDED, NodeState.OUT, lives=False), saves=10.0) for age in (9.0, 10.0)
-    )
+    late = seen(1.0, ENDED, NodeState.OUT, lives=False)
+    early = replace(late, named=frozenset({node_of("0" * 12)}))
     assert advance(over, early, SETTINGS).acts == () and advance(over, early, SETTINGS).entry == over
     assert [act.do for act in advance(over, late, SETTINGS).acts] == [Do.REMOVE]
+
+
+@pytest.mark.parametrize(
+    "job", [replace(JOB, state=one) for one in (JobState.RUNNING, JobState.WAITING, JobState.HELD)]
+)
+def test_a_job_whose_end_was_forgotten_is_tried_again(job: JobView) -> None:
+    assert advance(entry(S.FINISHED), seen(job=job), SETTINGS).entry.state is S.REPROCESS
+    assert advance(entry(S.FINISHED), seen(job=replace(job, state=JobState.ENDING)), SETTINGS).entry.state is S.FINISHED
+
+
+@pytest.mark.parametrize("state", [S.STOPPED, S.REPROCESS, S.REQUEUE])
+def test_a_job_that_is_held_wants_no_node_that_it_was_moved_to(state: State) -> None:
+    """A slurmctld that was killed remembers it as it was moved."""
+    node = node_of("0" * 12)
+    held = replace(seen(job=replace(HELD, wants=(node,)), node=NodeState.OUT, lives=False), named=frozenset({node}))
+    machines = () if state is S.STOPPED else ("0" * 12,)
+    assert advance(entry(state, machines=machines), held, SETTINGS).acts == (Act(Do.UNPIN),)
+    theirs = seen(job=replace(HELD, wants=("wn01",)), node=None, lives=False)
+    assert Act(Do.UNPIN) not in advance(entry(state, machines=()), theirs, SETTINGS).acts
+
+
+def test_a_job_is_tried_again_while_its_last_node_stays_known() -> None:
+    """slurmctld 22.05 does not forget the nodes of a job that was requeued as they went down before it starts anew."""
+    node = node_of("0" * 12)
+    held = replace(seen(job=replace(HELD, on=(node,)), node=NodeState.OUT, lives=False), named=frozenset({node}))
+    step = advance(entry(S.REPROCESS), held, SETTINGS)
+    assert (step.entry.state, step.entry.machines, step.acts) == (S.STOPPED, (), ())
+    assert recover((step.entry,), held, frozenset({node})) == ()
+    unnamed = replace(held, named=frozenset())
+    assert recover((step.entry,), unnamed, frozenset({node})) == (Act(Do.REMOVE, node),)
 
 
 @pytest.mark.parametrize(
@@ -428,6 +273,14 @@ def test_a_job_that_its_user_requeues_runs_again_on_another_machine(state: State
     assert states == [state, S.REPROCESS, S.STOPPED] and acts[0] is Do.TAKE_BACK
 
 
+def test_a_job_is_moved_when_its_nodes_are_known_for_as_long_as_the_site_wants() -> None:
+    settled = replace(SETTINGS, settle=6.0)
+    held = replace(JOB, state=JobState.HELD, on=())
+    assert advance(entry(S.VM_READY), seen(5.0, held), settled).entry.state is S.VM_READY
+    assert advance(entry(S.VM_READY), seen(7.0, held), settled).entry.state is S.MIGRATING
+    assert advance(entry(S.VM_READY), seen(5.0, held), SETTINGS).entry.state is S.MIGRATING
+
+
 # -- nodes that lie
 
 
@@ -471,3 +324,20 @@ def test_beside_native_jobs_a_machine_is_made_when_it_has_its_room() -> None:
     assert advance(asks.entry, waits, SETTINGS).acts == ()  # somebody took it away again
     alive = replace(waits, machines=frozenset({id}))
     assert advance(asks.entry, alive, SETTINGS).entry.state is S.VM_BOOTING
+
+
+def test_a_job_whose_nodes_were_forgotten_with_its_move_gets_others() -> None:
+    """It may have run there, and slurmd starts nothing of it again for a while: its credential was revoked."""
+    assert advance(entry(S.MIGRATING), seen(job=HELD, node=None), SETTINGS).entry.state is S.REPROCESS
+    assert advance(entry(S.MIGRATING), seen(job=HELD), SETTINGS).acts == (Act(Do.MOVE),)
+
+
+def test_of_a_job_that_lost_a_node_the_other_machines_end_before_that_is_told() -> None:
+    """A slurmctld that is killed, and forgets that it requeued the job, believes what they say of its end."""
+    first, second = "0" * 12, "1" * 12
+    nodes = {node_of(one): NodeView(node_of(one), NodeState.BUSY) for one in (first, second)}
+    lost = replace(seen(job=replace(THERE, on=tuple(nodes))), nodes=nodes)
+    both = entry(S.LOST, machines=(first, second))
+    assert advance(both, lost, SETTINGS).acts == (Act(Do.END, first),)
+    gone = replace(lost, machines=frozenset())
+    assert advance(both, gone, SETTINGS).acts == tuple(Act(Do.LOSE, node) for node in nodes)

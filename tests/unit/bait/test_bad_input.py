@@ -182,6 +182,8 @@ async def test_a_user_who_holds_a_job_that_is_moved_gets_it_back_held(house: Hou
     for node in (NodeState.IDLE, NodeState.OUT):
         house.see(replace(HELD, queue="belljar", is_held_by_user=True), **{node_of(id): node})
         await house.looks(2)
+    told = ("note", "7", "its user holds it")  # at once, for it may be home when it is looked at next
+    assert house.side.asked[-3:] == [("unpin", "7", "batch"), told, ("remove", node_of(id))]
     house.see(replace(HELD, queue="belljar", is_held_by_user=True))
     await house.looks(1)
     assert house.side.asked[-2:] == [("give_back", "7", "batch", "30.0"), ("note", "7", "its user holds it")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,23 @@ def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know
         )
         in other
     )
+
+
+def test_a_slurmd_that_could_start_a_job_is_named(prolog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = os.uname().nodename.partition(".")[0]
+    lines = {
+        1: "/usr/sbin/slurmd -N bait1", 2: "slurmd -D -N bait2 -d /etc/slurm/bait-step", 3: "vi slurmd -N bait1", 4: "", 5: "slurmd -D -s",
+        6: "slurmd -Nbait3",
+    }  # fmt: skip
+    monkeypatch.setattr(fitness, "all_pids", lambda: iter(lines))
+    monkeypatch.setattr(fitness, "command_line", lambda pid: [os.fsencode(one) for one in lines[pid].split()])
+    names = ("bait1", "bait2", "bait3", "bait4", host)
+    found = POOL.nodes.needs(slurm(said(Prolog=str(prolog))), "", names, "belljar", "belljar", ())
+    assert {one.what: one.wrong for one in found if one.wrong and one.what.startswith("slurmd of")} == {
+        "slurmd of bait1": "pid 1 has no `-d`: jobs would run on the bait itself",
+        "slurmd of bait3": "pid 6 has no `-d`: jobs would run on the bait itself",
+        f"slurmd of {host}": "pid 5 has no `-d`: jobs would run on the bait itself",
+    }
 
 
 @pytest.mark.parametrize(

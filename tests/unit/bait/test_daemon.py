@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.bait.plain import Plain
 
-from belljar.bait import Order, Settings, settings
-from belljar.bait.arrivals import SOCKET, listening, tell
+from belljar.bait import Order, Settings
 from belljar.bait.daemon import LOCK, Daemon, serve
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
-from belljar.bait.decisions.states import State
+from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
-from belljar.bait.machines.keeper import account_of, feature_of, request_for
+from belljar.bait.machines.keeper import feature_of
 from belljar.bait.status import give_order, read_status
 from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool, machine_of
-from belljar.errors import BadOption, BadSettings, CommandFailed, HostError
+from belljar.batch.slurm.client import SlurmClient
+from belljar.errors import BadOption, CommandFailed, HostError
 from belljar.host.locks import try_lock
-from belljar.model import GIB, MIB, RunPayload, StdinKind, to_json
+from belljar.model import GIB, MIB
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),), cycle=0.1)
@@ -131,7 +130,7 @@ class Machines:
 class House:
     """A bait with all that."""
 
-    def __init__(self, folder: Path, settings: Settings = SETTINGS) -> None:
+    def __init__(self, folder: Path, settings: Settings = SETTINGS, clock: Callable[[], float] = time.time) -> None:
         self.side, self.machines, self.told = Side(), Machines(), list[tuple[str, dict[str, Any]]]()
         pool: Any = Pool(self.side, self.side)  # type: ignore[arg-type]
         self.daemon = Daemon(
@@ -141,6 +140,7 @@ class House:
             self.machines,
             lambda event, **facts: self.told.append((event, facts)),
             run_command=self.side.run,
+            clock=clock,
         )
 
     def see(self, job: JobView | None, **nodes: NodeState) -> None:
@@ -168,11 +168,76 @@ def house(tmp_path: Path) -> House:
 async def arrives(house: House) -> None:
     """A prolog asks while the job still runs; it is answered when Slurm has it back."""
     house.see(RUNNING)
-    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    asking = asyncio.ensure_future(house.daemon.arrived("7", False))
     await house.side.taken_back.wait()
     assert not asking.done() and read(house.daemon.folder)["7"].state is State.ARRIVED
     house.see(HELD)
     assert await asking
+
+
+async def test_a_machine_that_a_look_has_not_seen_yet_is_asked_for_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was claimed after that look had begun. Asked for again it would be refused, and that taken for its end."""
+    await arrives(house)
+    asked: list[str] = []
+    start = Machines.start
+
+    async def counted(machines: Machines, job: JobView, id: str) -> None:
+        asked.append(id)
+        await start(machines, job, id)
+
+    monkeypatch.setattr(Machines, "start", counted)
+    monkeypatch.setattr(Machines, "living", lambda *_: frozenset())
+    await house.looks(4)
+    monkeypatch.undo()
+    await house.looks(1)
+    assert asked == [*house.machines.alive] and house.daemon.journal.entries["7"].state is State.VM_BOOTING
+
+
+async def test_a_job_whose_start_the_batch_system_has_forgotten_is_taken_back_when_it_starts_again(
+    house: House,
+) -> None:
+    """A slurmctld that was killed does not know that it is in its prolog here. It starts it anew; the node waits for this prolog."""
+    house.side.has_forgotten = SlurmClient().has_forgotten  # type: ignore[method-assign]
+    house.see(replace(HELD, state=JobState.WAITING))
+    asking = asyncio.ensure_future(house.daemon.arrived("7", False))
+    await house.looks(2)
+    assert house.side.asked == [] and not asking.done()
+    house.see(RUNNING)
+    await house.side.taken_back.wait()
+    house.see(HELD)
+    assert await asking is True and house.daemon.journal.entries["7"].state is State.ARRIVED
+
+
+async def test_a_job_that_is_held_as_before_it_began_is_let_go_and_taken_back(house: House) -> None:
+    """The bait did not hold it, and slurmd was not told to end it: slurmctld has forgotten that it was released."""
+    house.side.has_forgotten = SlurmClient().has_forgotten  # type: ignore[method-assign]
+    house.see(HELD)
+    assert await house.daemon.arrived("7", False) is True
+    assert house.side.asked == []  # as far as one can see, its user has just taken it back
+    assert await house.daemon.arrived("7", True) is True
+    assert house.side.asked == [("release", "7")]
+    house.see(replace(HELD, state=JobState.ENDING))
+    assert await house.daemon.arrived("7", True) is True  # the node's daemon is told to end it
+    house.see(replace(HELD, state=JobState.ENDED))
+    assert (await house.daemon.arrived("7", False), await house.daemon.arrived("7", True)) == (True, False)
+
+
+async def test_a_prolog_waits_where_the_batch_system_does_not_know_its_job(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may give its number to another."""
+    monkeypatch.setattr("belljar.bait.daemon.TAKEN_BACK", 0.1)
+    assert await house.daemon.arrived("7", False) is None
+
+
+async def test_a_job_that_is_given_back_and_comes_again_at_once_is_taken_again(house: House) -> None:
+    """As with OpenPBS, which starts what is released at once: before the next look has seen that it was given back."""
+    house.daemon.journal.write(Entry("7", State.REQUEUE, 1.0, home="batch", why="it did not boot"))
+    await arrives(house)
+    await house.looks(2)
+    assert house.daemon.journal.entries["7"].state is not State.REQUEUE and len(house.machines.alive) == 1
 
 
 async def test_a_job_that_is_tried_again_wants_its_first_node_no_more_when_that_is_removed(house: House) -> None:
@@ -180,12 +245,31 @@ async def test_a_job_that_is_tried_again_wants_its_first_node_no_more_when_that_
     await house.looks(4)
     (id,) = house.machines.alive
     house.machines.alive, house.machines.over = set(), {id: "QEMU was killed"}
-    house.see(HELD, **{f"vm{id}x": NodeState.OUT})
+    house.see(replace(HELD, queue=SETTINGS.queue), **{f"vm{id}x": NodeState.OUT})
     await house.looks(2)
     assert house.states[-1] == "reprocess" and house.side.asked[-2:] == [
         ("unpin", "7", "batch"),
         ("remove", f"vm{id}x"),
     ]
+
+
+async def test_a_node_is_removed_when_no_job_has_named_it_for_as_long_as_the_batch_system_takes_to_save(
+    tmp_path: Path,
+) -> None:
+    now = [1000.0]
+    house, node, gone = House(tmp_path, clock=lambda: now[0]), f"vm{'a' * 12}x", ("remove", f"vm{'a' * 12}x")
+    house.side.saves = 10.0  # type: ignore[misc]
+    for job in (replace(HELD, id="8", on=(node,)), replace(HELD, id="8", wants=(node,), queue=SETTINGS.queue)):
+        house.see(job, **{node: NodeState.OUT})
+        now[0] += 60
+        await house.looks(1)
+        house.see(replace(HELD, id="8", wants=(node,)), **{node: NodeState.OUT})  # anybody may ask for it elsewhere
+        for passed in (1, 9):
+            await house.looks(1)
+            assert gone not in house.side.asked
+            now[0] += passed
+    await house.looks(1)
+    assert house.side.asked == [gone]
 
 
 async def test_a_job_is_followed_from_its_arrival_to_its_end(house: House) -> None:
@@ -282,7 +366,7 @@ async def test_a_part_that_cannot_be_made_is_told_and_counts_as_this_hosts_fault
 
 async def test_only_the_bait_of_its_first_node_takes_a_job_back(house: House) -> None:
     house.see(replace(RUNNING, on=("bait0", "bait1"), nodes=2))
-    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    asking = asyncio.ensure_future(house.daemon.arrived("7", False))
     await asyncio.sleep(0)
     house.see(replace(HELD, nodes=2))
     assert await asking and house.side.asked == [] and read(house.daemon.folder) == {}
@@ -355,7 +439,7 @@ async def test_what_its_asker_did_wrong_is_no_fault_of_this_host(house: House) -
 
 async def test_an_impossible_job_is_held_with_the_reason(house: House) -> None:
     house.see(replace(RUNNING, image="el7"))
-    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    asking = asyncio.ensure_future(house.daemon.arrived("7", False))
     await house.side.taken_back.wait()
     house.see(replace(HELD, image="el7"))
     await asking
@@ -366,51 +450,45 @@ async def test_an_impossible_job_is_held_with_the_reason(house: House) -> None:
 
 async def test_somebody_at_a_terminal_is_sent_away(house: House) -> None:
     house.see(replace(RUNNING, is_batch=False))
-    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    asking = asyncio.ensure_future(house.daemon.arrived("7", False))
     await house.side.cancelled.wait()
     house.see(replace(RUNNING, state=JobState.ENDED, on=()))
     assert await asking and house.daemon.journal.entries == {}
     assert house.side.asked[:2] == [("note", "7", "only batch scripts run here"), ("cancel", "7")]
 
 
+async def test_a_job_of_which_no_prolog_told_is_taken_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.daemon.journal.write(Entry("7", State.REQUEUE, time.time(), home="batch", why="it was given back"))
+    house.see(RUNNING)
+    await house.looks(2)  # its prolog has its time to tell
+    assert not house.side.taken_back.is_set()
+    monkeypatch.setattr("belljar.bait.daemon.UNTOLD", 0.0)
+    await house.looks(1)
+    assert ("take_back", "7") in house.side.asked and house.daemon.journal.entries["7"].state is State.ARRIVED
+    house.see(replace(RUNNING, id="8", number="8", is_batch=False))
+    await house.looks(1)
+    assert ("cancel", "8") in house.side.asked and "8" not in house.daemon.journal.entries
+    house.side.asked.clear()
+    house.see(replace(RUNNING, id="9", number="9", on=("bait0", "bait1"), nodes=2))
+    await house.looks(1)
+    assert not [one for one in house.side.asked if one[0] == "take_back"]  # its leader does that
+
+
 async def test_the_batch_system_is_told_that_the_bait_is_closed(house: House) -> None:
     give_order(house.daemon.folder, Order(False, "disk swap"))
     await house.looks(1)
     assert house.side.asked == [("close", "bait1", "disk swap")]
-    for reason, opened in (("belljar: disk swap", True), ("Prolog error", True), ("memory is broken", False)):
+    for reason, opened in (
+        ("belljar: disk swap", True),
+        ("Prolog error", True),
+        ("Duplicate jobid", True),
+        ("memory is broken", False),
+    ):
         house.side.asked.clear()
         house.side.seen["nodes"]["bait1"] = NodeView("bait1", NodeState.OUT, (), reason)
         give_order(house.daemon.folder, Order())
         await house.looks(1)
         assert (house.side.asked == [("open", "bait1")]) is opened  # what somebody else closed stays closed
-
-
-async def test_a_prolog_is_answered_when_its_job_is_off_the_bait(tmp_path: Path) -> None:
-    asked: list[str] = []
-
-    async def arrived(job: str) -> bool:
-        asked.append(job)
-        return job == "7"
-
-    async with listening(tmp_path, arrived):
-        assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
-        said = iter((False, False, True))  # by slurmd: the prolog ends when it has heard so
-        await asyncio.to_thread(tell, tmp_path, "7", 5.0, lambda: next(said))
-        assert next(said, None) is None
-        with pytest.raises(HostError, match=r"did not take job 8 back within 0\.2 s: it could not"):
-            await asyncio.to_thread(tell, tmp_path, "8", 0.2)
-        for bad in (b'{"job": "7; rm"}\n', b'{"job": 7}\n'):
-            reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET)
-            writer.write(bad)
-            assert json.loads(await reader.readline()) == {"taken": False}
-            writer.close()
-        reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET)
-        writer.write(b"x" * 100_000 + b"\n")
-        assert await reader.read() == b""
-        writer.close()
-    assert asked == ["7", "8"]
-    with pytest.raises(HostError, match="No such file or directory"):
-        tell(tmp_path / "nowhere", "7", 0.1)
 
 
 async def test_one_bait_works_in_a_folder(house: House, tmp_path: Path) -> None:
@@ -420,56 +498,3 @@ async def test_one_bait_works_in_a_folder(house: House, tmp_path: Path) -> None:
     with pytest.raises(HostError, match="another bait works here"):
         await serve(SETTINGS, tmp_path, pool, house.machines, lambda *a, **k: None, lambda job: "")
     lock.release()
-
-
-def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from belljar.batch import load
-
-    monkeypatch.setenv("BELLJAR_PATHS_STORE", str(tmp_path))
-    (tmp_path / "slurm.conf").write_text("SlurmctldHost=head\nNodeName=wn01\n")
-    said = replace(SETTINGS, conf=tmp_path / "slurm.conf", key=tmp_path / "key", overhead=100 * MIB)
-    job = replace(HELD, uid=0, features=("el9",), nodes=2, cpus=3, memory=1000 * MIB)
-    request = request_for(job, "0123456789ab", "bait1", said, load("slurm").pool)
-    assert (request.id, request.name, request.machine.cpus, request.machine.memory) == (
-        "0123456789ab",
-        "vm0123456789abx",
-        2,
-        600 * MIB,
-    )
-    assert request.machine.network_class == "bridge:br0" and request.machine.image == "worker"
-    assert isinstance(request.work, RunPayload) and request.work.payload.stdin is StdinKind.STREAM
-    env = dict(request.work.payload.env)
-    assert env[b"CONF"] == b"CPUs=2 RealMemory=500 Feature=belljar,bait_bait1,el9" and env[b"PASSWD"].startswith(
-        b"root:x:0:0:"
-    )
-    assert b"NodeName" not in request.work.payload.files[0].data  # type: ignore[operator]
-    assert env[b"BASELINE"] == b"" and b"BASELINE" in (request.work.payload.script or b"")
-    kept = request_for(job, "0123456789ab", "bait1", replace(said, cache="same-user"), load("slurm").pool)
-    assert isinstance(kept.work, RunPayload) and b"nosuid" in dict(kept.work.payload.env)[b"BASELINE"]
-    assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")
-    with pytest.raises(BadOption, match="has the uid 5, and 0 on this host"):
-        account_of(replace(job, uid=5))
-    with pytest.raises(BadOption, match="is not known on this host"):
-        account_of(replace(job, owner="nobody-of-this-name"))
-
-
-GOOD = '[bait]\nimages = ["worker"]\nnetworks = { open = "br0" }\n'
-
-
-def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
-    file = tmp_path / "bait.toml"
-    file.write_text(GOOD)
-    said = settings.load(file)
-    assert said.name == os.uname().nodename.partition(".")[0] and said.networks == (("open", "br0"),)
-    file.write_text(GOOD + 'system = "openpbs"\nnodes = ["10.99.0.12 vm12"]\n')
-    assert (settings.load(file).conf, settings.load(file).key) == (Path("/etc/pbs.conf"), Path())
-    for text, what in (
-        ("", "bait.images: is missing"), ("[bait]\nimage = 1\n", "did you mean images"), (GOOD + 'system = "lsf"\n', "machines cannot join it yet"),
-        (GOOD + 'system = "torque"\n', "torque: machines cannot join it yet"), (GOOD + 'system = "openpbs"\n', "bait.nodes: is missing"),
-        (GOOD + 'name = "wn01"\nnative = "wn01"\n', "bait.native: wn01 is a bait"), (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + 'cache = "always"\n', "'always' is no such policy"),
-        (GOOD + "tries = 0\n", "bait.tries"),
-    ):  # fmt: skip
-        file.write_text(text)
-        with pytest.raises(BadSettings) as caught:
-            settings.load(file)
-        assert what in caught.value.message

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.unit.bait.test_daemon import FREE, GOOD, HELD, SETTINGS, House, Side, arrives, house
+from tests.unit.bait.test_daemon import FREE, HELD, SETTINGS, House, Side, arrives, house
+from tests.unit.bait.test_requests import GOOD
 
 from belljar.bait import Order, settings
 from belljar.bait.machines.keeper import request_for, secret
@@ -69,7 +70,7 @@ async def test_an_array_that_is_moved_as_a_whole_comes_to_one_bait_and_moves_tas
     house.side.moves_whole_arrays = True
     running, others = task(1, JobState.RUNNING), [task(2, JobState.WAITING), task(3, JobState.WAITING)]
     house.side.seen["jobs"] = {one.id: one for one in (running, *others)}
-    asking = asyncio.ensure_future(house.daemon.arrived("7.1"))
+    asking = asyncio.ensure_future(house.daemon.arrived("7.1", False))
     await house.side.taken_back.wait()
     tasks = {f"7.{number}": task(number, JobState.HELD) for number in (1, 2, 3)}
     house.side.seen["jobs"] = {"7.1": tasks["7.1"], **{one.id: one for one in others}}

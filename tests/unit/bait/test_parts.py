@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.unit.bait.test_advance import JOB, SETTINGS, Killed, World
+from tests.unit.bait.test_worlds import JOB, SETTINGS, Killed, World
 
 from belljar.bait.decisions.advance import Act, Do, Seen, Step, advance, recover
 from belljar.bait.decisions.decide import Bait, Room, nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,13 @@ SETTINGS = Settings(
     restarts=100, tries=100, cache_uses=3,
 )  # fmt: skip
 LOOKS = 300
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are killed here, and no power fails: what is written need not be on the disk."""
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, lambda descriptor: None)
 
 
 class Killed(BaseException):

@@ -9,9 +9,10 @@ import pytest
 from belljar.batch import load
 from belljar.errors import CommandFailed
 
-BAIT = "qname vm.q\nprolog root@/etc/gridengine/bait \\\n $job_id $ja_task_id\n"
+BAIT = "qname vm.q\npe_list smp\nprolog root@/etc/gridengine/bait \\\n $job_id $ja_task_id\n"
 GOOD = {
-    ("qconf", "-sm"): "root\nsgeadmin\n", ("qconf", "-sq", "vm.q@wn01"): BAIT, ("qconf", "-sq", "belljar"): "prolog NONE\n",
+    ("qconf", "-sm"): "root\nsgeadmin\n", ("qconf", "-sq", "vm.q@wn01"): BAIT, ("qconf", "-sq", "belljar"): "prolog NONE\npe_list make smp\n",
+    ("qconf", "-sp", "smp"): "pe_name smp\nallocation_rule $pe_slots\n",
     ("getent", "ahostsv4", "vm9"): "10.9.9.9 STREAM vm9\n", ("getent", "hosts", "10.9.9.9"): "10.9.9.9 vm9.site vm9\n",
 }  # fmt: skip
 NODES = load("gridengine").pool.of_bait("vm.q@wn01", "belljar", "f", ("10.9.9.9 vm9",)).nodes
@@ -25,7 +26,7 @@ def wrong(answers: dict[tuple[str, ...], str]) -> dict[str, str]:
 
     said: Callable[..., str] = ask
     found = list(NODES.needs(said, "", ("vm.q@wn01",), "belljar", "f", ()))
-    assert all(one.remedy for one in found) and len(found) == 4
+    assert all(one.remedy for one in found) and len(found) == 5
     return {one.what: one.wrong for one in found if one.wrong}
 
 
@@ -36,8 +37,20 @@ def test_a_cell_that_has_everything_is_good() -> None:
 @pytest.mark.parametrize(
     ("question", "answer", "what", "why"),
     [
+        (
+            ("qconf", "-sp", "smp"),
+            "allocation_rule $round_robin\n",
+            "parallel environments",
+            "smp: its allocation_rule is $round_robin: a job of it wants several machines, and would never start",
+        ),
+        (
+            ("qconf", "-sq", "belljar"),
+            "prolog NONE\npe_list make\n",
+            "parallel environments",
+            "smp: the queue belljar does not have it, and a job of it would never start",
+        ),
         (("qconf", "-sm"), "sgeadmin\n", "root manages the cell", "root is no manager"),
-        (("qconf", "-sq", "vm.q@wn01"), "", "bait vm.q@wn01", "qconf: exit 1"),
+        (("qconf", "-sq", "vm.q@wn01"), "", "bait vm.q@wn01 parallel environments", "qconf: exit 1"),
         (("qconf", "-sq", "vm.q@wn01"), "prolog NONE\n", "bait vm.q@wn01", "its prolog is NONE"),
         (("qconf", "-sq", "vm.q@wn01"), "prolog root@/x $job_id\n", "bait vm.q@wn01", "is not told job and task"),
         (("qconf", "-sq", "belljar"), BAIT, "queue belljar", "its prolog is root@"),
@@ -49,4 +62,4 @@ def test_a_cell_that_has_everything_is_good() -> None:
 def test_each_thing_that_is_missing_is_named(question: tuple[str, ...], answer: str, what: str, why: str) -> None:
     answers = {**GOOD, question: answer} if answer else {key: value for key, value in GOOD.items() if key != question}
     found = wrong(answers)
-    assert list(found) == [what] and why in found[what]
+    assert " ".join(found) == what and why in " ".join(found.values())

@@ -14,7 +14,26 @@ from belljar.records import replace
 
 NAME = "belljar-r-0123456789abcdef0-1"
 JOB = PilotJob(NAME, ("/opt/bell jar", "pilot", "/jobs/x"), 2, 2, GIB + 1, 3601.0, "alice", "/log/x", "short", "phys")
-SLURM, GRID = pilots_of("slurm"), pilots_of("gridengine")
+SLURM, GRID, OPENPBS, TORQUE = (pilots_of(one) for one in ("slurm", "gridengine", "openpbs", "torque"))
+# In the form of src/cmds/qstat.c of either.
+OF_OPENPBS = """{"timestamp":1763884800,"pbs_version":"23.06.06","pbs_server":"head","Jobs":{
+"7.head":{"Job_Name":"NAME","Job_Owner":"svc@head","job_state":"R","queue":"workq","comment":"Job run at Mon Nov 23"},
+"8.head":{"Job_Name":"NAME","job_state":"Q","comment":"Not Running: Insufficient amount of resource: ncpus"},
+"9.head":{"Job_Name":4711,"job_state":"R"}}}"""
+OF_TORQUE = """<?xml version="1.0"?>
+<Data><Job><Job_Id>7.head</Job_Id><Job_Name>NAME</Job_Name><Job_Owner>svc@head</Job_Owner><job_state>R</job_state>\
+<comment>a &lt; b</comment></Job><Job><Job_Id>8.head</Job_Id><Job_Name>NAME</Job_Name><job_state>C</job_state></Job>\
+<Job><Job_Id>9.head</Job_Id><Job_Name>mine</Job_Name><job_state>R</job_state></Job></Data>
+"""
+QUEUES = """Queue: workq
+    queue_type = Execution
+    resources_max.walltime = 24:00:00
+    enabled = True
+
+Queue: long
+    queue_type = Execution
+    resources_default.walltime = 01:00:00
+"""
 
 
 def test_slurm_is_asked_for_nodes_time_and_no_second_run() -> None:
@@ -28,11 +47,11 @@ def test_slurm_is_asked_for_nodes_time_and_no_second_run() -> None:
     assert not any(one.startswith(("--partition", "--account", "--exclude")) for one in plain)
 
 
-@pytest.mark.parametrize("client", [SLURM, GRID])
+@pytest.mark.parametrize("client", [SLURM, GRID, OPENPBS, TORQUE])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_pilots_script_is_one_that_a_shell_reads(client: Pilots, nodes: int) -> None:
     script = client.script(replace(JOB, nodes=nodes))
-    assert script.startswith(b"#!/bin/sh\n") and shlex.join(JOB.command).encode() in script
+    assert script.startswith(b"#!/bin/sh\n") == (client in (SLURM, GRID)) and shlex.join(JOB.command).encode() in script
     assert subprocess.run(["sh", "-n"], input=script, check=False).returncode == 0
 
 
@@ -76,6 +95,54 @@ def test_grid_engines_jobs_are_found_by_their_full_names() -> None:
     assert [(one.id, one.name, one.state) for one in GRID.jobs(printed.encode())] == [("7", NAME, JobState.RUNNING)]
     with pytest.raises(ValueError):
         GRID.jobs(printed[:-10].encode())
+
+
+def test_openpbs_and_torque_are_asked_for_one_chunk_on_each_node() -> None:
+    words = " ".join(OPENPBS.submit(JOB, "x.sh"))
+    assert "-l select=2:ncpus=2:mem=1025mb -l place=scatter -l walltime=3601 -r n -j oe -o /log/x" in words
+    assert f"-N {NAME}" in words and "-v BELLJAR_OWNER=alice -q short -A phys x.sh" in words
+    words = " ".join(TORQUE.submit(replace(JOB, owner="al ice,B=c"), "x.sh"))
+    assert "-l nodes=2:ppn=2 -l mem=2050mb -l walltime=3601" in words and "-v BELLJAR_OWNER=al_ice_B_c " in words
+    assert b'pbsdsh" -- /usr/bin/env "PATH=$PATH" \'/opt/bell jar\' pilot' in OPENPBS.script(JOB)
+    assert b'pbsdsh" -u /usr/bin/env "PATH=$PATH" \'/opt/bell jar\' pilot' in TORQUE.script(JOB)
+    assert OPENPBS.submitted(b"7.head\n") == "7.head" and OPENPBS.cancel("7.head") == ("qdel", "7.head")
+    assert TORQUE.extend("7.head", 3600.2) == ("qalter", "-l", "walltime=3601", "7.head")
+
+
+def test_pbs_jobs_are_found_by_name() -> None:
+    found = OPENPBS.jobs(OF_OPENPBS.replace("NAME", NAME).encode())
+    assert [(one.id, one.state) for one in found] == [("7.head", JobState.RUNNING), ("8.head", JobState.WAITING)]
+    assert "Insufficient" in found[1].reason
+    found = TORQUE.jobs(OF_TORQUE.replace("NAME", NAME).encode())
+    assert [(one.id, one.state) for one in found] == [("7.head", JobState.RUNNING), ("8.head", JobState.ENDED)]
+    assert found[0].reason == "a < b" and TORQUE.jobs(b"") == ()
+    for client, printed in ((OPENPBS, b""), (OPENPBS, b"{}"), (TORQUE, b"pbs_iff: cannot\n"), (TORQUE, b"<Data><Job>")):
+        with pytest.raises(ValueError):
+            client.jobs(printed)
+
+
+def test_what_a_queue_allows_is_read_in_seconds() -> None:
+    partitions = b"PartitionName=a Default=YES DefaultTime=NONE MaxTime=1-01:00:00\nPartitionName=b Default=NO MaxTime=UNLIMITED\n"
+    assert [SLURM.longest(partitions, name) for name in ("", "a", "b", "a,b", "c")] == [
+        90000.0,
+        90000.0,
+        None,
+        None,
+        None,
+    ]
+    queues = (
+        b"qname                 all.q\nslots 4\nh_rt                  1:0:0\n\nqname  slow.q\nh_rt   INFINITY,[n1=60]\n"
+    )
+    assert [GRID.longest(queues, name) for name in ("", "all.q", "slow.q", "x")] == [None, 3600.0, None, None]
+    for client in (OPENPBS, TORQUE):
+        assert [client.longest(QUEUES.encode(), name) for name in ("workq", "long", "", "x")] == [
+            86400.0,
+            None,
+            None,
+            None,
+        ]
+        assert client.longest(QUEUES.partition("Queue: long")[0].encode(), "") == 86400.0
+    assert all(client.longest(b"", "a") is None for client in (SLURM, GRID, OPENPBS, TORQUE))
 
 
 def test_memory_is_rounded_up() -> None:

@@ -288,6 +288,23 @@ def test_what_may_be_changed_after_submission(tmp_path: Path) -> None:
     assert submission.modify({"partition": "night"}, bare, uid=0)[0] == 0
 
 
+def test_a_job_for_a_bait_is_left_alone_and_stays_one(tmp_path: Path) -> None:
+    submission = Submission(tmp_path, Settings(default_image="debian12"), bait="vm belljar")
+    assert submission.submit("vm=worker net=closed", partition="vm", min_nodes=2) == (0, SCRIPT, "")
+    assert submission.submit(partition="belljar") == (0, SCRIPT, "")
+    assert line(submission.submit(partition="batch")[1]) != ""
+    assert submission.submit(partition="batch,vm") == (
+        -1, SCRIPT, "belljar: partitions batch,vm: some of them give a job a node of its own, some do not; ask for one kind",
+    )  # fmt: skip
+    bait: dict[str, object] = {"comment": "vm=worker", "partition": "belljar"}
+    assert submission.modify({"comment": "vm=other", "partition": "vm"}, bait)[0] == 0
+    assert submission.modify({"partition": "batch"}, bait)[2] == (
+        "belljar: partition batch gives jobs another environment: submit the job there"
+    )
+    assert submission.modify({"partition": "vm"}, {"partition": "batch"})[0] == -1
+    assert submission.modify({"partition": "batch"}, bait, uid=0)[0] == 0
+
+
 @pytest.mark.parametrize("text", ["", 'a"b\\c', "é\n]]", "x" * 300, "--[[", "\0"])
 def test_quoting(text: str) -> None:
     assert run_lua(f"return {slurm_lua.quoted(text)}").decode() == text

@@ -89,9 +89,8 @@ def jobs_of(content: Mapping[str, Any]) -> dict[str, str]:
     """Of a resume file: the job's number -> its nodes, as a hostlist. Raises BadOption."""
     found, given = {}, content.get("jobs")
     for one in given if isinstance(given, list) else []:
-        number, nodes = (
-            (one.get("job_id"), one.get("nodes_resume") or one.get("nodes")) if isinstance(one, dict) else (0, 0)
-        )
+        known = one if isinstance(one, dict) else {}
+        number, nodes = known.get("job_id"), known.get("nodes_resume") or known.get("nodes")
         if not isinstance(number, int) or not isinstance(nodes, str):
             raise BadOption("the resume file of slurmctld names a job without a number or nodes")
         found[str(number)] = nodes

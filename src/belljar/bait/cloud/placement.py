@@ -96,11 +96,8 @@ class Placement:
         """Every node that lives, on a host that answers."""
         await self._known(list(await self._rules()))
         nodes = {name: (host, id) for host, own in self._there.items() for name, id in own.items()}
-        return Made(
-            {name: id for name, (_, id) in nodes.items()},
-            {name: host for name, (host, _) in nodes.items()},
-            self._troubles(),
-        )
+        homes = {name: host for name, (host, _) in nodes.items()}
+        return Made({name: id for name, (_, id) in nodes.items()}, homes, self._troubles())
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 

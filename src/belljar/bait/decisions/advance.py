@@ -41,6 +41,7 @@ class Do(str, Enum):
     LOSE = "lose"  # this node: its machine is gone
     END = "end"  # this machine
     REMOVE = "remove"  # this node
+    UNPIN = "unpin"  # the job: it wants nodes of ours no more
     GIVE_BACK = "give-back"  # the job, to the batch system
     REFUSE = "refuse"  # the job: say why it is held
     NOTE = "note"  # write this at the job
@@ -65,14 +66,13 @@ class Seen:
     jobs: Mapping[str, JobView] | None
     nodes: Mapping[str, NodeView] | None
     machines: frozenset[str]  # that live
-    ended: Mapping[str, str] = field(
-        default_factory=dict
-    )  # machine -> why, of those known to have ended or never to come
+    ended: Mapping[str, str] = field(default_factory=dict)  # machine -> why, of those that ended or never come
     proved: Mapping[str, str] = field(default_factory=dict)  # machine -> "" where it is clean, or why it is not
     reserved: frozenset[str] | None = None  # that have room beside native jobs; None: there are no such jobs here
     node: Callable[[str], str] = node_of  # the name of a machine's node
     machine: Callable[[str], str] = machine_of  # a machine that might have had this name; "" where it is none of ours
-    saves: float = 0.0  # seconds in which the batch system writes down that a job has left its nodes
+    named: frozenset[str] = frozenset()  # nodes that a job names, or named as the batch system saved it last
+    saves: float = 0.0  # seconds in which the batch system saves what became of a job
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,14 @@ def advance(entry: Entry, seen: Seen, settings: Settings) -> Step:
         return Step(entry)
     job = seen.jobs.get(entry.job)
     if job is None:
-        return _unknown(entry, seen, settings)
+        return _clean(entry, None, seen, settings) if entry.state is S.FINISHED else missed(entry, seen, settings)
     entry = replace(entry, missing=0.0)
     if job.state is JobState.UNKNOWN:
         return Step(entry)
     if job.state is JobState.ENDED and entry.state is not S.FINISHED:
         return to(entry, S.FINISHED, seen, entry.why)
+    if entry.state is S.FINISHED and job.state in (JobState.RUNNING, JobState.WAITING, JobState.HELD):
+        return to(entry, S.REPROCESS, seen, "it runs again: its end was forgotten")
     if entry.state in CLEANING:
         return _clean(entry, job, seen, settings)
     return HANDLERS[entry.state](entry, job, seen, settings)
@@ -108,12 +110,8 @@ def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple
         return ()
     ours -= {seen.node(machine) for machine in known}
     found = {seen.machine(node) for node in ours - set(map(seen.node, seen.machines))} | seen.machines
-    acts = [
-        act
-        for machine in sorted(found - known - {""})
-        for act in leave(machine, seen, is_late=False)
-        if act is not WAIT
-    ]
+    acts = [act for one in sorted(found - known - {""}) for act in leave(one, seen, is_late=False)]
+    acts = [act for act in acts if act not in (WAIT, LATER)]
     for node in sorted(one for one in ours if not seen.machine(one)):
         acts += _turn_out(node, seen)
     return tuple(acts)
@@ -138,8 +136,8 @@ def _arrived(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
         # As it is shown while it waits: of several partitions a job that runs shows only the one that it runs in.
         home = entry.home if job.queue in (settings.queue, "") else job.queue
         return to(replace(entry, home=home), S.STOPPED, seen)
-    if job.state is JobState.WAITING:
-        return to(entry, S.CLOSED, seen, "somebody released it")
+    if job.state is JobState.WAITING and not _unpin(job, seen):
+        return to(entry, S.REQUEUE, seen, "somebody released it")
     return Step(replace(entry, home=entry.home or job.queue), _take_back(job))
 
 
@@ -150,7 +148,7 @@ def _stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
         return to(entry, S.ARRIVED, seen)
     if moved := _moved(entry, job, settings):
         return to(replace(entry, home=job.queue), S.REQUEUE, seen, moved)
-    return Step(entry)
+    return Step(entry, _unpin(job, seen))
 
 
 def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
@@ -189,21 +187,22 @@ def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
         return to(entry, S.REPROCESS, seen, failure)
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
-    return to(entry, S.MIGRATING, seen)
+    return to(entry, S.MIGRATING, seen) if seen.now - entry.since >= settings.settle else Step(entry)
 
 
 def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.state in (JobState.RUNNING, JobState.ENDING):
-        is_there = set(job.on) <= {seen.node(one) for one in entry.machines}
-        return (
-            to(replace(entry, starts=job.starts), S.RUNNING, seen)
-            if is_there and job.on
-            else to(entry, S.REPROCESS, seen, "it started elsewhere")
-        )
-    if failure := _failure(entry, job, seen, settings):
+        if job.on and set(job.on) <= {seen.node(one) for one in entry.machines}:
+            return to(replace(entry, starts=job.starts), S.RUNNING, seen)
+        return to(entry, S.REPROCESS, seen, "it started elsewhere")
+    is_unmoved = job.state is JobState.HELD and job.queue != settings.queue
+    if failure := _failure(entry, job, seen, settings) or (_altered(entry, job, settings) if is_unmoved else ""):
         return to(entry, S.REPROCESS, seen, failure)
-    if job.state is JobState.HELD and job.is_held_by_user and job.queue == settings.queue:
+    if job.state is JobState.HELD and job.is_held_by_user and not is_unmoved:
         return to(replace(entry, stays_held=True), S.REQUEUE, seen, HELD_BY_USER)  # moved and released, and held again
+    if job.state is JobState.HELD and any(node_state(one, seen) is None for one in entry.machines):
+        # It may have run there: slurmd starts nothing of it again for a while.
+        return to(entry, S.REPROCESS, seen, "its nodes were forgotten")
     if seen.now - entry.since > MOVED:
         return to(entry, S.REPROCESS, seen, f"it did not start on its nodes within {MOVED:.0f} s: {job.reason}")
     return Step(entry, (Act(Do.MOVE),) if job.state is JobState.HELD else ())
@@ -226,8 +225,10 @@ def _lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.state in (JobState.WAITING, JobState.HELD):
         return to(entry, S.REPROCESS, seen, entry.why)
     own = entry.here(settings.names)
-    lost = (one for one in own if one not in seen.machines and node_state(one, seen) not in (None, NodeState.OUT))
-    acts = tuple(Act(Do.LOSE, seen.node(one)) for one in lost)
+    # Those that live go first: a slurmctld that forgets that a node was lost believes what slurmd says of the end of the others.
+    if not (acts := tuple(Act(Do.END, one) for one in own if one in seen.machines)):
+        lost = (one for one in own if node_state(one, seen) not in (None, NodeState.OUT))
+        acts = tuple(Act(Do.LOSE, seen.node(one)) for one in lost)
     return Step(entry, (*acts, Act(Do.FORCE_END)) if seen.now - entry.since > QUIET else acts)
 
 
@@ -240,13 +241,8 @@ HANDLERS = {
 # -- the way out -------------------------------------------------------------------------------------------------------
 
 
-def _unknown(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """One answer is not enough to say that a job is gone: a system that was just restarted may not know it yet."""
-    return _clean(entry, None, seen, settings) if entry.state is S.FINISHED else missed(entry, seen, settings)
-
-
 def missed(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """The batch system did not name this job."""
+    """The batch system did not name this job. One such answer does not say that it is gone: just restarted, it may not know it yet."""
     since = entry.missing or seen.now
     if seen.now - since >= settings.gone_after:
         return to(entry, S.FINISHED, seen, "the batch system does not know it any more")
@@ -256,7 +252,7 @@ def missed(entry: Entry, seen: Seen, settings: Settings) -> Step:
 def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
     """Nothing of the job's machines and nodes stays; and unless it is over, it is held until then."""
     age, own = seen.now - entry.since, entry.here(settings.names)
-    ours = [act for one in own for act in leave(one, seen, is_late=age > QUIET, is_saved=age >= seen.saves)]
+    ours = [act for one in own for act in leave(one, seen, is_late=age > QUIET)]
     others = (_leave_elsewhere(one, seen, is_late=age > QUIET) for one in entry.machines if one not in own)
     acts = (*ours, *(act for one in others for act in one))
     is_over = entry.state is S.FINISHED or job is None
@@ -264,17 +260,19 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) ->
         acts = (Act(Do.NOTE, entry.why or "it is taken back"), *acts)
     if job is not None and job.state is not JobState.HELD:
         entry = replace(entry, stays_held=False)  # released meanwhile
+    if not is_over and job is not None:  # it needs no node that stays known: what is left of those, `recover` removes
+        acts = (*_unpin(job, seen), *(act for act in acts if act is not LATER))
     if acts:
         if is_over or job is None or job.state is JobState.HELD:
-            return Step(entry, tuple(act for act in acts if act is not WAIT))
+            return Step(entry, tuple(act for act in acts if act not in (WAIT, LATER)))
         return Step(entry, (*_take_back(job), *but_removals(acts)))
     if is_over or job is None:
         return to(entry, S.CLOSED, seen, entry.why)
     if entry.state is S.REQUEUE:
         is_held, is_home = job.state is JobState.HELD, job.queue == entry.home or job.queue != settings.queue
-        if is_home and entry.stays_held == is_held:
-            return to(entry, S.CLOSED, seen, entry.why)
-        return Step(entry, (Act(Do.GIVE_BACK),) if is_held else _take_back(job))
+        if is_home and entry.stays_held == is_held:  # else one that is killed now remembers it as held by us
+            return to(entry, S.CLOSED, seen, entry.why) if age >= seen.saves else Step(entry)
+        return Step(replace(entry, since=seen.now), (Act(Do.GIVE_BACK),) if is_held else _take_back(job))
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
     if entry.state is S.REPROCESS:
@@ -294,38 +292,40 @@ def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
 
 
 WAIT = Act(Do.END, "")  # stands for: not yet
+LATER = Act(Do.REMOVE, "")  # stands for: it takes no job, and stays known for a while
 
 
-def leave(machine: str, seen: Seen, *, is_late: bool, is_saved: bool = True) -> tuple[Act, ...]:
+def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
     """The next act on the way out of one machine and its node; none: both are gone.
 
     Its node takes no job any more; when it is quiet its machine ends; then it is removed. slurmctld 22.05.8 crashed when a node was
-    removed while it still had something to say to it; and one that was killed before it had saved that the job has left (*is_saved*)
-    would find it on a node that is unknown, and never end it."""
+    removed while it still had something to say to it; and one that begins anew fails a job that names a node it does not know, or
+    never ends it: one that was killed before it had saved that the job has left, and one whose job was requeued as its nodes went
+    down, for it clears its list of nodes only when it starts again."""
     node, state = seen.node(machine), node_state(machine, seen)
     if machine in seen.machines:
         if state in (None, NodeState.OUT) or is_late:
             return (Act(Do.END, machine),)
         return (WAIT,) if state is NodeState.DRAINING else (Act(Do.CLOSE, node),)
-    if state is None:
-        return ()
-    if state is NodeState.OUT:
-        return (Act(Do.REMOVE, node),) if is_saved else (WAIT,)
-    return (Act(Do.LOSE, node),)
+    return _forgotten(node, state, seen)
+
+
+def _forgotten(node: str, state: NodeState | None, seen: Seen) -> tuple[Act, ...]:
+    if state is not NodeState.OUT:
+        return (Act(Do.LOSE, node),) if state is not None else ()
+    return (LATER,) if node in seen.named else (Act(Do.REMOVE, node),)
 
 
 def but_removals(acts: Iterable[Act]) -> tuple[Act, ...]:
     """What can be done while a job that wants these nodes is not held: until then it cannot be made to want them no more."""
-    return tuple(act for act in acts if act is not WAIT and act.do is not Do.REMOVE)
+    return tuple(act for act in acts if act is not WAIT and act.do not in (Do.REMOVE, Do.UNPIN))
 
 
 def _leave_elsewhere(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
     """Its own bait ends it and removes its node. Where that does not come to it, the node at least goes."""
     node, state = seen.node(machine), node_state(machine, seen)
-    if state is None:
-        return ()
-    if is_late:
-        return (Act(Do.REMOVE if state is NodeState.OUT else Do.LOSE, node),)
+    if is_late or state is None:
+        return _forgotten(node, state, seen)
     return (WAIT,) if state in (NodeState.OUT, NodeState.DRAINING) else (Act(Do.CLOSE, node),)
 
 
@@ -355,6 +355,10 @@ def to(entry: Entry, state: State, seen: Seen, why: str = "", *acts: Act) -> Ste
     """What failed a job serves no other."""
     terms = None if state in (S.LOST, S.REPROCESS) else entry.terms
     return Step(replace(entry, state=state, since=seen.now, why=why, terms=terms), acts)
+
+
+def _unpin(job: JobView, seen: Seen) -> tuple[Act, ...]:
+    return (Act(Do.UNPIN),) if any(map(seen.machine, job.wants)) else ()
 
 
 def _take_back(job: JobView) -> tuple[Act, ...]:

@@ -85,9 +85,8 @@ def with_machines(turn: Turn, entries: Iterable[Entry], wanted: Terms | None, si
 def with_kept(room: Room, entries: Iterable[Entry]) -> Room:
     """What were free without machines that no job has."""
     sizes = [_size(one) for one in entries if one.job.startswith(MARK)]
-    return replace(
-        room, cpus=room.cpus + sum(cpus for cpus, _ in sizes), memory=room.memory + sum(memory for _, memory in sizes)
-    )
+    cpus, memory = (sum(one) for one in zip((0, 0), *sizes, strict=True))
+    return replace(room, cpus=room.cpus + cpus, memory=room.memory + memory)
 
 
 def making_room(idle: Iterable[Entry], room: Room, cpus: int, memory: int) -> tuple[str, ...]:

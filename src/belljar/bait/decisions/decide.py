@@ -97,11 +97,8 @@ def size_of(job: JobView, settings: Settings) -> Size:
 
 def asked_of(job: JobView) -> str:
     """What its machines follow from, in words."""
-    facts = (
-        ("image", job.image),
-        ("network class", job.network),
-        ("disk", f"{job.disk // MIB} MiB" if job.disk else ""),
-    )
+    disk = f"{job.disk // MIB} MiB" if job.disk else ""
+    facts = (("image", job.image), ("network class", job.network), ("disk", disk))
     more = "".join(f", {name} {value}" for name, value in facts if value)
     features = f", {'&'.join(job.features)}" if job.features else ""
     return f"{job.nodes} nodes, {job.cpus} cpus, {job.memory // MIB} MiB{more}{features}"
@@ -140,14 +137,12 @@ def bait_now(
         return Bait(BaitState.CLOSED_STORE, room.no_image)
     if faults.count >= settings.faults and (starting or now < faults.at + settings.retry):
         return Bait(BaitState.CLOSED_FAULTS, f"{faults.count} starts failed in a row")
-    for what, free, least in (("memory", room.memory, settings.min_memory), ("disk", room.disk, settings.min_disk)):
-        if free < least:
-            return Bait(
-                BaitState.CLOSED_RESOURCES, f"{free // MIB} MiB of {what} free, {least // MIB} MiB are the least"
-            )
-    if room.bandwidth is not None and room.bandwidth < settings.min_bandwidth:
-        text = f"{room.bandwidth // 1000} kB/s of bandwidth free, {settings.min_bandwidth // 1000} kB/s are the least"
-        return Bait(BaitState.CLOSED_RESOURCES, text)
+    memory, disk = ("memory", room.memory, settings.min_memory), ("disk", room.disk, settings.min_disk)
+    bandwidth = ("bandwidth", room.bandwidth, settings.min_bandwidth)
+    for (what, free, least), per, unit in ((memory, MIB, "MiB"), (disk, MIB, "MiB"), (bandwidth, 1000, "kB/s")):
+        if free is not None and free < least:
+            why = f"{free // per} {unit} of {what} free, {least // per} {unit} are the least"
+            return Bait(BaitState.CLOSED_RESOURCES, why)
     if room.cpus < 1:
         return Bait(BaitState.CLOSED_RESOURCES, "no processor is free")
     return Bait(BaitState.OPEN)
@@ -179,9 +174,8 @@ def choose(
     judge: Judge = nothing,
 ) -> Turn:
     """Of the jobs that are held here, the one to make machines for now: all of its machines, or none."""
-    waiting = sorted(
-        (one for one in entries if one.state is State.STOPPED and one.job in jobs), key=lambda one: (one.since, one.job)
-    )
+    waiting = [one for one in entries if one.state is State.STOPPED and one.job in jobs]
+    waiting.sort(key=lambda one: (one.since, one.job))
     sizes = {one.job: share_of(one, jobs[one.job], settings) for one in waiting}
     wrong = tuple(
         (one.job, why) for one in waiting
@@ -194,15 +188,11 @@ def choose(
         return Turn(why=bait.why, wrong=wrong)
     first = possible[0].job
     size = sizes[first]
-    for what, needed, free in (
-        ("processors", size.all_cpus, room.cpus),
-        ("MiB of memory", size.all_memory, room.memory),
-    ):
+    cpus, memory = (size.all_cpus, room.cpus, 1, "processors"), (size.all_memory, room.memory, MIB, "MiB of memory")
+    for needed, free, unit, what in (cpus, memory):
         if needed > free:
-            unit = MIB if "MiB" in what else 1
-            return Turn(
-                why=f"{first} waits for {needed // unit} {what}, {free // unit} are free", wrong=wrong, first=first
-            )
+            why = f"{first} waits for {needed // unit} {what}, {free // unit} are free"
+            return Turn(why=why, wrong=wrong, first=first)
     return Turn(first, wrong=wrong, first=first)
 
 

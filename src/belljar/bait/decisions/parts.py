@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from belljar.bait import Settings
 from belljar.bait.decisions.advance import (
     ASKED_FOR,
+    LATER,
     MOVED,
     QUIET,
     WAIT,
@@ -139,13 +140,8 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen) -> Step:
     """Nothing of it stays; and a leader that still counts on it is told that it failed."""
     if job is not None and _has(job, entry) and set(entry.machines) <= seen.machines:
         return Step(entry)  # it came at the last moment
-    acts = tuple(
-        act
-        for one in entry.machines
-        for act in leave(
-            one, seen, is_late=seen.now - entry.since > QUIET, is_saved=seen.now - entry.since >= seen.saves
-        )
-    )
+    is_late = seen.now - entry.since > QUIET
+    acts = tuple(act for one in entry.machines for act in leave(one, seen, is_late=is_late) if act is not LATER)
     if job is not None and job.state is JobState.HELD:
         parts = read(job.note)
         if {machine for _, machine in parts.machines} & set(entry.machines) and not parts.failed:

@@ -31,13 +31,12 @@ class State(str, Enum):
 
 S = State
 KEEPING = frozenset({S.PROVING, S.KEPT})
-STILL = frozenset(
-    {S.STOPPED, S.VM_REQUESTED, S.IMAGE_WAIT, S.RUNNING, S.KEPT}
-)  # nothing is expected to change within a moment
+# In these nothing is expected to change within a moment.
+STILL = frozenset({S.STOPPED, S.VM_REQUESTED, S.IMAGE_WAIT, S.RUNNING, S.KEPT})
 CLEANING = frozenset({S.FINISHED, S.REPROCESS, S.REQUEUE, S.REJECTED})
 STARTING = frozenset({S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING})
 MOVES: dict[State, frozenset[State]] = {  # a part of another bait's job is running when that is: it sees no move
-    S.ARRIVED: frozenset({S.STOPPED, S.FINISHED, S.CLOSED}),
+    S.ARRIVED: frozenset({S.STOPPED, S.FINISHED, S.REQUEUE}),
     S.STOPPED: frozenset({S.VM_REQUESTED, S.VM_BOOTING, S.REJECTED, S.REQUEUE, S.FINISHED, S.ARRIVED}),
     S.VM_REQUESTED: frozenset({S.IMAGE_WAIT, S.VM_BOOTING, S.RUNNING, S.REPROCESS, S.FINISHED}),
     S.IMAGE_WAIT: frozenset({S.VM_BOOTING, S.RUNNING, S.REPROCESS, S.FINISHED}),
@@ -45,7 +44,7 @@ MOVES: dict[State, frozenset[State]] = {  # a part of another bait's job is runn
     S.VM_READY: frozenset({S.MIGRATING, S.RUNNING, S.REPROCESS, S.FINISHED, S.LOST}),
     S.MIGRATING: frozenset({S.RUNNING, S.REPROCESS, S.REQUEUE, S.FINISHED, S.LOST}),
     S.RUNNING: frozenset({S.FINISHED, S.LOST, S.REPROCESS, S.REQUEUE}),
-    S.FINISHED: frozenset({S.CLOSED, S.PROVING}),
+    S.FINISHED: frozenset({S.CLOSED, S.PROVING, S.REPROCESS}),
     S.REPROCESS: frozenset({S.STOPPED, S.REQUEUE, S.REJECTED, S.FINISHED}),
     S.REQUEUE: frozenset({S.CLOSED, S.REJECTED, S.FINISHED}),
     S.REJECTED: frozenset({S.CLOSED, S.FINISHED}),
@@ -91,9 +90,7 @@ class Entry:
     terms: Terms | None = None  # of its machines, where these may serve another job
     uses: int = 0  # jobs that its machines served before
     born: float = 0.0  # when its machines were asked for
-    on: tuple[
-        str, ...
-    ] = ()  # the baits it was given, of which each makes a machine, in this order; none: all are made here
+    on: tuple[str, ...] = ()  # the baits it was given: each makes a machine, in this order; none: all are made here
     leads: bool = True  # False: another bait's job, which has a part here
 
     def here(self, names: Iterable[str]) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class Machines:
         self._uplinks = Uplinks(tuple(dict(settings.networks).values()))
 
     def living(self) -> frozenset[str]:
-        return frozenset(one.id for one in api.machines() if one.view.labels.get(BAIT) == self._name)
+        return frozenset(self.sizes())
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         views = ((one.id, one.view) for one in api.machines())
@@ -131,7 +131,7 @@ class Machines:
 
     def room(self, taken: int) -> Room:
         left, most = api.room(), self._settings.max_cpus or os.cpu_count() or 1
-        ours = sum(one.view.cpus for one in api.machines() if one.view.labels.get(BAIT) == self._name)
+        ours = sum(cpus for cpus, _ in self.sizes().values())
         free = self._uplinks.free() if self._settings.min_bandwidth else None
         return Room(left.memory, most - ours - taken, left.scratch, host_memory()[0], most, free, self._no_image())
 

@@ -114,12 +114,10 @@ def scrub(own: Iterable[str]) -> bytes:
 
 def why_not(code: int, out: bytes, err: bytes) -> str:
     """What the proof found; "" where it found nothing."""
+    if code == 0 and out == CLEAN and not err:
+        return ""
     said = (out if out != CLEAN else b"") + err
-    return (
-        ""
-        if code == 0 and out == CLEAN and not err
-        else f"exit {code}: {said[:400].decode('ascii', 'replace')}".strip()
-    )
+    return f"exit {code}: {said[:400].decode('ascii', 'replace')}".strip()
 
 
 def _filled(script: str) -> bytes:

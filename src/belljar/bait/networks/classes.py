@@ -46,10 +46,8 @@ def _check(nets: Nets, shut: list[str], network: Network) -> None:
             hint='Give each bridge its own, as in "br1:192.0.2.10-192.0.2.40/24".',
         )
     if shut and network.anti_spoofing is AntiSpoofing.OFF:
-        raise BadSetting(
-            'network.anti_spoofing = "off": a node could use the address of another class',
-            hint='Say "required".',
-        )
+        what = 'network.anti_spoofing = "off": a node could use the address of another class'
+        raise BadSetting(what, hint='Say "required".')
 
 
 def matches(one: Rule) -> Iterator[str]:

@@ -29,10 +29,8 @@ class Uplinks:
         """Of a bridge's ports those that are no machine's, with what they can do."""
         with suppress(OSError):
             for port in sorted((self._nets / bridge / "brif").iterdir()):
-                if (
-                    not (self._nets / port.name / "tun_flags").exists()
-                    and (megabits := self._number(port.name, "speed")) > 0
-                ):
+                is_machines = (self._nets / port.name / "tun_flags").exists()
+                if not is_machines and (megabits := self._number(port.name, "speed")) > 0:
                     yield port.name, megabits * 125_000
 
     def _traffic(self, card: str) -> float:

@@ -18,6 +18,9 @@ def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, st
     yield Need(f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE}).")
     remedy = f"Make it for machines alone, without a prolog ({PAGE})."
     yield Need(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
+    unfit = _asked(lambda: _environments(ask, bait, queue))
+    remedy = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
+    yield Need("parallel environments", unfit, remedy)
     wrong = [one for name, address in hosts.items() if (one := _name(ask, name, address))]
     more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
@@ -34,6 +37,22 @@ def _bait(text: str) -> str:
 def _queue(text: str) -> str:
     prolog = _value(text, "prolog")
     return "" if prolog == "NONE" else f"its prolog is {prolog}"
+
+
+def _environments(ask: Callable[..., str], bait: str, queue: str) -> str:
+    """A job of several slots gets one machine."""
+    there = _list(ask("qconf", "-sq", queue))
+    for name in _list(ask("qconf", "-sq", bait)):
+        rule = _value(ask("qconf", "-sp", name), "allocation_rule")
+        if rule != "$pe_slots":
+            return f"{name}: its allocation_rule is {rule}: a job of it wants several machines, and would never start"
+        if name not in there:
+            return f"{name}: the queue {queue} does not have it, and a job of it would never start"
+    return ""
+
+
+def _list(text: str) -> list[str]:
+    return [one for one in re.split(r"[\s,]+", _value(text, "pe_list")) if one not in ("", "NONE")]
 
 
 def _value(text: str, key: str) -> str:

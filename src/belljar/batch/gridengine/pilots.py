@@ -6,9 +6,10 @@ import re
 import shlex
 
 from belljar.batch.gridengine.client import CLIENT
+from belljar.batch.gridengine.dialect import seconds
 from belljar.batch.job.terms import one_line
 from belljar.batch.pilots import NAME, NamedJob, PilotJob, Pilots
-from belljar.batch.pool import Command, JobId
+from belljar.batch.pool import LARGEST_ANSWER, Command, JobId
 from belljar.model import MIB
 
 NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR2 and KILL
@@ -37,14 +38,15 @@ class GridEnginePilots(Pilots):
         return CLIENT.submit(script, options)
 
     def script(self, job: PilotJob) -> bytes:
-        """The job's script is on its first node. Each pilot is told its number, for nobody else does that here."""
+        """The job's script, and its first pilot, are on its first node. Grid Engine tells all of them of the end (`-notify`): `qrsh` is not
+        to heed it, for what it has started would be killed at once. Each pilot is given its number, for nobody else does that here."""
         pilot = shlex.join(job.command)
         if job.nodes == 1:
             return f"#!/bin/sh\nexec {pilot} --rank 0\n".encode()
         lines = (
-            "#!/bin/sh", "trap 'kill -TERM $(jobs -p) 2>/dev/null' TERM USR2", "rank=0",
-            "while read -r host slots rest; do", f'  qrsh -inherit "$host" {pilot} --rank "$rank" </dev/null &',
-            "  rank=$((rank + 1))", 'done <"$PE_HOSTFILE"', "wait", "wait", "",
+            "#!/bin/sh", "trap : TERM USR2", f"{pilot} --rank 0 </dev/null &", "rank=0", "while read -r host slots rest; do",
+            f"""  [ $rank = 0 ] || (trap '' TERM USR2; exec qrsh -inherit "$host" {pilot} --rank "$rank" </dev/null) &""",
+            "  rank=$((rank + 1))", 'done <"$PE_HOSTFILE"', "until wait; do :; done", "",
         )  # fmt: skip
         return "\n".join(lines).encode()
 
@@ -56,6 +58,19 @@ class GridEnginePilots(Pilots):
 
     def extend(self, job: JobId, seconds: float) -> Command:
         raise ValueError("Grid Engine does not change the limit of a running job")
+
+    def limits(self) -> Command:
+        return ("qconf", "-sq", "*")
+
+    def longest(self, printed: bytes, queue: str) -> float | None:
+        """A job that names no queue may start in any: the longest counts. What a host of a queue has of its own does not."""
+        text = printed[:LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
+        limits = [
+            (name, seconds(limit.partition(",")[0]))
+            for name, limit in re.findall(r"(?ms)^qname +(\S+)$.*?^h_rt +(\S+)", text)
+        ]
+        found = [limit for name, limit in limits if name in queue.split(",") or not queue]
+        return None if None in found else max((one for one in found if one is not None), default=None)
 
     def query(self) -> Command:
         return ("qstat", "-u", "*", "-r", "-xml")

@@ -17,7 +17,7 @@ from belljar.model import GIB, KIB, MIB
 FIELDS = (
     ("jobid", 12), ("arrayjobid", 12), ("arraytaskid", 12), ("state", 20), ("prioritylong", 14), ("username", 40),
     ("userid", 12), ("groupname", 40), ("partition", 80), ("numnodes", 8), ("tres-alloc", 200), ("mintmpdisk", 20),
-    ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("batchhost", 80),
+    ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("batchhost", 80), ("reqnodes", 1000),
     ("restartcnt", 8), ("reason", 60), ("admin_comment", 1000), ("comment", 200),
 )  # fmt: skip
 WIDTH = dict(FIELDS)
@@ -75,7 +75,10 @@ class SlurmClient(Client):
         allow = () if job.reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=1"),)
         return (*allow, ("scontrol", "requeuehold", job.id))
 
-    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool:
+    def has_forgotten(self, job: JobView) -> bool:
+        return job.state is JobState.WAITING
+
+    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool | None:
         from belljar.batch.slurm.spool import has_revoked
 
         return has_revoked(number, since, env)
@@ -110,7 +113,7 @@ def _job(row: str, mark: str) -> JobView:
         owner=_name(fields["username"]), uid=uid, group=_name(fields["groupname"]),
         queue=_name(fields["partition"].partition(",")[0]), image=asked.get("vm", ""), network=asked.get("net", ""),
         cpus=_number(tres.get("cpu", ""), 1), memory=_size(tres.get("mem", "")), disk=_size(fields["mintmpdisk"]),
-        nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"], fields["batchhost"]), array=(array, task) if is_task else ("", ""),
+        nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"], fields["batchhost"]), wants=_nodes(fields["reqnodes"]), array=(array, task) if is_task else ("", ""),
         number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
         note=one_line(fields["admin_comment"].removeprefix("(null)"), WIDTH["admin_comment"]), keeps=keeps,
         is_held_by_user=fields["reason"] == HELD_BY_USER,
@@ -144,9 +147,11 @@ def _features(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
-def _nodes(text: str, first: str) -> tuple[str, ...]:
+def _nodes(text: str, first: str = "") -> tuple[str, ...]:
     """Names, that of the node where the job's script runs before others; what stands in more than one pair of brackets stays as it is,
     for no node of ours is written so."""
+    if text in ("", "(null)"):
+        return ()
     if len(text) >= WIDTH["nodelist"]:
         raise ValueError("squeue printed a list of nodes that was cut off")
     names = [name for one in re.findall(r"(?:[^,\[]|\[[^]]*\])+", text) for name in _names(one)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 
 from belljar.batch.pool import Need, NodeView
 from belljar.errors import BelljarError
+from belljar.host.processes import all_pids, command_line
 
 Ask = Callable[..., str]  # what a command prints; raises BelljarError
 MOST_OF_A_SCRIPT = 1 << 20
@@ -21,6 +23,7 @@ def needs(ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue
     for name in baits:
         wrong = "" if name in nodes else "slurmctld knows no such node"
         yield Need(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
+        yield Need(f"slurmd of {name}", _daemon(name), "Start it with `-d`, and the script of docs/bait.md.")
     most, select = said.get("MaxNodeCount", ""), said.get("SelectType", "")
     wrong = "" if most.isdigit() and int(most) > len(nodes) else f"{most or 'not told'}: no node can join {len(nodes)}"
     yield Need("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
@@ -78,6 +81,19 @@ def _prolog(path: str) -> str:
             )
     except OSError as exc:
         return f"{path}: {exc.strerror}"
+
+
+def _daemon(name: str) -> str:
+    """One that has slurmstepd start a job in spite of all, as slurmd 22.05 may. A slurmd that does not run here says nothing."""
+    for pid in all_pids():
+        words = [os.fsdecode(word) for word in command_line(pid)]
+        if not words or os.path.basename(words[0]) != "slurmd":
+            continue
+        has_name = any(word.startswith("-N") for word in words)
+        is_its = name in words or f"-N{name}" in words if has_name else name == os.uname().nodename.partition(".")[0]
+        if is_its and not any(word.startswith("-d") for word in words[1:]):
+            return f"pid {pid} has no `-d`: {ON_ITSELF}"
+    return ""
 
 
 def _partition(ask: Ask, queue: str) -> str:

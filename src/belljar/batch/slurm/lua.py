@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib import resources
+from pathlib import Path
 
 from belljar.batch.install.pieces import Place
 from belljar.batch.job import judge, policy
@@ -22,6 +22,7 @@ def plugin(place: Place) -> bytes:
         "wrapper": quoted(_wrapper(place)),
         "names": quoted(str(place.store / "images/names")),
         "features": _table(features.items()),
+        "baits": _table((one, one) for one in place.options.get("bait", "").split()),
         "disk_is_scratch": "true" if settings.scratch else "false",
         "longest_line": str(_longest_line(place)),
         "default_image": quoted(site["default_image"]),
@@ -30,7 +31,7 @@ def plugin(place: Place) -> bytes:
         **{name: str(size) for name, size in site.items() if isinstance(size, int)},
     }
     lines = "".join(f"   {key} = {value},\n" for key, value in table.items())
-    code = resources.files("belljar.batch.slurm").joinpath("submit.lua").read_text()
+    code = Path(__file__).with_name("submit.lua").read_text()
     return f"{MARK} from the settings [batch]. Changes here are lost.\nlocal site = {{\n{lines}}}\n\n{code}".encode()
 
 

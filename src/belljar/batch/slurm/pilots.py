@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from contextlib import suppress
@@ -45,6 +46,18 @@ class SlurmPilots(Pilots):
         """Operators alone may. https://slurm.schedmd.com/scontrol.html#OPT_TimeLimit"""
         return ("scontrol", "update", f"JobId={job}", f"TimeLimit={-(-int(seconds) // 60)}")
 
+    def limits(self) -> Command:
+        return ("scontrol", "show", "partition", "--oneliner")
+
+    def longest(self, printed: bytes, queue: str) -> float | None:
+        """Of several partitions, `a,b`, a job may start in any: the longest counts."""
+        found: list[float | None] = []
+        for line in printed[:LARGEST_ANSWER].decode("utf-8", "replace").splitlines():
+            facts = dict(re.findall(r"(PartitionName|Default|MaxTime)=(\S+)", line))
+            if facts.get("PartitionName") in queue.split(",") if queue else facts.get("Default") == "YES":
+                found.append(seconds(facts.get("MaxTime", "")))
+        return None if None in found else max((one for one in found if one is not None), default=None)
+
     def query(self) -> Command:
         return ("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%S|%r|%j")
 
@@ -68,6 +81,13 @@ def _moment(text: str) -> float:
     with suppress(ValueError, OverflowError):
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     return 0.0
+
+
+def seconds(text: str) -> float | None:
+    """Of `D-HH:MM:SS`, which scontrol always prints whole; None for UNLIMITED."""
+    found = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,4}):([0-9]{2}):([0-9]{2})", text)
+    days, hours, minutes, rest = (int(one or 0) for one in found.groups()) if found else (0, 0, 0, 0)
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest) if found else None
 
 
 PILOTS = SlurmPilots()

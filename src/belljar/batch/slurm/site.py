@@ -58,7 +58,8 @@ class SlurmSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
-        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `line`, how much of a
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `bait`, partitions
+        whose jobs get nodes of their own; `line`, how much of a
         `#!` line a node's kernel reads; `submit`: `lua`, or `hand` if users write that line themselves."""
         conf, found, lines = _conf(place), list[Piece](), list[str]()
         if _is_configless(place):

@@ -68,6 +68,18 @@ local function partitions_of(job, parts)
    return found
 end
 
+-- Baits' jobs get a node of their own, and are no affair of ours. nil after a word to the user: some of these partitions are baits'.
+local function are_baits(names)
+   local count = 0
+   for _, name in ipairs(names) do
+      count = count + (site.baits[name] and 1 or 0)
+   end
+   if count > 0 and count < #names then
+      return refuse("partitions %s: some of them give a job a node of its own, some do not; ask for one kind", plain(table.concat(names, ",")))
+   end
+   return count > 0
+end
+
 local function image_of(partition)
    return site.queue_images[partition] or site.default_image
 end
@@ -247,8 +259,12 @@ function M.submit(job, parts, uid)
       job.script = script
    end
    local names = partitions_of(job, parts)
+   local baits = are_baits(names)
+   if baits then
+      return slurm.SUCCESS
+   end
    local image = asked(job.comment, job.features)
-   if image == nil then
+   if baits == nil or image == nil then
       return slurm.ERROR
    end
    local own = image ~= ""
@@ -284,6 +300,19 @@ end
 -- The image was settled at submission. What would have to change it is refused, except to the administrator.
 function M.modify(job, record, parts, uid)
    if uid == 0 then
+      return slurm.SUCCESS
+   end
+   local baits = are_baits(partitions_of(record, parts))
+   if job.partition ~= nil and job.partition ~= "" then
+      local after = are_baits(partitions_of(job, parts))
+      if after ~= baits then
+         if after ~= nil then
+            refuse("partition %s gives jobs another environment: submit the job there", plain(job.partition))
+         end
+         return slurm.ERROR
+      end
+   end
+   if baits then
       return slurm.SUCCESS
    end
    local was, is = record.comment, job.comment

@@ -1,0 +1,73 @@
+"""What the keeper is asked for, for a job: its request, and the settings it follows from."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from belljar.bait import Settings, settings
+from belljar.bait.machines.keeper import account_of, request_for
+from belljar.batch import JobState, JobView
+from belljar.errors import BadOption, BadSettings
+from belljar.model import MIB, RunPayload, StdinKind, to_json
+from belljar.records import replace
+
+SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),), cycle=0.1)
+RUNNING = JobView("7", JobState.RUNNING, owner="root", queue="batch", memory=600 * MIB, on=("bait1",), number="7")
+HELD = replace(RUNNING, state=JobState.HELD, on=(), starts=1)
+
+
+def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from belljar.batch import load
+
+    monkeypatch.setenv("BELLJAR_PATHS_STORE", str(tmp_path))
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=head\nNodeName=wn01\n")
+    said = replace(SETTINGS, conf=tmp_path / "slurm.conf", key=tmp_path / "key", overhead=100 * MIB)
+    job = replace(HELD, uid=0, features=("el9",), nodes=2, cpus=3, memory=1000 * MIB)
+    request = request_for(job, "0123456789ab", "bait1", said, load("slurm").pool)
+    assert (request.id, request.name, request.machine.cpus, request.machine.memory) == (
+        "0123456789ab",
+        "vm0123456789abx",
+        2,
+        600 * MIB,
+    )
+    assert request.machine.network_class == "bridge:br0" and request.machine.image == "worker"
+    assert isinstance(request.work, RunPayload) and request.work.payload.stdin is StdinKind.STREAM
+    env = dict(request.work.payload.env)
+    assert env[b"CONF"] == b"CPUs=2 RealMemory=500 Feature=belljar,bait_bait1,el9" and env[b"PASSWD"].startswith(
+        b"root:x:0:0:"
+    )
+    assert b"NodeName" not in request.work.payload.files[0].data  # type: ignore[operator]
+    assert env[b"BASELINE"] == b"" and b"BASELINE" in (request.work.payload.script or b"")
+    kept = request_for(job, "0123456789ab", "bait1", replace(said, cache="same-user"), load("slurm").pool)
+    assert isinstance(kept.work, RunPayload) and b"nosuid" in dict(kept.work.payload.env)[b"BASELINE"]
+    assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")
+    with pytest.raises(BadOption, match="has the uid 5, and 0 on this host"):
+        account_of(replace(job, uid=5))
+    with pytest.raises(BadOption, match="is not known on this host"):
+        account_of(replace(job, owner="nobody-of-this-name"))
+
+
+GOOD = '[bait]\nimages = ["worker"]\nnetworks = { open = "br0" }\n'
+
+
+def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "bait.toml"
+    file.write_text(GOOD)
+    said = settings.load(file)
+    assert said.name == os.uname().nodename.partition(".")[0] and said.networks == (("open", "br0"),)
+    file.write_text(GOOD + 'system = "openpbs"\nnodes = ["10.99.0.12 vm12"]\n')
+    assert (settings.load(file).conf, settings.load(file).key) == (Path("/etc/pbs.conf"), Path())
+    for text, what in (
+        ("", "bait.images: is missing"), ("[bait]\nimage = 1\n", "did you mean images"), (GOOD + 'system = "lsf"\n', "machines cannot join it yet"),
+        (GOOD + 'system = "torque"\n', "torque: machines cannot join it yet"), (GOOD + 'system = "openpbs"\n', "bait.nodes: is missing"),
+        (GOOD + 'name = "wn01"\nnative = "wn01"\n', "bait.native: wn01 is a bait"), (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + 'cache = "always"\n', "'always' is no such policy"),
+        (GOOD + "tries = 0\n", "bait.tries"),
+    ):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(BadSettings) as caught:
+            settings.load(file)
+        assert what in caught.value.message
