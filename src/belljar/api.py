@@ -297,6 +297,11 @@ def logs() -> Path:
     return _house().folders.logs
 
 
+def live_folder() -> Path:
+    """The folder of what lives on this host: machines, and isolated networks."""
+    return _house().folders.run
+
+
 def image_digest(reference: str) -> str:
     """What this name of an image stands for now. Raises ImageUnknown, ImageCorrupt."""
     return _house().images.resolve(reference).digest

@@ -252,6 +252,8 @@ class OwnWork:
     user_data: bytes | None = None  # at most a MiB
     ready: Probe = Probe()
     agent: bool = False  # with belljar's agent, though nothing of `ready` asks for it
+    reboots: bool = False  # a guest that reboots starts again from its disk; else that is the machine's end
+    told: tuple[tuple[str, str], ...] = ()  # by its metadata service, as EC2 has it: path below meta-data -> text
 
     @property
     def account(self) -> Account | None:
@@ -382,6 +384,8 @@ RESERVED = {"klass": "class"}  # Python keeps the word to itself, JSON does not
 
 def to_json(value: Any) -> Any:
     """Turn a value of this module into what `json` can write."""
+    if type(value) in (str, int, float, bool, type(None)):  # most are
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):

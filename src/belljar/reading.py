@@ -7,12 +7,17 @@ import json
 import math
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
+from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from belljar.records import MISSING, Field, dataclass, fields
 
 NONE = (MISSING, dataclasses.MISSING)
+PLAIN = (str, int, bool)
+hints_of = cache(get_type_hints)  # it compiles them anew each time
+_parts: Any = cache(lambda kind: (get_origin(kind), get_args(kind)))
 NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 
 
@@ -60,7 +65,9 @@ def bad(key: str, value: Any, problem: str) -> ValueError:
 
 
 def _value(kind: Any, value: Any, key: str, rules: Rules) -> Any:
-    origin, inner = get_origin(kind), get_args(kind)
+    if type(value) is kind and kind in PLAIN:
+        return value
+    origin, inner = _parts(kind)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:
             return None
@@ -91,7 +98,7 @@ def _is_needed(one: Field[Any]) -> bool:
 
 def _record(kind: Any, value: Any, key: str, rules: Rules) -> Any:
     _must(isinstance(value, dict), key, value, "not an object")
-    hints, found, left = get_type_hints(kind), {}, dict(value)
+    hints, found, left = hints_of(kind), {}, dict(value)
     for one in fields(kind):
         name = rules.called.get(one.name, one.name)
         place = f"{key}.{name}" if key else name
@@ -100,8 +107,8 @@ def _record(kind: Any, value: Any, key: str, rules: Rules) -> Any:
         elif _is_needed(one):
             raise ValueError(f"{place}: is missing")
         least, number = rules.least.get(one.name), found.get(one.name)
-        if least is not None and number is not None:
-            _must(number >= least, place, value[name], f"less than {least}")
+        if least is not None and number is not None and number < least:
+            raise bad(place, value[name], f"less than {least}")
     for name in left:
         raise bad(f"{key}.{name}" if key else str(name), left[name], "no such key")
     return kind(**found)
@@ -109,9 +116,9 @@ def _record(kind: Any, value: Any, key: str, rules: Rules) -> Any:
 
 def _plain(kind: Any, value: Any, key: str) -> Any:
     if issubclass(kind, Enum):
-        known = [one.value for one in kind]
-        _must(value in known, key, value, f"none of {', '.join(known)}")
-        return kind(value)
+        with suppress(ValueError):
+            return kind(value)
+        raise bad(key, value, f"none of {', '.join(one.value for one in kind)}")
     if kind is bytes:
         _must(isinstance(value, str) and max(value, default="") <= "\xff", key, value, "not bytes as latin-1 text")
         return value.encode("latin-1")

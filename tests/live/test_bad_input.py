@@ -164,7 +164,7 @@ def own_store(belljar: Belljar, tmp_path: Path) -> Path:
     its own, whatever this QEMU could do with the site's."""
     store = tmp_path / "store"
     (store / "images").mkdir(parents=True)
-    (folder,) = (STORE / "images").glob("sha256-*")
+    folder = (STORE / "images/names/debian12").resolve()
     done = belljar(
         "image", "import", str(folder / "disk.qcow2"), "--name", "mine",
         env={"BELLJAR_PATHS_STORE": str(store), "BELLJAR_PATHS_SITE_STORE": str(STORE), "BELLJAR_QEMU_SITE_TEMPLATES": "false"},

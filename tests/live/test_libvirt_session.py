@@ -170,6 +170,21 @@ def test_a_job_by_the_users_own_libvirt_is_the_same_job(belljar: Session) -> Non
     assert logs(belljar.state / "qemu/log") <= before
 
 
+def test_a_daemon_that_is_slow_to_be_done_with_a_machine_leaves_no_log_of_it(belljar: Session) -> None:
+    before = logs(belljar.state / "qemu/log")
+    keeper = running(belljar)
+    os.kill(belljar.daemon, STOP)
+    try:
+        keeper.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            keeper.wait(4)
+    finally:
+        os.kill(belljar.daemon, signal.SIGCONT)
+    assert keeper.wait(60) == -signal.SIGTERM
+    nothing_is_left(belljar)
+    assert logs(belljar.state / "qemu/log") <= before
+
+
 def test_its_qemu_and_its_daemon_are_the_users(belljar: Session) -> None:
     keeper = running(belljar)
     try:

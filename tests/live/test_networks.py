@@ -212,7 +212,8 @@ def test_a_machine_on_a_bridge_speaks_for_itself_alone(host: InLab) -> None:
     argv = lab.inside(lab.host, "python3", "-c", HEAR)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as hearing:
         assert hearing.stdout and hearing.stdout.readline() == "ready\n"
-        done = host("run", "--network", "bridge", "--", "python3", "-c", SPOOF, "10.99.0.10", **BRIDGE)
+        own = {**BRIDGE, "BELLJAR_NETWORK_BRIDGE_ADDRESSES": "10.99.0.10/24"}
+        done = host("run", "--network", "bridge", "--", "python3", "-c", SPOOF, "10.99.0.10", **own)
         assert done.returncode == 0, done.stderr.decode()
         assert done.stdout == b"gateway\n"
         heard, _ = hearing.communicate(timeout=30)

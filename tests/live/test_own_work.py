@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -48,3 +50,42 @@ def test_a_file_shows_that_the_guest_is_ready(belljar: Belljar) -> None:
     assert belljar("kill", id).returncode == 0
     late = belljar.run("--ready", "file:/nowhere", "--name", "late", env={"BELLJAR_QEMU_BOOT_TIMEOUT": "5"})
     assert late.returncode == 125 and b"waited 5 s for the file /nowhere in the guest" in late.stderr
+
+
+REBOOTS = """
+import time, belljar.api as b
+from belljar.journal import read
+from belljar.model import Account, OwnWork, Probe, Sign
+root, again = Account("root", 0, 0, "root", home="/root"), "sync; echo u >/proc/sysrq-trigger; sleep 1; echo b >/proc/sysrq-trigger"
+machine = b.start(b.request_of(OwnWork(ready=Probe(Sign.AGENT), agent=True, reboots=True)), tied=True)
+boot = lambda: machine.exec(["cat", "/proc/sys/kernel/random/boot_id"], b"", root)[1]
+first = boot()
+print(machine.exec(["sh", "-c", "echo kept > /root/f"], b"", root)[0])
+for _ in range(2):
+    try:
+        machine.exec(["sh", "-c", again], b"", root)
+    except Exception:
+        pass
+    while True:
+        try:
+            second = boot()
+            if second != first:
+                break
+        except Exception:
+            pass
+        time.sleep(0.2)
+    first = second
+    print(machine.exec(["cat", "/root/f"], b"", root)[1].decode().strip(), machine.view.state)
+machine.stop()
+outcome = machine.wait()
+print(outcome.cause.value, outcome.start, sum(one["event"] == "rebooted" for one in read(machine.view.folder)))
+"""
+
+
+def test_a_guest_that_may_reboot_starts_again_from_its_disk(belljar: Belljar) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REBOOTS], env=belljar.env, capture_output=True, timeout=LONGEST * 3, check=False
+    )
+    assert done.stdout.decode().split("\n")[:3] == ["0", "kept running", "kept running"], done.stderr.decode()
+    assert done.stdout.decode().split()[-3:] == ["cancelled", "cold", "2"]
+    assert belljar.leftovers() == []

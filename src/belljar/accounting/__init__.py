@@ -1,6 +1,6 @@
 """The door of accounting: usage records of ended machines, for grid accounting (APEL) and for whoever reads batch logs.
 
-It reads the ledger only. A machine is accounted by what was written down when it was made (labels of its row), never by today's
+It reads the ledger, and what it is handed of leases. A machine is accounted by what was written down when it was made (labels of its row), never by today's
 settings. Each machine is accounted once, whatever is killed (publish.py).
 """
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from belljar.model import setting
 from belljar.records import dataclass
+
+LONGEST = 250  # characters of a word in a record
 
 
 class Version(str, Enum):
@@ -29,6 +31,9 @@ class Settings:
         "usage records: archive/ keeps all, outgoing/ is the directory queue that ssmsend empties, logs/ has PBS and BLAH logs",
     )
     version: Version = setting(Version.V03, "of APEL's individual job messages: 0.3 or 0.4")
+    site: str = setting(
+        "", "GOCDB's name of the site, in cloud records of leases; empty: they are archived, and not sent"
+    )
     logs: bool = setting(False, "write each machine into a PBS and a BLAH log, too, for APEL's log parsers")
 
 
@@ -74,3 +79,25 @@ class UsageRecord:
     def is_reportable(self) -> bool:
         """Is it complete enough to be sent? Its site has a name, and its processors were measured."""
         return bool(self.site and self.benchmark)
+
+
+@dataclass(frozen=True)
+class CloudRecord:
+    """What one leased machine used. Moments are whole seconds since the epoch, sizes bytes."""
+
+    id: str
+    service: str  # that leased it
+    user: str
+    group: str
+    image: str
+    start: int
+    end: int
+    wall: int  # seconds that it ran
+    processors: int
+    memory: int
+    disk: int
+
+
+def word(text: str) -> str:
+    """As it may stand in a line of a record, which `%%` would end: labels may come from a pipe."""
+    return "".join(char if " " <= char <= "~" and char != "%" else "?" for char in text)[:LONGEST].strip()

@@ -1,16 +1,19 @@
-"""APEL's messages: individual jobs (v0.3, v0.4) and counts of a month (sync v0.1), and their names in a directory queue.
+"""APEL's messages: individual jobs (v0.3, v0.4), machines of a cloud (v0.4) and counts of a month (sync v0.1), and their names in a
+directory queue.
 
 Keys and rules: https://wiki.egi.eu/wiki/APEL/MessageFormat and the loader of https://github.com/apel/apel (2.5.0). Version 0.4 has
-type and value of the benchmark in one field. Names: a folder of 8 and a file of 14 hexadecimal digits, as SSM reads them.
+type and value of the benchmark in one field. Clouds: https://docs.egi.eu/internal/accounting/record-types/cloud/. Names: a folder of 8 and a file of 14 hexadecimal digits, as SSM reads them.
 """
 
 from __future__ import annotations
 
 import time
 
-from belljar.accounting import UsageRecord, Version
+from belljar.accounting import CloudRecord, UsageRecord, Version, word
+from belljar.model import GIB, MIB
 
 HEAD = "APEL-individual-job-message: v{}"
+CLOUD_HEAD, CLOUD_TYPE = "APEL-cloud-message: v0.4", "belljar"
 SYNC_HEAD = "APEL-sync-message: v0.1"
 INFRASTRUCTURE = "BELLJAR-VACUUM"
 
@@ -33,15 +36,27 @@ def message(record: UsageRecord, version: Version) -> str:
     return _text(HEAD.format(version.value), facts)
 
 
+def cloud(record: CloudRecord, site: str) -> str:
+    """One machine that ended, as one message: memory in MB, disk in GB. What is not known, such as its processor time, has no line."""
+    facts = {
+        "VMUUID": record.id, "SiteName": site, "CloudComputeService": record.service, "MachineName": record.id,
+        "LocalUserId": record.user, "LocalGroupId": record.group, "Status": "completed", "StartTime": record.start,
+        "EndTime": record.end, "WallDuration": record.wall, "CpuCount": record.processors,
+        "Memory": -(-record.memory // MIB), "Disk": -(-record.disk // GIB) or "", "ImageId": record.image,
+        "CloudType": CLOUD_TYPE,
+    }  # fmt: skip
+    return _text(CLOUD_HEAD, {key: word(str(value)) for key, value in facts.items()})
+
+
 def sync(site: str, submit_host: str, jobs: int, year: int, month: int) -> str:
     """How many records of a month were made."""
     facts = {"Site": site, "SubmitHost": submit_host, "NumberOfJobs": jobs, "Month": month, "Year": year}
     return _text(SYNC_HEAD, facts)
 
 
-def name_of(record: UsageRecord) -> str:
+def name_of(record: UsageRecord | CloudRecord) -> str:
     """FOLDER/FILE in the queue. The same machine has the same name whenever this is asked."""
-    return time.strftime("%Y%m%d/%H%M%S", time.gmtime(record.end)) + record.id[:8]
+    return time.strftime("%Y%m%d/%H%M%S", time.gmtime(record.end)) + record.id.removeprefix("i-")[:8]
 
 
 def sync_name(now: float) -> str:

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.accounting import Settings, UsageRecord
-from belljar.accounting.apel import message, name_of, sync, sync_name
+from belljar.accounting import CloudRecord, Settings, UsageRecord
+from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
 from belljar.accounting.records import record_of
 from belljar.errors import PositionLost
@@ -23,7 +23,7 @@ from belljar.host.files import append_line, private_folder, read_capped, write_a
 from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
 from belljar.journal import Ledger
-from belljar.records import dataclass
+from belljar.records import dataclass, replace
 
 POSITION, LOCK = "position", "lock"
 LARGEST_RECORD = 1 << 14
@@ -68,13 +68,28 @@ class Publisher:
                 write_whole(self.folder / POSITION, position.encode(), durable=True)
         return Pass(rows, archived, queued, unreported)
 
+    def publish_cloud(self, source: Callable[[str], Iterator[tuple[CloudRecord | None, str]]]) -> Pass:
+        """Account leased machines that ended behind the last position, in `cloud/` with an archive and a queue of its own. *source*:
+        from a position, each with the one behind it; None for a position alone."""
+        rows = archived = queued = 0
+        site, here = self._settings.site, Publisher(replace(self._settings, folder=self.folder / "cloud"), self._step)
+        with here._locked():
+            for record, position in source(here._position()):
+                if record is not None:
+                    is_new, is_sent = here._keep(name_of(record), cloud(record, site or "unknown"), bool(site))
+                    rows, archived, queued = rows + 1, archived + is_new, queued + is_sent
+                here._step("position")
+                write_whole(here.folder / POSITION, position.encode(), durable=True)
+        return Pass(rows, archived, queued, 0 if site else archived)
+
+    def _position(self) -> str:
+        with suppress(FileNotFoundError):
+            return read_capped(self.folder / POSITION, 4096).decode()
+        return ""
+
     def _rows(self, ledger: Ledger, from_start: bool) -> Iterator[tuple[dict[str, Any], str]]:
-        position = ""
-        if not from_start:
-            with suppress(FileNotFoundError):
-                position = read_capped(self.folder / POSITION, 4096).decode()
         try:
-            yield from ledger.since(position)
+            yield from ledger.since("" if from_start else self._position())
         except PositionLost as exc:
             raise PositionLost(
                 f"{self.folder / POSITION}: {exc.message}",
@@ -82,11 +97,13 @@ class Publisher:
             ) from exc
 
     def _account(self, record: UsageRecord) -> tuple[bool, bool]:
+        return self._keep(name_of(record), message(record, self._settings.version), record.is_reportable)
+
+    def _keep(self, name: str, message: str, is_reportable: bool) -> tuple[bool, bool]:
         """Is it new in the archive; was it moved to the queue?"""
-        name, text = name_of(record), message(record, self._settings.version).encode()
-        kept = self.folder / "archive" / name
+        text, kept = message.encode(), self.folder / "archive" / name
         is_new = not kept.exists()
-        if is_new and record.is_reportable:
+        if is_new and is_reportable:
             self._step("stage")
             write_at_once(self._staged(name), text)
         if is_new:

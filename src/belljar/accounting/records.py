@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.accounting import UsageRecord
+from belljar.accounting import UsageRecord, word
 from belljar.host.values import amount
 from belljar.model import Outcome
 
 BEGAN = "run"  # the phase that a guest at work has
-LONGEST = 250  # characters of a word in a record
 # Label, and its name in a record; the first that is there counts.
 BENCHMARKS = (("hepscore", "HEPscore23"), ("hs06", "HEPSPEC"))
 
@@ -26,7 +25,7 @@ def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
         outcome = Outcome.from_json(row)
     except ValueError:
         return None
-    labels = {name: _word(text) for name, text in outcome.labels}
+    labels = {name: word(text) for name, text in outcome.labels}
     start, end = int(outcome.started), int(outcome.ended)
     is_counted = labels.get("space") and labels.get("factory") and labels.get("machinetype") and BEGAN in outcome.phases
     if not is_counted or end < start or end - start < amount(labels.get("fizzle")):
@@ -40,8 +39,3 @@ def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
         memory_used=host.peak_memory, site=labels.get("site", ""), fqan=labels.get("fqan", ""),
         benchmark=benchmark, power=power, wall_limit=int(amount(labels.get("wall_limit"))),
     )  # fmt: skip
-
-
-def _word(text: str) -> str:
-    """As it may stand in a line of a record, which `%%` would end: labels may come from a pipe."""
-    return "".join(char if " " <= char <= "~" and char != "%" else "?" for char in text)[:LONGEST].strip()

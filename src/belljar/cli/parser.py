@@ -138,7 +138,10 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
                 names.append(word)
             elif word in ("*", "+", "?"):
                 facts.update({"action": "append", "default": []} if names and word == "*" else {"nargs": word})
-                facts.update({"const": ""} if names and word == "?" else {})
+                # Text would be read as its type is.
+                facts.update(
+                    {"const": 0.0 if facts.get("type") is as_duration else ""} if names and word == "?" else {}
+                )
             elif word[0] in "@=":
                 facts["dest" if word[0] == "@" else "default"] = word[1:]
             elif word == ":path":

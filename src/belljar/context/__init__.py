@@ -100,6 +100,7 @@ class Instance:
     size: str = ""
     address: str = ""  # without its prefix
     base_url: str = ""  # where features are read and outputs are put
+    told: tuple[tuple[str, str], ...] = ()  # leaves of EC2's tree in place of these, or beside them
 
 
 class Metadata(Protocol):

@@ -21,6 +21,7 @@ OPENSTACK_DATES = ("2012-08-10", "2013-04-04", "2013-10-17", "2015-10-15", "2016
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}|1\.0|latest")
 PLAIN_PATH = re.compile(r"[A-Za-z0-9._~/:@!$&'()*+,;=-]*")
 TEXT, JSON, HTML, BYTES = "text/plain", "application/json", "text/html", "application/octet-stream"
+KEYS = "public-keys"
 FEATURES = ("machinefeatures", "jobfeatures")
 
 
@@ -89,7 +90,7 @@ def leaves(instance: Instance) -> dict[str, str]:
         "local-ipv4": instance.address, "placement/availability-zone": instance.zone,
         "reservation-id": instance.uuid, "security-groups": "default",
     }  # fmt: skip
-    return {path: text for path, text in found.items() if text}
+    return {path: text for path, text in (found | dict(instance.told)).items() if text}
 
 
 def _leaf_or_list(path: list[str], known: Mapping[str, str]) -> Page | None:
@@ -98,6 +99,10 @@ def _leaf_or_list(path: list[str], known: Mapping[str, str]) -> Page | None:
         return Page(known[name].encode())
     before = f"{name}/" if name else ""
     below = [leaf.removeprefix(before) for leaf in known if leaf.startswith(before)]
+    if name == KEYS:  # as EC2 lists them; cloud-init goes from `0=NAME` to 0/openssh-key
+        return (
+            _list(f"{number}=key-{number}" for number in (leaf.partition("/")[0] for leaf in below)) if below else None
+        )
     return _list(dict.fromkeys("".join(leaf.partition("/")[:2]) for leaf in below)) if below else None
 
 

@@ -232,6 +232,10 @@ class GuestPoweredOff(GuestError):
     retry = Retry.NEVER
 
 
+class GuestRebooted(GuestError):
+    """The guest rebooted, as it may: it is started again from its disk."""
+
+
 class ProtocolViolation(GuestError):
     """The other side of the channel sent something the protocol does not allow."""
 

@@ -73,6 +73,11 @@ def run(
     return _checked(Finished(tuple(argv), child.returncode, out, err), check)
 
 
+async def printed(argv: Sequence[str], *, timeout: float) -> bytes:
+    """What it prints, beside the event loop. Raises CommandMissing, CommandFailed."""
+    return (await run_beside(argv, timeout=timeout)).out
+
+
 async def run_beside(argv: Sequence[str], *, timeout: float, check: bool = True) -> Finished:
     """`run`, beside the event loop. Cancelled, the program is killed, and not waited for: the kernel may hold it."""
     import subprocess

@@ -199,7 +199,7 @@ def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
 
 def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
     """Make *path*, with its parents, a folder that we alone may write to. No stranger's link or folder is followed."""
-    made = ""
+    made = missing = ""
     with no_space_as_error(path):
         try:
             for missing in _way_to(path):
@@ -212,7 +212,8 @@ def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
             raise UnsafeFolder(f"{path}: a part of this path is not a folder") from exc
         except PermissionError as exc:
             raise UnsafeFolder(
-                f"{path}: cannot be made by uid {os.geteuid()}", hint="Set `paths.*` to a folder of your own."
+                f"{path}: cannot be made by uid {os.geteuid()}",
+                hint=f"Set `paths.*` to a folder of your own, or as root: `install -d -m 700 -o {os.geteuid()} {missing or path}`.",
             ) from exc
     if made:
         check_ours(path)

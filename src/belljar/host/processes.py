@@ -33,6 +33,13 @@ def start_time(pid: int) -> int | None:
         return None
 
 
+def began(pid: int) -> float | None:
+    """Seconds since the epoch at which this process began; None when there is none."""
+    ticks = start_time(pid)
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return None if ticks is None else boot + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def cpu_times(pid: int) -> tuple[float, float]:
     """Seconds that a running process spent as itself and in the kernel; zeros when it is gone."""
     try:
@@ -98,8 +105,7 @@ def with_option(option: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[re.
     """Every process with this option on its command line, whose value fits the pattern: how it fits, pid, owner's uid."""
     for pid in all_pids():
         for word, value in pairwise(command_line(pid)):
-            uid = owner(pid)
-            if word == option and uid is not None and (match := pattern.search(value)):
+            if word == option and (match := pattern.search(value)) and (uid := owner(pid)) is not None:
                 yield match, pid, uid
                 break
 
@@ -107,8 +113,9 @@ def with_option(option: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[re.
 def kill_and_wait(
     pids: Iterable[int], *, timeout: float = 5.0, still: Callable[[int], bool] = lambda pid: True
 ) -> list[int]:
-    """SIGKILL them all, then wait for their ends together: a zombie has ended. Returns those that outlived *timeout*, and
-    those we may not kill. *still*: is it the one that was meant? Asked when its number cannot become another's any more."""
+    """SIGKILL them all, each as soon as *pids* names it, then wait for their ends together: a zombie has ended. Returns those that
+    outlived *timeout*, and those we may not kill. *still*: is it the one that was meant? Asked when its number cannot become
+    another's any more."""
     poller, pending, refused = select.poll(), {}, []
     for pid in pids:
         try:

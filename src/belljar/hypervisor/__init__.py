@@ -21,7 +21,7 @@ from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
-    from belljar.host.traffic import Call, Refusal
+    from belljar.host.guard.traffic import Call, Refusal
 
 
 class Accelerator(str, Enum):

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
+from belljar.host.guard.traffic import Call, Refusal
 from belljar.host.locks import is_locked, try_lock
 from belljar.host.quick_imports import sha256
-from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import (
     NO_TRACES,
     Accelerator,

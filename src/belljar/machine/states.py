@@ -15,7 +15,7 @@ MOVES: dict[State, tuple[State, ...]] = {
     State.STARTING: (State.BOOTING, State.STOPPING, State.PREPARING),  # PREPARING: a clone that failed is booted cold
     State.BOOTING: (State.READY, State.STOPPING, State.PREPARING),
     State.READY: (State.RUNNING, State.STOPPING),
-    State.RUNNING: (State.STOPPING,),
+    State.RUNNING: (State.STOPPING, State.STARTING),  # STARTING: a guest that may reboot did
     State.STOPPING: (State.CLEANING,),
     State.CLEANING: (State.DONE,),
     State.DONE: (),

@@ -6,7 +6,9 @@ before it is made, is gone with the process that holds it or by `discard`, and i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from belljar.records import dataclass, replace
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
     from belljar.host.guard.egress import Egress, Place
+    from belljar.network.parts import Part as Part
 
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
 FOLDER = "networks"  # below the folder of live machines: one folder per isolated group
@@ -155,6 +158,24 @@ def discard(run: Path, id: MachineId, what: str, path: Path) -> None:
         from belljar.network.bridge import remove_table
 
         remove_table(id)
+
+
+def part_of(run: Path, group: str, numbers: Iterable[int]) -> Part:
+    """This host's part of a group, for who carries frames to machines *numbers* of others. Raises NoSuchNetwork, NetworkFailed."""
+    from belljar.network.parts import Part
+
+    return Part(run / FOLDER, group, numbers)
+
+
+def sweep(run: Path) -> None:
+    """Remove what processes that were killed have left of isolated groups. A group that is busy just now sweeps itself."""
+    from belljar.errors import BelljarError
+    from belljar.network.isolated import sweep
+
+    folder = run / FOLDER
+    for name in sorted(os.listdir(folder)) if folder.exists() else ():
+        with suppress(OSError, BelljarError):
+            sweep(folder / name)
 
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:

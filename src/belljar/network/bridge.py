@@ -47,7 +47,7 @@ def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> boo
 async def join_bridge(
     settings: Settings, link: Link, bridge: str, id: MachineId, intend: Callable[[str, Path], None], wanted: str = ""
 ) -> OnBridge:
-    """A tap on *bridge*. *wanted*: an address of this host's, where it is not to be the first that is free. Raises NetworkFailed,
+    """A tap on *bridge*. *wanted*: an address of this host's, where not any that is free will do. Raises NetworkFailed,
     BadSetting, NoSuchNetwork; nothing is left then."""
     if not os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK):
         raise NetworkFailed(f"this host has no bridge {bridge}", hint="Make it, or correct `network.bridges`.")
@@ -90,8 +90,11 @@ class OnBridge:
             self.link = replace(self.link, mac=mac)
         texts = ranges_of(settings.bridge_addresses, bridge)
         if texts or wanted:
-            all_of_them = addresses(texts)
-            candidates = [one for one in all_of_them if one.startswith(f"{wanted}/")] if wanted else all_of_them
+            all_of_them = list(addresses(texts))
+            # Not the first that is free: that is the last machine's, which others believe to be there for a while.
+            start = int(self._id, 16) % (len(all_of_them) or 1)
+            by_turn = [*all_of_them[start:], *all_of_them[:start]]
+            candidates = [one for one in by_turn if not wanted or one.startswith(f"{wanted}/")]
             if wanted and not candidates:
                 raise NoSuchNetwork(
                     f"{wanted[:40]!r} is no address that this host gives to machines",
@@ -291,7 +294,7 @@ MOST = 4096  # addresses of one range
 
 
 def claim(kind: str, candidates: Iterable[str]) -> tuple[str, socket.socket]:
-    """The first address that nobody holds, and what holds it until it is closed. Raises NetworkFailed when all are held."""
+    """The first of them that nobody holds, and what holds it until it is closed. Raises NetworkFailed when all are held."""
     count = 0
     for value in candidates:
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

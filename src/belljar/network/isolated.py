@@ -5,8 +5,10 @@
 
 A machine's number is in its MAC address and in its IP address, so that a frame's destination names the socket it goes to.
 There is no central switch: each supervisor sends the frames of its own guest, and only with that guest's source address. A
-dead machine is a socket without a listener. A frame that finds a full queue is lost, as on any network. Machines of other
-hosts are not reached.
+dead machine is a socket without a listener. A frame that finds a full queue is lost, as on any network.
+
+A group may have parts on several hosts, named GROUP+NUMBER: then a process of the same user carries frames between them, and
+stands in for the machines of the other parts (network/parts.py).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from ipaddress import IPv4Network
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
 from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
@@ -28,7 +30,7 @@ from belljar.host.quick_imports import sha256
 from belljar.network import Link, Settings
 from belljar.records import replace
 
-GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}(\+[0-9]{1,4})?")
 LOCK, LOCK_PATIENCE, TRIES = "lock", 10.0, 20
 MOST = 254
 SMALLEST, LARGEST = 14, 9018  # bytes of an Ethernet frame
@@ -36,24 +38,52 @@ BURST, WAITING = 64, 512  # frames in one turn of the loop; frames that wait for
 QUEUE = 1 << 20
 
 
+Hear = Callable[[int, bytes], None]  # a machine's number, and a frame to it
+
+
 def join_group(
-    settings: Settings, folder: Path, link: Link, group: str, uid: int, intend: Callable[[str, Path], None]
+    settings: Settings, folder: Path, link: Link, name: str, uid: int, intend: Callable[[str, Path], None]
 ) -> Port:
-    """A port in the group of this user. Raises NoSuchNetwork, BadSetting, NetworkFailed."""
-    if not GROUP.fullmatch(group):
-        raise NoSuchNetwork(f"--network isolated:{group}: a group's name has at most 32 of A-Z, a-z, 0-9 and ._-")
-    net = subnet(settings.isolated_net)
+    """A port in the group of this user, named GROUP or GROUP@ADDRESS. Raises NoSuchNetwork, BadSetting, NetworkFailed."""
+    group, at, wanted = name.partition("@")
+    net, number = subnet(settings.isolated_net), 0
+    if at:
+        net, number = _seat(wanted, net)
     for _ in range(TRIES):
-        place = private_folder(folder / f"{uid}-{group}")
+        place = private_folder(place_of(folder, uid, group))
         with suppress(FileNotFoundError):  # the last machine of the group removed the folder just now
-            return _join(place, net, link, group, intend)
+            return _join(place, net, link, group, number, intend)
     raise NetworkFailed(f"the folder of the group {group} was removed again and again", hint="Try again.")
 
 
-def _join(place: Path, net: IPv4Network, link: Link, group: str, intend: Callable[[str, Path], None]) -> Port:
+def place_of(folder: Path, uid: int, group: str) -> Path:
+    if not GROUP.fullmatch(group):
+        raise NoSuchNetwork(f"--network isolated:{group}: a group's name has at most 32 of A-Z, a-z, 0-9 and ._-")
+    return folder / f"{uid}-{group}"
+
+
+def _seat(text: str, usual: IPv4Network) -> tuple[IPv4Network, int]:
+    """The network of an ADDRESS[/PREFIX], and the machine's number in it."""
+    with suppress(ValueError):
+        one = IPv4Interface(text if "/" in text else f"{text}/{usual.prefixlen}")
+        number = int(one.ip) - int(one.network.network_address)
+        if 1 <= number <= MOST and one.network.prefixlen <= 24 and ("/" in text or one.network == usual):
+            return one.network, number
+    raise NoSuchNetwork(
+        f"{text[:40]!r} is no address of an isolated group: one of the first {MOST} of {usual}, or ADDRESS/PREFIX",
+        hint="`network.isolated_net` is the network of isolated groups.",
+    )
+
+
+def _join(
+    place: Path, net: IPv4Network, link: Link, group: str, wanted: int, intend: Callable[[str, Path], None]
+) -> Port:
     with locked(place / LOCK, timeout=LOCK_PATIENCE, what="join an isolated group"):
-        _remove_dead(place)
-        number = next((one for one in range(1, MOST + 1) if not (place / str(one)).exists()), None)
+        remove_dead(place)
+        candidates = (wanted,) if wanted else range(1, MOST + 1)
+        number = next((one for one in candidates if not (place / str(one)).exists()), None)
+        if number is None and wanted:
+            raise NetworkFailed(f"{net[wanted]}: a machine of the group {group} has this address", hint="Use another.")
         if number is None:
             raise NetworkFailed(f"the group {group} has {MOST} machines already", hint="Use another group.")
         intend("port", place / str(number))
@@ -75,8 +105,8 @@ def subnet(text: str) -> IPv4Network:
 
 
 def prefix(name: str) -> bytes:
-    """The first five octets of the MAC addresses of a group: locally administered, unicast."""
-    return b"\x52" + sha256(name.encode()).digest()[:4]
+    """The first five octets of the MAC addresses of a group, of all its parts: locally administered, unicast."""
+    return b"\x52" + sha256(name.partition("+")[0].encode()).digest()[:4]
 
 
 class Outlet:
@@ -114,70 +144,28 @@ class Outlet:
         self._loop.remove_writer(self._end)
 
 
-class Port:
-    """One machine's port. It forwards frames while the event loop in which it was made runs."""
+class Ends:
+    """The sockets of a group, as one process has them: its own, which it hears, and the others', which it sends to."""
 
-    def __init__(self, link: Link, folder: Path, number: int, prefix: bytes) -> None:
-        self._path, self._number, self._prefix = folder / str(number), number, prefix
-        self._mac = prefix + bytes([number])
+    def __init__(self, folder: Path) -> None:
+        self._path = folder
         # A socket's path has at most 108 bytes; through the folder's descriptor any folder will do.
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._wire = _datagrams()
-        self._wire.bind(self._at(number))
-        self._guest, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        for end in (self._guest, self._theirs):
-            end.setblocking(False)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
-        self.link = replace(link, fd=self._theirs.fileno())
-        self._loop = asyncio.get_running_loop()
-        self._inlet = Outlet(self._loop, self._guest)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.own: dict[int, socket.socket] = {}
         self._outlets: dict[int, Outlet] = {}  # connections to other machines, by number
-        self._loop.add_reader(self._guest, self._from_guest)
-        self._loop.add_reader(self._wire, self._to_guest)
 
-    def close(self) -> None:
-        if self._folder < 0:
-            return
-        for end in (self._guest, self._wire):
-            self._loop.remove_reader(end)
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
-        for outlet in (self._inlet, *self._outlets.values()):
-            outlet.close()
-        for end in (self._wire, self._theirs):
-            end.close()
-        os.close(self._folder)
-        self._folder = -1
-        with suppress(OSError, NetworkFailed):
-            sweep(self._path.parent)
+    def bind(self, number: int) -> None:
+        self.own[number] = _datagrams()
+        self.own[number].bind(self._at(number))
 
-    def _from_guest(self) -> None:
-        for _ in range(BURST):
-            frame = _take(self._guest)
-            if frame is None:
-                return
-            if not SMALLEST <= len(frame) <= LARGEST or frame[6:12] != self._mac:
-                continue  # a guest may use its own source address only
-            if frame[0] & 1:
-                for number in self._others():
-                    self._send(number, frame)
-            elif frame[:5] == self._prefix and frame[5] != self._number:
-                self._send(frame[5], frame)
+    def listen(self, hear: Hear) -> None:
+        """To all that were bound. From now on there is an event loop; before, any thread will do."""
+        self._loop = asyncio.get_running_loop()
+        for number, end in self.own.items():
+            self._loop.add_reader(end, self._heard, number, end, hear)
 
-    def _to_guest(self) -> None:
-        for _ in range(BURST):
-            frame = _take(self._wire)
-            if frame is None:
-                return
-            if SMALLEST <= len(frame) <= LARGEST:
-                with suppress(OSError):  # QEMU is gone
-                    self._inlet.send(frame)
-
-    def _others(self) -> list[int]:
-        names = os.listdir(f"/proc/self/fd/{self._folder}")
-        return [int(name) for name in names if name.isdecimal() and int(name) != self._number]
-
-    def _send(self, number: int, frame: bytes) -> None:
+    def send(self, number: int, frame: bytes) -> None:
         """To the machine of this number: over the open connection, else over a new one. Dropped where there is no such machine."""
         for _ in range(2):
             outlet = self._outlets.get(number) or self._connect(number)
@@ -188,7 +176,36 @@ class Port:
             except OSError:
                 self._outlets.pop(number).close()
 
+    def others(self) -> list[int]:
+        names = os.listdir(f"/proc/self/fd/{self._folder}")
+        return [int(name) for name in names if name.isdecimal() and int(name) not in self.own]
+
+    def close(self) -> None:
+        if self._folder < 0:
+            return
+        for number, end in self.own.items():
+            if self._loop is not None:
+                self._loop.remove_reader(end)
+            with suppress(FileNotFoundError):
+                os.unlink(self._path / str(number))
+            end.close()
+        for outlet in self._outlets.values():
+            outlet.close()
+        os.close(self._folder)
+        self._folder = -1
+        with suppress(OSError, NetworkFailed):
+            sweep(self._path)
+
+    def _heard(self, number: int, end: socket.socket, hear: Hear) -> None:
+        for _ in range(BURST):
+            frame = _take(end)
+            if frame is None:
+                return
+            if SMALLEST <= len(frame) <= LARGEST:
+                hear(number, frame)
+
     def _connect(self, number: int) -> Outlet | None:
+        assert self._loop is not None
         end = _datagrams()
         try:
             end.connect(self._at(number))
@@ -202,11 +219,54 @@ class Port:
         return f"/proc/self/fd/{self._folder}/{number}"
 
 
+class Port:
+    """One machine's port. It forwards frames while the event loop in which it was made runs."""
+
+    def __init__(self, link: Link, folder: Path, number: int, prefix: bytes) -> None:
+        self._number, self._prefix, self._mac = number, prefix, prefix + bytes([number])
+        self._ends = Ends(folder)
+        self._ends.bind(number)
+        self._guest, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for end in (self._guest, self._theirs):
+            end.setblocking(False)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
+        self.link = replace(link, fd=self._theirs.fileno())
+        self._loop = asyncio.get_running_loop()
+        self._inlet = Outlet(self._loop, self._guest)
+        self._loop.add_reader(self._guest, self._from_guest)
+        self._ends.listen(self._to_guest)
+
+    def close(self) -> None:
+        if self._theirs.fileno() < 0:
+            return
+        self._loop.remove_reader(self._guest)
+        self._inlet.close()
+        self._theirs.close()
+        self._ends.close()
+
+    def _from_guest(self) -> None:
+        for _ in range(BURST):
+            frame = _take(self._guest)
+            if frame is None:
+                return
+            if not SMALLEST <= len(frame) <= LARGEST or frame[6:12] != self._mac:
+                continue  # a guest may use its own source address only
+            if frame[0] & 1:
+                for number in self._ends.others():
+                    self._ends.send(number, frame)
+            elif frame[:5] == self._prefix and frame[5] != self._number:
+                self._ends.send(frame[5], frame)
+
+    def _to_guest(self, number: int, frame: bytes) -> None:
+        with suppress(OSError):  # QEMU is gone
+            self._inlet.send(frame)
+
+
 def sweep(folder: Path) -> None:
     """Remove the sockets of dead machines, and the folder when nobody is left."""
     try:
         with locked(folder / LOCK, timeout=LOCK_PATIENCE, what="sweep an isolated group"):
-            if not _remove_dead(folder):
+            if not remove_dead(folder):
                 with suppress(OSError):
                     os.unlink(folder / LOCK)
                     os.rmdir(folder)
@@ -214,7 +274,7 @@ def sweep(folder: Path) -> None:
         pass
 
 
-def _remove_dead(folder: Path) -> int:
+def remove_dead(folder: Path) -> int:
     """Remove sockets without a listener, which refuse connections. Returns how many are left."""
     alive = 0
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -4,13 +4,14 @@ import calendar
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from belljar.accounting import Settings, UsageRecord, Version
-from belljar.accounting.apel import message, name_of, sync, sync_name
+from belljar.accounting import CloudRecord, Settings, UsageRecord, Version
+from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_line, pbs_line
 from belljar.accounting.publish import Publisher
 from belljar.accounting.records import record_of
@@ -19,6 +20,7 @@ from belljar.cli.vacuum.accounting import DAY, month_of
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
 from belljar.model import GIB, MIB
+from belljar.records import replace
 
 END = 1767268800.0
 LABELS = {
@@ -269,3 +271,68 @@ def test_each_machine_is_sent_once_wherever_it_is_killed(tmp_path: Path) -> None
         assert files(folder / "accounting/staged") == []
         at += 1
     assert at == 11  # five steps for each of the two, and a pass that nobody killed
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+LEASED = CloudRecord(
+    "i-0123456789abcdef0", "head.example.org", "ada", "physics", "debian12", int(END) - 90, int(END), 90, 4, 5 * GIB // 2,
+    10 * GIB,
+)  # fmt: skip
+
+
+def test_a_cloud_record_as_apel_reads_it() -> None:
+    assert cloud(LEASED, "EXAMPLE-T2") == (
+        "APEL-cloud-message: v0.4\n"
+        "VMUUID: i-0123456789abcdef0\n"
+        "SiteName: EXAMPLE-T2\n"
+        "CloudComputeService: head.example.org\n"
+        "MachineName: i-0123456789abcdef0\n"
+        "LocalUserId: ada\n"
+        "LocalGroupId: physics\n"
+        "Status: completed\n"
+        "StartTime: 1767268710\n"
+        "EndTime: 1767268800\n"
+        "WallDuration: 90\n"
+        "CpuCount: 4\n"
+        "Memory: 2560\n"
+        "Disk: 10\n"
+        "ImageId: debian12\n"
+        "CloudType: belljar\n"
+        "%%\n"
+    )
+    assert name_of(LEASED) == "20260101/12000001234567"
+    assert cloud(replace(LEASED, image="a\nSiteName: EVIL%%"), "X").count("\nSiteName") == 1
+
+
+@pytest.mark.parametrize("last", ["", "stage", "archive", "queue", "position"])
+def test_leased_machines_are_accounted_once_whatever_is_killed(tmp_path: Path, last: str) -> None:
+    class Killed(Exception):
+        pass
+
+    def step(name: str) -> None:
+        if name == last:
+            raise Killed
+
+    settings = Settings(folder=tmp_path, site="EXAMPLE-T2")
+    other = replace(LEASED, id="i-fedcba9876543210f")
+
+    def source(position: str) -> Iterator[tuple[CloudRecord | None, str]]:
+        if position != "7":
+            yield LEASED, position
+            yield other, position
+            yield None, "7"
+
+    if last:
+        with pytest.raises(Killed):
+            Publisher(settings, step).publish_cloud(source)
+    done = Publisher(settings).publish_cloud(source)
+    assert Publisher(settings).publish_cloud(source).rows == 0
+    sent = sorted(path.name for path in (tmp_path / "cloud/outgoing").rglob("*") if path.is_file())
+    assert sent == ["12000001234567", "120000fedcba98"] and done.rows == 2
+    assert not (tmp_path / "outgoing").exists()
+
+
+def test_without_a_site_leased_machines_are_archived_and_not_sent(tmp_path: Path) -> None:
+    done = Publisher(Settings(folder=tmp_path)).publish_cloud(lambda position: iter([(LEASED, "7")]))
+    assert (done.archived, done.queued, done.unreported) == (1, 0, 1)

@@ -149,6 +149,7 @@ def test_a_server_of_systemd_is_restarted_by_systemd(
     assert called.read_text() == "restart ssh.service\n"
 
 
+HEARS = ("env", "--default-signal=HUP")  # also where these tests were started by nohup
 SERVER = """\
 trap 'rm "$0"; echo "$$" > "$0.new"; mv "$0.new" "$0"; echo again; echo "$$" > "$0"; exit' HUP
 echo ready
@@ -159,7 +160,7 @@ while :; do sleep 0.05; done
 def test_the_server_is_waited_for_until_it_listens_again(folder: Path) -> None:
     pid = folder / "sshd.pid"
     pid.write_text("1\n")
-    with subprocess.Popen(["sh", "-c", SERVER, str(pid)], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([*HEARS, "sh", "-c", SERVER, str(pid)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None and server.stdout.readline() == "ready\n"
         network.restart_sshd(server.pid, str(pid))
         assert pid.read_text() in (f"{server.pid}\n", "")  # it is written once more, and empty for a moment then
@@ -172,6 +173,6 @@ def test_a_server_that_stays_away_is_not_waited_for_for_ever(folder: Path, monke
     monkeypatch.setattr(network, "say", said.append)
     pid = folder / "sshd.pid"
     pid.write_text("1\n")
-    with subprocess.Popen(["sleep", "60"]) as server:
+    with subprocess.Popen([*HEARS, "sleep", "60"]) as server:
         network.restart_sshd(server.pid, str(pid))
     assert server.returncode == -signal.SIGHUP and len(said) == 1

@@ -14,6 +14,7 @@ import pytest
 from belljar.context import Instance, metadata
 from belljar.context.metadata import Service
 from belljar.context.outputs import Outputs
+from belljar.records import replace
 
 INSTANCE = Instance(
     uuid="u-u-i-d", hostname="belljar-0f", user_data=b"#!/bin/sh\n\xff\n", machinetype="prod", zone="node1", size="2-1024",
@@ -138,6 +139,32 @@ def test_the_listing_of_metadata_names_every_leaf_and_folder(service: Service) -
     assert len(names) == len(set(names))
     for name in names:
         assert get(service, f"/latest/meta-data/{name}")[0] == 200, name
+
+
+def test_a_machine_of_a_lease_is_told_what_ec2_would_tell(tmp_path: Path) -> None:
+    """Read from the listings as cloud-init does: NAME/ is a folder, and `0=NAME` stands for 0/openssh-key."""
+    told = {"instance-id": "i-1", "ami-launch-index": "3", "placement/availability-zone": "lab", "public-keys/0/openssh-key": "ssh-ed25519 AAAA me"}  # fmt: skip
+    service = Service(
+        replace(INSTANCE, told=tuple(told.items())), lambda: {}, Outputs(tmp_path, most_bytes=1, most_files=1)
+    )
+
+    def tree(path: str) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name in get(service, path)[1].splitlines():
+            number, _, key = name.partition("=")
+            if name.endswith("/"):
+                found[name[:-1]] = tree(path + name)
+            else:
+                found[key or name] = get(service, f"{path}{number}/openssh-key" if key else path + name)[1]
+        return found
+
+    found = tree("/2009-04-04/meta-data/")
+    assert (found["instance-id"], found["ami-launch-index"], found["placement"]) == (
+        "i-1",
+        "3",
+        {"availability-zone": "lab"},
+    )
+    assert found["public-keys"] == {"key-0": "ssh-ed25519 AAAA me"} and found["local-ipv4"] == "10.0.2.15"
 
 
 @pytest.mark.parametrize("name", ["meta_data.json", "meta-data.json"])

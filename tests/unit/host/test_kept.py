@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import DownloadFailed
-from belljar.host.copies import RETRY, Copy, kept, refreshed
 from belljar.host.files import append_line, renew
+from belljar.host.http.copies import RETRY, Copy, kept, refreshed
 from belljar.host.service.kept import Lines
 
 URL = "https://example.org/x.json"

@@ -24,3 +24,9 @@ def test_a_trouble_is_told_when_it_begins_changes_and_ends() -> None:
         ("failed", {"about": "disk", "why": "read-only"}),
         ("works again", {"about": "disk"}),
     ]
+
+
+def test_an_error_without_words_has_the_name_of_its_kind() -> None:
+    told: list[object] = []
+    Troubles(lambda event, **facts: told.append((event, facts["why"]))).note("host b", TimeoutError())
+    assert told == [("failed", "TimeoutError")]

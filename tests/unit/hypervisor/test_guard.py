@@ -16,7 +16,7 @@ import pytest
 
 from belljar.errors import CommandMissing, NoGuard
 from belljar.host.guard.egress import Egress, is_own, rule
-from belljar.host.traffic import Call, Refusal
+from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor.qemu.network.guard import QemuGuard, prove
 from belljar.hypervisor.qemu.process.launch import spawn
 

@@ -92,6 +92,25 @@ def test_a_machine_may_ask_for_one_of_this_hosts_addresses() -> None:
     second.close()
 
 
+def test_a_machine_does_not_get_the_address_of_one_that_has_just_ended() -> None:
+    """Others believe for a while that the other is there: a batch system would end the new one's job for the old one's."""
+    settings, found = Settings(bridge_addresses=("10.9.6.2-10.9.6.9/24",)), []
+    for id in ("0000000000a0", "0000000000a1", "ffffffffffff"):
+        one = bridge.OnBridge(Link(NetworkMode.BRIDGE), id, has_rules=False)
+        one.claim(settings)
+        found.append(one.link.address)
+        one.close()
+    assert found == ["10.9.6.2/24", "10.9.6.3/24", "10.9.6.9/24"]
+    held = [bridge.OnBridge(Link(NetworkMode.BRIDGE), "ffffffffffff", has_rules=False) for _ in range(9)]
+    for one in held[:8]:
+        one.claim(settings)
+    assert {one.link.address for one in held[:8]} == {f"10.9.6.{number}/24" for number in range(2, 10)}
+    with pytest.raises(NetworkFailed, match="all 8 addresses"):
+        held[8].claim(settings)
+    for one in held:
+        one.close()
+
+
 def test_each_bridge_may_have_addresses_and_a_gateway_of_its_own() -> None:
     settings = Settings(
         bridges=("br0", "br1", "br2"),

@@ -18,11 +18,14 @@ from belljar.network import (
     Settings,
     discard,
     mac_address,
+    part_of,
     plan,
+    sweep,
 )
 from belljar.network.bridge import addresses, claim, guards_addresses, macs, rules
 from belljar.network.isolated import LARGEST, Port
 from belljar.network.joining import bridge_of, plan_egress, resolvers_of
+from belljar.network.parts import HEAD
 
 ID = "0123456789ab"
 
@@ -334,3 +337,79 @@ async def test_whoever_has_the_number_now_is_found(tmp_path: Path) -> None:
     assert await three.hear() == b"to the second"
     for card in (one, three):
         card.close()
+
+
+async def test_a_machine_may_ask_for_its_address(tmp_path: Path) -> None:
+    fifth, own_net = await cards(tmp_path, "blue@10.98.0.5", "lease@172.16.4.9/24")
+    assert (fifth.port.link.address, own_net.port.link.address) == ("10.98.0.5/24", "172.16.4.9/24")
+    (first,) = await cards(tmp_path, "blue")
+    assert first.port.link.address == "10.98.0.1/24"
+    first.send(fifth.mac, b"hello")
+    assert await fifth.hear() == b"hello"
+    with pytest.raises(NetworkFailed, match=r"10\.98\.0\.5: a machine of the group blue"):
+        await cards(tmp_path, "blue@10.98.0.5")
+    for wrong in ("10.98.1.5", "10.98.0.0", "10.98.0.255", "x", "", "10.98.0.5/30", "10.98.0.5/x", "::1"):
+        with pytest.raises(NoSuchNetwork, match="no address of an isolated group"):
+            await cards(tmp_path, f"blue@{wrong}")
+    for card in (first, fifth, own_net):
+        card.close()
+
+
+async def test_a_part_of_a_group_reaches_the_machines_of_another_over_a_connection(tmp_path: Path) -> None:
+    """What is sent to them is carried; what comes from them arrives when it is from one of theirs, and for one that is here."""
+    networks = Networks(Settings(), tmp_path)
+    port = await networks.join(
+        NetworkMode.ISOLATED, "blue+0@10.98.0.1", ID, uid=os.geteuid(), intend=lambda what, path: None
+    )
+    assert isinstance(port, Port)
+    here, part = Card(port), part_of(tmp_path, "blue+0", (1, 2, 3))
+    part.listen()
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    there, to_us = await asyncio.open_connection(sock=theirs)
+    carrying = asyncio.ensure_future(part.carry({2, 3}, reader, writer))
+    await asyncio.sleep(0)
+    second, third = here.mac[:5] + b"\x02", here.mac[:5] + b"\x03"
+
+    async def carried() -> tuple[int, bytes]:
+        async with asyncio.timeout(10):
+            number, length = HEAD.unpack(await there.readexactly(HEAD.size))
+            return number, (await there.readexactly(length))[14:]
+
+    here.send(third, b"for three")
+    here.send(EVERYONE, b"for all")
+    assert sorted([await carried(), await carried(), await carried()]) == [
+        (2, b"for all"),
+        (3, b"for all"),
+        (3, b"for three"),
+    ]
+    for number, source, text in (
+        (1, here.mac, b"as one that is here"), (1, here.mac[:5] + b"\x09", b"as one of another host's"),
+        (2, second, b"to one that is elsewhere"), (0, second, b"to nobody"), (255, second, b"to nobody"),
+        (1, b"\x52\0\0\0\0\x02", b"from another group"), (1, second, bytes(LARGEST)), (1, second, b"from two"),
+    ):  # fmt: skip
+        frame = here.mac + source + b"\x08\x00" + text
+        to_us.write(HEAD.pack(number, len(frame)) + frame)
+    assert await here.hear() == b"from two" and await here.heard_nothing()
+    to_us.close()
+    with pytest.raises(EOFError):
+        await carrying
+    writer.close()
+    part.close()
+    part.close()
+    here.send(third, b"to nobody")
+    assert await here.heard_nothing() and os.listdir(tmp_path / "networks") != []
+    here.close()
+    assert os.listdir(tmp_path / "networks") == []
+
+
+async def test_what_a_killed_carrier_left_is_swept(tmp_path: Path) -> None:
+    (tmp_path / "networks/0-blue+1").mkdir(parents=True)
+    bind_and_die(tmp_path / "networks/0-blue+1", "7")
+    (living,) = await cards(tmp_path, "blue+2")
+    sweep(tmp_path)
+    assert os.listdir(tmp_path / "networks") == ["1000-blue+2"]
+    living.close()
+    sweep(tmp_path)
+    sweep(tmp_path / "nowhere")
+    assert os.listdir(tmp_path / "networks") == []

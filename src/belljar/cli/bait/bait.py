@@ -188,8 +188,9 @@ def _names(folder: Path) -> Callable[[str], str]:
 def arrive(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.arrivals import tell
     from belljar.batch import load
+    from belljar.host import processes
 
-    client, began = load("slurm").pool.client, time.time()
+    client, began = load("slurm").pool.client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
     tell(folder_of(args, house), args.job, args.timeout, lambda: client.is_off(args.job, began, os.environ))
     return 0
 
@@ -221,7 +222,7 @@ FILE ? :path =/etc/belljar/bait.toml | its settings
 FILE ? :path =/etc/belljar/bait.toml | settings: networks, closed, services
 # arrive | from the batch system's prolog on the bait: return when the job was taken back
 JOB | its number
---timeout TIME =60 | and fail after so long
+--timeout TIME =60 | fail where the bait is silent, or cannot take it, for so long
 {STATE_OPTION}
 """
 FUNCTIONS = {

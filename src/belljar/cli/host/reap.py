@@ -7,17 +7,19 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
-from belljar import batch
 from belljar.cli.parser import FORMAT, Verb, add
-from belljar.cli.render import show
+from belljar.hints import TYPE_CHECKING
 from belljar.host import processes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from belljar.assembly import House
 
 MARK = re.compile(rb"(?:^|,)guest=belljar-([A-Za-z0-9._-]{1,80})(?:,|$)")
+FIRST = -20  # of nice values
 DEADLINE = 10.0  # seconds until a killed process must be gone
 
 
@@ -27,12 +29,16 @@ def reap(args: argparse.Namespace, house: House) -> int:
         return _reap_batch(args, house)
     undone = house.machines.leftovers() if args.dry_run else house.machines.reap()
     if undone or args.format == "json":
+        from belljar.cli.render import show
+
         rows = [(one.machine, one.what, one.path, one.error) for one in undone]
         show(list(undone), ("MACHINE", "WHAT", "WHERE", "ERROR"), rows, as_=args.format)
     return 1 if any(one.error for one in undone) else 0
 
 
 def _reap_batch(args: argparse.Namespace, house: House) -> int:
+    from belljar import batch
+    from belljar.cli.render import show
     from belljar.jobs import complain, orphans
 
     systems = batch.names() if args.batch == "all" else (args.batch,)
@@ -46,6 +52,8 @@ def _reap_batch(args: argparse.Namespace, house: House) -> int:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
+    from belljar import batch
+
     add(parser, "-n --dry-run | only say what would be undone")
     parser.add_argument(
         "--batch", nargs="?", const="all", choices=("all", *batch.names()), metavar="SYSTEM",
@@ -58,14 +66,33 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def kill_all(args: argparse.Namespace, house: None) -> int:
-    found = [one for one in processes.with_option(b"-name", MARK) if os.geteuid() in (0, one[2])]
-    survivors = [] if args.dry_run else processes.kill_and_wait([pid for _, pid, _ in found], timeout=DEADLINE)
+    """Each is killed as soon as it is found; all else comes after."""
+    if not args.dry_run:
+        _before_all_else()
+    found: list[tuple[str, int, int]] = []
+
+    def ours() -> Iterator[int]:
+        for mark, pid, owner in processes.with_option(b"-name", MARK):
+            if os.geteuid() in (0, owner):
+                found.append((mark[1].decode(), pid, owner))
+                yield pid
+
+    pids = list(ours()) if args.dry_run else ours()
+    survivors = [] if args.dry_run else processes.kill_and_wait(pids, timeout=DEADLINE)
+    from belljar.cli.render import show
+
     held = f"still there after {DEADLINE:.0f} s (the kernel holds it)"
     done = "would be killed" if args.dry_run else "killed"
-    rows = [(mark[1].decode(), pid, owner, held if pid in survivors else done) for mark, pid, owner in found]
+    rows = [(*one, held if one[1] in survivors else done) for one in found]
     heads = ("MACHINE", "PID", "OWNER", "RESULT")
     show([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows], heads, rows, as_=args.format)
     return 1 if survivors else 0
+
+
+def _before_all_else() -> None:
+    """Machines, and those who keep them, may take all processors. Root alone may do that."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, FIRST)
 
 
 VERBS = {

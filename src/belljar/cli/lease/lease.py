@@ -13,17 +13,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from belljar.cli.lease import cluster, reading
+from belljar.cli.lease.asking import DOOR, answer, ask, connected, public_key, say
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, duration, show
-from belljar.errors import BadOption, HostError, NotPermitted
+from belljar.errors import BadOption, HostError
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
 ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed")
-LARGEST_ANSWER = 64 << 20
 LOOK_AGAIN = 1.0  # seconds between two questions of who waits
-KEYS = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
 
 
 def serve(args: argparse.Namespace, house: House) -> int:
@@ -33,25 +33,45 @@ def serve(args: argparse.Namespace, house: House) -> int:
 
     folder = args.state or house.folders.store / "lease"
     tell = teller(sys.stdout, as_json=args.format == "json")
-    names = lambda: [name for one in house.images.images() for name in one.names]  # noqa: E731
+    names = lambda: {name: one.created for one in house.images.images() for name in one.names}  # noqa: E731
     asyncio.run(serve(lambda: settings.load(args.file), folder, tell, names))
     return 0
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    wanted: dict[str, Any] = {
-        "image": args.image, "count": int(args.count), "least": int(args.least), "per_node": int(args.per_node),
-        "cpus": int(args.cpus), "memory": int(args.memory or 0), "disk": int(args.disk or 0), "type": args.type, "seconds": float(args.time or 3600 * (args.hours or 0)),
-        "queue": args.queue, "network": args.network, "public": _public_key(args.key), "token": args.token,
-        "user_data": _user_data(args.user_data),
-    }  # fmt: skip
-    answer = ask(args.door, "run", wanted=wanted)
+    more = {"token": args.token, "user_data": _user_data(args.user_data)}
+    answer = ask(args.door, "run", wanted=_wanted(args) | more, public=public_key(args.key))
     lease = answer["lease"]["id"]
     if args.wait is not None:
         _until_running(args.door, lease, float(args.wait or 0))
+    return _made(answer, args)
+
+
+def grow(args: argparse.Namespace, house: House) -> int:
+    return _made(ask(args.door, "grow", id=args.lease, count=int(args.count)), args)
+
+
+def _made(answer: dict[str, Any], args: argparse.Namespace) -> int:
+    lease = answer["lease"]["id"]
     machines = [(one["id"], lease) for one in answer["instances"]]
     show({"lease": lease, "machines": [one for one, _ in machines]}, ("MACHINE", "LEASE"), machines, as_=args.format)
     return 0
+
+
+def explain(args: argparse.Namespace, house: House) -> int:
+    """1 where it would be denied."""
+    steps = ask(args.door, "explain", wanted=_wanted(args))["steps"]
+    rows = [("yes" if one["met"] else "NO", one["what"]) for one in steps]
+    show({"steps": steps}, ("MET", "STEP"), rows, as_=args.format)
+    return 0 if all(one["met"] for one in steps) else 1
+
+
+def _wanted(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "image": args.image, "count": int(args.count), "least": int(args.least), "per_node": int(args.per_node),
+        "size": {"cpus": int(args.cpus), "memory": int(args.memory or 0), "disk": int(args.disk or 0)}, "type": args.type,
+        "seconds": float(args.time or 3600 * (args.hours or 0)), "queue": args.queue, "network": args.network, "bid": _bid(args.bid),
+    }  # fmt: skip
 
 
 def status(args: argparse.Namespace, house: House) -> int:
@@ -61,9 +81,11 @@ def status(args: argparse.Namespace, house: House) -> int:
         now = time.time()
         left = duration(lease["ends"] - now) if lease["begun"] and lease["state"] not in ENDED else ""
         machines = [one for one in found["machines"] if one["lease"] == lease["id"]]
-        rows.append((lease["id"], "", lease["state"], lease["wanted"]["image"], lease["job"], left, lease["why"]))
-        rows += [("", one["id"], one["state"], one["image"], one["host"], "", one["why"]) for one in machines]
-    show(found, ("LEASE", "MACHINE", "STATE", "IMAGE", "JOB OR HOST", "LEFT", "WHY"), rows, as_=args.format)
+        rows.append((lease["id"], "", lease["state"], lease["wanted"]["image"], lease["job"], "", left, lease["why"]))
+        rows += [
+            ("", one["id"], one["state"], one["image"], one["host"], one["address"], "", one["why"]) for one in machines
+        ]
+    show(found, ("LEASE", "MACHINE", "STATE", "IMAGE", "JOB OR HOST", "ADDRESS", "LEFT", "WHY"), rows, as_=args.format)
     return 0
 
 
@@ -78,6 +100,12 @@ def release(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
+def reboot(args: argparse.Namespace, house: House) -> int:
+    for one in args.machines:
+        ask(args.door, "reboot", id=one)
+    return 0
+
+
 def console(args: argparse.Namespace, house: House) -> int:
     sys.stdout.buffer.write(ask(args.door, "console", id=args.machine)["text"].encode("latin-1"))
     return 0
@@ -88,6 +116,8 @@ def ssh(args: argparse.Namespace, house: House) -> int:
     from belljar.host.commands import which
     from belljar.machine.outside.detached import command
 
+    if "/" in args.machine:
+        args.machine = cluster.machine(args.door, args.machine)
     machines = ask(args.door, "status")["machines"]
     found = [
         one
@@ -100,6 +130,9 @@ def ssh(args: argparse.Namespace, house: House) -> int:
         )
         raise BadOption(many, hint="See `belljar lease status`.")
     one, client = found[0], which("ssh")
+    if one["state"] != "running":
+        why = f"{one['id']} is {one['state']}: only a machine that runs can be logged in to"
+        raise HostError(why, hint="`belljar lease status` says what it waits for.")
     if client is None or not one["host_keys"]:
         raise HostError(
             "ssh: no such program here" if client is None else f"{one['id']}: it has no ssh server that is known",
@@ -142,9 +175,9 @@ def key(args: argparse.Namespace, house: House) -> int:
 
 def connect(args: argparse.Namespace, house: House) -> int:
     """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
-    with _connected(args.door) as door:
-        _say(door, "connect", id=args.machine)
-        _answer(door)
+    with connected(args.door) as door:
+        say(door, "connect", id=args.machine)
+        answer(door)
         inputs = [0, door.fileno()]
         while True:
             for ready in select.select(inputs, [], [])[0]:
@@ -158,55 +191,6 @@ def connect(args: argparse.Namespace, house: House) -> int:
                 else:
                     inputs.remove(0)
                     door.shutdown(socket.SHUT_WR)
-
-
-# -- the service's socket ----------------------------------------------------------------------------------------------
-
-
-def ask(path: Path, do: str, **facts: Any) -> dict[str, Any]:
-    """Raises what the service refused with, as the class it was."""
-    with _connected(path) as door:
-        _say(door, do, **facts)
-        return _answer(door)
-
-
-def _connected(path: Path) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX)
-    try:
-        door.connect(str(path))
-    except PermissionError as exc:
-        door.close()
-        raise NotPermitted(f"{path}: {exc.strerror}") from exc
-    except OSError as exc:
-        door.close()
-        raise HostError(
-            f"{path}: {exc.strerror or exc}",
-            hint="Is `belljar lease serve` up on this host? --door names another socket.",
-        ) from exc
-    return door
-
-
-def _say(door: socket.socket, do: str, **facts: Any) -> None:
-    from belljar.model import dumps
-
-    door.sendall(dumps({"do": do, **facts}) + b"\n")
-
-
-def _answer(door: socket.socket) -> dict[str, Any]:
-    import json
-
-    from belljar.machine.outside.detached import error_of
-
-    line = bytearray()
-    while not line.endswith(b"\n") and len(line) < LARGEST_ANSWER:
-        data = door.recv(1)  # not one byte more: what follows may be the machine's
-        if not data:
-            raise HostError("the lease service closed the connection", hint="See what it says in its log.")
-        line += data
-    answer: dict[str, Any] = json.loads(line)
-    if "error" in answer:
-        raise error_of(answer)
-    return answer
 
 
 def _until_running(door: Path, lease: str, limit: float) -> None:
@@ -229,20 +213,13 @@ def _until_running(door: Path, lease: str, limit: float) -> None:
 # -- small helps -------------------------------------------------------------------------------------------------------
 
 
-def _public_key(path: Path | None) -> str:
-    """The file's, or that of the usual places; "" where there is none."""
-    known = [path] if path else [Path.home() / ".ssh" / name for name in KEYS]
-    for one in known:
-        try:
-            text = one.read_text().strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            if path:
-                raise BadOption(f"--key {path}: {exc}", hint="Give the public half: id_ed25519.pub.") from exc
-            continue
-        if "PRIVATE KEY" in text:
-            raise BadOption(f"--key {path}: this is a private key", hint="Give the public half, which ends in .pub.")
-        return text
-    return ""
+def _bid(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise BadOption(
+            f"--bid {text}: not a number", hint="As in 0.5: half the price of an ordinary machine."
+        ) from None
 
 
 def _user_data(path: Path | None) -> str:
@@ -270,13 +247,7 @@ def _write(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-DOOR = "--door PATH :path =/run/belljar-lease/door | the service's socket on this host"
-ROWS = f"""
-# serve | be the site's lease service: until TERM; leases and their machines go on without it
-FILE ? :path =/etc/belljar/lease.toml | its settings
---state DIR :path | folder of its records, key and certificate; default: lease/ below `paths.store`
-{FORMAT}
-# run | ask for machines; they come when the batch system gives nodes
+WANTED = """\
 IMAGE | its name
 --time TIME | how long they are wanted, as in 2h (`lease.default_time`)
 --hours N | the same, in hours
@@ -289,10 +260,22 @@ IMAGE | its name
 --disk SIZE | other than the type has
 --network NAME = | of `lease.networks`; default: the first
 --queue NAME = | partition or queue
+--bid PRICE | spot machines, at this price at most; that of an ordinary machine is 1"""
+ROWS = f"""
+# serve | be the site's lease service: until TERM; leases and their machines go on without it
+FILE ? :path =/etc/belljar/lease.toml | its settings
+--state DIR :path | folder of its records, key and certificate; default: lease/ below `paths.store`
+{FORMAT}
+# run | ask for machines; they come when the batch system gives nodes
+{WANTED}
 --key FILE :path | your public key, for ssh as root; default: of ~/.ssh
 --user-data FILE :path | for the guest's own init
 --token TEXT = | asked again with the same one, it is the same lease
 --wait TIME ? | return when all run; fail after this time
+{DOOR}
+{FORMAT}
+# explain | say whether such machines would be granted, and by which limits; ask for none
+{WANTED}
 {DOOR}
 {FORMAT}
 # status | list your leases and their machines
@@ -303,11 +286,19 @@ LEASE ? | this one alone
 LEASE | its id
 TIME | by so much, as in 1h
 {DOOR}
+# grow | ask for more machines like a lease's, for the time that it has left: a lease of their own
+LEASE | its id
+-n --count N =1 | so many machines
+{DOOR}
+{FORMAT}
 # release | give leases, or single machines, back
 LEASE + @leases | ids of leases or machines
 {DOOR}
+# reboot | start guests again, each from the disk that it has
+MACHINE + @machines | ids of machines
+{DOOR}
 # ssh | log in to a machine; its host key is known
-MACHINE | its id, or that of a lease with one machine
+MACHINE | its id, that of a lease with one machine, or CLUSTER/NAME
 COMMAND * | what to run there
 --user NAME =root | as whom
 -i --identity FILE :path | your private key
@@ -326,13 +317,12 @@ MACHINE | its id
 {DOOR}
 """
 FUNCTIONS = {
-    "serve": serve, "run": run, "status": status, "extend": extend, "release": release, "ssh": ssh, "connect": connect,
-    "key": key,
-    "console": console,
+    "serve": serve, "run": run, "status": status, "extend": extend, "grow": grow, "release": release, "ssh": ssh, "connect": connect,
+    "key": key, "explain": explain, "console": console, "reboot": reboot,
 }  # fmt: skip
 VERBS = {
     "lease": Verb(
         "Machines of an image for so long: pilot jobs of the site's batch system hold their nodes.",
-        acts=acts(ROWS, FUNCTIONS),
+        acts={**acts(ROWS, FUNCTIONS), **reading.ACTS, **cluster.ACTS},
     )
 }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import show
 
 if TYPE_CHECKING:
+    from belljar.accounting import CloudRecord
     from belljar.accounting.publish import Publisher
     from belljar.assembly import House
 
@@ -26,10 +30,32 @@ def publisher(house: House) -> Publisher:
 def publish(args: argparse.Namespace, house: House) -> int:
     from belljar.journal import Ledger
 
-    done = publisher(house).publish(Ledger(house.folders.logs), from_start=args.from_start)
+    if args.leases:
+        done = publisher(house).publish_cloud(lambda position: _leased(args.door, position))
+    else:
+        done = publisher(house).publish(Ledger(house.folders.logs), from_start=args.from_start)
     row = (done.rows, done.archived, done.queued, done.unreported)
     show(done, ("ROWS READ", "ARCHIVED", "QUEUED", "NOT REPORTABLE"), [row], as_=args.format)
     return 0
+
+
+def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str]]:
+    """Of leased machines that ended, oldest first. Raises what the lease service refuses with."""
+    from belljar.accounting import CloudRecord
+    from belljar.cli.lease.asking import ask
+
+    while (answer := ask(door, "over", after=position))["position"] != position:
+        for one in answer["machines"]:
+            end = int(one["ended"])
+            yield (
+                CloudRecord(
+                    one["machine"], os.uname().nodename, one["owner"], one["group"], one["image"], int(one["began"]), end,
+                    one["seconds"], one["cpus"], one["memory"], one["disk"],
+                ),
+                position,
+            )  # fmt: skip
+        position = answer["position"]
+        yield None, position
 
 
 def sync(args: argparse.Namespace, house: House) -> int:
@@ -64,6 +90,8 @@ def _moment(text: str) -> str:
 
 ACTS = f"""
 # publish | account all machines that ended since the last time; safe to run at any time, and to be killed
+--leases | account leased machines, as cloud records, from this host's lease service; as root or as its account
+--door PATH :path =/run/belljar-lease/door | the lease service's socket
 --from-start | read the ledger from its beginning; what is archived is not accounted again
 {FORMAT}
 # sync | queue the counts of these months, YYYYMM (default: the month of a day ago)

@@ -16,7 +16,7 @@ from belljar.records import fields
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.host.copies import Copy
+    from belljar.host.http.copies import Copy
     from belljar.host.toml import Mistake
     from belljar.vacuum import Space
     from belljar.vacuum.settings.settings import Loaded

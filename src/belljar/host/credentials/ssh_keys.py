@@ -17,8 +17,10 @@ KINDS = ("rsa", "ed25519")
 BITS, MOST_BITS = 2048, 16384
 # RFC 4716, section 3: the same data with its begin, end and headers.
 LINES = re.compile(
-    rb"\s*---- BEGIN SSH2 PUBLIC KEY ----\r?\n((?:[^\n]*:[^\n]*\n)*)([A-Za-z0-9+/=\r\n]+)---- END SSH2 PUBLIC KEY ----\s*"
+    rb"\s*---- BEGIN SSH2 PUBLIC KEY ----\r?\n((?:[^\n:]*:[^\n]*\n)*)([A-Za-z0-9+/=\r\n]+)---- END SSH2 PUBLIC KEY ----\s*"
 )
+# SubjectPublicKeyInfo in base64, as it is or as PEM.
+DER = re.compile(rb"(?:-----BEGIN PUBLIC KEY-----)?([A-Za-z0-9+/=\s]+)(?:-----END PUBLIC KEY-----)?")
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,16 @@ def make(kind: str) -> Made:
 
 
 def read_public(data: bytes) -> tuple[str, str]:
-    """A public key as OpenSSH's line, without its comment, and its fingerprint. OpenSSH's form and RFC 4716's are read. Raises
-    ValueError."""
+    """A public key as OpenSSH's line, without its comment, and its fingerprint. OpenSSH's form, RFC 4716's, and DER in
+    base64 (that of PEM too) are read. Raises ValueError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_der_public_key,
+        load_ssh_public_key,
+    )
 
     found = LINES.fullmatch(data)
     if found:
@@ -60,7 +67,8 @@ def read_public(data: bytes) -> tuple[str, str]:
         size = int.from_bytes(base64.b64decode(blob)[:4], "big")
         data = base64.b64decode(blob)[4 : 4 + min(size, 64)] + b" " + blob
     try:
-        key = load_ssh_public_key(data.strip())
+        bare = DER.fullmatch(data.strip())
+        key = load_der_public_key(base64.b64decode(bare[1])) if bare else load_ssh_public_key(data.strip())
     except (ValueError, UnsupportedAlgorithm) as exc:
         raise ValueError("it cannot be read") from exc
     if isinstance(key, rsa.RSAPublicKey) and BITS <= key.key_size <= MOST_BITS:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from belljar.errors import BelljarError
@@ -47,11 +47,20 @@ class Troubles:
         if text:
             self.now[about] = text
 
+    @contextmanager
+    def noted(self, about: str) -> Iterator[None]:
+        """What goes wrong within is noted, and goes no further."""
+        try:
+            yield
+            self.note(about)
+        except (BelljarError, OSError, ValueError) as exc:
+            self.note(about, exc)
+
 
 def _told(why: object) -> str:
     """One line."""
     kind = f"{type(why).__name__}: " if isinstance(why, BelljarError) else ""
-    return f"{kind}{why}".replace("\n", " ")
+    return f"{kind}{str(why) or type(why).__name__}".replace("\n", " ")
 
 
 def _shown(value: object) -> str:

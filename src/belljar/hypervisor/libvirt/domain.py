@@ -20,8 +20,8 @@ from belljar.errors import (
     LibvirtRefused,
     NetworkFailed,
 )
+from belljar.host.guard.traffic import Call, Refusal
 from belljar.host.threads import in_thread
-from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import DomainEvent, DomainSpec, EventKind
 from belljar.hypervisor.libvirt.starting import Started, undo
 from belljar.hypervisor.qemu import cmdline
@@ -31,7 +31,8 @@ from belljar.hypervisor.qemu.network.guard import Outside
 from belljar.hypervisor.qemu.process.launch import Child, confined
 
 ACPI_BUTTON = 1  # VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
-LAST_WORDS = 2.0  # seconds for libvirt to tell why a process ended, or to be done with one that was ended
+LAST_WORDS = 2.0  # seconds for a process to go away that was killed without its daemon
+DONE = 20.0  # seconds for libvirt to be done with one that has ended, and to tell why: until then it writes to its log
 KILLED, FAILED = int(signal.SIGKILL), 1 << 8  # wait statuses
 STATUSES = {"shut down": 0, "destroyed": KILLED}  # of a process that ended by itself, by libvirt's word for it
 
@@ -95,7 +96,7 @@ class LibvirtDomain:
         if not self._gone.is_set():
             raise DomainDied(f"QEMU (pid {self.pid}) does not go away: it hangs in the host's kernel")
         if not self._it.link.lost:
-            await _set_within(self._done, LAST_WORDS)
+            await _set_within(self._done, DONE)
         self._finish(self._status_of_end())
         assert self._status is not None
         return self._status
@@ -182,7 +183,7 @@ class LibvirtDomain:
     async def _explain_end(self) -> None:
         """Tell of an end that nobody here asked for, when libvirt has said why or had its time to."""
         if not self._it.link.lost:
-            await _set_within(self._done, LAST_WORDS)
+            await _set_within(self._done, DONE)
         if self._losing is None:
             self._finish(0 if self._cut else self._status_of_end(), self._cut)
 
@@ -220,7 +221,9 @@ class LibvirtDomain:
 
     def _lose(self, why: str) -> None:
         """The daemon is of no use any more, and without it the domain is nobody's."""
-        if self._losing is None and not self._gone.is_set():
+        if self._gone.is_set():
+            self._done.set()  # it tells nothing more
+        elif self._losing is None:
             self._losing = self._loop.create_task(self._close_out(why))
 
     async def _close_out(self, why: str) -> None:

@@ -20,7 +20,7 @@ from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
-    from belljar.host.traffic import Call, Refusal
+    from belljar.host.guard.traffic import Call, Refusal
     from belljar.hypervisor.qemu.network.guard import Outside
     from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
 

@@ -90,6 +90,7 @@ class Reaper:
             undone += _told(id, self._end(id, pid))
         for path in self._strays():
             undone += _told(path.stem, _removed(path))
+        network.sweep(self._folders.run)
         return undone + list(_told("", self._expired_templates()))
 
     def _expired_templates(self) -> Iterator[Undone]:

@@ -14,7 +14,7 @@ from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Place
-    from belljar.host.traffic import Call
+    from belljar.host.guard.traffic import Call
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 from belljar.context import Features, Instance, Metadata, MetadataMode, metadata_service
-from belljar.host.traffic import Call, Refusal
+from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS, JOBOUTPUTS
 from belljar.machine.extras import Equipment, Extra
@@ -80,7 +80,7 @@ class MetadataService(Extra):
             uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.work.user_data,
             machinetype=request.name or request.machine.image, zone=os.uname().nodename,
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
-            address=link.address.partition("/")[0],
+            address=link.address.partition("/")[0], told=request.work.told if isinstance(request.work, OwnWork) else (),
         )  # fmt: skip
         folder = self._life.folder
         return metadata_service(

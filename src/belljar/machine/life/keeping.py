@@ -75,18 +75,33 @@ class Keeping:
         async with holding(self.parts.images, image, life.request.id):
             try:
                 await self._start(image)
-                with life.phase("ready"):
-                    await self._while_alive(self._run.await_ready(self.parts.boot_timeout))
-                life.enter(State.READY)
-                life.enter(State.RUNNING)
-                await self._while_alive(self._run.carry_out(streams))
+                while await self._has_rebooted(streams):
+                    life.begin_again()
+                    await self._drop_domain()
+                    await self._boot(await self._planner(image).again())
             except errors.GuestPoweredOff as error:
                 self._run.conclude_off(error)
+
+    async def _has_rebooted(self, streams: Streams) -> bool:
+        """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
+        life = self.life
+        with life.phase("ready"):
+            await self._while_alive(self._run.await_ready(self.parts.boot_timeout))
+        life.enter(State.READY)
+        life.enter(State.RUNNING)
+        try:
+            await self._while_alive(self._run.carry_out(streams))
+        except errors.GuestRebooted:
+            return True
+        return False
+
+    def _planner(self, image: Image) -> Planner:
+        return Planner(self.parts, self._keep, self.life, image, self.now.equipment)
 
     async def _start(self, image: Image) -> None:
         """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
         life = self.life
-        planner = Planner(self.parts, self._keep, life, image, self.now.equipment)
+        planner = self._planner(image)
         with life.phase("prepare"):
             plan = await planner.plan()
         life.point("after-overlay")
@@ -215,7 +230,8 @@ class Keeping:
             with life.trying(NOT_ENDED):
                 self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
             with life.trying("what it used is not known"):
-                self._usage = domain.usage()
+                user, system, memory = domain.usage()
+                self._usage = (self._usage[0] + user, self._usage[1] + system, max(self._usage[2], memory))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -161,6 +161,11 @@ class Life:
         """From now on its guest is lost where it was before a boot that failed."""
         self.is_begun = True
 
+    def begin_again(self) -> None:
+        """Its guest rebooted: its work has not begun, and it has proved nothing yet. Its time goes on."""
+        self.is_begun = self.is_proved = False
+        self.record.tell("rebooted")
+
     def settle(self) -> None:
         """All that the job is about is done: whatever happens to the machine now, the outcome stays what it is."""
         self.is_settled = True

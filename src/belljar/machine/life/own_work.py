@@ -10,7 +10,15 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from belljar.errors import BelljarError, BootFailed, ContextImpossible, GuestError, GuestPoweredOff, HypervisorError
+from belljar.errors import (
+    BelljarError,
+    BootFailed,
+    ContextImpossible,
+    GuestError,
+    GuestPoweredOff,
+    GuestRebooted,
+    HypervisorError,
+)
 from belljar.guest import Streams
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import EventKind, Nic
@@ -71,7 +79,8 @@ class OwnRun(Run):
     async def carry_out(self, streams: Streams) -> None:
         """Until its time is over: then its power button is pressed, and after the grace it is the machine's end."""
         life = self._life
-        life.begin_time()
+        if not life.time_began:
+            life.begin_time()
         life.begin_work()
         grace = life.request.grace
         with life.phase("run"):
@@ -85,8 +94,12 @@ class OwnRun(Run):
     async def ask_to_end(self) -> None:
         """Press its power button. With belljar's own init nobody heeds that: what runs there is ended, and the machine."""
         if self._now.guest is not None and self._life.outcome.context == Context.RAMDISK.value:
-            with suppress(GuestError):
-                await self._now.guest.end_payload()
+            machine, grace = self._life.request.machine, self._life.request.grace
+            with suppress(
+                GuestError, TimeoutError
+            ):  # one that is silent has no longer than its grace, but for what others lose
+                async with asyncio.timeout(None if machine.shares else grace):
+                    await self._now.guest.end_payload()
             raise Ended(self._life.outcome.cause, signal.SIGTERM, self._life.outcome.reason)
         if self._now.domain is not None:
             with suppress(HypervisorError):
@@ -94,6 +107,8 @@ class OwnRun(Run):
                 self._life.record.tell("power-button")
 
     def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
+        if kind is EventKind.RESET and self._work.reboots and self._life.is_begun:
+            return GuestRebooted("the guest rebooted")
         if self._now.guest is not None and not self._life.is_proved:
             return off_too_soon(kind, last_line)
         if kind is EventKind.RESET:  # so ends a firmware that finds nothing to boot, too

@@ -74,6 +74,12 @@ class Planner:
         """A cold start instead of what was planned first."""
         return await self._with_disk(replace(await self._undecided(), reason=reason))
 
+    async def again(self) -> Plan:
+        """A cold start from the disk that its guest has written."""
+        plan = await self._undecided()
+        plan.context.make_seed(plan.spec)
+        return replace(plan, reason="its guest rebooted")
+
     async def template(self, *, exact: bool) -> Template:
         """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         plan, templates = await self._undecided(), cloning_of(self._parts.hypervisor)

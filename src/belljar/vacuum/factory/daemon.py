@@ -15,8 +15,8 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
-from belljar.host.copies import Copy
 from belljar.host.files import private_folder, read_secret
+from belljar.host.http.copies import Copy
 from belljar.host.locks import try_lock
 from belljar.host.service import kept
 from belljar.host.service.metrics import Metric

@@ -1,6 +1,6 @@
 """Vacuum pipes: machinetypes that an experiment describes in JSON at an address. What comes from there is a stranger's word.
 
-A copy is kept (`host.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
+A copy is kept (`host.http.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
 document, and that before the defaults. A document names no files of this host but those in the folder `files`, and no addresses of
 this host or of private networks, unless it came from there itself.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadUserData
-from belljar.host import copies
-from belljar.host.copies import Copy, leads_inside, may_name
+from belljar.host.http import copies
+from belljar.host.http.copies import Copy, leads_inside, may_name
 from belljar.host.service.tables import Value, converted
 from belljar.host.toml import Mistake
 from belljar.host.values import amount, is_url, number

@@ -144,7 +144,7 @@ async def test_an_end_by_itself_is_what_libvirt_says(tmp_path: Path, reason: str
 async def test_an_end_that_libvirt_never_explains_is_told_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(domains, "LAST_WORDS", 0.05)
+    monkeypatch.setattr(domains, "DONE", 0.05)
     async with running(tmp_path) as bench:
         bench.process.kill()
         (last,) = await bench.events()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.image.http_server import serving
 
 from belljar.errors import BadUserData, DownloadFailed
-from belljar.host.copies import RETRY, Copy, may_name
+from belljar.host.http.copies import RETRY, Copy, may_name
 from belljar.host.toml import Mistake
 from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space

@@ -27,7 +27,7 @@ from belljar.host.commands import which
 from belljar.host.guard import seccomp
 from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
-from belljar.host.traffic import Call, Refusal, Tell, Traffic
+from belljar.host.guard.traffic import Call, Refusal, Tell, Traffic
 from belljar.hypervisor.qemu.cmdline import FORWARD_ADDRESS, FORWARD_PORT
 from belljar.hypervisor.qemu.process.launch import Spawn, spawn
 

@@ -1,0 +1,75 @@
+"""`belljar lease usage`, `events`, `prices`: what is told of leases."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from belljar.cli.lease.asking import DOOR, ask
+from belljar.cli.parser import FORMAT, acts
+from belljar.cli.render import duration, show
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+
+SUMS = ("core_seconds", "gb_seconds", "vm_minutes", "charge")
+HEADS = ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES", "CHARGE")
+
+
+def usage(args: argparse.Namespace, house: House) -> int:
+    asked = {"all": args.all, "owner": args.owner, "back": float(args.since or 0)}
+    machines = ask(args.door, "usage", **asked)["machines"]
+    if args.machines:
+        rows = [(one["owner"], one["machine"], *(one[name] for name in SUMS)) for one in machines]
+        show({"machines": machines}, ("OWNER", "MACHINE", *HEADS), rows, as_=args.format)
+        return 0
+    owners: dict[str, list[dict[str, Any]]] = {}
+    for one in machines:
+        owners.setdefault(one["owner"], []).append(one)
+    sums = [
+        {"owner": owner, "machines": len(found), **{name: sum(one[name] for one in found) for name in SUMS}}
+        for owner, found in sorted(owners.items())
+    ]
+    show({"owners": sums}, ("OWNER", "MACHINES", *HEADS), [tuple(one.values()) for one in sums], as_=args.format)
+    return 0
+
+
+def events(args: argparse.Namespace, house: House) -> int:
+    found: list[dict[str, Any]] = []
+    while more := ask(args.door, "events", lease=args.lease, after=found[-1]["position"] if found else 0)["events"]:
+        found += more
+    rows = [
+        (_moment(one["wall"]), one["of"], one["before"], one["after"], one["cause"] or "", one["why"]) for one in found
+    ]
+    show({"events": found}, ("WHEN", "WHAT", "FROM", "TO", "CAUSE", "WHY"), rows, as_=args.format)
+    return 0
+
+
+def prices(args: argparse.Namespace, house: House) -> int:
+    found, now = ask(args.door, "prices"), time.time()
+    rows = [(f"{price:g}", duration(now - since)) for since, price in found["past"]] or [(f"{found['now']:g}", "")]
+    show(found, ("PRICE", "SINCE"), rows, as_=args.format)
+    return 0
+
+
+def _moment(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(wall))
+
+
+ROWS = f"""
+# usage | sum up what your machines used: those that run, and those that ended
+--since TIME | ended within this time, as in 30d; default: all there ever were
+--machines | each machine
+--owner NAME = | another's, as root or as the service's account
+--all | everybody's, as root or as the service's account
+{DOOR}
+{FORMAT}
+# events | show how a lease went: each move of it, its nodes and machines
+LEASE | its id
+{DOOR}
+{FORMAT}
+# prices | show what spot machines cost, and did
+{DOOR}
+{FORMAT}"""
+ACTS = acts(ROWS, {"usage": usage, "events": events, "prices": prices})

@@ -1,0 +1,105 @@
+"""Connections of asyncio: carried through, and watched with other work until one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+CHUNK = 1 << 16
+
+
+async def first_of(*works: Coroutine[Any, Any, object]) -> None:
+    """Until one ends; what it raised is raised. The others are cancelled, and gone when this returns."""
+    tasks = [asyncio.ensure_future(one) for one in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+    finally:
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Works:
+    """Tasks beside what somebody does, until all of them are cancelled. *harmless*: what ends one, and concerns nobody else."""
+
+    def __init__(self, *harmless: type[BaseException]) -> None:
+        self._tasks, self._harmless = set[asyncio.Task[None]](), harmless
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and not isinstance(exc := task.exception(), (*self._harmless, type(None))):
+            asyncio.get_running_loop().call_exception_handler({"message": "defect", "exception": exc, "task": task})
+
+    async def end(self) -> None:
+        """They are gone when it returns."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def some(reader: asyncio.StreamReader) -> bytes:
+    """Raises EOFError where there is no more."""
+    data = await reader.read(CHUNK)
+    if not data:
+        raise EOFError("the connection was closed")
+    return data
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """All that comes, to its end. Raises OSError."""
+    while data := await reader.read(CHUNK):
+        writer.write(data)
+        await writer.drain()
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Of the process at the other end of a unix socket."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+class StreamSource:
+    """A guest's `Source`: what has come *early*, then what comes."""
+
+    def __init__(self, reader: asyncio.StreamReader, early: bytes = b"") -> None:
+        self._reader, self._early = reader, early
+
+    async def read(self, limit: int) -> bytes:
+        if self._early:
+            data, self._early = self._early[:limit], self._early[limit:]
+            return data
+        return await self._reader.read(limit)
+
+
+class StreamSink:
+    """A guest's `Sink`."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def write(self, data: bytes) -> None:
+        """Raises BrokenPipeError."""
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError as exc:
+            raise BrokenPipeError from exc
+
+    async def close(self) -> None:
+        with suppress(OSError, RuntimeError):
+            if self._writer.can_write_eof():
+                self._writer.write_eof()

@@ -1,0 +1,180 @@
+"""The small HTTP server, and clients that do not speak as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.errors import BadSetting, HostError
+from belljar.host.credentials.certificates import own_certificate
+from belljar.host.http.server import Answer, Limits, Sent, place, serving, tls_by
+from belljar.records import replace
+
+LIMITS = Limits(head=1000, body=100, connections=3, requests=4, linger=0.05)
+
+
+class House:
+    """Tells back what it was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+
+    async def respond(self, sent: Sent) -> Answer:
+        self.sent.append(sent)
+        return Answer(203, sent.body or b"none", (("x-of", "house"),), "Told Back")
+
+    @asynccontextmanager
+    async def up(self, limits: Limits = LIMITS, **more: Any) -> AsyncIterator[int]:
+        async with serving("127.0.0.1:0", self.respond, refuse, setting="a.b", limits=limits, **more) as (_, port):
+            yield port
+
+
+def refuse(status: int, why: str) -> Answer:
+    return Answer(status, f"NO {why}".encode())
+
+
+async def said(port: int, data: bytes, **more: Any) -> bytes:
+    """All that is answered, until the server ends it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **more)
+    found = b""
+    with suppress(ConnectionResetError):
+        writer.write(data)
+        async with asyncio.timeout(20):
+            while part := await reader.read(65536):
+                found += part
+    writer.transport.abort()
+    return found
+
+
+def post(body: bytes, *more: bytes) -> bytes:
+    head = (b"POST /a?b=c HTTP/1.1", b"Host: h", b"Content-Length: %d" % len(body), *more)
+    return b"\r\n".join((*head, b"", body))
+
+
+LAST = b"Connection: close"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"hello\r\n\r\n", 400), (b"GET / HTTP/1.1\r\n\r\n", 400), (b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n" % (b"a" * 100000), 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nHost: h\r\nA: %s" % (b"a" * 5000), 431),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400), (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (post(b"x" * 101), 413), (b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n41\r\n%s\r\n41\r\n%s" % (b"x" * 65, b"x" * 65), 413),
+    ],
+)  # fmt: skip
+async def test_what_is_no_request_or_too_large_is_refused_and_never_looked_at(data: bytes, status: int) -> None:
+    house = House()
+    async with house.up() as port:
+        head, _, body = (await said(port, data)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status) and b"connection: close" in head.lower()
+    assert body.startswith(b"NO ") and house.sent == []
+
+
+@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n", post(b"x" * 100)[:-1]], ids=["nothing", "head", "body"])
+async def test_who_is_silent_is_hung_up_on(data: bytes) -> None:
+    house = House()
+    async with house.up(replace(LIMITS, idle=0.02, request=0.02)) as port:
+        assert await said(port, data) == b""
+    assert house.sent == []
+
+
+async def test_who_does_not_read_is_hung_up_on() -> None:
+    house = House()
+    answers = iter([Answer(200, b"x" * (64 << 20))])
+
+    async def much(sent: Sent) -> Answer:
+        return next(answers, Answer(200))
+
+    house.respond = much  # type: ignore[method-assign]
+    async with house.up(replace(LIMITS, send=0.02, connections=1)) as port:
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.sendall(post(b""))
+            async with asyncio.timeout(20):
+                while not await said(port, post(b"", LAST)):  # there is room for one
+                    pass
+
+
+@pytest.mark.parametrize(
+    ("limits", "other"), [(replace(LIMITS, of_one=9), b""), (replace(LIMITS, connections=9, of_one=3), b"x")]
+)
+async def test_a_connection_too_many_is_closed_and_nobody_alone_has_them_all(limits: Limits, other: bytes) -> None:
+    async with House().up(limits) as port:
+        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert await said(port, post(b"x", LAST)) == b""
+        assert (await said(port, post(b"x", LAST), local_addr=("127.0.0.2", 0)))[-1:] == other
+        for _, writer in others:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_a_connection_has_so_many_requests() -> None:
+    house = House()
+    async with house.up() as port:
+        assert (await said(port, post(b"x") * 9)).count(b"HTTP/1.1 203") == LIMITS.requests == len(house.sent)
+
+
+async def test_a_request_arrives_as_it_was_sent_and_its_answer_too() -> None:
+    house = House()
+    async with house.up() as port:
+        found = await said(port, post(b"one", b"X-Two:  a   b ", b"x-two: c") + post(b"", LAST))
+    first, last = house.sent
+    assert (first.method, first.path, first.query, first.body, first.peer) == ("POST", "/a", "b=c", b"one", "127.0.0.1")
+    assert first.header("x-two") == "a b,c" and first.header("x-three") is None and last.body == b""
+    assert found.startswith(b"HTTP/1.1 203 Told Back\r\n") and b"\r\nx-of: house\r\n" in found
+    assert b"\r\n\r\noneHTTP/1.1 203" in found and found.endswith(b"\r\n\r\nnone")
+
+
+async def test_chunks_are_a_body_head_has_none_and_who_waits_is_told_to_go_on() -> None:
+    async with House().up() as port:
+        chunks = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n2\r\non\r\n1\r\ne\r\n0\r\n\r\n"
+        assert (await said(port, chunks)).endswith(b"\r\n\r\none")
+        head = await said(port, b"HEAD / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert b"content-length: 4\r\n" in head.lower() and head.endswith(b"\r\n\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"", LAST, b"Expect: 100-continue").replace(b"Length: 0", b"Length: 3"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        writer.write(b"one")
+        assert (await reader.read()).endswith(b"one")
+        writer.close()
+
+
+async def test_by_tls(tmp_path: Path) -> None:
+    own_certificate(pem := tmp_path / "own.pem", ("localhost",))
+    there = ssl.create_default_context(cafile=pem)
+    (tmp_path / "none.pem").write_text("no certificate")
+    for wrong in ("none.pem", "missing.pem"):
+        with pytest.raises(BadSetting, match=rf"a\.c: .*{wrong}"):
+            tls_by(tmp_path / wrong, "a.c")
+    async with House().up(tls=tls_by(pem, "a.c")) as port:
+        assert (await said(port, post(b"x", LAST), ssl=there, server_hostname="localhost")).endswith(b"\r\n\r\nx")
+        assert b"203" not in await said(port, post(b"x", LAST))
+
+
+async def test_its_end_is_that_of_connections_and_of_the_port() -> None:
+    async with House().up() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"x"))
+        assert await reader.readexactly(8) == b"HTTP/1.1"
+    assert (await reader.read()).endswith(b"x")
+    writer.close()
+    with pytest.raises(OSError, match="Connect call failed"):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_an_address_that_is_none_or_taken() -> None:
+    for where in ("8444", "localhost:8444", "127.0.0.1:", "[::1:8444x"):
+        with pytest.raises(BadSetting, match=r"a\.b"):
+            place(where, "a.b")
+    assert place("[::1]:8444", "a.b") == ("::1", 8444)
+    async with House().up() as port:
+        with pytest.raises(HostError, match=rf"a\.b: 127\.0\.0\.1:{port}"):
+            async with serving(f"127.0.0.1:{port}", House().respond, refuse, setting="a.b", limits=LIMITS):
+                pass

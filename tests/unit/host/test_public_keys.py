@@ -1,0 +1,23 @@
+"""Public keys that somebody else wrote: what is no key is refused, however long it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.host.credentials.ssh_keys import read_public
+
+LONG = 1 << 22  # looked at more than once a byte, this would take hours
+BEGIN = b"---- BEGIN SSH2 PUBLIC KEY ----\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b" " * LONG + b"!", b"A" * LONG + b"!", b"-----BEGIN PUBLIC KEY-----" + b"\n" * LONG + b"!", BEGIN + b":" * LONG,
+        BEGIN + b"a:b\n" * (LONG // 4) + b"!",
+    ],
+    ids=["nothing", "spaces", "base64", "PEM", "colons", "headers"],
+)  # fmt: skip
+def test_what_is_no_key_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_public(data)
