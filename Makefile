@@ -1,5 +1,6 @@
 # What one does with a checkout. Each target installs what it lacks and does nothing twice.
 PREFIX ?= /opt/belljar
+EXTRAS ?= ssh
 
 .PHONY: help demo test test-all quick live test-batch torture lint bench install uninstall clean
 
@@ -62,13 +63,14 @@ bench:
 	@.venv/bin/python bench/contexts.py --contexts ramdisk
 	@.venv/bin/python bench/data.py --files 500
 	@.venv/bin/python bench/images.py
+	@.venv/bin/python bench/lease.py
 	@.venv/bin/python bench/libvirt.py
 	@.venv/bin/python bench/networks.py
 	@.venv/bin/python bench/vacuum.py
 
 install:
 	@scripts/prepare
-	@scripts/install '$(PREFIX)'
+	@scripts/install '$(PREFIX)' '$(EXTRAS)'
 
 uninstall:
 	@scripts/install --remove '$(PREFIX)'

@@ -1,22 +1,35 @@
-"""A user network, guarded and open: connections begun, datagrams answered, MB/s of a stream each way.
+"""A user network, guarded and open, and networks between two machines: connections begun, datagrams answered, MB/s of a stream each way.
 
 Root alone: guests and server are in two network namespaces of the benchmark's own. A guest does one after the other; the
-host's load is in all figures, so compare them within one run.
+host's load is in all figures, so compare them within one run. Of two machines one is the server: on a bridge, in an isolated group,
+and in two parts of a group that two processes carry by TLS, as the pilots of a lease do on two hosts.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 from common import parser, progress, publish, table
 
+Found = dict[str, float]  # per second, by kind
+
 CASES = ("guarded", "open")
+PAIRS = {
+    "bridge": ("bridge:br0@10.98.0.1", "bridge:br0@10.98.0.2"),
+    "isolated": ("isolated:bench@10.98.0.1", "isolated:bench@10.98.0.2"),
+    "two hosts": ("isolated:bench+0@10.98.0.1", "isolated:bench+1@10.98.0.2"),
+}
+BRIDGE = {"BELLJAR_NETWORK_BRIDGES": "br0", "BELLJAR_NETWORK_BRIDGE_ADDRESSES": "10.98.0.1-10.98.0.9/24"}
+KINDS = ("connections", "datagrams", "up", "down")
 ADDRESS, PORT = "203.0.113.1", 8080  # RFC 5737
 # A byte says what a connection is for: c closes, u takes until the end and says so, d gives as much as it is asked for.
 SERVER = """
@@ -81,46 +94,141 @@ print(json.dumps({"connections": count / timed(connect), "datagrams": count / ti
 """
 
 
+# What a pilot has for the network of its lease's machines, of which this process has the first or the second.
+CARRIER = """
+import asyncio, json, sys
+from pathlib import Path
+from belljar.lease.jobfile import JobFile
+from belljar.lease.network.trunk import Trunk
+from belljar.lease.orders import MachineOrder, Peer, Reach
+async def carry(rank, folder):
+    job = JobFile("bench", 1, 2, ("127.0.0.1:1",), "0" * 64, "5a" * 32, 60.0, 5.0, 5.0, 5.0, 5.0, ports="0")
+    trunk = Trunk(job, rank, lambda: folder, lambda *words, **facts: None)
+    own = folder / ("carrier%d" % rank)
+    own.mkdir(exist_ok=True)
+    reach = await trunk.open(own)
+    print(json.dumps([reach.at, reach.pin]), flush=True)
+    peer = Peer(1 - rank, Reach(*json.loads(await asyncio.to_thread(sys.stdin.readline))), (2 - rank,))
+    trunk.join(MachineOrder("", network="isolated:bench+%d@" % rank, peers=(peer,)))
+    await asyncio.to_thread(sys.stdin.readline)
+    await trunk.works.end()
+asyncio.run(carry(int(sys.argv[1]), Path(sys.argv[2])))
+"""
+
+
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--runs", type=int, default=3)
     arguments.add_argument("--count", type=int, default=200, help="connections and datagrams (default: %(default)s)")
     arguments.add_argument("--mib", type=int, default=16, help="size of a stream (default: %(default)s)")
+    arguments.add_argument("--only", choices=("world", "pairs"), help="user networks, or those between two machines")
     args = arguments.parse_args()
     if os.geteuid() != 0:
         print("not measured: network namespaces are made by root")
         return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
-    with namespaces() as (host, _):
-        for number in range(args.runs):
-            for name in CASES:
-                env = {**os.environ, "BELLJAR_NETWORK_EGRESS": name}
-                run = [args.belljar, "run", "--image", args.image, "--network", "user", "--", "python3", "-c", GUEST]
-                argv = ["ip", "netns", "exec", host, *run, ADDRESS, str(args.count), str(args.mib)]
-                done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
-                found[name].append(json.loads(done.stdout))
-            progress(f"round {number + 1} of {args.runs}")
+    with namespaces() as (host, _), tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        if args.only != "pairs":
+            world = measured(args, host, CASES, lambda name: to_the_world(args, host, name))
+        if args.only != "world":
+            add_bridge(host)
+            pairs = measured(args, host, tuple(PAIRS), lambda name: to_another(args, host, name, Path(folder)))
+    result = {"benchmark": "networks"}
+    if args.only != "pairs":
+        result |= told(world, "guarded")
+    if args.only != "world":
+        result |= {"pairs": told(pairs, "bridge")}
+    publish(args, result)
+
+
+def measured(
+    args: argparse.Namespace, host: str, cases: tuple[str, ...], once: Callable[[str], Found]
+) -> dict[str, list[Found]]:
+    """Each case in turn, as often as is wanted."""
+    found: dict[str, list[Found]] = {name: [] for name in cases}
+    for number in range(args.runs):
+        for name in cases:
+            found[name].append(once(name))
+        progress(f"round {number + 1} of {args.runs}")
     progress("")
+    return found
+
+
+def told(found: dict[str, list[Found]], base: str) -> dict[str, object]:
+    """A table of medians, and each beside that of one."""
     medians = {
-        name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        for name, rounds in found.items()
+        name: {key: statistics.median(one[key] for one in rounds) for key in KINDS} for name, rounds in found.items()
     }
-    base = medians["guarded"]
-    ratios = {name: {key: value / base[key] for key, value in one.items()} for name, one in medians.items()}
-    kinds = ("connections", "datagrams", "up", "down")
+    ratios = {name: {key: value / medians[base][key] for key, value in one.items()} for name, one in medians.items()}
     head = (
         "network",
         "connections/s",
         "datagrams/s",
         "MB/s up",
         "MB/s down",
-        *(f"{kind}, of guarded" for kind in kinds),
+        *(f"{kind}, of {base}" for kind in KINDS),
     )
-    table(
-        head,
-        [(name, *(medians[name][kind] for kind in kinds), *(ratios[name][kind] for kind in kinds)) for name in CASES],
+    rows = [(name, *(medians[name][kind] for kind in KINDS), *(ratios[name][kind] for kind in KINDS)) for name in found]
+    table(head, rows)
+    return {"per_second": medians, f"of_{base}": ratios, "rounds": found}
+
+
+def to_the_world(args: argparse.Namespace, host: str, egress: str) -> Found:
+    env = {**os.environ, "BELLJAR_NETWORK_EGRESS": egress}
+    run = [args.belljar, "run", "--image", args.image, "--network", "user", "--", "python3", "-c", GUEST]
+    return asked([*inside(host), *run, ADDRESS, str(args.count), str(args.mib)], env)
+
+
+def to_another(args: argparse.Namespace, host: str, name: str, folder: Path) -> Found:
+    env = {**os.environ, **BRIDGE, "BELLJAR_PATHS_RUN": str(folder)}
+    first, second = (
+        [*inside(host), args.belljar, "run", "--image", args.image, "--network", one] for one in PAIRS[name]
     )
-    publish(args, {"benchmark": "networks", "per_second": medians, "of_guarded": ratios, "rounds": found})
+    with carriers(host, folder) if name == "two hosts" else nullcontext():
+        argv = [*first, "--", "python3", "-c", SERVER]
+        with subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None and server.stdout.readline() == "ready\n"
+                argv = [*second, "--", "python3", "-c", GUEST, "10.98.0.1", str(args.count), str(args.mib)]
+                return asked(argv, env)
+            finally:
+                server.terminate()
+
+
+def asked(argv: list[str], env: dict[str, str]) -> Found:
+    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+    found: Found = json.loads(done.stdout)
+    return found
+
+
+@contextmanager
+def carriers(host: str, folder: Path) -> Iterator[None]:
+    """Both parts of a group, each with a process that carries its frames to the other."""
+    both = [
+        subprocess.Popen(
+            [*inside(host), sys.executable, "-c", CARRIER, str(rank), str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        places = [one.stdout.readline() for one in both if one.stdout is not None]
+        for one, place in zip(both, reversed(places), strict=True):
+            assert one.stdin is not None
+            one.stdin.write(place)
+            one.stdin.flush()
+        yield
+    finally:
+        for one in both:
+            one.communicate("end\n", timeout=30)
+
+
+def add_bridge(host: str) -> None:
+    ip("-n", host, "link", "add", "br0", "type", "bridge")
+    ip("-n", host, "link", "set", "br0", "up")
+
+
+def inside(name: str) -> list[str]:
+    return ["ip", "netns", "exec", name]
 
 
 @contextmanager

@@ -105,6 +105,15 @@ def foreign_imports(text: bytes) -> Iterator[str]:
                 yield name
 
 
+def test_files_beside_modules_are_found_without_their_loader() -> None:
+    """Modules of an installed belljar come out of one file, whose loader knows of no other files."""
+    assert_none(
+        str(path)
+        for path in SOURCE.rglob("*.py")
+        if "importlib.resources" in (text := path.read_text()) or "import resources" in text
+    )
+
+
 # -- errors and settings -----------------------------------------------------------------------------------------------
 
 

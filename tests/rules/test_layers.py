@@ -29,7 +29,7 @@ FOREIGN = {
     "rich": "image",
     "pycdlib": "context",
     "libvirt": "hypervisor",
-    "h11": "context lease",  # one serves a guest, the other owners
+    "h11": "context host",  # one serves a guest by bare sockets, the other whoever asks
     "botocore": "lease",
     "prometheus_client": "host",
     "matplotlib": "vacuum",

@@ -11,7 +11,7 @@ from tests.stories.conftest import House
 
 from belljar.errors import GuestRefused
 from belljar.guest.fake import Script
-from belljar.host.traffic import Call, Refusal
+from belljar.host.guard.traffic import Call, Refusal
 from belljar.machine.extras import Equipment, Extra, network
 from belljar.machine.life.claim import claim
 from belljar.machine.life.life import Life

@@ -13,7 +13,7 @@ import pytest
 from tests.stories.conftest import House
 
 from belljar.guest.fake import Script
-from belljar.host.traffic import Call
+from belljar.host.guard.traffic import Call
 from belljar.hypervisor import EventKind
 from belljar.hypervisor.fake import FakeDomain
 from belljar.machine import CREDENTIALS, JOBOUTPUTS
