@@ -253,11 +253,18 @@ async def test_bytes_go_both_ways_on_a_connection_of_their_own(tmp_path: Path) -
             writer.write(b"hello" * 50_000)
             await writer.drain()
             assert early + await reader.readexactly(250_000 - len(early)) == b"HELLO" * 50_000
+        channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
+        await run.ended()
+
+
+async def test_a_pilot_that_does_not_come_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("belljar.lease.service.channel.STREAM", 0.2)
+    async with Service(tmp_path, (Order(Do.GO),)).up() as channel:
         with pytest.raises(HostError, match="not connected"):
             async with channel.stream(f"{LEASE}.1.7", Order(Do.STREAM, "i-1")):
                 pass
-        channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
-        await run.ended()
 
 
 async def test_an_owner_who_asks_while_a_pilot_comes_back_is_connected_then(tmp_path: Path) -> None:

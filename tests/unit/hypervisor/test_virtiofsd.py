@@ -276,7 +276,7 @@ async def test_memory_that_nobody_waits_for_any_more_is_given_back(
     import threading
 
     begun, goes_on, over = threading.Event(), threading.Event(), threading.Event()
-    fds = os.listdir("/proc/self/fd")
+    fds, others = os.listdir("/proc/self/fd"), threading.enumerate()
 
     def slow(size: int, source: Path | None, wanted: object) -> int:
         fd = os.memfd_create("test")
@@ -292,7 +292,7 @@ async def test_memory_that_nobody_waits_for_any_more_is_given_back(
     with pytest.raises(asyncio.CancelledError):
         await task
     goes_on.set()
-    workers = [one for one in threading.enumerate() if one.daemon and "work" in one.name]
+    workers = [one for one in threading.enumerate() if "work" in one.name and one not in others]
     for worker in workers:
         await asyncio.get_running_loop().run_in_executor(None, worker.join, 10)
     assert over.is_set() and not [one for one in os.listdir("/proc/self/fd") if one not in fds and is_memory(one)]

@@ -100,6 +100,7 @@ async def running(folder: Path, carry: Any = None, card: socket.socket | None = 
     finally:
         bench.process.kill()
         bench.process.wait()
+        bench.heard.tell(DomainEvent(EventKind.EXITED, "destroyed"))  # as libvirt does of each
         await bench.domain.quit(grace=0.0)
         for end in bench.ends:
             end.close()
@@ -173,6 +174,7 @@ async def test_use_of_the_host_outlives_the_process(tmp_path: Path) -> None:
     async with running(tmp_path) as bench:
         before = bench.domain.usage()
         assert before[2] > 0
+        bench.heard.tell(DomainEvent(EventKind.EXITED, "destroyed"))
         await bench.domain.quit(grace=0.0)
         assert bench.domain.usage()[2] >= before[2]
 
