@@ -139,7 +139,9 @@ class Desk:
         return wanted
 
     def _allowed(self, book: Book, owner: Owner, wanted: Wanted) -> Wanted:
-        """With as many machines as policy allows. Raises LeaseDenied, NoSuchKeyPair."""
+        """With as many machines as policy allows. Raises LeaseDenied, NoSuchKeyPair, BadRequest."""
+        if wanted.deadline <= self.now():
+            raise BadRequest("ValidUntil: the moment by which it must have started is over")
         if wanted.key and not book.find(KeyPair, owner=owner.name, name=wanted.key):
             raise NoSuchKeyPair(f"{owner.name} has no key pair {wanted.key!r}")
         policy = policy_of(self.policies(), owner.name, owner.group)

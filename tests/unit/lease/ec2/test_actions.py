@@ -114,6 +114,7 @@ def test_a_token_is_for_one_lease(site: Site) -> None:
         ({"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "lease:duration", "Value": "soon"}]}]}, "InvalidParameterValue"),
         ({"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"MaxPrice": "cheap"}}}, "InvalidParameterValue"),
         ({"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "persistent"}}}, "UnsupportedOperation"),
+        ({"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"ValidUntil": 1.5e9}}}, "InvalidParameterValue"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_launched_is_refused_and_nothing_is(site: Site, more: dict[str, Any], code: str) -> None:

@@ -126,11 +126,21 @@ def test_an_end_says_why(house: House, cause: Cause, expected: str) -> None:
         ({"SpotPrice": "cheap"}, "InvalidParameterValue"), ({"SpotPrice": "0.01"}, "SpotMaxPriceTooLow"), ({"InstanceCount": 0}, "InvalidParameterValue"),
         ({"ValidFrom": 4e9}, "UnsupportedOperation"), ({"LaunchSpecification": {}}, "MissingParameter"), ({"InstanceCount": 99, "LaunchGroup": "g"}, "InstanceLimitExceeded"),
         ({"LaunchSpecification": SPEC | {"KernelId": "aki-1"}}, "UnsupportedOperation"), ({"DryRun": True}, "DryRunOperation"),
+        ({"ValidUntil": 1.5e9}, "InvalidParameterValue"), ({"ValidUntil": 1.5e9, "ValidFrom": 1.6e9, "DryRun": True}, "InvalidParameterValue"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_bid_for_is_refused(house: House, asked: dict[str, Any], expected: str) -> None:
     assert code(wired(house).request_spot_instances, **REQUEST | asked) == expected
     assert not house.machines
+
+
+def test_a_request_that_is_sent_again_after_its_time_is_the_same_one(house: House) -> None:
+    ec2, asked = wired(house), REQUEST | {"ClientToken": "t", "ValidUntil": house.now + 60}
+    made = ec2.request_spot_instances(**asked)["SpotInstanceRequests"]
+    house.now += 61
+    again = ec2.request_spot_instances(**asked)["SpotInstanceRequests"]
+    assert [one["SpotInstanceRequestId"] for one in again] == [one["SpotInstanceRequestId"] for one in made]
+    assert code(ec2.request_spot_instances, **asked | {"ClientToken": "u"}) == "InvalidParameterValue"
 
 
 def test_requests_of_others_are_not_there(house: House) -> None:
