@@ -28,7 +28,7 @@ def advance(case: Case, seen: Seen, settings: Settings) -> Step:
     """One step, of one move of the lease at most. Called again and again, with what is seen then; at once where it has moved."""
     if not case.lease.is_live:
         return Step(case, _cancelled(seen.jobs or ()))
-    case = _without_the_lost(case, seen, settings)
+    case = _without_the_lost(_missed(case, seen), seen, settings)
     step = HANDLERS[case.lease.state](case, seen, settings)
     # Jobs of earlier attempts, second ones of the same name, and pilots of jobs that were given up.
     job, attempt = _job(step.case.lease, seen), step.case.lease.attempt
@@ -87,16 +87,14 @@ def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
         return late
     if seen.share is not None and seen.share < len(staying(case)):
         return Step(_anew(case.but(price=None, withdrawn=lease.withdrawn + 1), waits(lease, seen), seen))
-    case = _missed(case, job, seen)
-    if _is_gone(case.lease, job, seen, settings):
+    if _is_gone(lease, seen, settings):
         return again(case, Cause.NODE_LOST, "its job ended before a pilot was heard of", seen, settings)
-    return Step(case if job is None else case.but(job=job.id, why=job.reason, expected=job.expected))
+    return Step(case if job is None else case.but(why=job.reason, expected=job.expected))
 
 
 def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
     """All nodes are there: go. At the barrier's deadline with as many as the owner said are enough."""
     lease, wanted, live = case.lease, case.lease.wanted, [one for one in _on(case) if one.state in (S.CLAIMED, S.GO)]
-    case = _missed(case, _job(lease, seen), seen)
     if lease.carrier:
         is_there = any(one.state is S.GO for one in live)
         gone = Step(drained(case, Cause.NODE_LOST, "its node is gone", seen.now))
@@ -104,7 +102,7 @@ def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
     if len(live) >= wanted.nodes:
         return _go(case, seen, settings)
     began = min((one.begun for one in live), default=lease.since)
-    is_gone = _is_gone(case.lease, _job(lease, seen), seen, settings)
+    is_gone = _is_gone(lease, seen, settings)
     if not is_gone and seen.now - max(began, seen.up) <= settings.barrier:
         return Step(case)
     if not is_gone and len(live) * wanted.per_node >= (wanted.least or wanted.count):
@@ -115,7 +113,6 @@ def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
 
 def _active(case: Case, seen: Seen, settings: Settings) -> Step:
     lease, now = case.lease, seen.now
-    case = _missed(case, _job(lease, seen), seen)
     if now >= lease.ends:
         return Step(drained(case, Cause.EXPIRED, "its time is over", now))
     case, notices = noticed(case, seen, settings)
@@ -129,7 +126,6 @@ def _active(case: Case, seen: Seen, settings: Settings) -> Step:
 def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
     """It has ended when nothing of it is left: no machine, no pilot, no job."""
     lease, now, cause = case.lease, seen.now, case.lease.cause or Cause.INTERNAL
-    case = _missed(case, _job(lease, seen), seen)
     case = case.each(lambda one: ended(one, cause, lease.why, now) if one.state is I.QUEUED else one)
     live, acts = case.live, (*_gone(case, seen), *(act for one in case.live for act in _stopped(one, case, seen)))
     if lease.carrier:
@@ -141,7 +137,7 @@ def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
     if live or slots or seen.jobs is None or any(job.state in ALIVE for job in seen.jobs):
         return Step(step.case, (*step.acts, *jobs))
     # A batch system that was just restarted may not know its jobs yet; and a submission may be under way.
-    if not seen.jobs and not _is_gone(step.case.lease, None, seen, settings):
+    if not seen.jobs and not _is_gone(lease, seen, settings):
         return step
     return Step(_over(step.case, seen))
 
@@ -192,8 +188,7 @@ def _wanted_of(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
     is_over = one.cause is Cause.SPOT and bool(one.deadline) and seen.now >= one.deadline
     if one.stop or one.state is I.STOPPING or is_over:
         return _stopped(one, case, seen)
-    starts = one.state is I.CLAIMED
-    return _told(one.slot, Order(Do.START, one.id, seconds=one.seconds), seen) if starts else ()
+    return _told(one.slot, Order(Do.START, one.id, seconds=one.seconds), seen) if one.state is I.CLAIMED else ()
 
 
 def _stopped(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
@@ -255,24 +250,25 @@ def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
         return True
     if case.lease.carrier or seen.jobs is None:  # its carrier's own look decides
         return False
-    if slot.attempt == case.lease.attempt and _is_gone(case.lease, _job(case.lease, seen), seen, settings):
-        return True
-    is_running = any(job.state in ALIVE for job in seen.jobs)
-    return not is_running and quiet > settings.silence
+    own = replace(case.lease, attempt=slot.attempt).job_name
+    states = {job.state for job in seen.jobs if job.name == own}
+    is_missed = slot.attempt == case.lease.attempt and _is_gone(case.lease, seen, settings)
+    return not states & ALIVE and (bool(states) or is_missed or quiet > settings.silence)
 
 
-def _missed(case: Case, job: Job | None, seen: Seen) -> Case:
+def _missed(case: Case, seen: Seen) -> Case:
     """Write down the job's id, which a pilot may be quicker than, and since when the batch system has not known it."""
-    if seen.jobs is None:
+    if seen.jobs is None or case.lease.state is L.REQUESTED:
         return case
+    job = _job(case.lease, seen)
     return case.but(missing=case.lease.missing or seen.now) if job is None else case.but(missing=0.0, job=job.id)
 
 
-def _is_gone(lease: Lease, job: Job | None, seen: Seen, settings: Settings) -> bool:
+def _is_gone(lease: Lease, seen: Seen, settings: Settings) -> bool:
     """One answer is not enough to say that a job is gone."""
     if seen.jobs is None:
         return False
-    if job is not None:
+    if (job := _job(lease, seen)) is not None:
         return job.state is JobState.ENDED
     return bool(lease.missing) and seen.now - lease.missing >= settings.unseen
 

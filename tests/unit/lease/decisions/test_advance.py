@@ -177,6 +177,20 @@ def test_a_pilot_whose_job_has_ended_is_lost_at_once(jobs: tuple[JobState, ...],
     assert (story.case.lease.state is L.ACTIVE) != is_lost
 
 
+@pytest.mark.parametrize(("first", "is_lost"), [(JobState.ENDED, True), (JobState.RUNNING, False)])
+def test_a_pilot_of_an_earlier_job_is_lost_with_that_and_not_with_the_next_one(first: JobState, is_lost: bool) -> None:
+    story = Story(lease(2))
+    story.job(JobState.RUNNING)
+    story.look()
+    story.hears(Tell.HELLO, 0, facts=NODE)
+    story.look(121)
+    assert story.case.lease.attempt == 2
+    story.connected.clear()
+    story.jobs = (Job("belljar-r-1-1", "77", first), Job("belljar-r-1-2", "78", JobState.RUNNING))
+    story.look()
+    assert [one.is_live for one in story.case.slots] == [not is_lost]
+
+
 def test_a_pilot_that_is_connected_is_not_lost_whatever_its_job_is() -> None:
     story = Story(lease()).running()
     story.job(JobState.ENDED)
