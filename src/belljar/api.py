@@ -135,6 +135,12 @@ class Machine:
         if view.ended is not None:
             raise MachineBusy(f"{self.id}: has ended", hint="`Machine.wait` tells how.")
 
+    async def reboots(self) -> AsyncIterator[None]:
+        """Each time that its guest reboots as it may, from its start on. It does not end by itself."""
+        async for event in self._house.machines.events():
+            if event["machine"] == self.id and event["event"] == "rebooted":
+                yield
+
     async def aexec(
         self, argv: Sequence[Word], stdin: bytes = b"", account: Account | None = None
     ) -> tuple[int, bytes, bytes]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.batch.lab.lease import LeaseSite
@@ -66,4 +68,32 @@ def test_a_newcomer_who_follows_the_page_runs_a_job_on_a_cluster_of_their_own(si
 
     print("\n".join(follow(ROOT / "docs/lease/clusters.md", run)))
     print("\n".join(took))
+    site.until_nothing_is_left()
+
+
+def cluster(site: LeaseSite, verb: str, *words: str) -> str:
+    done = site.belljar("lease", "cluster", verb, "--door", str(site.door), *words, timeout=600)
+    assert done.returncode == 0, f"{done.stderr.decode()}\n{site.story()}"
+    return str(done.stdout.decode())
+
+
+def state(site: LeaseSite, name: str) -> tuple[str, str, dict[str, Any]]:
+    """Of the cluster, of that machine, and what else is told of this."""
+    (found,) = json.loads(cluster(site, "status", "slurm", "--format", "json"))["clusters"]
+    (one,) = [one for one in found["nodes"] if one["name"] == name]
+    return found["state"], one["state"], one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_machines_that_reboot_are_ready_again_when_their_services_run(site: LeaseSite) -> None:
+    document = str(ROOT / "examples/clusters/slurm/cluster.toml")
+    cluster(site, "up", document, "--key", str(site.folder / "id.pub"), "--wait")
+    for name in ("head", "worker1"):
+        site("reboot", state(site, name)[2]["machine"])
+        site.until(lambda name=name: state(site, name)[:2] == ("configuring",) * 2, "it is known that it rebooted")  # type: ignore[misc]
+        site.until(lambda name=name: state(site, name)[0] != "configuring", "its services run again")  # type: ignore[misc]
+        assert state(site, name)[0] == "ready", cluster(site, "status", "slurm")
+        assert site.ssh("slurm/head", "srun -N 2 hostname | sort") == "worker1\nworker2\n"
+    cluster(site, "release", "slurm")
     site.until_nothing_is_left()

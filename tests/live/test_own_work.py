@@ -53,7 +53,7 @@ def test_a_file_shows_that_the_guest_is_ready(belljar: Belljar) -> None:
 
 
 REBOOTS = """
-import time, belljar.api as b
+import asyncio, time, belljar.api as b
 from belljar.journal import read
 from belljar.model import Account, OwnWork, Probe, Sign
 root, again = Account("root", 0, 0, "root", home="/root"), "sync; echo u >/proc/sysrq-trigger; sleep 1; echo b >/proc/sysrq-trigger"
@@ -76,6 +76,12 @@ for _ in range(2):
         time.sleep(0.2)
     first = second
     print(machine.exec(["cat", "/root/f"], b"", root)[1].decode().strip(), machine.view.state)
+async def told(times):
+    async with asyncio.timeout(10):
+        async for _ in machine.reboots():
+            if (times := times - 1) == 0:
+                return
+asyncio.run(told(2))
 machine.stop()
 outcome = machine.wait()
 print(outcome.cause.value, outcome.start, sum(one["event"] == "rebooted" for one in read(machine.view.folder)))

@@ -217,6 +217,7 @@ class Instance:
     host_keys: tuple[str, ...] = ()
     launched: float = 0.0  # when it ran first
     ended: float = 0.0
+    rebooted: float = 0.0  # when its guest did last
     began_at: float = 0.0  # it ran, and ended, by its pilot's monotonic clock
     ended_at: float = 0.0
 

@@ -117,6 +117,7 @@ class Report:
     address: str = ""
     host_keys: tuple[str, ...] = ()
     console: bytes = b""  # the last of it
+    rebooted: bool = False  # its guest did, just now
 
     @property
     def slot(self) -> str:

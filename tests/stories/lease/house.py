@@ -61,6 +61,9 @@ class NoGuests:
             self._living.remove(instance)
             self._changed(instance, InstanceState.TERMINATED, cause=cause, why=why)
 
+    def rebooted(self, instance: str) -> None:
+        self._changed(instance, InstanceState.RUNNING, rebooted=True)
+
     def console(self, instance: str) -> bytes:
         return b"login:"
 

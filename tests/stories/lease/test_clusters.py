@@ -161,6 +161,24 @@ async def test_a_machine_that_is_given_back_is_taken_out_of_the_others(tmp_path:
         assert found["why"] == "role worker: 1 of 2 machines are there" and found["nodes"][2]["state"] == "terminated"
 
 
+async def test_a_machine_that_has_rebooted_is_not_ready_before_its_services_were_started_again(tmp_path: Path) -> None:
+    async with at(tmp_path) as site:
+        start = ("4-restarts/worker", b'#!/bin/sh\necho started >> "$BELLJAR_CLUSTER/starts"\n')
+        head = replace(CLUSTER.roles[0], files=(*CLUSTER.roles[0].files, start))
+        await site.lease(replace(CLUSTER, roles=(head, CLUSTER.roles[1])))
+        machine = (await site.until_state("ready"))["nodes"][0]["machine"]
+        site.lies["head"] = lambda name, program: b""  # it has not come up yet
+        (run,) = [one for one in site.house.slurm.pilots["1"] if machine in one.machines.living]
+        run.machines.rebooted(machine)
+        found = await site.until_state("configuring")
+        assert [one["state"] for one in found["nodes"]] == ["configuring", "ready", "ready"]
+        del site.lies["head"]
+        assert (await site.until_state("ready"))["generation"] == 1
+        assert site.shells["head"].read("var/lib/belljar/cluster/starts") == "started\n" * 2
+        assert len(site.shells["head"].read("var/lib/belljar/cluster/workers").splitlines()) == 2
+        assert [site.answered.count(one) for one in ("worker1", "worker2")] == [1, 1]
+
+
 async def test_a_service_that_is_killed_goes_on_with_its_clusters(tmp_path: Path) -> None:
     site = Site(House(tmp_path, barrier=10.0), tmp_path)
     cut = asyncio.Event()

@@ -76,12 +76,8 @@ class Broker:
 
     def _lease(self, book: Book, context: Context) -> Lease | None:
         """None: it ended long ago."""
-        found = book.get(Lease, context.id)
-        return (
-            found
-            if found is not None and (found.is_live or found.since > time.time() - self._desk.settings.shown)
-            else None
-        )
+        found, since = book.get(Lease, context.id), time.time() - self._desk.settings.shown
+        return found if found is not None and (found.is_live or found.since > since) else None
 
     async def look(self) -> None:
         """At every cluster: its next generation is written down, and machines are told what is due."""

@@ -87,7 +87,7 @@ def standing(scene: Scene, now: float) -> tuple[str, str]:
     if live and all(one.stand == "ready" for one in live):
         return "ready", scene.missing
     first = min((one.instance.launched for one in live if one.instance.launched), default=now)
-    if now > (scene.context.since or first) + limit:
+    if now > max([scene.context.since or first, *(one.instance.rebooted for one in live)]) + limit:
         waits = scene.missing or next((f"{one.name} waits {one.why}" for one in live if one.why), "scripts go on")
         return "failed", f"not ready after {limit:.0f} s: {waits}"
     return "configuring" if scene.context.generation else "forming", scene.missing
@@ -99,6 +99,7 @@ def _told(scene: Scene, me: Node, said: Mapping[str, Member], view: str) -> Node
         answer = said.get(one.instance.id)
         if (given or one.role.name in me.role.after) and (answer is None or answer.code):
             return replace(me, stand="waiting", why=f"for {one.name}" + (f", which provides {given}" if given else ""))
+    view = f"{view} {me.instance.rebooted}"
     me = replace(me, plan=_digest(view.encode(), *(value for _, value in _data(scene, me))))
     answer = said.get(me.instance.id)
     if answer is None or answer.plan != me.plan:
@@ -128,7 +129,7 @@ def _calls(scene: Scene, me: Node, data: Data) -> Iterator[str]:
     domain = scene.context.cluster.name
     words = {one.instance.id: f"{one.address} {one.name} {one.name}.{domain}" for one in scene.here}
     told = {role: [one for one in scene.here if one.role.name == role] for role in me.role.requires}
-    view = f"{scene.context.generation}.{_digest(*(value for _, value in data))}"
+    view = f"{scene.context.generation}.{me.instance.rebooted}.{_digest(*(value for _, value in data))}"
     yield from (f"- 0-etchosts.sh {one}" for one in words.values())
     yield from (f"- 1-ipandhost/{role} {words[one.instance.id]}" for role, ones in told.items() for one in ones)
     yield from (f"- 2-thishost/{nic} {words[me.instance.id]}" for nic in NICS)

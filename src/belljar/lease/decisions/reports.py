@@ -121,6 +121,7 @@ def _moved(one: Instance, slot: Slot, report: Report, now: float) -> Instance:
     state, moment = report.state, min(now, slot.zero + report.mono)
     keys = tuple(key[:LONGEST_KEY] for key in report.host_keys[:MOST_KEYS])
     one = replace(one, address=report.address[:LONGEST_ADDRESS] or one.address, host_keys=keys or one.host_keys)
+    one = replace(one, rebooted=moment) if report.rebooted else one
     if state is I.RUNNING and one.is_live and not one.launched:  # though it is to stop already: it is charged
         one = replace(one, launched=moment, began_at=report.mono, deadline=moment + one.seconds)
     if state is None or state not in INSTANCE_MOVES[one.state]:

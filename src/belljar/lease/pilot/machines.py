@@ -115,7 +115,7 @@ class Machines:
             self._changed(instance, InstanceState.TERMINATED, cause=cause, why=why, console=console)
 
     async def _run(self, instance: str, machine: api.Machine, order: MachineOrder) -> None:
-        """Until it can be used. What goes wrong on the way is told by its end."""
+        """Until it can be used, and on: its guest may reboot. What goes wrong on the way is told by its end."""
         await machine.await_running()
         keys, why, printed = "".join(f"{key}\n" for key in order.keys).encode(), "", b""
         try:
@@ -132,6 +132,8 @@ class Machines:
         found = tuple(line for line in lines if line.startswith(("ssh-", "ecdsa-")))
         self._up.add(instance)
         self._changed(instance, InstanceState.RUNNING, why=why, host_keys=found[:8])
+        async for _ in machine.reboots():
+            self._changed(instance, InstanceState.RUNNING, rebooted=True)
 
     def _request(self, instance: str, order: MachineOrder) -> Request:
         """Raises BelljarError."""

@@ -131,6 +131,19 @@ def test_a_machine_that_leaves_begins_a_generation_in_which_the_others_are_told_
     assert after.nodes[1].stand == "waiting"  # for the head's answer of this generation
 
 
+def test_a_machine_that_has_rebooted_starts_its_services_again_and_has_the_limit_for_that() -> None:
+    found = play(machines())
+    head = said(found.nodes[0], found.context, data=(("munge_key", b"k"),))
+    found = play(machines(), [head], found.context)
+    members = [head, *(said(one, found.context) for one in found.nodes[1:])]
+    after = play([replace(machines()[0], rebooted=9000.0), *machines()[1:]], members, found.context)
+    assert stands(after) == ["configuring", "ready", "ready"]
+    calls = [{*text(one, 0).partition("wanted='")[2].partition("'")[0].splitlines()} for one in (found, after)]
+    assert {line.split()[1].partition("/")[0] for line in calls[1] - calls[0]} == {"4-restarts", "5-thishost-finalize"}
+    assert text(found, 1) == text(after, 1)
+    assert [standing(after, now)[0] for now in (9100.0, 9101.0)] == ["configuring", "failed"]
+
+
 def test_one_machine_that_comes_to_a_generation_again_changes_nothing() -> None:
     found = play(machines())
     assert play(machines(), (), found.context).context == found.context
