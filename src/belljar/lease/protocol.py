@@ -192,12 +192,10 @@ class Outbox:
     seen: int = 0  # the other side has all up to this one
     keep_all: bool = False
 
-    def put(self, message: Message) -> Message:
-        """The message with its number."""
+    def put(self, message: Message) -> None:
+        """With the next number."""
         self.last += 1
-        numbered = {**message, "seq": self.last}
-        self.messages.append(numbered)
-        return numbered
+        self.messages.append({**message, "seq": self.last})
 
     def acknowledged(self, number: int) -> None:
         """Raises Broken for what was never said."""

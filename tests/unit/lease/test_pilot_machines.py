@@ -1,16 +1,21 @@
-"""A pilot's machine that ends while its owner's key is put into it."""
+"""A pilot's machine that ends while its owner's key is put into it, that cannot start, and what its end is called."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from belljar.errors import HostError
+from belljar import api
+from belljar.errors import HostError, ImageUnknown
 from belljar.lease import Cause, InstanceState
 from belljar.lease.orders import MachineOrder
 from belljar.lease.pilot.machines import Machines
+from belljar.model import Cause as Ended
+from belljar.model import Outcome, OutcomeClass
 
 
 class Ending:
@@ -49,3 +54,58 @@ async def test_a_guest_that_does_not_take_the_key_in_time_is_told_as_such() -> N
     changes = Changes()
     await Machines("r-1", 5.0, changes)._run("i-1", Ending(TimeoutError()), MachineOrder("debian12"))  # type: ignore[arg-type]
     assert [why.rpartition(": ")[2] for _, why in changes] == ["the guest does not answer", "rebooted"]
+
+
+class Gone:
+    """A machine that ends so, before its guest was up."""
+
+    def __init__(self, cause: Ended) -> None:
+        self.outcome = Outcome("0123456789ab", cause, OutcomeClass.TRANSIENT, reason="so it ended")
+
+    async def await_running(self) -> None:
+        await asyncio.Event().wait()
+
+    async def await_end(self) -> Outcome:
+        return self.outcome
+
+    def release(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (ImageUnknown("no image is called 'x'"), Cause.STAGING), (HostError("no room", hint=""), Cause.NODE_LOST), (OSError("disk"), Cause.NODE_LOST), (KeyError("a mistake"), Cause.INTERNAL),
+        (Ended.IMAGE_FAULT, Cause.STAGING), (Ended.REFUSED, Cause.STAGING), (Ended.BOOT_FAILED, Cause.BOOT), (Ended.WALLTIME, Cause.EXPIRED),
+        (Ended.NODE_FAULT, Cause.NODE_LOST), (Ended.HOST_OOM, Cause.NODE_LOST), (Ended.CANCELLED, Cause.NODE_LOST),
+        (Ended.FINISHED, Cause.GUEST), (Ended.GUEST_LOST, Cause.GUEST), (Ended.GUEST_OOM, Cause.GUEST),
+    ],
+)  # fmt: skip
+async def test_each_end_of_a_machine_has_its_cause(
+    end: Exception | Ended, cause: Cause, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(*_: object, tied: bool) -> Gone:
+        if isinstance(end, Exception):
+            raise end
+        return Gone(end)
+
+    monkeypatch.setattr(api, "astart", start)
+    monkeypatch.setattr(api, "logs", lambda: tmp_path)
+    told, ended = list[tuple[InstanceState, Cause | None, str]](), asyncio.Event()
+
+    def changed(_: str, state: InstanceState, *, cause: Cause | None = None, why: str = "", **more: object) -> None:
+        told.append((state, cause, why))
+        if state is InstanceState.TERMINATED:
+            ended.set()
+
+    Machines("r-1", 5.0, changed).start("i-1", MachineOrder("debian12"))
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert told[0][0] is InstanceState.STAGING
+    assert told[-1][:2] == (InstanceState.TERMINATED, cause)
+    assert (str(end) if isinstance(end, Exception) else "so it ended") in told[-1][2]
+
+
+def test_no_end_of_a_machine_is_without_a_cause() -> None:
+    from belljar.lease.pilot.machines import CAUSES
+
+    assert set(CAUSES) == set(Ended)

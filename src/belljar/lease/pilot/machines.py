@@ -102,8 +102,9 @@ class Machines:
                 await asyncio.gather(running, return_exceptions=True)
             cause, why = CAUSES.get(outcome.cause, Cause.INTERNAL), outcome.reason
             console = _console(lambda: api.logs() / outcome.id)
-        except (BelljarError, ValueError, OSError) as exc:
-            cause = Cause.STAGING if isinstance(exc, (ImageError, UsageError, ValueError)) else Cause.NODE_LOST
+        except Exception as exc:  # a mistake of ours is told with its words, too
+            known = {Cause.STAGING: (ImageError, UsageError, ValueError), Cause.NODE_LOST: (BelljarError, OSError)}
+            cause = next((one for one, kinds in known.items() if isinstance(exc, kinds)), Cause.INTERNAL)
             why = f"{type(exc).__name__}: {exc}"
         except asyncio.CancelledError:
             why = "it was told to end before it was claimed"

@@ -17,9 +17,11 @@ from tests.unit.lease.ec2.clients import code, wired
 from tests.unit.lease.ec2.house import IMAGE, House
 from tests.unit.lease.ec2.test_clients import Site, site
 
+from belljar.lease import Facts, Lease, LeaseState, Slot
 from belljar.lease.ec2.front import ACTIONS
 from belljar.lease.ec2.model import model
 from belljar.model import GIB
+from belljar.records import replace
 
 __all__ = ["site"]
 RUN = {"ImageId": "debian-12", "MinCount": 1, "MaxCount": 1}
@@ -128,6 +130,29 @@ def test_disks_that_say_what_is_so_anyway(house: House) -> None:
     assert house.wanted[0].size.disk == 12 * GIB
     no_root = [{"DeviceName": "/dev/xvda", "NoDevice": ""}]
     assert code(wired(house).run_instances, **RUN, BlockDeviceMappings=no_root) == "UnsupportedOperation"
+
+
+def test_what_waits_tells_of_its_place_in_the_queue_and_what_runs_of_its_end(house: House) -> None:
+    ec2 = wired(house)
+    mine = launch(ec2)
+
+    def told(*values: object) -> tuple[object, dict[str, str]]:
+        house.store.write(lambda book: book.put(*values))
+        (one,) = ec2.describe_instances()["Reservations"][0]["Instances"]
+        return one.get("StateReason"), {tag["Key"]: tag["Value"] for tag in one["Tags"]}
+
+    (lease,) = house.store.read(lambda book: book.find(Lease))
+    waits = replace(lease, state=LeaseState.QUEUED, job="4711", why="Priority", expected=1.8e9)
+    assert told(waits) == (
+        {"Code": "pending", "Message": "Priority"},
+        {"lease:state": "queued", "lease:lrm-job": "4711", "lease:estimated-start": "2027-01-15T08:00:00.000Z"},
+    )
+    slot = Slot(lease.id, 1, 0, "pilot", facts=Facts("wn7"))
+    house.boot()
+    house.change(mine, slot=slot.id)
+    ends = {"lease:node": "wn7", "lease:ends-at": "2030-03-17T17:46:40.000Z"}
+    runs = replace(waits, state=LeaseState.ACTIVE, expected=0.0, ends=1.9e9)
+    assert told(slot, runs) == (None, {"lease:state": "active", "lease:lrm-job": "4711", **ends})
 
 
 @pytest.mark.parametrize("provider", [Provider.EC2, Provider.NIMBUS])
