@@ -129,8 +129,10 @@ def test_a_closed_bait_takes_no_job_and_an_open_one_does(worker: GridEngineWorke
 
 def test_a_bait_that_is_not_there_starts_nothing_on_its_host(worker: GridEngineWorker) -> None:
     worker.kill()
+    worker.set_prolog(timeout="5s")
     job = worker.submit("hostname > where", "-o", "/dev/null", "-j", "y")
     until(lambda: "E" in worker.cell.queue_state(), f"the prolog to fail\n{worker.said()}", PATIENCE)
+    worker.set_prolog()
     worker.start()
     row = worker.ended(job)
     assert row["exit_status"].split()[0] == "0" and worker.written("where").strip() in NODES, worker.said()

@@ -80,9 +80,12 @@ class GridEngineWorker(Worker):
         self.cell.add_queue(NODES_QUEUE)
         self.cell.config("-rattr", "queue", "hostlist", "NONE", NODES_QUEUE)
         self.cell.add_queue(NATIVE)
-        self._set_prolog(folder / "prolog")
+        self._prolog = folder / "prolog"
+        self.set_prolog()
+        self.cell.set_queue(prolog=f"root@{self._prolog} $job_id $ja_task_id")
 
-    def _set_prolog(self, path: Path) -> None:
+    def set_prolog(self, timeout: str = "60s") -> None:
+        """*timeout*: how long it waits for the bait."""
         own = {name: value for name, value in self.belljar.env.items() if name.startswith(("BELLJAR_", "PATH"))}
         line = shlex.join(
             [
@@ -93,9 +96,9 @@ class GridEngineWorker(Worker):
             ]
         )
         task = "case $2 in 0|undefined) job=$1;; *) job=$1.$2;; esac"
-        path.write_text(f'#!/bin/sh\n{task}\n{line} "$job" --state {self.state} >>{path}.log 2>&1 && exit 99\nexit 1\n')
-        path.chmod(0o755)
-        self.cell.set_queue(prolog=f"root@{path} $job_id $ja_task_id")
+        words = f'"$job" --timeout {timeout} --state {self.state} >>{self._prolog}.log 2>&1'
+        self._prolog.write_text(f"#!/bin/sh\n{task}\n{line} {words} && exit 99\nexit 1\n")
+        self._prolog.chmod(0o755)
 
     def argv(self, *words: str) -> list[str]:
         return [*self.cell._entry(""), *map(str, self.belljar.argv(*words))]
