@@ -158,20 +158,27 @@ def test_no_space_for_a_template_is_a_cold_boot(belljar: Belljar, tmp_path: Path
 # -- images ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own_store(belljar: Belljar, tmp_path: Path) -> Path:
-    """A store with the default image in it that may be broken: kernel and ramdisk are copied, the disk is sparse. Templates are
-    its own, whatever this QEMU could do with the site's."""
-    store = tmp_path / "store"
-    (store / "images").mkdir(parents=True)
-    folder = (STORE / "images/names/debian12").resolve()
-    done = belljar(
-        "image", "import", str(folder / "disk.qcow2"), "--name", "mine",
-        env={"BELLJAR_PATHS_STORE": str(store), "BELLJAR_PATHS_SITE_STORE": str(STORE), "BELLJAR_QEMU_SITE_TEMPLATES": "false"},
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the default image in it, once more."""
+    folder = tmp_path_factory.mktemp("imported")
+    belljar = Belljar(
+        folder, folder / "store", {"BELLJAR_PATHS_SITE_STORE": str(STORE), "BELLJAR_QEMU_SITE_TEMPLATES": "false"}
+    )
+    disk = (STORE / "images/names/debian12").resolve() / "disk.qcow2"
+    done = belljar("image", "import", str(disk), "--name", "mine")
     assert done.returncode == 0, done.stderr
-    shutil.rmtree(store / "templates")  # of the machine that looked into the disk
+    shutil.rmtree(folder / "store/templates")  # of the machine that looked into the disk
+    return folder / "store"
+
+
+@pytest.fixture
+def own_store(belljar: Belljar, tmp_path: Path, imported: Path) -> Path:
+    """That store, which may be broken. Templates are its own, whatever this QEMU could do with the site's."""
+    store = tmp_path / "store"
+    subprocess.run(["cp", "-a", str(imported), str(store)], check=True)  # the disk stays sparse
     belljar.env["BELLJAR_PATHS_STORE"] = str(store)
+    assert belljar("image", "verify", "mine").returncode == 0  # as after a restore
     return store
 
 

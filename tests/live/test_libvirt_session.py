@@ -72,7 +72,8 @@ class Session(Belljar):
     def names(self) -> list[str]:
         """The domains the daemon knows."""
         words = self.as_user("virsh", "-q", "-c", "qemu:///session", "list", "--all", "--name")
-        done = subprocess.run(words, env=self.env, capture_output=True, check=True, timeout=60)
+        done = subprocess.run(words, env=self.env, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
         return done.stdout.decode().split()
 
     def end(self) -> None:
@@ -142,7 +143,7 @@ def next_job_works(belljar: Session, **options: Any) -> None:
 
 def running(belljar: Session, *words: str, **options: Any) -> subprocess.Popen[bytes]:
     keeper = belljar.popen("run", *words, "--", "sh", "-c", "echo up; exec sleep 1000", **options)
-    assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n"
+    assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n", keeper.communicate(timeout=60)
     return keeper
 
 

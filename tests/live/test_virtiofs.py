@@ -222,8 +222,12 @@ def test_a_server_that_is_killed_ends_the_job_with_a_sentence(belljar: Belljar, 
 POINTS = ["after-overlay", "after-spawn", "after-boot", "payload-started", "before-stop", "after-stop"]
 
 
-@pytest.mark.parametrize("start", ["auto", "cold"])
-@pytest.mark.parametrize("point", POINTS)
+COLD = [pytest.param(point, "cold", marks=pytest.mark.slow) for point in POINTS if point != "payload-started"]
+
+
+@pytest.mark.parametrize(
+    ("point", "start"), [*((point, "auto") for point in POINTS), ("payload-started", "cold"), *COLD]
+)
 def test_belljar_killed_at_any_point_leaves_nothing_after_one_reap(
     belljar: Belljar, tmp_path: Path, point: str, start: str
 ) -> None:

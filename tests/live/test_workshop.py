@@ -11,13 +11,14 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import Belljar
+from tests.live.conftest import STORE, Belljar
 
 from belljar.image import agent_source, agent_unit
 
 MIB = 1 << 20
 SECTOR = 512
 LINUX = 0x83
+SITE = {"BELLJAR_PATHS_SITE_STORE": str(STORE)}
 UUID = "6d3c5a52-5d6a-4f4e-9b1f-0d5b6f0c3a11"
 
 
@@ -75,13 +76,21 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return whole
 
 
-@pytest.fixture
-def store(belljar: Belljar, tmp_path: Path, disk: Path) -> Belljar:
-    """A store of the test's own before the common one, with the image `foreign`."""
-    belljar.env["BELLJAR_PATHS_SITE_STORE"] = belljar.env["BELLJAR_PATHS_STORE"]
-    belljar.env["BELLJAR_PATHS_STORE"] = str(tmp_path / "store")
-    done = belljar("image", "import", str(disk), "--name", "foreign")
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Path:
+    """A store with the image `foreign`."""
+    folder = tmp_path_factory.mktemp("imported")
+    done = Belljar(folder, folder / "store", SITE)("image", "import", str(disk), "--name", "foreign")
     assert done.returncode == 0, done.stderr.decode()
+    return folder / "store"
+
+
+@pytest.fixture
+def store(belljar: Belljar, tmp_path: Path, imported: Path) -> Belljar:
+    """A store of the test's own before the common one, with the image `foreign`."""
+    subprocess.run(["cp", "-a", str(imported), str(tmp_path / "store")], check=True)
+    belljar.env |= {"BELLJAR_PATHS_STORE": str(tmp_path / "store"), **SITE}
+    assert belljar("image", "verify", "foreign").returncode == 0  # as after a restore
     return belljar
 
 

@@ -25,9 +25,8 @@ def run(belljar: Belljar, image: str, *words: str, start: str = "auto", **option
     return told, done.stdout.decode()
 
 
-@pytest.mark.parametrize(
-    "suite", ["bookworm", pytest.param("bullseye", marks=slow), pytest.param("trixie", marks=slow)]
-)
+@slow
+@pytest.mark.parametrize("suite", ["bookworm", "bullseye", "trixie"])
 def test_a_stock_image_is_understood_at_its_import_and_runs_jobs(belljar: Belljar, suite: str) -> None:
     image = stock(belljar, suite)
     version, python = SUITES[suite]
