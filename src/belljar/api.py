@@ -123,7 +123,7 @@ class Machine:
     async def await_running(self) -> None:
         """Return when its work has begun; calls that talk to its guest wait for that themselves. Raises MachineBusy if
         it ended."""
-        stream = self._house.machines.events()
+        stream = self._house.machines.events(of=self.id)
         view = self.view
         if view.ended is None and view.state not in BEGUN:
             async for event in stream:
@@ -137,8 +137,8 @@ class Machine:
 
     async def reboots(self) -> AsyncIterator[None]:
         """Each time that its guest reboots as it may, from its start on. It does not end by itself."""
-        async for event in self._house.machines.events():
-            if event["machine"] == self.id and event["event"] == "rebooted":
+        async for event in self._house.machines.events(of=self.id):
+            if event["event"] == "rebooted":
                 yield
 
     async def aexec(

@@ -115,6 +115,22 @@ async def test_the_end_of_each_of_many_machines_is_told(folders: Folders) -> Non
         os.close(holder)
 
 
+async def test_who_follows_one_machine_keeps_no_journal_of_another_open(folders: Folders) -> None:
+    ids = [f"{number:012x}" for number in range(20)]
+    for id in ids[:10]:
+        begin(folders, id)
+    stream = Machines(folders, PaperReaper(folders)).events(of=ids[3])
+    before, coming = len(os.listdir("/proc/self/fd")), aiter(stream)
+    told = [await anext(coming)]
+    for id in ids[10:]:
+        begin(folders, id)
+    journal(folders.machine(ids[3]), "rebooted")
+    told.append(await asyncio.wait_for(anext(coming), 20))
+    assert [(one["machine"], one["event"]) for one in told] == [(ids[3], "claim"), (ids[3], "rebooted")]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    await coming.aclose()
+
+
 async def test_a_keeper_that_is_killed_is_noticed_and_its_machine_finished(folders: Folders) -> None:
     reaper = PaperReaper(folders)
     keeper = kept(folders, "aaaaaaaaaaaa")

@@ -80,11 +80,11 @@ class Machines:
                 return Outcome.from_json(row)
         raise NoSuchMachine(f"{id}: no machine of this id, or nothing is known of its end")
 
-    def events(self, since: str | None = None) -> Stream:
-        """The events of all machines, for `async for`. *since*: also the ledger's rows after it ("": all)."""
+    def events(self, since: str | None = None, of: MachineId | None = None) -> Stream:
+        """The events of all machines, or *of* one, for `async for`. *since*: also the ledger's rows after it ("": all)."""
         from belljar.machine.outside.watching import Stream
 
-        return Stream(self.folders, since)
+        return Stream(self.folders, since, of)
 
     def _finish(self, id: MachineId) -> None:
         for one in self._reaper.one(id):

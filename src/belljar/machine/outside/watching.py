@@ -116,10 +116,10 @@ def _until_free(lock: Path) -> None:
 
 
 class Stream:
-    """The events of every machine of these folders as they are journaled, and `ended` for each row of the ledger."""
+    """The events of every machine of these folders, or *of* one, as they are journaled, and `ended` for each row of the ledger."""
 
-    def __init__(self, folders: Folders, since: str | None = None) -> None:
-        self._folders = folders
+    def __init__(self, folders: Folders, since: str | None = None, of: MachineId | None = None) -> None:
+        self._folders, self._of = folders, of
         self._watch = Watch()
         machines, logs = (_there(folders.machines), _there(folders.logs))  # a missing one cannot be watched
         self._machines = self._watch.add(machines, IN_CREATE | GONE | IN_MOVED_TO)
@@ -177,6 +177,8 @@ class Stream:
             yield from self._came_or_went(id, id not in live)
 
     def _came_or_went(self, id: MachineId, is_gone: bool) -> Iterator[Event]:
+        if self._of not in (None, id):
+            return
         yield from self._more(id)
         if is_gone:
             self._forget(id)
