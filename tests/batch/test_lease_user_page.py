@@ -25,10 +25,8 @@ IN_GUEST = 'bash -c \'for one; do exec 3<>/dev/tcp/169.254.169.254/80; printf "G
 def site() -> Iterator[LeaseSite]:
     site = LeaseSite()
     site.network, site.ec2 = "user", f"127.0.0.1:{free_port()}"
-    try:
-        yield site.up()
-    finally:
-        site.close()
+    with site.running():
+        yield site
 
 
 def test_the_page_is_short() -> None:

@@ -9,20 +9,18 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.batch.lab import lease_checks
 from tests.batch.lab.lease import IMAGE, LeaseSite
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[LeaseSite]:
-    site = LeaseSite(nodes=2)
-    try:
-        yield site.up()
-    finally:
-        site.close()
+    with LeaseSite(nodes=2).running() as site:
+        yield site
 
 
 def test_a_lease_runs_is_reached_by_ssh_and_leaves_nothing(site: LeaseSite) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
+    lease = site.leased()
     found, (machine,) = site.status(lease)
     assert (found["state"], machine["state"]) == ("active", "running")
     # None of RSA, which takes a guest without KVM half a minute.
@@ -33,14 +31,12 @@ def test_a_lease_runs_is_reached_by_ssh_and_leaves_nothing(site: LeaseSite) -> N
     assert site.ssh(machine["id"], "cat /etc/ssh/ssh_host_ed25519_key.pub").split()[1] in " ".join(machine["host_keys"])
     stays = site.ssh(lease, "nohup sleep 1000 >/dev/null 2>&1 </dev/null & echo $!").split()[0]
     assert site.ssh(lease, f"cat /proc/{stays}/comm").split() == ["sleep"]  # it outlives its session
-    site("release", lease)
-    site.until(lambda: site.state(lease) == "released", "the lease is released")
-    site.until_nothing_is_left()
+    site.give_back(lease)
     assert not list((site.folder / "jobs").glob(f"belljar-{lease}-1"))
 
 
 def test_a_guest_that_crashes_soon_comes_back_with_its_keys(site: LeaseSite) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
+    lease = site.leased()
     look = "cat /proc/sys/kernel/random/boot_id"
     before = site.ssh(lease, look)
     time.sleep(3)  # far less than the time after which a guest writes to its disk by itself
@@ -72,21 +68,12 @@ def test_slurms_records_name_the_owner_and_have_no_key(site: LeaseSite) -> None:
 
 @pytest.mark.slow
 def test_two_nodes_begin_together_and_each_is_given_back_alone(site: LeaseSite) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "-n", "2")
-    site.until(lambda: site.is_running(lease), "both run")
-    _, machines = site.status(lease)
-    assert {one["host"] for one in machines} == {"n1", "n2"}
-    site("release", machines[0]["id"])
-    site.until(lambda: [one["state"] for one in site.status(lease)[1]] == ["terminated", "running"], "one is left")
-    assert site.ssh(machines[1]["id"], "echo here") == "here\n"
-    site("release", lease)
-    site.until(lambda: site.state(lease) == "released", "the lease is released")
-    site.until_nothing_is_left()
+    lease_checks.two_nodes_begin_together_and_each_is_given_back_alone(site, {"n1", "n2"})
 
 
 @pytest.mark.slow
 def test_a_lease_that_grows_has_machines_for_no_longer_than_it_was_asked_for(site: LeaseSite) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
+    lease = site.leased()
     more = json.loads(site("grow", lease, "-n", "1", "--format", "json"))["lease"]
     site.until(lambda: site.is_running(more), "one more runs")
     first, second = site.status(lease)[0], site.status(more)[0]
@@ -99,39 +86,24 @@ def test_a_lease_that_grows_has_machines_for_no_longer_than_it_was_asked_for(sit
 
 @pytest.mark.slow
 def test_a_service_that_is_killed_changes_no_answer(site: LeaseSite) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
-    before = site.status(lease)[1]
-    site.kill_service()
-    time.sleep(2)
-    site.start()
-    assert [(one["id"], one["state"], one["host_keys"]) for one in site.status(lease)[1]] == [
-        (one["id"], one["state"], one["host_keys"]) for one in before
-    ]
-    site.until(lambda: site.ssh(lease, "echo here") == "here\n", "its pilot is connected again")
-    site.kill_service()
-    site.start()
-    site("release", lease)
-    site.until(lambda: site.state(lease) == "released", "the lease is released")
-    site.until_nothing_is_left()
+    lease_checks.a_killed_service_changes_no_answer(site)
 
 
 @pytest.mark.slow
 def test_a_lease_is_extended_at_slurm_too(site: LeaseSite) -> None:
     """By an operator: here the service is root."""
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
+    lease = site.leased()
     found = site.status(lease)[0]
     assert site.lab.job(found["job"])["TimeLimit"].startswith("01:0")
     site("extend", lease, "1h")
     assert site.lab.job(found["job"])["TimeLimit"].startswith("02:0")
     assert site.status(lease)[0]["ends"] == pytest.approx(found["ends"] + 3600)
-    site("release", lease)
-    site.until(lambda: site.state(lease) == "released", "the lease is released")
-    site.until_nothing_is_left()
+    site.give_back(lease)
 
 
 @pytest.mark.slow
 def test_a_pilot_that_is_killed_takes_its_machine_with_it(site: LeaseSite) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
+    lease = site.leased()
     (pilot,) = site.pilots()
     os.kill(pilot, signal.SIGKILL)
     site.until(lambda: site.state(lease) == "failed", "the lease has failed")
@@ -141,11 +113,9 @@ def test_a_pilot_that_is_killed_takes_its_machine_with_it(site: LeaseSite) -> No
 
 @pytest.mark.slow
 def test_a_job_that_is_cancelled_behind_our_back_ends_its_lease(site: LeaseSite) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
+    lease = site.leased()
     site.lab.run("scancel", site.status(lease)[0]["job"])
-    site.until(lambda: site.state(lease) in ("preempted", "failed"), "the lease has ended")
-    assert site.status(lease)[1][0]["cause"] == "Server.LrmPreempted"
-    site.until_nothing_is_left()
+    lease_checks.a_job_that_is_taken_away_ends_its_lease(site, lease)
 
 
 @pytest.mark.slow

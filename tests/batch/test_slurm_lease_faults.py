@@ -17,11 +17,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[LeaseSite]:
-    site = LeaseSite(nodes=2, more="lost = 60")
-    try:
-        yield site.up()
-    finally:
-        site.close()
+    with LeaseSite(nodes=2, more="lost = 60").running() as site:
+        yield site
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +98,7 @@ def test_f8_a_machine_ends_in_time_while_the_service_is_away(site: LeaseSite) ->
 
 
 def test_f12_of_two_leases_on_one_host_the_one_that_ends_ends_alone(site: LeaseSite) -> None:
-    first, second = (site.run(IMAGE, "--hours", "1", "--wait", "120s") for _ in range(2))
+    first, second = (site.leased() for _ in range(2))
     (machine,) = site.status(second)[1]
     site("release", first)
     site.until(lambda: site.state(first) == "released", "the first has ended")
@@ -126,7 +123,7 @@ def test_f14_a_node_that_hangs_before_its_pilot_speaks_costs_its_group_one_try(s
 
 def test_f19_a_guest_that_hangs_is_ended_all_the_same(site: LeaseSite) -> None:
     """Its QEMU is stopped: it hears neither its monitor nor TERM."""
-    lease = site.run(IMAGE, "--hours", "1", "--wait", "120s")
+    lease = site.leased()
     (qemu,) = guests(site)
     os.kill(qemu, signal.SIGSTOP)
     site("release", lease)

@@ -34,11 +34,8 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[LeaseSite]:
-    site = LeaseSite(nodes=3)
-    try:
-        yield site.up()
-    finally:
-        site.close()
+    with LeaseSite(nodes=3).running() as site:
+        yield site
 
 
 def start(site: LeaseSite, *words: str) -> tuple[str, list[str]]:

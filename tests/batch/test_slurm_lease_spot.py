@@ -29,10 +29,8 @@ PREEMPTING = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"}
 def site() -> Iterator[LeaseSite]:
     site = LeaseSite(nodes=2, more=MORE, policy="spot = true", partitions=PARTITIONS, **PREEMPTING)
     site.ec2 = f"127.0.0.1:{free_port()}"
-    try:
-        yield site.up()
-    finally:
-        site.close()
+    with site.running():
+        yield site
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,7 @@ def request(site: LeaseSite, ec2: Any, lease: str) -> tuple[str, str]:
 
 
 def test_a_higher_bid_takes_the_room_of_a_lower_one_whose_guest_knows_when(site: LeaseSite, ec2: Any) -> None:
-    low = site.run(IMAGE, "--hours", "1", "--bid", "0.2", "--wait", "120s")
+    low = site.leased("--bid", "0.2")
     assert site.lab.job(site.status(low)[0]["job"])["Partition"] == "spot"
     assert request(site, ec2, low) == ("active", "fulfilled")
     high = site.run(IMAGE, "--hours", "1", "--bid", "0.5")
@@ -77,7 +75,7 @@ def test_a_higher_bid_takes_the_room_of_a_lower_one_whose_guest_knows_when(site:
 
 
 def test_an_ordinary_job_takes_the_nodes_and_the_next_bid_waits_for_its_end(site: LeaseSite, ec2: Any) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "--bid", "0.5", "--wait", "120s")
+    lease = site.leased("--bid", "0.5")
     work = site.folder / "work.sh"
     work.write_text("#!/bin/sh\nsleep 3600\n")
     words = ("--nodes=2", "--exclusive", "--mem=0", "--chdir=/", "--output=/dev/null", str(work))

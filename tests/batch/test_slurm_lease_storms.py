@@ -137,11 +137,8 @@ class Storm:
 
 @pytest.fixture
 def storm() -> Iterator[Storm]:
-    site = LeaseSite(nodes=3, policy=f"machines = {MOST}")
-    try:
-        yield Storm(site.up())
-    finally:
-        site.close()
+    with LeaseSite(nodes=3, policy=f"machines = {MOST}").running() as site:
+        yield Storm(site)
 
 
 def test_whatever_is_killed_the_invariants_hold_and_nothing_is_left(storm: Storm) -> None:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -107,6 +108,14 @@ class Leasing:
         self.start()
         return self
 
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """It is up, and gone afterwards."""
+        try:
+            yield self.up()
+        finally:
+            self.close()
+
     def start(self) -> None:
         """The service; what it says is in `log`."""
         words = ("lease", "serve", str(self.folder / "lease.toml"), "--state", str(self.folder / "state"))
@@ -149,6 +158,16 @@ class Leasing:
         """A new lease's id."""
         answer = json.loads(self("run", *words, "--key", str(self.folder / "id.pub"), "--format", "json"))
         return str(answer["lease"])
+
+    def leased(self, *words: str) -> str:
+        """A new lease for an hour, whose machines run."""
+        return self.run(IMAGE, "--hours", "1", "--wait", "120s", *words)
+
+    def give_back(self, lease: str) -> None:
+        """It is released, and nothing is left."""
+        self("release", lease)
+        self.until(lambda: self.state(lease) == "released", "the lease is released")
+        self.until_nothing_is_left()
 
     def status(self, lease: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         found = json.loads(self("status", lease, "--format", "json"))
