@@ -25,12 +25,13 @@ from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 __all__ = [
-    "LARGEST_CONSOLE", "LARGEST_USER_DATA", "AccessKey", "Cause", "Console", "Do", "Event", "Facts", "Instance", "InstanceState",
+    "LARGEST_CONSOLE", "LARGEST_USER_DATA", "OLD_PILOT", "AccessKey", "Cause", "Console", "Do", "Event", "Facts", "Instance", "InstanceState",
     "KeyPair", "Lease", "LeaseState", "MachineOrder", "Order", "Pairs", "PriceModel", "Report", "Settings", "Size", "Slot", "SlotState", "Tag",
     "Tell", "Token", "Wanted", "new_id",
 ]  # fmt: skip
 
 Pairs = tuple[tuple[str, str], ...]
+OLD_PILOT = "nimbus "  # so begins the name of a pilot that tells of its begin and end alone
 LARGEST_USER_DATA, LARGEST_CONSOLE = 16 << 10, 64 << 10  # bytes, as EC2 has them
 
 

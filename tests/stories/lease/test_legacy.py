@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from tests.stories.lease.test_service import OWNER, House
 
-from belljar.lease import LeaseState
+from belljar.host.service.telling import teller
+from belljar.lease import Cause, LeaseState
 from belljar.lease.service.legacy import Notices
 
 SECRET = "a-secret-of-the-site"
@@ -20,8 +22,8 @@ NOW = "%Y-%m-%d-%H-%M-%S"
 
 
 class Endpoint:
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, told: io.StringIO) -> None:
+        self.url, self.told = url, told  # what the service says of itself
 
     def send(self, slot: str, host: str, event: str, code: int, text: str = "", secret: str = SECRET) -> int:
         """As notifyWithHTTP does; urllib2 became urllib.request, its handler of digests is the same."""
@@ -45,10 +47,10 @@ class Endpoint:
 
 @asynccontextmanager
 async def endpoint(house: House) -> AsyncIterator[Endpoint]:
-    tell = lambda *a, **k: house.told.append((a[0], k))  # noqa: E731
-    notices = Notices(house.settings, SECRET, house.daemon.store, house.daemon.hear, tell)
+    told = io.StringIO()
+    notices = Notices(house.settings, SECRET, house.daemon.store, house.daemon.hear, teller(told, as_json=False))
     async with notices.serve("127.0.0.1:0") as (_, port):
-        yield Endpoint(f"http://127.0.0.1:{port}/pilot_notification/v01/")
+        yield Endpoint(f"http://127.0.0.1:{port}/pilot_notification/v01/", told)
 
 
 def stamp(seconds: float = 0.0) -> str:
@@ -66,14 +68,74 @@ async def test_old_pilots_claim_a_leases_nodes_and_give_them_back(tmp_path: Path
         assert await old.sent(id, "n2", "reserved", 0, stamp()) == 200
         await house.until_state(id, LeaseState.ACTIVE)
         assert await old.sent(id, "n3", "reserved", 0, stamp()) == 406
-        assert await old.sent(id, "n1", "earlyunreserving", 0, stamp()) == 200
+        early = stamp()
+        assert await old.sent(id, "n1", "earlyunreserving", 0, early) == 200
         assert await old.sent(id, "n2", "killed", 0, "wrksp-7,wrksp-8") == 200
         assert await old.sent(id, "n2", "unreserving", 0) == 200
         await house.until(
             lambda: house.lease(id).state in (LeaseState.DRAINING, LeaseState.PREEMPTED, LeaseState.FAILED)
         )
-        whys = {one.instance.cause.value for one in house.desk.machines(OWNER) if one.instance.cause}
-        assert whys == {"Server.LrmPreempted", "Server.NodeLost"}
+        ends = {
+            (one.instance.cause.value, one.instance.why) for one in house.desk.machines(OWNER) if one.instance.cause
+        }
+        assert ends == {
+            ("Server.LrmPreempted", f"its pilot said earlyunreserving {early}"),
+            ("Server.NodeLost", "its pilot said killed wrksp-7,wrksp-8"),
+        }
+
+
+async def test_what_a_pilot_says_that_had_to_kill_guests_is_told_in_words(tmp_path: Path) -> None:
+    """Three notices at its slot's end; shell escapes and marks of line ends are its own."""
+    async with House(tmp_path).up() as house, endpoint(house) as old:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        assert await old.sent(id, "n1", "reserved", 0, stamp()) == 200
+        await house.until_state(id, LeaseState.ACTIVE)
+        assert await old.sent(id, "n1", "unreserving", 0) == 200
+        assert await old.sent(id, "n1", "killed", 0, "wrksp-7") == 200
+        error = r"\'PILOT ERROR Pilot had a problem unreserving: KilledVMs: \| \#1: vmid\=7,name\=\'wrksp-7\' ]eol[ \'"
+        assert await old.sent(id, "n1", "unreserving", 1, error) == 200
+        (machine,) = (one.instance for one in house.desk.machines(OWNER))
+        assert machine.cause is Cause.EXPIRED and machine.why == "its pilot said unreserving"
+        assert "KilledVMs: | #1: vmid=7,name='wrksp-7' '" in old.told.getvalue()
+
+
+async def test_an_old_pilot_gives_its_nodes_memory_back_before_its_job_is_cancelled(tmp_path: Path) -> None:
+    """`unreserving` is said when that begins. It ends by itself; one that does not is cancelled after the time for that."""
+    async with House(tmp_path).up() as house, endpoint(house) as old:
+        for ends_by_itself in (True, False):
+            id = house.ask()
+            await house.until_state(id, LeaseState.QUEUED)
+            job = house.lease(id).job
+            assert await old.sent(id, "n1", "reserved", 0, stamp()) == 200
+            house.slurm.jobs[job][1] = "RUNNING"
+            await house.until_state(id, LeaseState.ACTIVE)
+            assert await old.sent(id, "n1", "unreserving", 0) == 200
+            await house.until_state(id, LeaseState.DRAINING)
+            asked = len(house.slurm.asked)
+            await house.until(lambda asked=asked: house.slurm.asked[asked:].count("squeue") > 1)
+            assert house.slurm.jobs[job][1] == "RUNNING"
+            if ends_by_itself:
+                house.slurm.end(job, "COMPLETED")
+            await house.until_state(id, LeaseState.EXPIRED)
+            assert house.slurm.jobs[job][1] == ("COMPLETED" if ends_by_itself else "CANCELLED")
+
+
+async def test_an_old_pilot_is_not_lost_for_saying_nothing_while_it_holds_its_node(tmp_path: Path) -> None:
+    """It has no heartbeat. When its job has ended it is gone, though it said nothing of that."""
+    late = 0.0
+    async with House(tmp_path).up(lambda: time.time() + late) as house, endpoint(house) as old:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        assert await old.sent(id, "n1", "reserved", 0, stamp()) == 200
+        house.slurm.jobs["1"][1] = "RUNNING"
+        await house.until_state(id, LeaseState.ACTIVE)
+        late = 10 * house.settings.lost
+        asked = len(house.slurm.asked)
+        await house.until(lambda: house.slurm.asked[asked:].count("squeue") > 1)
+        assert house.lease(id).state is LeaseState.ACTIVE
+        house.slurm.end("1", "NODE_FAIL")
+        await house.until_state(id, LeaseState.FAILED)
 
 
 async def test_what_no_old_pilot_of_ours_sends_is_refused(tmp_path: Path) -> None:
@@ -87,7 +149,9 @@ async def test_what_no_old_pilot_of_ours_sends_is_refused(tmp_path: Path) -> Non
         ):  # fmt: skip
             assert await old.sent(*words) == 406, words
         assert await old.sent(id, "n1", "reserved", 0, stamp(3600)) == 406  # its clock is an hour off
-        assert await old.sent(id, "n1", "unreserving", 1, "'PILOT ERROR no such slot'") == 200  # told, and nothing more
+        assert (
+            await old.sent(id, "n1", "unreserving", 1, r"\'PILOT ERROR no such slot ]eol[ \'") == 200
+        )  # told, and nothing more
         await house.until_state(id, LeaseState.QUEUED)
 
 
@@ -104,7 +168,7 @@ async def test_a_digest_is_good_once(tmp_path: Path) -> None:
             writer.close()
 
         proxy = await asyncio.start_server(through, "127.0.0.1", 0)
-        between = Endpoint(old.url.replace(str(port), str(proxy.sockets[0].getsockname()[1])))
+        between = Endpoint(old.url.replace(str(port), str(proxy.sockets[0].getsockname()[1])), old.told)
         assert await between.sent("r-" + "0" * 17, "n1", "test", 0) == 200
         assert len(seen) == 2 and b"Digest" in seen[1]
         assert (await said(port, seen[1])).startswith(b"HTTP/1.1 401 ")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from belljar.errors import BelljarError
 
-Tell = Callable[..., None]  # an event's name and its facts
+
+class Tell(Protocol):
+    def __call__(self, event: str, **facts: Any) -> None: ...
 
 
 def teller(file: TextIO, *, as_json: bool) -> Tell:

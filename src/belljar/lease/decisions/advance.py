@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from belljar.batch import JobState
 from belljar.batch import NamedJob as Job
-from belljar.lease import Instance, Lease, Settings, Slot
+from belljar.lease import OLD_PILOT, Instance, Lease, Settings, Slot
 from belljar.lease.decisions.case import ALIVE, Act, Case, Kind, Seen, Step, ended
 from belljar.lease.decisions.margins import KILL, margins
 from belljar.lease.decisions.spot import let_in, noticed, staying, waits
@@ -133,7 +133,8 @@ def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
     step = _released(case, acts, seen, settings, at_once=True)
     slots = [one for one in step.case.own_slots if one.is_live]
     is_overdue = now - lease.since > settings.grace + 2 * KILL and not case.guests
-    jobs = _cancelled(seen.jobs or ()) if (not slots and not live) or is_overdue else ()
+    goes_by_itself = any(one.pilot.startswith(OLD_PILOT) for one in case.own_slots)  # it has said that it begins to
+    jobs = _cancelled(seen.jobs or ()) if is_overdue or not (slots or live or goes_by_itself) else ()
     if live or slots or seen.jobs is None or any(job.state in ALIVE for job in seen.jobs):
         return Step(step.case, (*step.acts, *jobs))
     # A batch system that was just restarted may not know its jobs yet; and a submission may be under way.
@@ -246,7 +247,8 @@ def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
     if slot.id in seen.connected:
         return False
     quiet = seen.now - max(slot.heard, seen.up)
-    if quiet > settings.lost or (slot.ends and seen.now > slot.ends + settings.margin + settings.lost):
+    is_over = slot.ends and seen.now > slot.ends + settings.margin + settings.lost
+    if is_over or (quiet > settings.lost and not slot.pilot.startswith(OLD_PILOT)):
         return True
     if case.lease.carrier or seen.jobs is None:  # its carrier's own look decides
         return False

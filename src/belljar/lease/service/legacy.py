@@ -17,28 +17,26 @@ from contextlib import AbstractAsyncContextManager
 from belljar.errors import BelljarError
 from belljar.host.http.digest import Digest
 from belljar.host.http.server import Answer, Limits, Sent, serving
+from belljar.host.service.telling import Tell as TellFunction
 from belljar.host.threads import in_thread
-from belljar.lease import Cause, Do, Facts, Order, Report, Settings, Tell
+from belljar.lease import OLD_PILOT, Cause, Do, Facts, Order, Report, Settings, Tell
 from belljar.lease.decisions.case import Case
 from belljar.lease.store import Store
 
 ACCOUNT, REALM, PATH = "pilotaccount", "pilotrealm", "/pilot_notification/v01/"
 LIMITS = Limits(body=16 << 10, idle=15.0, request=15.0)
-CLOSE = (("connection", "close"),)  # such pilots ask once
 NAME = re.compile(r"(r-[0-9a-f]{17})\+\+\+([A-Za-z0-9._-]{1,255})")
 ENDS = {"earlyunreserving": Cause.PREEMPTED, "unreserving": Cause.EXPIRED, "killed": Cause.NODE_LOST}
-
-
 Notice = tuple[str, str, str, bool, str]  # lease, host, event, whether it is an error, text
 
 
 def read(body: bytes) -> Notice:
-    """Raises ValueError."""
+    """Without the marks by which such pilots keep a shell from reading it. Raises ValueError."""
     name, state, code, *text = body.decode("utf-8").split("\n")
     found, event = NAME.fullmatch(name), state.removeprefix("pilot-")
     if found is None or event == state or event not in (*ENDS, "reserved", "test"):
         raise ValueError("no notification of a lease's pilot")
-    return found[1], found[2], event, int(code) != 0, _words("\n".join(text))
+    return found[1], found[2], event, int(code) != 0, _words("\n".join(text).replace("\\", "").replace("]eol[", ""))
 
 
 def report_of(notice: Notice, case: Case, now: float, settings: Settings) -> Report | None:
@@ -51,12 +49,13 @@ def report_of(notice: Notice, case: Case, now: float, settings: Settings) -> Rep
         size, share = lease.wanted.size, min(lease.wanted.per_node, lease.wanted.count)
         facts = Facts(host, cpus=size.cpus * share, memory=size.memory * share + settings.overhead)
         rank = slot.rank if slot else len(slots)
-        return Report(Tell.HELLO, lease.id, lease.attempt, rank, f"nimbus {host}", 0, moment, facts=facts)
+        return Report(Tell.HELLO, lease.id, lease.attempt, rank, OLD_PILOT + host, 0, moment, facts=facts)
     if slot is None or event == "test":
         return None
-    who = (lease.id, lease.attempt, slot.rank, f"nimbus {host}", slot.seq + 1)
+    who = (lease.id, lease.attempt, slot.rank, OLD_PILOT + host, slot.seq + 1)
     cause = Cause.NODE_LOST if is_error else ENDS[event]
-    return Report(Tell.ENDED, *who, now, max(0.0, now - slot.zero), cause=cause, why=text)
+    why = f"its pilot said {event} {text}".rstrip()
+    return Report(Tell.ENDED, *who, now, max(0.0, now - slot.zero), cause=cause, why=why)
 
 
 class Notices:
@@ -64,7 +63,7 @@ class Notices:
 
     def __init__(
         self, settings: Settings, secret: str, store: Store, hear: Callable[[Report], Awaitable[Iterable[Order]]],
-        tell: Callable[..., None],
+        tell: TellFunction,
     ) -> None:  # fmt: skip
         self._settings, self._store, self._hear, self._tell = settings, store, hear, tell
         self._digest, self._one = Digest(ACCOUNT, REALM, secret, PATH), asyncio.Lock()
@@ -78,8 +77,7 @@ class Notices:
             return _no("no notification")
         if self._digest.is_good(sent.header("authorization") or "", now := time.monotonic()):
             return await self._answer(sent.body)
-        headers = (("www-authenticate", self._digest.challenge(now)), *CLOSE)
-        return Answer(401, b"Unauthorized\n", headers, "Unauthorized")
+        return Answer(401, b"Unauthorized\n", (("www-authenticate", self._digest.challenge(now)),), "Unauthorized")
 
     async def _answer(self, body: bytes) -> Answer:
         try:
@@ -90,13 +88,14 @@ class Notices:
                 orders = await self._hear(report) if report else ()
         except (ValueError, BelljarError) as exc:
             return _no(str(exc))
-        self._tell("old pilot", id=lease, host=host, event=event, why=text)
+        self._tell("old pilot", id=lease, host=host, said=event, why=text)
         is_void = event == "reserved" and (case is None or any(one.do is Do.VOID for one in orders))
-        return _no("nobody waits for this pilot") if is_void else Answer(200, b"OK\n", CLOSE, "OK")
+        return _no("nobody waits for this pilot") if is_void else Answer(200, b"OK\n", (), "OK")
 
 
 def _no(why: str) -> Answer:
-    return Answer(406, f"NOTOK: {_words(why)}\n".encode(), CLOSE, f"NOTOK: {_words(why)}")
+    text = f"NOTOK: {_words(why)}"
+    return Answer(406, f"{text}\n".encode(), (), text)
 
 
 def _words(text: str) -> str:
