@@ -23,7 +23,7 @@ class BadOption(UsageError):
 class BadRequest(UsageError):
     """A request in JSON that cannot be meant: its message names key and value."""
 
-    hint = "Correct that key; docs/detached.md shows a request."
+    hint = "`belljar VERB --help` tells what can be asked for, docs/detached.md what a request in JSON looks like."
 
 
 class BadSetting(UsageError):

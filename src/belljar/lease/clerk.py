@@ -108,7 +108,7 @@ def number(asked: Asked, key: str) -> float:
     """0 where it is not said. Raises BadRequest."""
     found = asked.get(key, 0)
     if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 <= found < 1e12:
-        raise BadRequest(f"{key}: not a number")
+        raise BadRequest(f"{key}: {str(found)[:40]!r}: not a number from 0 on")
     return found
 
 

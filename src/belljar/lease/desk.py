@@ -114,12 +114,15 @@ class Desk:
         """With every default. Raises what no policy decides."""
         settings, count = self.settings, asked.count
         if not (1 <= count <= MOST and 0 <= asked.least <= count and 1 <= asked.per_node <= count):
-            numbers = f"{asked.least} to {count} machines, {asked.per_node} on a node"
-            raise BadRequest(f"{numbers}: 1 to {MOST} can be asked for")
-        if min(asked.size.cpus, asked.size.memory) < 1 or asked.size.disk < 0:
-            raise BadRequest(f"{asked.size}: no size of a machine")
-        if len(asked.user_data) > LARGEST_USER_DATA or len(asked.token) > LONGEST_TOKEN:
-            raise BadRequest(f"user data has {LARGEST_USER_DATA} bytes at most, a token {LONGEST_TOKEN} characters")
+            numbers = f"{count} machines, {asked.least} at least, {asked.per_node} on a node"
+            raise BadRequest(f"{numbers}: 1 to {MOST} can be asked for, and no more at least or on a node")
+        if min((size := asked.size).cpus, size.memory) < 1 or size.disk < 0:
+            what = f"{size.cpus} processors, {size.memory} bytes of memory, {size.disk} of disk"
+            raise BadRequest(f"{what}: no size of a machine")
+        if (length := len(asked.user_data)) > LARGEST_USER_DATA:
+            raise BadRequest(f"user data of {length} bytes: {LARGEST_USER_DATA} are the most")
+        if (length := len(asked.token)) > LONGEST_TOKEN:
+            raise BadRequest(f"a token of {length} characters: {LONGEST_TOKEN} are the most")
         if not 60 <= asked.seconds <= settings.longest_time:
             raise OverLimit(f"a lease of {asked.seconds:.0f} s; one has 60 to {settings.longest_time:.0f} s")
         usual = settings.spot_queue if asked.bid is not None else settings.queue
@@ -271,7 +274,7 @@ class Desk:
         wanted = replace(lease.wanted, seconds=lease.wanted.seconds + more)
         longest = self.settings.longest_time
         if not 0 < more <= longest or wanted.seconds > longest:
-            raise OverLimit(f"{id}: {wanted.seconds:.0f} s in all; a lease has {longest:.0f} s at most")
+            raise OverLimit(f"{id}: {more:.0f} s more, {wanted.seconds:.0f} s in all, of {longest:.0f} s at most")
         found = fitting(wanted, self.settings, self.queue(wanted.queue))
         live = [one for one in case.live if one.cause is None]
         policy = policy_of(self.policies(), owner.name, owner.group)

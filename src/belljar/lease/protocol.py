@@ -69,9 +69,6 @@ class Opening:
             raise Broken("an opening without a nonce, or with a text that is too long")
         return found
 
-    def dump(self) -> bytes:
-        return _dump({"v": VERSION, **to_json(self)})
-
 
 def nonce() -> str:
     return os.urandom(16).hex()
@@ -100,7 +97,7 @@ class Connection:
         key = self._key_of(self.peer or own)
         if key is None or self._own is not None:
             raise Broken("no such lease")
-        self._own, body = own, own.dump()
+        self._own, body = own, _dump({"v": VERSION, **to_json(own)})
         frame = _frame(self._proof(key, self._role, body), body)
         self._agree(key)
         return frame

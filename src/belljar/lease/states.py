@@ -66,7 +66,6 @@ LEASE_MOVES: dict[LeaseState, frozenset[LeaseState]] = {
     L.DRAINING: LEASE_ENDS,
 } | {end: frozenset() for end in LEASE_ENDS}
 
-PENDING = frozenset({I.QUEUED, I.CLAIMED, I.STAGING, I.BOOTING})
 # Reports of a pilot tell what is so, not each step to it.
 INSTANCE_MOVES: dict[InstanceState, frozenset[InstanceState]] = {
     I.QUEUED: frozenset({I.CLAIMED, I.TERMINATED}),
@@ -86,12 +85,8 @@ SLOT_MOVES: dict[SlotState, frozenset[SlotState]] = {
 }
 
 # EC2's words and codes for the states of an instance.
-EC2: dict[InstanceState, tuple[int, str]] = {
-    **{one: (0, "pending") for one in PENDING},
-    I.RUNNING: (16, "running"),
-    I.STOPPING: (32, "shutting-down"),
-    I.TERMINATED: (48, "terminated"),
-}
+EC2 = dict.fromkeys(I, (0, "pending"))
+EC2 |= {I.RUNNING: (16, "running"), I.STOPPING: (32, "shutting-down"), I.TERMINATED: (48, "terminated")}
 
 _ENDS = {Cause.EXPIRED: L.EXPIRED, Cause.PREEMPTED: L.PREEMPTED, Cause.SPOT: L.PREEMPTED, Cause.GUEST: L.RELEASED}
 

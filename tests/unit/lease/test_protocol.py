@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 
 import pytest
@@ -13,6 +12,7 @@ from belljar.lease.protocol import (
     LARGEST_OPENING,
     PILOT,
     SERVICE,
+    VERSION,
     Broken,
     Connection,
     Inbox,
@@ -22,6 +22,7 @@ from belljar.lease.protocol import (
     lease_key,
     nonce,
 )
+from belljar.model import to_json
 
 SITE = b"s" * 32
 LEASE = "r-0123456789abcdef0"
@@ -142,7 +143,7 @@ def test_an_opening_is_small_and_whole() -> None:
     service = Connection(SERVICE, key_of)
     with pytest.raises(Broken, match="bytes"):
         service.receive((LARGEST_OPENING + 1).to_bytes(4, "big"))
-    good = json.loads(Opening(LEASE, 0, 1, "x", nonce()).dump())
+    good = {"v": VERSION, **to_json(Opening(LEASE, 0, 1, "x", nonce()))}
     for name, value in {"lease": 7, "slot": -1, "nonce": "aa", "seen": True, "v": 2, "instance": "x" * 200}.items():
         with pytest.raises(Broken):
             Opening.read({**good, name: value})

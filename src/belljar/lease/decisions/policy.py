@@ -22,7 +22,7 @@ ANY = ("*",)
 
 @dataclass(frozen=True)
 class Policy:
-    """`[policy.NAME]` in policies.toml. A limit of 0 is none. In lists of names `*` and `?` are wildcards."""
+    """`[policy.NAME]` in lease.toml. A limit of 0 is none. In lists of names `*` and `?` are wildcards."""
 
     name: str
     users: tuple[str, ...] = setting((), "users it is for")
@@ -55,7 +55,6 @@ class Sums:
     """What a user has, and had: whole core-seconds."""
 
     machines: int = 0  # that live
-    cores: int = 0
     reserved: int = 0  # until their ends
     used: int = 0  # by those that ended, within the policy's window
 

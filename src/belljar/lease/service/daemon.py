@@ -15,7 +15,7 @@ from belljar.errors import BelljarError
 from belljar.host.service.telling import Tell as TellFunction
 from belljar.host.service.telling import Troubles
 from belljar.host.threads import in_thread
-from belljar.lease import Cause, Do, KeyPair, Lease, MachineOrder, Order, Report, Settings, Slot, Tell
+from belljar.lease import Cause, Do, KeyPair, Lease, LeaseState, MachineOrder, Order, Report, Settings, Slot, Tell
 from belljar.lease.decisions import spot
 from belljar.lease.decisions.advance import advance, drained, lease_of, strays
 from belljar.lease.decisions.case import Act, Case, Kind, Seen, Step
@@ -138,20 +138,21 @@ class Daemon:
                 self.channel.order(act.of, self._whole(act.order, case, keys))
             self._troubles.note(f"{act.kind.value} {case.lease.id}")
         except Rejected as exc:
-            await self._reject(case.lease.id, str(exc))
+            await self._not_submitted(case.lease.id, str(exc), for_good=True)
         except (BelljarError, ValueError) as exc:
             self._troubles.note(f"{act.kind.value} {case.lease.id}", exc)
+            if act.kind is Kind.SUBMIT:
+                await self._not_submitted(case.lease.id, str(exc), for_good=False)
 
-    async def _reject(self, id: str, why: str) -> None:
+    async def _not_submitted(self, id: str, why: str, *, for_good: bool) -> None:
         now = self._clock()
 
         def change(book: Book) -> None:
             case = book.case(id)
-            if case is not None:
-                book.save(case, drained(case, Cause.REJECTED, why, now), now)
+            if case is not None and case.lease.state is LeaseState.REQUESTED:
+                book.save(case, drained(case, Cause.REJECTED, why, now) if for_good else case.but(why=why), now)
 
         await in_thread(lambda: self.store.write(change))
-        self._wake.set()
 
     def _whole(self, order: Order, case: Case, keys: Iterable[KeyPair]) -> Order:
         """A start has the machine's request."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -32,6 +33,7 @@ ASK = 20.0  # seconds for a question
 MOST = 256  # connections at a time; of one user an eighth
 KEY_KINDS = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
              "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")  # fmt: skip
+QUEUE = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_.@:+-]{,99}|")
 
 Answer = dict[str, Any]
 Act = Callable[[Owner, Answer], Answer]
@@ -88,7 +90,7 @@ class Door:
         except BelljarError as exc:
             answer = {"error": type(exc).__name__, "message": exc.message, "hint": exc.hint}
         except ValueError as exc:
-            answer = {"error": "BadRequest", "message": str(exc)[:400], "hint": ""}
+            answer = {"error": "BadRequest", "message": str(exc)[:400], "hint": BadRequest.hint}
         writer.write(dumps(answer) + b"\n")
         async with asyncio.timeout(ASK):
             await writer.drain()
@@ -123,9 +125,12 @@ class Door:
         settings = self._desk.settings
         for image in (said.image, *said.images):
             if not any(fnmatchcase(image, one) for one in settings.images):
-                raise BadRequest(f"{image}: not among the images that may be leased (`lease.images`)")
-        if said.key or said.tags or said.deadline:
-            raise BadRequest("key, tags and deadline: a client of the EC2 API may ask for them")
+                known = ", ".join(settings.images)
+                raise BadRequest(f"{image[:80]}: not among the images that may be leased: {known}")
+        if said.account or said.key or said.tags or said.deadline:
+            raise BadRequest("account, key, tags, deadline: the first is the site's, a client of EC2 gives the others")
+        if not QUEUE.fullmatch(said.queue):
+            raise BadRequest(f"queue {said.queue[:40]!r}: no queue is called so")
         type = said.type or next(iter(self._types))
         if type not in self._types:
             raise BadRequest(f"{type}: no such type; there are {', '.join(self._types)}")

@@ -94,8 +94,7 @@ class Notices:
 
 
 def _no(why: str) -> Answer:
-    text = f"NOTOK: {_words(why)}"
-    return Answer(406, f"{text}\n".encode(), (), text)
+    return Answer(406, f"NOTOK: {_words(why)}\n".encode(), (), f"NOTOK: {_words(why)}")
 
 
 def _words(text: str) -> str:

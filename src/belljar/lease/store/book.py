@@ -128,7 +128,7 @@ class Book:
 
     def sums(self, owner: str, since: float = 0.0) -> Sums:
         """Of machines that live, and of those that ended *since* then."""
-        live = "SELECT COUNT(*), COALESCE(SUM(cores), 0), COALESCE(SUM(reserved), 0) FROM instances WHERE owner = ? AND live = 1"
+        live = "SELECT COUNT(*), COALESCE(SUM(reserved), 0) FROM instances WHERE owner = ? AND live = 1"
         used = "SELECT COALESCE(SUM(used), 0) FROM instances WHERE owner = ? AND live = 0 AND ended >= ?"
         found = (*self._execute(live, (owner,))[0], *self._execute(used, (owner, since))[0])
         return Sums(*map(int, found))

@@ -1,0 +1,69 @@
+"""What an owner is told who asks for what cannot be: the value that is wrong, and what to do; and why a lease is not even in the queue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stories.lease.test_service import House, knock
+
+from belljar.lease import LeaseState
+
+WANTED = {"image": "debian12", "seconds": 600.0}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"image": "windows"}, "windows: not among the images that may be leased: debian12*"),
+    ({"type": "huge"}, "huge: no such type; there are small"),
+    ({"count": 0}, "0 machines, 0 at least, 1 on a node: 1 to 1000 can be asked for, and no more at least or on a node"),
+    ({"count": 3, "per_node": 4}, "3 machines, 0 at least, 4 on a node: "),
+    ({"size": {"cpus": -1, "memory": 0, "disk": 0}}, "-1 processors, 536870912 bytes of memory, "),
+    ({"user_data": "x" * 16385}, "user data of 16385 bytes: 16384 are the most"),
+    ({"token": "x" * 65}, "a token of 65 characters: 64 are the most"),
+    ({"queue": "a\0b"}, "queue 'a\\x00b': no queue is called so"),
+    ({"queue": "--uid=0"}, "queue '--uid=0': no queue is called so"),
+    ({"account": "theirs"}, "account, key, tags, deadline: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "words"), REFUSED)
+async def test_a_refusal_names_what_is_wrong_and_is_about_leases(
+    asked: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """An account is the site's to say: one service submits for all."""
+    async with House(tmp_path).up() as house:
+        server = await house.opened(tmp_path / "door")
+        answer = await knock(tmp_path / "door", json.dumps({"do": "run", "wanted": WANTED | asked}).encode() + b"\n")
+        server.close()
+        assert words in answer["message"], answer
+        assert "--help" in answer["hint"], answer
+
+
+async def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        server = await house.opened(tmp_path / "door")
+        run = json.dumps({"do": "run", "wanted": WANTED}).encode() + b"\n"
+        id = (await knock(tmp_path / "door", run))["lease"]["id"]
+        await house.until(lambda: house.slurm.jobs)
+        (pilot,) = house.slurm.start("1")
+        await house.until(lambda: pilot.machines.living)
+        for asked, words in (
+            ({"do": "extend", "id": id, "seconds": 0}, "0 s more"),
+            ({"do": "extend", "id": id, "seconds": -5}, "seconds: '-5': not a number from 0 on"),
+            ({"do": "grow", "id": id, "count": "x"}, "count: 'x': not a number from 0 on"),
+        ):
+            assert words in (await knock(tmp_path / "door", json.dumps(asked).encode() + b"\n"))["message"]
+        house.slurm.end("1", "CANCELLED")
+        await pilot.ended()
+        server.close()
+
+
+async def test_why_a_job_is_not_submitted_is_told_while_it_is_tried_again(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        house.slurm.refuses = "Slurm backup controller in standby mode"
+        id = house.ask()
+        await house.until(lambda: "standby" in house.lease(id).why)
+        assert house.lease(id).state is LeaseState.REQUESTED
+        house.slurm.refuses = ""
+        await house.until_state(id, LeaseState.QUEUED)
+        await house.until(lambda: "standby" not in house.lease(id).why)
