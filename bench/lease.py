@@ -30,23 +30,23 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from common import ROOT, fresh_node, parser, progress, publish, table
+from crowd import crowd
 
 sys.path.insert(0, str(ROOT))
 from tests.batch.lab.lease import IMAGE, LeaseSite
 from tests.stories.lease.house import Running, job_for
 from tests.stories.lease.house import Service as Heard
 from tests.stories.lease.test_service import OWNER, House
-from tests.stories.lease.wire import Wire
 from tests.unit.lease.ec2.clients import client, served
 from tests.unit.lease.ec2.house import KEY, SITE_KEY
 
 from belljar.cli.host.reap import MARK
 from belljar.errors import CommandFailed
 from belljar.host.processes import start_time, with_option
-from belljar.lease import AccessKey, Cause, InstanceState, LeaseState, Size, jobfile
+from belljar.lease import AccessKey, InstanceState, LeaseState, Size
 from belljar.lease.ec2.front import Front
 from belljar.lease.ec2.office import Office, image_id
-from belljar.lease.orders import Do, MachineOrder, Order, Tell
+from belljar.lease.orders import Do, MachineOrder, Order
 from belljar.lease.pilot.machines import Machines
 from belljar.lease.pilot.start import granted
 from belljar.model import dumps
@@ -61,7 +61,6 @@ Row = dict[str, float]
 
 def main() -> None:
     arguments = parser(__doc__ or "")
-    arguments.add_argument("--pilots", nargs=2, metavar=("FILE", "COUNT"), help=argparse.SUPPRESS)
     arguments.add_argument("--part", action="append", choices=("channel", "requests", "node", "slurm"))
     arguments.add_argument("--counts", type=int, nargs="+", default=COUNTS)
     arguments.add_argument("--rounds", type=int, default=5, help="of each N up to 16 (default: %(default)s)")
@@ -69,8 +68,6 @@ def main() -> None:
         "--folder", type=Path, help="where the service has its records (default: a new one in /var/tmp)"
     )
     args = arguments.parse_args()
-    if args.pilots:
-        return asyncio.run(simulated(Path(args.pilots[0]), int(args.pilots[1])))
     figures: dict[str, Any] = {"benchmark": "lease"}
     gates: list[tuple[object, ...]] = []
     with tempfile.TemporaryDirectory(prefix="belljar-bench-", dir=args.folder or "/var/tmp") as name:
@@ -84,117 +81,6 @@ def main() -> None:
 def gate(gates: list[tuple[object, ...]], what: str, found: float, limit: float, *, unit: str = "ms") -> None:
     """*limit*: the figure to be under."""
     gates.append((what, f"{found:.1f} {unit}", f"{limit:g} {unit}", round(limit / found, 1) if found else "-"))
-
-
-# -- simulated pilots: a process of their own --------------------------------------------------------------------------
-
-
-async def simulated(file: Path, count: int) -> None:
-    """So many pilots of this job. They do what standard input says, a word each line, all at once, and tell when, by the clock of this
-    host, each was ready."""
-    job = jobfile.read(file)
-    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    pilots = [Simulated(Wire(job, rank)) for rank in range(count)]
-    gc.collect()
-    gc.freeze()
-    while word := (await reader.readline()).decode().strip():
-        begin = time.monotonic()
-        await asyncio.gather(*(getattr(one, word)() for one in pilots))
-        print(json.dumps({"begin": begin, "at": [one.at for one in pilots]}), flush=True)
-
-
-class Simulated:
-    """A pilot whose machine is up at once, and gone at once."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire, self.at, self._seq, self._machine = wire, 0.0, 0, ""
-
-    async def connect(self) -> None:
-        """The service has proof that it speaks now, and has said so."""
-        await self._wire.open()
-        self._wire.write(self._wire.connection.send({"ack": 0}))
-        await self._wire.hears(60)
-        self.at = time.monotonic()
-
-    async def hello(self) -> None:
-        self._wire.hello(mono=0.0)
-        await self._heard(lambda: bool(self._wire.orders))
-
-    async def heartbeat(self) -> None:
-        self._wire.say(Tell.HEARTBEAT)
-        await self._wire.hears(60)
-        self.at = time.monotonic()
-
-    async def ordered(self) -> None:
-        """Until it is told to make its machine; when that was."""
-        await self._heard(lambda: any(one.do is Do.START for one in self._wire.orders))
-        self._machine = next(one.instance for one in self._wire.orders if one.do is Do.START)
-
-    async def run(self) -> None:
-        for state in (I.STAGING, I.BOOTING, I.RUNNING):
-            self._tell(Tell.INSTANCE, instance=self._machine, state=state)
-        await self._heard(lambda: self._wire.acked >= self._seq)
-
-    async def pinged(self) -> None:
-        await self._heard(lambda: any(one.do is Do.PING for one in self._wire.orders))
-
-    async def stopped(self) -> None:
-        await self._heard(lambda: any(one.do is Do.STOP for one in self._wire.orders))
-
-    async def end(self) -> None:
-        self._tell(Tell.INSTANCE, instance=self._machine, state=I.TERMINATED, cause=Cause.USER)
-        self._tell(Tell.ENDED, cause=Cause.USER)
-        await self._heard(lambda: self._wire.acked >= self._seq)
-        self._wire.close()
-
-    def _tell(self, tell: Tell, **facts: Any) -> None:
-        self._seq += 1
-        self._wire.say(tell, self._seq, **facts)
-
-    async def _heard(self, what: Callable[[], bool]) -> None:
-        while not what():
-            await self._wire.hears(120)
-        self.at = time.monotonic()
-
-
-class Crowd:
-    """The process of simulated pilots, from here."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def all(self, word: str) -> Row:
-        """Milliseconds from the word's start to each pilot's being done: the middle, the last but one of 100, and the last."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{word}\n".encode())
-        line = await self._process.stdout.readline()
-        if not line:
-            sys.exit("the simulated pilots are gone")
-        said = json.loads(line)
-        return spread([1000 * (one - said["begin"]) for one in said["at"]]) | {"until": max(said["at"])}
-
-
-def spread(times: list[float]) -> Row:
-    ordered = sorted(times)
-    return {
-        "p50": statistics.median(ordered),
-        "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
-        "last": ordered[-1],
-    }
-
-
-@asynccontextmanager
-async def crowd(file: Path, count: int) -> AsyncIterator[Crowd]:
-    command = (sys.executable, __file__, "--pilots", str(file), str(count))
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 24)
-    try:
-        yield Crowd(process)
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        await process.wait()
 
 
 # -- channel -----------------------------------------------------------------------------------------------------------
@@ -249,7 +135,7 @@ async def a_lease(folder: Path, count: int) -> dict[str, float]:
             house.desk.release(OWNER, id)
             house.daemon.wake()
             stopped = await pilots.all("stopped")
-            end = await pilots.all("end")
+            end = await pilots.all("leave")
         await house.until_state(id, LeaseState.RELEASED)
         over = time.monotonic()
     return {

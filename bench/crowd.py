@@ -1,0 +1,223 @@
+"""Simulated pilots: a process of their own beside the service that is measured, with which it shares the host's processors. So it does
+as little as it can while the clock runs: frames are made before, bytes are stamped when they arrive and read when nothing else does.
+A real pilot has a node for that."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import select
+import socket
+import ssl
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from common import ROOT
+
+sys.path.insert(0, str(ROOT))
+from tests.stories.lease.wire import LARGE
+
+from belljar.lease import Cause, InstanceState, jobfile
+from belljar.lease.jobfile import JobFile
+from belljar.lease.orders import Do, Report, Tell
+from belljar.lease.protocol import PILOT, Connection, Opening, nonce
+from belljar.model import to_json
+
+Row = dict[str, float]
+I = InstanceState  # noqa: E741
+LONGEST = 120.0  # seconds without a word of the service
+
+
+class Pilot:
+    """Its machine is up at once, and gone at once."""
+
+    def __init__(self, job: JobFile, rank: int, context: ssl.SSLContext) -> None:
+        self.job, self.rank, self._context, self._name = job, rank, context, os.urandom(16).hex()
+        self.connection = Connection(PILOT, lambda _: job.secret)
+        self.seq = self.acked = self.seen = self.messages = self.known = 0
+        self.orders = dict[str, str]()  # the last of each kind: its machine
+        self.end: ssl.SSLSocket
+
+    def connect(self) -> None:
+        """By TCP; TLS and the openings come as the other side answers."""
+        host, _, port = self.job.service[0].rpartition(":")
+        plain = socket.create_connection((host, int(port)))
+        plain.setblocking(False)
+        self.end = self._context.wrap_socket(plain, do_handshake_on_connect=False)
+        self.greet()
+
+    def greet(self) -> None:
+        """A step of TLS; after the last, this side's opening."""
+        try:
+            self.end.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        if sha256(self.end.getpeercert(binary_form=True) or b"").hexdigest() != self.job.pin:
+            sys.exit("another certificate than the job file's")
+        own = Opening(self.job.lease, self.rank, self.job.attempt, self._name, nonce())
+        self.end.send(self.connection.open(own))
+
+    def hear(self, data: bytes) -> None:
+        was_known = self.connection.peer is not None
+        for message in self.connection.receive(data):
+            self.messages += 1
+            self.acked = max(self.acked, message["ack"])
+            self.seen = max(self.seen, message.get("seq", 0))
+            if order := message.get("order"):
+                self.orders[order["do"]] = order["instance"]
+        if not was_known and self.connection.peer is not None:
+            self.end.send(self.connection.send({"ack": 0}))
+
+    def tell(self, tell: Tell, *, numbered: bool = False, **facts: Any) -> bytes:
+        """The frame."""
+        self.seq += numbered
+        seq = self.seq if numbered else 0
+        report = Report(tell, self.job.lease, self.job.attempt, self.rank, self._name, seq, time.time(), **facts)
+        return self.connection.send({"seq": seq, "ack": self.seen, "report": to_json(report)})
+
+    # -- words: what it says, after which it waits for something ------------------------------------------------------------
+
+    def hello(self) -> list[bytes]:
+        return [self.tell(Tell.HELLO, facts=LARGE)]
+
+    def heartbeat(self) -> list[bytes]:
+        self.known = self.messages
+        return [self.tell(Tell.HEARTBEAT, mono=1.0)]
+
+    def run(self) -> list[bytes]:
+        machine, steps = self.orders[Do.START.value], (I.STAGING, I.BOOTING, I.RUNNING)
+        return [self.tell(Tell.INSTANCE, numbered=True, mono=1.0, instance=machine, state=one) for one in steps]
+
+    def leave(self) -> list[bytes]:
+        over = {"numbered": True, "mono": 2.0, "cause": Cause.USER}
+        gone = self.tell(Tell.INSTANCE, instance=self.orders[Do.START.value], state=I.TERMINATED, **over)
+        return [gone, self.tell(Tell.ENDED, **over)]
+
+    def nothing(self) -> list[bytes]:
+        return []
+
+
+Says, Waits = Callable[[Pilot], list[bytes]], Callable[[Pilot], bool]
+WORDS: dict[str, tuple[Says, Waits]] = {
+    "connect": (
+        Pilot.nothing,
+        lambda one: one.messages > 0,
+    ),  # the service has proof that it speaks now, and has said so
+    "hello": (Pilot.hello, lambda one: bool(one.orders)),
+    "ordered": (Pilot.nothing, lambda one: Do.START.value in one.orders),
+    "run": (Pilot.run, lambda one: one.acked >= one.seq),
+    "heartbeat": (Pilot.heartbeat, lambda one: one.messages > one.known),
+    "pinged": (Pilot.nothing, lambda one: Do.PING.value in one.orders),
+    "stopped": (Pilot.nothing, lambda one: Do.STOP.value in one.orders),
+    "leave": (Pilot.leave, lambda one: one.acked >= one.seq),
+}
+
+
+class Pilots:
+    """So many, of one job."""
+
+    def __init__(self, job: JobFile, count: int) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the pin says more than any name
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._all = [Pilot(job, rank, context) for rank in range(count)]
+        self._ready, self._by_end = select.epoll(), dict[int, Pilot]()
+        self._arrived = deque[tuple[Pilot, bytes, float]]()  # and is not read
+
+    def do(self, word: str) -> tuple[float, list[float]]:
+        """When all began, and when each had what it waited for."""
+        says, waits = WORDS[word]
+        frames = [says(one) for one in self._all]
+        begin = time.monotonic()
+        for one, mine in zip(self._all, frames, strict=True):
+            if word == "connect":
+                one.connect()
+                self._by_end[one.end.fileno()] = one
+                self._ready.register(one.end, select.EPOLLIN)
+            for frame in mine:
+                one.end.send(frame)
+        at = {one: begin for one in self._all if waits(one)}
+        while len(at) < len(self._all):
+            ends = self._ready.poll(0 if self._arrived else LONGEST)
+            if not ends and not self._arrived:
+                sys.exit(f"{word}: {len(self._all) - len(at)} pilots wait in vain")
+            for end, _ in ends:
+                self._take(self._by_end[end])
+            if not ends:
+                one, data, moment = self._arrived.popleft()
+                one.hear(data)
+                if waits(one):
+                    at.setdefault(one, moment)
+        return begin, [at[one] for one in self._all]
+
+    def _take(self, one: Pilot) -> None:
+        if one.end.version() is None:
+            return one.greet()
+        data = one.end.recv(1 << 16) or sys.exit("the service closed a connection")
+        self._arrived.append((one, data, time.monotonic()))
+
+
+def simulated(file: Path, count: int) -> None:
+    """They do what standard input says, a word each line, all at once, and tell when, by the clock of this host, each was ready."""
+    pilots = Pilots(jobfile.read(file), count)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for line in sys.stdin:
+        begin, at = pilots.do(line.strip())
+        print(json.dumps({"begin": begin, "at": at}), flush=True)
+
+
+# -- from the service's side -------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """The process of simulated pilots, from here."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def all(self, word: str) -> Row:
+        """Milliseconds from the word's start to each pilot's being done: the middle, the last but one of 100, and the last."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{word}\n".encode())
+        line = await self._process.stdout.readline()
+        if not line:
+            sys.exit("the simulated pilots are gone")
+        said = json.loads(line)
+        return spread([1000 * (one - said["begin"]) for one in said["at"]]) | {"until": max(said["at"])}
+
+
+def spread(times: list[float]) -> Row:
+    ordered = sorted(times)
+    return {
+        "p50": statistics.median(ordered),
+        "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
+        "last": ordered[-1],
+    }
+
+
+@asynccontextmanager
+async def crowd(file: Path, count: int) -> AsyncIterator[Crowd]:
+    command = (sys.executable, __file__, str(file), str(count))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 24)
+    try:
+        yield Crowd(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        await process.wait()
+
+
+if __name__ == "__main__":
+    simulated(Path(sys.argv[1]), int(sys.argv[2]))
