@@ -26,11 +26,15 @@ from common import ROOT
 sys.path.insert(0, str(ROOT))
 from tests.stories.lease.wire import LARGE
 
+from belljar.host.credentials.certificates import own_certificate
+from belljar.host.files import write_whole
 from belljar.lease import Cause, InstanceState, jobfile
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import Do, Report, Tell
-from belljar.lease.protocol import PILOT, Connection, Opening, nonce
-from belljar.model import to_json
+from belljar.lease.protocol import PILOT, SERVICE, Connection, Opening, nonce
+from belljar.lease.service.channel import BACKLOG
+from belljar.model import dumps, to_json
+from belljar.records import replace
 
 Row = dict[str, float]
 I = InstanceState  # noqa: E741
@@ -204,6 +208,43 @@ def spread(times: list[float]) -> Row:
         "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
         "last": ordered[-1],
     }
+
+
+class Bare(asyncio.Protocol):
+    """A service that answers a frame by a frame, with nothing behind it. What this takes, asyncio and TLS take on this host."""
+
+    def __init__(self, key: bytes) -> None:
+        self._connection, self._sent = Connection(SERVICE, lambda _: key), 0
+
+    def connection_made(self, transport: Any) -> None:
+        self._write: Callable[[bytes], None] = transport.write
+
+    def data_received(self, data: bytes) -> None:
+        is_new = self._connection.peer is None
+        messages = self._connection.receive(data)
+        if is_new and (peer := self._connection.peer) is not None:
+            self._write(self._connection.open(replace(peer, instance="", nonce=nonce())))
+        for one in messages:
+            self._sent += "report" in one
+            order = {"seq": self._sent, "order": {"do": Do.WAIT.value, "instance": ""}} if "report" in one else {}
+            self._write(self._connection.send({"ack": 0, **order}))
+
+
+async def bare(folder: Path, count: int) -> tuple[Row, Row]:
+    """Connections and hellos of so many pilots, to such a service."""
+    certificate, key, file = folder / "bare.pem", os.urandom(32), folder / "bare.job"
+    pin, context = own_certificate(certificate, ("127.0.0.1",)), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
+    context.load_cert_chain(certificate)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Bare(key), "127.0.0.1", 0, ssl=context, backlog=BACKLOG)
+    where = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    job = JobFile("r-0", 1, count, (where,), pin, key.hex(), 60.0, 60.0, 60.0, 0.0, 10.0)
+    write_whole(file, dumps(job))
+    async with crowd(file, count) as pilots:
+        found = await pilots.all("connect"), await pilots.all("hello")
+    server.close()
+    return found
 
 
 @asynccontextmanager

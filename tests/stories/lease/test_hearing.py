@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.stories.lease.test_service import House as WholeService
 
 from belljar.errors import NoSpace
 from belljar.lease import Cause, Console, Instance, InstanceState, Lease, LeaseState, Settings, Size, Slot, Wanted
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.desk import Desk, Owner
 from belljar.lease.orders import Do, Facts, Report, Tell
+from belljar.lease.service import hearing
 from belljar.lease.service.hearing import MOST, Hearing
 from belljar.lease.store import Book, open_store
 from belljar.model import GIB
@@ -63,6 +66,55 @@ async def test_all_that_come_at_once_take_a_few_transactions(tmp_path: Path) -> 
     answers = await asyncio.gather(*(house.hear(house.hello(rank)) for rank in range(COUNT)))
     assert {tuple(one.do for one in orders) for orders in answers} == {(Do.WAIT,)}
     assert len(house.slots()) == COUNT and house.store.writes <= 1 + COUNT // MOST + 1
+
+
+async def test_those_that_come_one_shortly_after_the_other_take_one_transaction(tmp_path: Path) -> None:
+    house = House(tmp_path, 20)
+
+    async def after(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await house.hear(house.hello(turns))
+
+    await asyncio.gather(*(after(turns) for turns in range(20)))
+    assert len(house.slots()) == 20 and house.store.writes == 1
+
+
+async def test_a_look_comes_after_the_answers_to_all_that_was_heard(tmp_path: Path) -> None:
+    async with WholeService(tmp_path, cycle=60.0).up() as house:
+        id, may_write, written = house.ask(), threading.Event(), list[str]()
+        await house.until_state(id, LeaseState.QUEUED)
+        honest = house.disk.write
+
+        def noted(change: Callable[[Book], T]) -> T:
+            if "Hearing" in change.__qualname__:
+                may_write.wait(10)
+            written.append(change.__qualname__)
+            return honest(change)
+
+        house.disk.write = noted  # type: ignore[method-assign]
+        hello = asyncio.ensure_future(house.daemon.hear(Report(Tell.HELLO, id, 1, 0, "p", 0, facts=NODE)))
+        look = asyncio.ensure_future(house.daemon.look())
+        await asyncio.wait({look}, timeout=0.1)
+        assert written == []
+        may_write.set()
+        assert {one.do for one in await hello} <= {Do.WAIT, Do.VOID}
+        await look
+        assert [one.partition(".")[0] for one in written[:2]] == ["Hearing", "Daemon"]
+
+
+async def test_a_disk_that_takes_nothing_holds_no_look_up_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, may_write, honest = House(tmp_path, 1), threading.Event(), Book.save
+    monkeypatch.setattr(hearing, "PATIENCE", 0.01)
+    monkeypatch.setattr(Book, "save", lambda *given: (may_write.wait(10), honest(*given)))
+    hello = asyncio.ensure_future(house.hear(house.hello(0)))
+    await asyncio.sleep(0)
+    await house.hear.answered()
+    assert not hello.done()
+    may_write.set()
+    await hello
 
 
 async def test_two_of_one_slot_in_one_transaction_are_heard_one_after_the_other(tmp_path: Path) -> None:

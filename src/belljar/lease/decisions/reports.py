@@ -22,8 +22,6 @@ L, I, S = LeaseState, InstanceState, SlotState  # noqa: E741
 VOID = (Order(Do.VOID, why="nobody waits for this pilot"),)
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")  # the batch system is told of one that failed
 MOST_KEYS, LONGEST_KEY, LONGEST_ADDRESS = 8, 8192, 255
-
-
 Answer = tuple[Case, tuple[Order, ...]]  # what to write down; after that, what the pilot is told
 
 

@@ -83,6 +83,7 @@ class Daemon:
             look = partial(spot.look, leases=leases, settings=self.settings, now=self._clock())
             self._spot = await in_thread(lambda: self.store.write(look))
         is_busy, self._live = False, {lease.id for lease in leases}
+        await self._write_down.answered()
         for lease in leases:
             with self._troubles.noted(lease.id):
                 is_busy |= await self._advance(lease.id, None if jobs is None else tuple(by_lease.get(lease.id, ())))

@@ -14,35 +14,42 @@ from belljar.lease.decisions.reports import heard
 from belljar.lease.orders import Do, Order, Report
 from belljar.lease.store import Book, Store
 
-MOST = 256  # reports of one transaction
+MOST, PATIENCE = 256, 0.5  # reports of one transaction; seconds, at most, that a look waits for those who speak
 Orders = tuple[Order, ...]
 
 
 class Hearing:
     def __init__(self, store: Store, settings: Settings, clock: Callable[[], float]) -> None:
         self._store, self._settings, self._clock = store, settings, clock
-        self._waiting: list[tuple[Report, asyncio.Future[Orders]]] = []
+        self._waiting: list[tuple[Report, asyncio.Future[Orders | Exception]]] = []
         self._work: asyncio.Task[None] | None = None
 
     async def __call__(self, report: Report) -> Orders:
         """It is written down; what its pilot is told. Raises BelljarError, ValueError."""
-        answer: asyncio.Future[Orders] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Orders | Exception] = asyncio.get_running_loop().create_future()
         self._waiting.append((report, answer))
         if self._work is None or self._work.done():
             self._work = asyncio.ensure_future(self._write_all())
-        return await answer
+        if isinstance(found := await answer, Exception):
+            raise found
+        return found
+
+    async def answered(self) -> None:
+        """Return when all that was heard is, or after a while where it never ends: who waits for an answer comes first."""
+        if self._work is not None:
+            await asyncio.wait({self._work}, timeout=PATIENCE)
 
     async def _write_all(self) -> None:
         while self._waiting:
+            count = 0
+            while count < min(len(self._waiting), MOST):  # others come in the same moment
+                count = len(self._waiting)
+                await asyncio.sleep(0)
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
             reports = [one for one, _ in batch]
             found = await in_thread(lambda reports=reports: self._together(reports))  # type: ignore[misc]
             for (_, answer), result in zip(batch, found, strict=True):
-                if answer.done():  # its connection is gone: it says so again by the next one
-                    continue
-                if isinstance(result, BaseException):
-                    answer.set_exception(result)
-                else:
+                if not answer.done():  # else its connection is gone: it says so again by the next one
                     answer.set_result(result)
 
     def _together(self, reports: list[Report]) -> list[Orders | Exception]:
