@@ -5,7 +5,9 @@ channel    the real service, its records on a real disk, the real channel; pilot
            answer has come, of what is on disk; `connect` is TCP, TLS and both openings. Beside both stands what they take where nothing
            is behind TLS. The service and all its pilots share this host: with others' work on it, --first shows what is theirs
 requests   RunInstances while the batch system does not answer; DescribeInstances of 1 000; memory of an idle pilot
-node       one real pilot with real guests: reserve, start, restore, kill-all with one machine and with eight
+node       one real pilot with real guests: reserve, start, restore, kill-all with one machine and with eight. 64 orders: guests that are
+           clones of a template, one after the other, each ended before the next. On 64 nodes they would be at once; what it takes to
+           tell so many pilots is `fan-out` of the channel
 slurm      N = 1 .. 16 leases' nodes of a private Slurm on this host, with real pilots and guests (--part slurm)
 
 The figures of the talk are of its own hardware, ours of this host: what counts is the shape over N, and the order of magnitude.
@@ -32,7 +34,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from common import ROOT, fresh_node, parser, progress, publish, table
-from crowd import bare, crowd
+from crowd import bare, crowd, spread
 
 sys.path.insert(0, str(ROOT))
 from tests.batch.lab.lease import IMAGE, LeaseSite
@@ -45,7 +47,7 @@ from tests.unit.lease.ec2.house import KEY, SITE_KEY
 from belljar.cli.host.reap import MARK
 from belljar.errors import CommandFailed
 from belljar.host.processes import start_time, with_option
-from belljar.lease import AccessKey, InstanceState, LeaseState, Size
+from belljar.lease import AccessKey, Cause, InstanceState, LeaseState, Size
 from belljar.lease.ec2.front import Front
 from belljar.lease.ec2.office import Office, image_id
 from belljar.lease.orders import Do, MachineOrder, Order
@@ -55,6 +57,7 @@ from belljar.model import dumps
 
 COUNTS = (1, 2, 4, 8, 16, 256, 1000)
 NODES = (1, 2, 4, 8, 16)
+ROW = 64
 # Milliseconds, of the talk's tables; lease.md 10.6 set the gates.
 TALK = {"reserve": 743.6, "restore": 1317.2, "kill-all": 2336.3}
 I = InstanceState  # noqa: E741
@@ -101,7 +104,9 @@ def channel(args: argparse.Namespace, folder: Path, figures: dict[str, Any], gat
             place.mkdir()
             rounds.append(asyncio.run(a_lease(place, count)))
         found[count] = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-        found[count]["KiB a pilot"] = max(one["KiB a pilot"] for one in rounds)  # later ones use what the first has left
+        found[count]["KiB a pilot"] = max(
+            one["KiB a pilot"] for one in rounds
+        )  # later ones use what the first has left
     progress("")
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     names = list(next(iter(found.values())))
@@ -245,8 +250,11 @@ def node(args: argparse.Namespace, folder: Path, figures: dict[str, Any], gates:
             asyncio.run(killed(new(place / f"kill{count}.{number}"), args.image, count))
             for number in range(args.rounds)
         )
+    row = spread(asyncio.run(a_row(new(place / "row"), args.image)))
+    found |= {f"order to QEMU's process, {name}": row[name] for name in ("p50", "p99")}
     table(("ms, of a node", "median"), sorted(found.items()))
     figures["node"] = found
+    gate(gates, f"order to QEMU's process, p99 of {ROW} one after the other", row["p99"], 50)
     gate(gates, "reserve: what the pilot was granted", found["reserve"], TALK["reserve"])
     gate(gates, "restore: TERM to the pilot, its guest killed", found["hard end"], 150)
     gate(gates, "restore: beside the talk's", found["hard end"] + found["guest gone to pilot gone"], TALK["restore"])
@@ -299,6 +307,31 @@ async def a_life(folder: Path, image: str) -> dict[str, float]:
         "pilot's start to QEMU's (10 ms steps)": 1000 * spawned, "order to running": 1000 * (moments[I.RUNNING] - moments[I.STAGING]),
         "hard end": 1000 * (left - begin), "guest gone to pilot gone": 1000 * (ended - left),
     }  # fmt: skip
+
+
+async def a_row(folder: Path, image: str) -> list[float]:
+    """Milliseconds from each order's way into the channel to its QEMU's process, by the machine's journal, which has it when it is there."""
+    request, found = dumps(MachineOrder(image, memory=512 << 20, network="none")).decode(), list[float]()
+    async with pilot_with(folder, image, 1, grace=0.0) as (_, there):
+        (slot,) = there.channel.connected
+        for number in range(ROW + 1):
+            id, begin = f"i-{number}", time.time()
+            if number:  # the first is there
+                there.channel.order(slot, Order(Do.START, id, request))
+                await there.until(lambda: "running" in there.states(id), 60)  # noqa: B023
+                found.append(1000 * (spawned(id) - begin))
+            there.channel.order(slot, Order(Do.STOP, id, why=Cause.USER.value))
+            await there.until(lambda: "terminated" in there.states(id), 60)  # noqa: B023
+    return found
+
+
+def spawned(instance: str) -> float:
+    """When the QEMU of this one was."""
+    for folder in (Path(os.environ["BELLJAR_PATHS_RUN"]) / "machines").iterdir():
+        if dict(json.loads((folder / "request.json").read_bytes())["labels"])["instance"] == instance:
+            journal = map(json.loads, (folder / "journal.jsonl").read_bytes().splitlines())
+            return float(next(one["time"] for one in journal if one["event"] == "spawned"))
+    sys.exit(f"{instance} runs, and has no folder")
 
 
 # The command with the mark of some machines ($1) in the place of that of all.
