@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,5 +72,27 @@ def public_key(path: Path | None) -> str:
             continue
         if "PRIVATE KEY" in text:
             raise BadOption(f"--key {path}: this is a private key", hint="Give the public half, which ends in .pub.")
+        if not _is_key(text):
+            what = f"{'--key ' if path else ''}{one}: not one public key"
+            raise BadOption(what, hint="`ssh-keygen -t ed25519` makes one: give the file that ends in .pub.")
         return text
+    home = known[0].parent
+    print(
+        f"belljar: no public key in {home}: nobody can log in to these machines; --key FILE gives one", file=sys.stderr
+    )
     return ""
+
+
+def _is_key(text: str) -> bool:
+    """One line: its kind, and in base64 parts with their lengths, of which the first is the kind. https://www.rfc-editor.org/rfc/rfc4253#section-6.6"""
+    import base64
+
+    kind, coded, *_ = *text.split(maxsplit=2), "", ""
+    try:
+        rest, parts = base64.b64decode(coded, validate=True), list[bytes]()
+    except ValueError:
+        return False
+    while len(rest) >= (size := 4 + int.from_bytes(rest[:4], "big")):
+        parts.append(rest[4:size])
+        rest = rest[size:]
+    return not rest and parts[:1] == [kind.encode()] and "\n" not in text

@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ def _wanted(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "image": args.image, "count": int(args.count), "least": int(args.least), "per_node": int(args.per_node),
         "size": {"cpus": int(args.cpus), "memory": int(args.memory or 0), "disk": int(args.disk or 0)}, "type": args.type,
-        "seconds": float(args.time or 3600 * (args.hours or 0)), "queue": args.queue, "network": args.network, "bid": _bid(args.bid),
+        "seconds": _seconds(args), "queue": args.queue, "network": args.network,
+        "bid": None if args.bid is None else _number("--bid", args.bid, "As in 0.5: half the price of an ordinary machine."),
     }  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def status(args: argparse.Namespace, house: House) -> int:
     rows = []
     for lease in found["leases"]:
         now = time.time()
-        left = duration(lease["ends"] - now) if lease["begun"] and lease["state"] not in ENDED else ""
+        left = duration(lease["ends"] - now) if lease["state"] == "active" else ""
         machines = [one for one in found["machines"] if one["lease"] == lease["id"]]
         rows.append((lease["id"], "", lease["state"], lease["wanted"]["image"], lease["job"], "", left, lease["why"]))
         rows += [
@@ -213,22 +215,33 @@ def _until_running(door: Path, lease: str, limit: float) -> None:
 # -- small helps -------------------------------------------------------------------------------------------------------
 
 
-def _bid(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise BadOption(
-            f"--bid {text}: not a number", hint="As in 0.5: half the price of an ordinary machine."
-        ) from None
+def _seconds(args: argparse.Namespace) -> float:
+    """0: as is usual at this site."""
+    option, said, unit = ("--time", args.time, 1) if args.hours is None else ("--hours", args.hours, 3600)
+    return 0.0 if said is None else unit * _number(option, said, "As in --time 90m or --hours 0.5.")
+
+
+def _number(option: str, said: str | float, hint: str) -> float:
+    """Raises BadOption."""
+    with suppress(ValueError):
+        if 0 < (found := float(said)) < 1e9:
+            return found
+    raise BadOption(f"{option} {said}: not a number above 0", hint=hint)
 
 
 def _user_data(path: Path | None) -> str:
+    from belljar.lease import LARGEST_USER_DATA
+
     if path is None:
         return ""
     try:
-        return path.read_bytes().decode("latin-1")
+        data = path.read_bytes()
     except OSError as exc:
         raise BadOption(f"--user-data {path}: {exc.strerror}") from exc
+    if len(data) > LARGEST_USER_DATA:
+        what = f"--user-data {path}: {len(data)} bytes; {LARGEST_USER_DATA} are the most"
+        raise BadOption(what, hint="A short script can fetch the rest.")
+    return data.decode("latin-1")
 
 
 def _identity(args: argparse.Namespace) -> list[str]:
@@ -249,8 +262,8 @@ def _write(descriptor: int, data: bytes) -> None:
 
 WANTED = """\
 IMAGE | its name
---time TIME | how long they are wanted, as in 2h (`lease.default_time`)
---hours N | the same, in hours
+/ --time TIME | how long they are wanted, as in 2h (`lease.default_time`)
+/ --hours HOURS | the same, in hours, as in 0.5
 -n --count N =1 | so many machines
 --least N =0 | start with so many, too
 --per-node N =1 | so many of them may share a node
