@@ -19,6 +19,7 @@ from functools import cached_property
 from math import ceil
 from pathlib import Path
 
+from belljar.host.values import Form
 from belljar.lease.orders import Do, Facts, MachineOrder, Order, Report, Tell
 from belljar.lease.states import LEASE_ENDS, Cause, InstanceState, LeaseState, SlotState
 from belljar.model import GIB, MIB, setting
@@ -32,6 +33,7 @@ __all__ = [
 
 Pairs = tuple[tuple[str, str], ...]
 OLD_PILOT = "nimbus "  # so begins the name of a pilot that tells of its begin and end alone
+SIZE = Form(r"(?i) *[1-9]\d{0,3} *(/ *\d+(\.\d+)? *[KMGT]?(i?B)? *){2}", "is no size", 'as in small = "1/2G/10G"')
 LARGEST_USER_DATA, LARGEST_CONSOLE = 16 << 10, 64 << 10  # bytes, as EC2 has them
 
 
@@ -47,7 +49,7 @@ class Settings:
     """`[lease]` in lease.toml."""
 
     address: str = setting("", "required: name or address of this service, as nodes reach it")
-    port: int = setting(8470, "where pilots connect", minimum=1)
+    port: int = setting(8470, "where pilots connect", minimum=1, maximum=65535)
     listen: str = setting("", "address that pilots' port is opened at; empty: all of this host")
     ec2_listen: str = setting("", "ADDRESS:PORT of the EC2 API: by TLS, or on loopback without; empty: there is none")
     ec2_certificate: str = setting("", "PEM file with its chain and key; empty: the service's own where it needs one")
@@ -63,7 +65,7 @@ class Settings:
     door: Path = setting(Path("/run/belljar-lease/door"), "socket by which owners on this host ask")
     pilot: str = setting("belljar", "the belljar command, as nodes find it")
     images: tuple[str, ...] = setting((), "required: images that may be leased; `*` and `?` are wildcards")
-    types: Pairs = setting((("small", "1/2G/10G"),), "table: type -> CPUS/MEMORY/DISK; the first is the default")
+    types: Pairs = setting((("small", "1/2G/10G"),), "table: type -> CPUS/MEMORY/DISK, the default first", form=SIZE)
     networks: Pairs = setting(
         (("user", "user"), ("private", "private")),
         "table: class -> none, user, bridge, bridge:NAME, or private: a network of the lease's own; the first is the default",

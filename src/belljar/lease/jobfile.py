@@ -4,6 +4,7 @@ where the key is: no command line, environment or record of the batch system has
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from belljar.reading import from_json, strict_json
 from belljar.records import dataclass
 
 LARGEST = 1 << 16  # bytes
+HEX, PORTS = r"[0-9a-f]{64}", r"([0-9]{1,5}(-[0-9]{1,5})?)?"
+FORMS = {"lease": r"r-[0-9a-f]{17}", "pin": HEX, "key": HEX, "ports": PORTS}
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,10 @@ def read(path: Path) -> JobFile:
         hint = "Its key is known now: release the lease. Files in `lease.jobs` are written with mode 0600."
         raise BadSetting(f"{path}: others may read it (mode {stat.S_IMODE(facts.st_mode):04o})", hint=hint)
     try:
-        job: JobFile = from_json(JobFile, strict_json(data))
-        if len(bytes.fromhex(job.pin)) != 32 or len(job.secret) != 32 or not job.service or job.deadline <= 0:
-            raise ValueError("not a whole job file")
+        job: JobFile = from_json(JobFile, strict_json(data), least={"deadline": 1})
+        wrong = [name for name, form in FORMS.items() if not re.fullmatch(form, getattr(job, name))]
+        if wrong or not job.service:
+            raise ValueError(f"{wrong[0] if wrong else 'service'}: not as the service writes it")
     except (ValueError, TypeError) as exc:
         raise BadSetting(f"{path}: {exc}", hint="The service writes it anew with the next lease.") from exc
     return job

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from belljar.batch import names
-from belljar.errors import BadSettings
+from belljar.batch import pilots_of
+from belljar.errors import BadOption, BadSettings
 from belljar.host.service.tables import Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
-from belljar.lease import Settings
+from belljar.lease import SIZE, Settings
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.network import PORTS, WORDS, net_of
 
@@ -32,8 +32,12 @@ def load(path: Path = FILE) -> tuple[Settings, tuple[Policy, ...]]:
 
 
 def _wrongs(settings: Settings, policies: Sequence[Policy]) -> Iterator[Wrong]:
-    if settings.system not in names():
-        yield "system", f"{settings.system}: no such batch system", f"one of {', '.join(names())}"
+    try:
+        pilots_of(settings.system)
+    except BadOption as exc:
+        yield "system", exc.message, exc.hint
+    if not settings.types or not all(text for _, text in settings.types):
+        yield "types", "a type has no size", SIZE.as_in
     if not settings.address:
         yield "address", "is missing", "name or address of this host, as nodes reach it"
     if not settings.images:

@@ -178,3 +178,10 @@ async def test_an_address_that_is_none_or_taken() -> None:
         with pytest.raises(HostError, match=rf"a\.b: 127\.0\.0\.1:{port}"):
             async with serving(f"127.0.0.1:{port}", House().respond, refuse, setting="a.b", limits=LIMITS):
                 pass
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:99999", "127.0.0.1:-1", "localhost:1", "127.0.0.1", ""])
+def test_a_place_to_listen_at_is_an_address_with_a_port(where: str) -> None:
+    assert place("[::1]:65535", "lease.ec2_listen") == ("::1", 65535)
+    with pytest.raises(BadSetting, match=r"lease.ec2_listen: .* is no ADDRESS:PORT"):
+        place(where, "lease.ec2_listen")

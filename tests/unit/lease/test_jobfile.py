@@ -56,20 +56,17 @@ def test_a_link_a_folder_and_nothing_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"key": "b" * 10},
-        {"key": "x" * 64},
-        {"pin": ""},
-        {"service": []},
-        {"deadline": 0},
-        {"nodes": "two"},
-        {"lease": None},
+        {"key": "b" * 10}, {"key": "x" * 64}, {"pin": ""}, {"service": []}, {"deadline": 0}, {"nodes": "two"}, {"lease": None},
+        {"lease": "../../etc/passwd"}, {"ports": "some"},
     ],
-)
-def test_one_that_is_not_whole_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+)  # fmt: skip
+def test_one_that_is_not_whole_is_refused_by_what_is_wrong(tmp_path: Path, wrong: dict[str, object]) -> None:
+    """Its lease's name becomes a folder's. A key is told to nobody."""
     write(tmp_path / "job", JOB)
     (tmp_path / "job").write_text(json.dumps(to_json(JOB) | wrong))
-    with pytest.raises(BadSetting):
+    with pytest.raises(BadSetting, match=f"{next(iter(wrong))}: ") as error:
         read(tmp_path / "job")
+    assert "key" not in wrong or str(wrong["key"]) not in error.value.message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "x" * 100_000, '{"lease": 1, "lease": 2}'])

@@ -39,6 +39,30 @@ def test_what_a_service_cannot_do_without_is_named(tmp_path: Path) -> None:
         assert one in told
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('types = { small = "1/2G" }', "lease.toml:2, lease.types: '1/2G' is no size"),
+        ('types = { small = "1/2G/10G/3" }', "lease.toml:2, lease.types: '1/2G/10G/3' is no size"),
+        ('types = { small = "x/2G/10G" }', "lease.toml:2, lease.types: 'x/2G/10G' is no size"),
+        ('types = { small = "0/2G/10G" }', "lease.toml:2, lease.types: '0/2G/10G' is no size"),
+        ('types = { small = "" }', "lease.toml:2, lease.types: a type has no size"),
+        ("types = {}", "lease.toml:2, lease.types: a type has no size"),
+        ("port = 99999", "lease.toml:2, lease.port: must be at most 65535, not 99999"),
+        ('system = "lsf"', "lease.toml:2, lease.system: 'lsf': it cannot run pilots yet (Known are gridengine, openpbs, slurm, torque.)"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_named_with_its_line_and_what_it_could_be(
+    line: str, told: str, tmp_path: Path
+) -> None:
+    text = f'[lease]\n{line}\naddress = "head"\nimages = ["debian12"]\n[policy.all]\nusers = ["*"]\n'
+    (tmp_path / "lease.toml").write_text(text)
+    with pytest.raises(BadSettings) as error:
+        load(tmp_path / "lease.toml")
+    (mistake,) = map(str, error.value.mistakes)
+    assert told in mistake and ("types" not in line or '1/2G/10G"' in mistake), mistake
+
+
 def test_networks_that_are_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "lease.toml").write_text(
         '[lease]\nprivate_net = "10.0.0.0/30"\nprivate_ports = "9-8"\nnetworks = { own = "private", ours = "isolated:all", far = "vxlan" }\n'

@@ -97,9 +97,12 @@ def place(where: str, setting: str) -> tuple[str, int]:
     """ADDRESS:PORT; an IPv6 address is in brackets. Raises BadSetting."""
     host, _, port = where.rpartition(":")
     try:
-        return str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))), int(port)
+        address, number = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")), int(port)
+        if not 0 <= number < 1 << 16:
+            raise ValueError(where)
     except ValueError:
         raise BadSetting(f"{setting}: {where!r} is no ADDRESS:PORT", hint="As in 127.0.0.1:8444.") from None
+    return str(address), number
 
 
 def tls_by(path: Path, setting: str) -> ssl.SSLContext:

@@ -138,7 +138,7 @@ def converted(
         one = known[key]
         try:
             found[one.field.name] = (
-                _pairs(value.raw, one.kind)
+                _pairs(value.raw, one.kind, one.field.metadata)
                 if one.is_table
                 else convert(value.raw, one.kind, one.field.metadata, is_text=False)
             )
@@ -152,11 +152,11 @@ def _hint(key: Key) -> str:
     return str(form.as_in if form else key.field.metadata["help"])
 
 
-def _pairs(raw: Any, kind: Any) -> tuple[tuple[str, Any], ...]:
+def _pairs(raw: Any, kind: Any, facts: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     if not isinstance(raw, dict):
         raise ValueError("is a table of names and values")
     for name in raw:
         if not OPTION.fullmatch(name):
             raise ValueError(f"{name[:60]!r} cannot be a name: small letters, digits and _ only")
     inner = get_args(get_args(kind)[0])[1]
-    return tuple((name, convert(value, inner, {}, is_text=False)) for name, value in raw.items())
+    return tuple((name, convert(value, inner, facts, is_text=False)) for name, value in raw.items())

@@ -94,10 +94,10 @@ def checks(wanted: Wanted, policy: Policy, sums: Sums) -> Iterator[Check]:
     yield _most("MiB of disk of one machine", size.disk >> 20, policy.disk >> 20)
     yield _most("seconds of one lease", ceil(wanted.seconds), int(policy.time))
     there = f"{_hours(sums.reserved)} reserved + {_hours(asked)} asked for"
-    yield _most(f"core-hours: {there}", sums.reserved + asked, _seconds(policy.reserved), _hours)
+    yield _most(f"core-hours: {there}", sums.reserved + asked, int(policy.reserved * 3600), _hours)
     within = f" in {policy.window:g} days" if policy.window else ""
     had = f"{_hours(sums.used)} used{within} + {there}"
-    yield _most(f"core-hours: {had}", sums.used + sums.reserved + asked, _seconds(policy.total), _hours)
+    yield _most(f"core-hours: {had}", sums.used + sums.reserved + asked, int(policy.total * 3600), _hours)
     yield from (_allowed("image", one, policy.images) for one in sorted({wanted.image, *wanted.images}))
     yield _allowed("queue", wanted.queue, policy.queues)
     yield _allowed("network", wanted.network, policy.networks)
@@ -120,10 +120,6 @@ def _allowed(what: str, name: str, patterns: tuple[str, ...]) -> Check:
 
 def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, one) for one in patterns)
-
-
-def _seconds(hours: float) -> int:
-    return int(hours * 3600)
 
 
 def _hours(seconds: int) -> str:

@@ -65,7 +65,7 @@ class Link:
             for address in self._job.service:
                 try:
                     await self._talk(address)
-                except (OSError, EOFError, TimeoutError, ValueError) as exc:
+                except (OSError, EOFError, TimeoutError, ValueError, OverflowError) as exc:
                     self._troubles.note("service", f"{address}: {str(exc) or type(exc).__name__}")
                 if self.is_up:
                     self.is_up, delay = False, SOONEST

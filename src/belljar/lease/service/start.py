@@ -65,9 +65,8 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
     door = Door(desk, daemon.channel, jobs, sizes, daemon.wake, keys)
     broker = Broker(desk, daemon.channel, door.lease, site_key, tell)
     door.acts["cluster"], daemon.after_look = broker.answer, broker.look
-    pilots = daemon.channel.serve(settings.listen, settings.port, folder / CERTIFICATE)
-    for opening in (pilots, door.serve(settings.door)):
-        stack.callback((await opening).close)
+    stack.callback((await daemon.channel.serve(settings.listen, settings.port, folder / CERTIFICATE)).close)
+    stack.callback((await door.serve(settings.door)).close)
     if settings.legacy_listen:
         from belljar.lease.service.legacy import Notices
 
@@ -85,15 +84,9 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
 
 
 def types(settings: Settings) -> dict[str, Size]:
-    """`lease.types`. Raises HostError."""
-    found = {}
-    for name, text in settings.types:
-        try:
-            cpus, memory, disk = text.split("/")
-            found[name] = Size(int(cpus), size_of(memory), size_of(disk))
-        except (ValueError, TypeError) as exc:
-            raise HostError(f"lease.types: {name} = {text!r}: {exc}", hint='As in small = "1/2G/10G".') from exc
-    return found
+    """`lease.types`, by name."""
+    parts = {name: text.split("/") for name, text in settings.types}
+    return {name: Size(int(cpus), size_of(memory), size_of(disk)) for name, (cpus, memory, disk) in parts.items()}
 
 
 def _site_key(path: Path) -> bytes:
