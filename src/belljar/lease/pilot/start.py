@@ -32,8 +32,7 @@ def run(file: Path, rank: int | None, folder: Path, scratch: Path, environ: Mapp
     """*folder*: where pilots keep their journals on this host. Raises BadSetting, HostError."""
     job = jobfile.read(file)
     _forget(folder)
-    # 0 where nobody says.
-    told = next((environ[name] for name in RANKS if environ.get(name, "").isdigit()), "0")
+    told = next((environ[name] for name in RANKS if environ.get(name, "").isdigit()), "0")  # 0: nobody says
     number = int(told) if rank is None else rank
     asyncio.run(_run(job, number, folder / f"{job.lease}.{job.attempt}.{number}.{os.getpid()}", scratch, environ))
     return 0

@@ -35,10 +35,8 @@ class Book:
         self._execute("INSERT INTO facts VALUES ('version', ?) ON CONFLICT (name) DO NOTHING", (str(VERSION),))
         found = self._execute("SELECT value FROM facts WHERE name = ?", ("version",))[0][0]
         if found != str(VERSION):
-            raise BadSetting(
-                f"{place}: written by another version of belljar (tables {found}, this one has {VERSION})",
-                hint="Run the version that wrote it, or give another `lease.database`.",
-            )
+            what = f"{place}: written by another version of belljar (tables {found}, this one has {VERSION})"
+            raise BadSetting(what, hint="Run the version that wrote it, or give another `lease.database`.")
 
     # -- values --------------------------------------------------------------------------------------------------------
 

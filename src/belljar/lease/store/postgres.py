@@ -25,10 +25,8 @@ class Postgres:
         try:
             import psycopg
         except ImportError as exc:
-            raise BadSetting(
-                "lease.database names a server, and the library that speaks to it is not installed",
-                hint="`make install EXTRAS=ssh,lease`, or `pip install 'belljar[lease]'`.",
-            ) from exc
+            what = "lease.database names a server, and the library that speaks to it is not installed"
+            raise BadSetting(what, hint="`make install EXTRAS=ssh,lease`, or `pip install 'belljar[lease]'`.") from exc
         self._library: Any = psycopg
         self._address, self._free, self._closed = address, deque[Any](), Event()
         try:
