@@ -1,5 +1,6 @@
 """What owners have beside machines, on both databases: key pairs, tags, consoles, access keys."""
 
+import os
 from typing import Any
 
 import pytest
@@ -100,3 +101,10 @@ def test_of_ten_at_once_an_owner_gets_no_more_access_keys_than_there_may_be(site
         keyring.answer(site.store, b"site", ADA, {"act": "new"})
     made = at_once(lambda number: keyring.answer(site.store, b"site", ADA, {"act": "new"}))
     assert sum(isinstance(one, BadRequest) for one in made) == 9
+
+
+def test_an_access_key_has_the_group_that_its_owner_has_now(site: Site) -> None:
+    """Policies of groups count at once, by every door."""
+    me = Owner.of(os.geteuid())
+    made = keyring.answer(site.store, b"site", replace(me, group="of-long-ago"), {"act": "new"})
+    assert site.store.read(lambda book: keyring.owner_of(book, made["id"])) == me

@@ -56,7 +56,7 @@ class Cause(str, Enum):
     INTERNAL = "Server.InternalError"
 
 
-L, I = LeaseState, InstanceState  # noqa: E741
+L, I, S = LeaseState, InstanceState, SlotState  # noqa: E741
 LEASE_ENDS = frozenset({L.RELEASED, L.EXPIRED, L.CANCELLED, L.PREEMPTED, L.FAILED})
 LEASE_MOVES: dict[LeaseState, frozenset[LeaseState]] = {
     L.REQUESTED: frozenset({L.QUEUED, L.CLAIMING, L.DRAINING}),  # claiming: on nodes that its owner has already
@@ -76,7 +76,6 @@ INSTANCE_MOVES: dict[InstanceState, frozenset[InstanceState]] = {
     I.STOPPING: frozenset({I.TERMINATED}),
     I.TERMINATED: frozenset(),
 }
-S = SlotState
 SLOT_MOVES: dict[SlotState, frozenset[SlotState]] = {
     S.CLAIMED: frozenset({S.GO, S.RELEASING, S.ENDED}),
     S.GO: frozenset({S.RELEASING, S.ENDED}),

@@ -7,6 +7,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from belljar.errors import BadRequest
@@ -31,9 +32,13 @@ def secret_of(site_key: bytes, id: str) -> str:
 
 
 def owner_of(book: Book, id: str) -> Owner | None:
-    """Whose access key this is; None where there is none, or it was revoked."""
+    """Whose access key this is, and which group they are of now; None where there is none, or it was revoked."""
     found = book.get(AccessKey, id)
-    return Owner(found.owner, found.group) if found is not None and found.enabled else None
+    if found is None or not found.enabled:
+        return None
+    with suppress(BadRequest):
+        return Owner.of(found.owner)
+    return Owner(found.owner, found.group)  # there is no such account any more
 
 
 def answer(store: Store, site_key: bytes, asker: Owner, asked: Mapping[str, Any]) -> dict[str, Any]:

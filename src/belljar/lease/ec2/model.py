@@ -33,10 +33,8 @@ def model() -> Model:
         from botocore.loaders import Loader  # type: ignore[import-untyped]
         from botocore.model import ServiceModel  # type: ignore[import-untyped]
     except ImportError as exc:
-        raise CommandMissing(
-            "lease: the EC2 front end needs the library botocore, for EC2's shapes",
-            hint="`make install EXTRAS=ssh,lease`, or `pip install 'belljar[lease]'`",
-        ) from exc
+        what = "lease: the EC2 front end needs the library botocore, for EC2's shapes"
+        raise CommandMissing(what, hint="`make install EXTRAS=ssh,lease`, or `pip install 'belljar[lease]'`") from exc
     return Model(ServiceModel(Loader().load_service_model("ec2", "service-2"), "ec2"))
 
 

@@ -11,8 +11,6 @@ from belljar.lease import Instance, Lease, Order, Pairs, Settings, Size
 from belljar.lease.desk import Desk, Owner, Shown
 from belljar.records import dataclass
 
-WILD = "*?["
-
 
 @dataclass(frozen=True)
 class Office:
@@ -30,7 +28,7 @@ class Office:
     def images(self) -> dict[str, str]:
         """Ids and names of those that may be leased."""
         patterns = self.settings.images
-        plain = [one for one in patterns if not any(char in one for char in WILD)]
+        plain = [one for one in patterns if not any(char in one for char in "*?[")]
         known = [one for one in self.known() if any(fnmatchcase(one, pattern) for pattern in patterns)]
         return {image_id(name): name for name in (*plain, *known)}
 

@@ -13,7 +13,6 @@ from belljar.model import GIB, MIB
 from belljar.records import replace
 
 SITE = "belljar"  # whom images belong to
-SELF = ("all", "self")  # of ExecutableBy
 
 
 def regions(call: Call) -> Answer:
@@ -45,7 +44,7 @@ def images(call: Call) -> Answer:
     found = call.of_ids("ImageIds", known, "ami", "InvalidAMIID") or known.values()
     owners, users = call.asked.get("Owners"), call.asked.get("ExecutableUsers")
     is_not_ours = owners and not {SITE, call.owner.name, "self"} & {*owners}
-    if is_not_ours or (users and not {*SELF, call.owner.name} & {*users}):
+    if is_not_ours or (users and not {"all", "self", call.owner.name} & {*users}):
         found = []
     return call.listing("Images", found, "Name", "ImageId", ids="ImageIds")
 
