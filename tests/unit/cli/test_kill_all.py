@@ -1,10 +1,12 @@
 """`belljar kill-all`: by the mark on the command line, and by nothing else."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -64,6 +66,45 @@ def test_a_dry_run_kills_nothing(
     assert main(["kill-all", "-n"]) == 0
     assert "would be killed" in capsys.readouterr().out
     assert process.poll() is None
+
+
+def test_root_comes_before_all_else_and_then_the_ends_of_what_it_killed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads as real ones; the kernel's answer to them is played, for whoever runs this."""
+    first, second, asked = start("-name", "guest=belljar-0"), start("-name", "guest=belljar-1"), []
+    monkeypatch.setattr("belljar.host.processes.all_pids", only(first, second))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def noted(thread: int, policy: int, param: os.sched_param) -> None:
+        asked.append((thread, policy, param.sched_priority))
+
+    monkeypatch.setattr(os, "sched_setscheduler", noted)
+    assert main(["kill-all"]) == 0
+    us, them = os.getpid(), [first.pid, second.pid]
+    assert [one for one in asked if one[0] in (us, *them)] == [
+        (us, os.SCHED_RR, 2), *((pid, os.SCHED_RR, 1) for pid in them), (us, os.SCHED_OTHER, 0),
+    ]  # fmt: skip
+    assert {one[0] for one in asked} >= {thread.native_id for thread in threading.enumerate()}
+
+
+def test_whom_the_kernel_refuses_that_kills_all_the_same(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start("-name", "guest=belljar-0123456789ab")
+    monkeypatch.setattr("belljar.host.processes.all_pids", only(process))
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    assert main(["kill-all"]) == 0
+    assert process.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_afterwards_it_is_one_of_many_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("belljar.host.processes.all_pids", only(start("-name", "guest=belljar-0123456789ab")))
+    before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+    assert main(["kill-all"]) == 0
+    assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == before
 
 
 def test_a_user_kills_only_their_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

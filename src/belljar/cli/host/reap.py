@@ -14,12 +14,12 @@ from belljar.hints import TYPE_CHECKING
 from belljar.host import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from belljar.assembly import House
 
 MARK = re.compile(rb"(?:^|,)guest=belljar-([A-Za-z0-9._-]{1,80})(?:,|$)")
-FIRST = -20  # of nice values
+FIRST = 2  # of real-time priorities; those that it kills have the one below
 DEADLINE = 10.0  # seconds until a killed process must be gone
 
 
@@ -67,8 +67,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def kill_all(args: argparse.Namespace, house: None) -> int:
     """Each is killed as soon as it is found; all else comes after."""
-    if not args.dry_run:
-        _before_all_else()
     found: list[tuple[str, int, int]] = []
 
     def ours() -> Iterator[int]:
@@ -78,7 +76,7 @@ def kill_all(args: argparse.Namespace, house: None) -> int:
                 yield pid
 
     pids = list(ours()) if args.dry_run else ours()
-    survivors = [] if args.dry_run else processes.kill_and_wait(pids, timeout=DEADLINE)
+    survivors = [] if args.dry_run else _killed(pids)
     from belljar.cli.render import show
 
     held = f"still there after {DEADLINE:.0f} s (the kernel holds it)"
@@ -89,10 +87,27 @@ def kill_all(args: argparse.Namespace, house: None) -> int:
     return 1 if survivors else 0
 
 
-def _before_all_else() -> None:
-    """Machines, and those who keep them, may take all processors. Root alone may do that."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, FIRST)
+def _killed(pids: Iterable[int]) -> list[int]:
+    """Those that survive. Machines, and those who keep them, may take all processors: root comes before all else, and then the ends
+    of what it killed, which are work as well."""
+
+    def each() -> Iterator[int]:
+        for pid in pids:
+            yield pid
+            _rank(pid, FIRST - 1)
+
+    _rank(os.getpid(), FIRST)
+    try:
+        return processes.kill_and_wait(each(), timeout=DEADLINE)
+    finally:
+        _rank(os.getpid(), 0)
+
+
+def _rank(pid: int, priority: int) -> None:
+    """All threads of this process; 0: as others are. A nice value would count among processes of one session alone (sched(7))."""
+    with suppress(OSError):  # root alone may do that, and it may have ended
+        for thread in os.listdir(processes.PROC / str(pid) / "task"):
+            os.sched_setscheduler(int(thread), os.SCHED_RR if priority else os.SCHED_OTHER, os.sched_param(priority))
 
 
 VERBS = {
