@@ -137,7 +137,8 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
             if word.startswith("-"):
                 names.append(word)
             elif word in ("*", "+", "?"):
-                facts.update({"action": "append", "default": []} if names and word == "*" else {"nargs": word})
+                facts.update({"default": []} if word == "*" else {})  # argparse asks for what has none
+                facts.update({"action": "append"} if names and word == "*" else {"nargs": word})
                 # Text would be read as its type is.
                 facts.update(
                     {"const": 0.0 if facts.get("type") is as_duration else ""} if names and word == "?" else {}

@@ -135,3 +135,8 @@ def test_time_is_left_to_what_goes_on(lease: Lease, service: Service, capsys: py
         service.answer = {"leases": [{**one, "state": state}], "machines": []}
         assert lease("status") == 0
         assert ("1 h 01 min" in capsys.readouterr().out) is is_shown, state
+
+
+def test_what_may_be_left_out_is_not_asked_for(call: Callable[..., int]) -> None:
+    with pytest.raises(BadOption, match="required: MACHINE$"):
+        call("lease", "ssh")
