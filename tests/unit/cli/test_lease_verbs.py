@@ -138,5 +138,5 @@ def test_time_is_left_to_what_goes_on(lease: Lease, service: Service, capsys: py
 
 
 def test_what_may_be_left_out_is_not_asked_for(call: Callable[..., int]) -> None:
-    with pytest.raises(BadOption, match="required: MACHINE$"):
+    with pytest.raises(BadOption, match=r"required: MACHINE$"):
         call("lease", "ssh")

@@ -80,22 +80,23 @@ class Front:
         return self._model.write(action, version, id, found)
 
     def _owner(self, sent: Sent, fields: dict[str, str]) -> Owner:
-        """Whose request it is. One who sends many that nobody signed is not looked at for a while."""
-        now = self._clock()
-        if not self._strangers.may_ask(sent.peer, now, cost=0):
-            raise Refused("RequestLimitExceeded", "Request limit exceeded: too many without a valid signature.")
-        owners: dict[str, Owner] = {}
+        """Whose request it is. One who sends many that nobody signed is not listened to for a while: an address; with a known key, that key
+        from there, for the users of a host have one address."""
+        now, who, owners = self._clock(), [sent.peer], dict[str, Owner]()
 
         def secret(key: str) -> str | None:
             if found := self._office.leases.store.read(lambda book: owner_of(book, key)):
                 owners[key] = found
-            return secret_of(self._site_key, key) if found else None
+                who.append(key)
+            is_heard = self._strangers.may_ask(" ".join(who), now, cost=0)
+            return secret_of(self._site_key, key) if found and is_heard else None
 
         try:
             key = signer(sent, fields, secret, now)
-        except Refused:
-            self._strangers.may_ask(sent.peer, now)
-            raise
+        except Refused as exc:
+            if self._strangers.may_ask(" ".join(who), now):
+                raise
+            raise Refused("RequestLimitExceeded", "Too many requests without a valid signature.") from exc
         if not self._owners.may_ask(key, now):
             raise Refused("RequestLimitExceeded", "Request limit exceeded.")
         return owners[key]

@@ -15,7 +15,7 @@ from tests.unit.lease.ec2.house import KEY, OTHER_KEY, SITE_KEY, House
 from tests.unit.lease.ec2.test_signature import changed, form, posted, presigned, version_2, with_header
 
 from belljar.host.http.server import Sent
-from belljar.lease.ec2.front import ACTIONS, OWNERS
+from belljar.lease.ec2.front import ACTIONS, OWNERS, STRANGERS
 from belljar.lease.ec2.keyring import secret_of
 from belljar.lease.ec2.model import model
 from belljar.lease.ec2.request import LARGEST_BODY
@@ -167,6 +167,21 @@ def test_a_key_that_asks_too_often_waits_and_no_other_does(house: House) -> None
     assert found[: int(OWNERS.burst)] == [(200, "")] * int(OWNERS.burst) and (503, "RequestLimitExceeded") in found
     assert code(wired(house, OTHER_KEY).describe_instances) == ""
     house.later += 60 / OWNERS.rate
+    assert said(house, signed(LIST)) == (200, "")
+
+
+def test_who_signs_wrongly_keeps_no_other_of_that_host_out(house: House) -> None:
+    """Users of one host have one address: a stale secret in somebody's script is that one's own trouble."""
+    others = signed(LIST, key=OTHER_KEY, secret=secret_of(SITE_KEY, OTHER_KEY))
+    for wrong, own in (
+        (signed(LIST, secret="stale"), (503, "RequestLimitExceeded")), (signed(LIST, key="BJNOBODYS"), (200, "")),
+        (replace(signed(LIST), headers=()), (200, "")),
+    ):  # fmt: skip
+        found = [said(house, wrong)[1] for _ in range(int(STRANGERS.burst) + 10)]
+        assert found[0] != "RequestLimitExceeded" and found[-1] == "RequestLimitExceeded"
+        assert said(house, others) == (200, "") and said(house, signed(LIST)) == own
+        assert house.front.answer(replace(signed(LIST), peer="192.0.2.9")).status == 200
+        house.later += STRANGERS.burst / STRANGERS.rate
     assert said(house, signed(LIST)) == (200, "")
 
 
