@@ -243,7 +243,7 @@ def test_what_was_used_is_told_from_the_events_and_agrees_with_what_limits_count
             clerk.acts["usage"](BOB, asked)
     with pytest.raises(NotPermitted):
         clerk.acts["over"](BOB, {})
-    with pytest.raises(BadRequest, match="back: not a number"):
+    with pytest.raises(BadRequest, match="back: 'x': not a number from 0 on"):
         clerk.acts["usage"](ADA, {"back": "x"})
     new = clerk.acts["over"](root, {})
     assert [found["machine"] for found in new["machines"]] == [first.id]

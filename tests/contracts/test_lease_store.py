@@ -124,7 +124,7 @@ def test_sums_of_an_owner(store: Store) -> None:
         book.put(gone)
 
     store.write(some)
-    assert store.read(lambda book: book.sums("ada")) == Sums(machines=3, cores=6, reserved=600, used=120)
+    assert store.read(lambda book: book.sums("ada")) == Sums(machines=3, reserved=600, used=120)
     assert store.read(lambda book: book.sums("ada", since=71.0)).used == 0
     assert store.read(lambda book: book.sums("eve")) == Sums()
     assert [one.id for one in store.read(lambda book: book.machines("ada", 0.0))] == [
