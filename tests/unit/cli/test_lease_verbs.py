@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from belljar.errors import BadOption
+from belljar.errors import BadOption, HostError
 
 KIND = b"ssh-ed25519"
 DATA = b"".join(len(one).to_bytes(4, "big") + one for one in (KIND, b"k" * 32))
@@ -25,7 +25,7 @@ class Service:
     """Keeps what it is asked, and answers the same each time."""
 
     def __init__(self, folder: Path) -> None:
-        self.door, self.asked = folder / "door", list[dict[str, Any]]()
+        self.door, self.asked, self.hangs_up = folder / "door", list[dict[str, Any]](), False
         self.answer: dict[str, Any] = {"lease": {"id": "r-1"}, "instances": [{"id": "i-1"}]}
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.door))
@@ -36,6 +36,9 @@ class Service:
     def _serve(self) -> None:
         while True:
             caller = self._socket.accept()[0]
+            if self.hangs_up:
+                caller.close()
+                continue
             with caller, caller.makefile("rwb") as lines:
                 if not (line := lines.readline()):
                     return
@@ -43,6 +46,7 @@ class Service:
                 lines.write(json.dumps(self.answer).encode() + b"\n")
 
     def close(self) -> None:
+        self.hangs_up = False
         with socket.socket(socket.AF_UNIX) as last:
             last.connect(str(self.door))
         self._thread.join()
@@ -135,6 +139,17 @@ def test_time_is_left_to_what_goes_on(lease: Lease, service: Service, capsys: py
         service.answer = {"leases": [{**one, "state": state}], "machines": []}
         assert lease("status") == 0
         assert ("1 h 01 min" in capsys.readouterr().out) is is_shown, state
+
+
+def test_a_service_that_hangs_up_has_a_reason(lease: Lease, service: Service, tmp_path: Path) -> None:
+    """As it does where a user has too many connections, before it has read what is asked."""
+    service.hangs_up = True
+    large = tmp_path / "begin.sh"
+    large.write_bytes(b"\xff" * 16384)  # more than a socket's buffer, as JSON
+    for words in (("status",), ("run", "debian12", "--user-data", str(large), "--token", "x" * 500_000)):
+        with pytest.raises(HostError, match="closed the connection") as caught:
+            lease(*words)
+        assert "32" in caught.value.hint and "log" in caught.value.hint
 
 
 def test_what_may_be_left_out_is_not_asked_for(call: Callable[..., int]) -> None:

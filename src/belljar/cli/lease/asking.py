@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def connected(path: Path) -> socket.socket:
 def say(door: socket.socket, do: str, **facts: Any) -> None:
     from belljar.model import dumps
 
-    door.sendall(dumps({"do": do, **facts}) + b"\n")
+    with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered all the same
+        door.sendall(dumps({"do": do, **facts}) + b"\n")
 
 
 def answer(door: socket.socket) -> dict[str, Any]:
@@ -50,10 +52,13 @@ def answer(door: socket.socket) -> dict[str, Any]:
 
     line = bytearray()
     while not line.endswith(b"\n") and len(line) < LARGEST_ANSWER:
-        data = door.recv(1)  # not one byte more: what follows may be the machine's
+        data = b""
+        with suppress(ConnectionResetError):
+            data = door.recv(1 << 16, socket.MSG_PEEK)
         if not data:
-            raise HostError("the lease service closed the connection", hint="See what it says in its log.")
-        line += data
+            hint = "It serves 32 at a time of one user, and each `belljar lease ssh` is one; else see its log."
+            raise HostError("the lease service closed the connection", hint=hint)
+        line += door.recv(data.find(b"\n") + 1 or len(data))  # not one byte more: what follows may be the machine's
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise error_of(answer)
