@@ -39,6 +39,16 @@ async def test_a_refusal_names_what_is_wrong_and_is_about_leases(
         assert "--help" in answer["hint"], answer
 
 
+async def test_queues_are_called_as_batch_systems_call_them(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        server = await house.opened(tmp_path / "door")
+        for queue in ("", "batch", "long,short", "all.q@@nodes", "workq@server-1"):
+            asked = {"do": "run", "wanted": WANTED | {"queue": queue}}
+            answer = await knock(tmp_path / "door", json.dumps(asked).encode() + b"\n")
+            assert answer["lease"]["wanted"]["queue"] == queue
+        server.close()
+
+
 async def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
     async with House(tmp_path).up() as house:
         server = await house.opened(tmp_path / "door")

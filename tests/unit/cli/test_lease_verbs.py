@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from belljar.cli.lease import asking
 from belljar.errors import BadOption, HostError
 
 KIND = b"ssh-ed25519"
@@ -150,6 +151,18 @@ def test_a_service_that_hangs_up_has_a_reason(lease: Lease, service: Service, tm
         with pytest.raises(HostError, match="closed the connection") as caught:
             lease(*words)
         assert "32" in caught.value.hint and "log" in caught.value.hint
+
+
+def test_a_service_that_says_nothing_is_not_waited_for_without_end(
+    tmp_path: Path, call: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "ANSWER", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "door"))
+        silent.listen()
+        with pytest.raises(HostError, match="no answer of the lease service") as caught:
+            call("lease", "status", "--door", str(tmp_path / "door"))
+    assert "try again" in caught.value.hint.lower()
 
 
 def test_what_may_be_left_out_is_not_asked_for(call: Callable[..., int]) -> None:

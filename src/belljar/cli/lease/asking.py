@@ -11,6 +11,7 @@ from typing import Any
 from belljar.errors import BadOption, HostError, NotPermitted
 
 LARGEST_ANSWER = 64 << 20
+ANSWER = 120.0  # seconds; it may ask the batch system twice, and a pilot
 KEYS = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
 DOOR = "--door PATH :path =/run/belljar-lease/door | the service's socket on this host"
 
@@ -26,6 +27,7 @@ def connected(path: Path) -> socket.socket:
     door = socket.socket(socket.AF_UNIX)
     try:
         door.connect(str(path))
+        door.settimeout(ANSWER)  # not before: a full backlog would be an error then
     except PermissionError as exc:
         door.close()
         raise NotPermitted(f"{path}: {exc.strerror}") from exc
@@ -41,7 +43,7 @@ def connected(path: Path) -> socket.socket:
 def say(door: socket.socket, do: str, **facts: Any) -> None:
     from belljar.model import dumps
 
-    with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered all the same
+    with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # it may have answered all the same
         door.sendall(dumps({"do": do, **facts}) + b"\n")
 
 
@@ -52,9 +54,13 @@ def answer(door: socket.socket) -> dict[str, Any]:
 
     line = bytearray()
     while not line.endswith(b"\n") and len(line) < LARGEST_ANSWER:
-        data = b""
-        with suppress(ConnectionResetError):
+        try:
             data = door.recv(1 << 16, socket.MSG_PEEK)
+        except TimeoutError as exc:
+            hint = "Try again: what was asked may be done all the same."
+            raise HostError(f"no answer of the lease service in {ANSWER:.0f} s", hint=hint) from exc
+        except ConnectionResetError:
+            data = b""
         if not data:
             hint = "It serves 32 at a time of one user, and each `belljar lease ssh` is one; else see its log."
             raise HostError("the lease service closed the connection", hint=hint)

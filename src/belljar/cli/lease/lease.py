@@ -180,6 +180,7 @@ def connect(args: argparse.Namespace, house: House) -> int:
     with connected(args.door) as door:
         say(door, "connect", id=args.machine)
         answer(door)
+        door.settimeout(None)  # ssh's own from here on
         inputs = [0, door.fileno()]
         while True:
             for ready in select.select(inputs, [], [])[0]:

@@ -33,7 +33,7 @@ ASK = 20.0  # seconds for a question
 MOST = 256  # connections at a time; of one user an eighth
 KEY_KINDS = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521",
              "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")  # fmt: skip
-QUEUE = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_.@:+-]{,99}|")
+QUEUE = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_.,@:+-]{,99}|")
 
 Answer = dict[str, Any]
 Act = Callable[[Owner, Answer], Answer]
