@@ -25,6 +25,7 @@ END_AGAIN = 20.0  # seconds after which a machine that does not end is told agai
 OUR_REASONS = ("belljar:", "Prolog error", "Duplicate jobid")
 OVER = "its job has ended"
 ASKERS = "refused: "  # begins the reason of a start that failed by what the job asks for
+RELEASES = (Do.MOVE, Do.GIVE_BACK)  # after these the job may start
 Run = Callable[[tuple[str, ...]], Awaitable[bytes]]
 
 
@@ -35,7 +36,8 @@ class Acts:
     """*complain*: where a failure is told of. *wake*: what was done beside all else has come to its end.
 
     `closed`: baits that it closed. `working`: machines with which something is done. `ended`: machine -> why, of those that did not
-    come, or have gone. `proved`: machine -> "" where it is clean, or what is not."""
+    come, or have gone. `proved`: machine -> "" where it is clean, or what is not. `released`: arrays of which a task was, since the last
+    look."""
 
     def __init__(
         self, settings: Settings, pool: Pool, keeper: Keeper, run_command: Run, clock: Callable[[], float],
@@ -46,6 +48,7 @@ class Acts:
         self.closed: set[str] = set()
         self.working: dict[str, asyncio.Task[None]] = {}  # by machine
         self.ended, self.proved = dict[str, str](), dict[str, str]()
+        self.released = set[str]()
         self._made = set[str]()  # machines that a look may not have seen yet
         self._ending: dict[str, float] = {}  # when each machine was last told to end
 
@@ -85,6 +88,8 @@ class Acts:
                 Do.NOTE: lambda: (client.note(job, act.of),),
                 Do.FORCE_END: lambda: (client.force_end(job.id),),
             }
+            if act.do in RELEASES:
+                self.released.add(job.array[0])
             await self.run_all(acts[act.do](), f"job {job.id}")
 
     def _unpin(self, job: JobView, entry: Entry) -> tuple[tuple[str, ...], ...]:
@@ -126,6 +131,7 @@ class Acts:
     def forget(self, machines: frozenset[str], wanted: frozenset[str], idle: frozenset[str]) -> None:
         """What is kept of machines that nobody asks about any more. *machines*: that live. *idle*: those of no job: what was proved of
         them is true until they have one."""
+        self.released.clear()
         self.ended = {id: why for id, why in self.ended.items() if id in wanted}
         self.proved = {id: said for id, said in self.proved.items() if id in idle}
         self._made &= wanted

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar.bait import Settings
-from belljar.bait.acts import ASKERS, Acts, Run, command
+from belljar.bait.acts import ASKERS, RELEASES, Acts, Run, command
 from belljar.bait.arrivals import listening
-from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, Act, Do, Seen, recover
+from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, Act, Seen, recover
 from belljar.bait.decisions.arrays import must_wait, newcomers
 from belljar.bait.decisions.cache import NEVER, next_step, terms_of, with_kept, with_machines
 from belljar.bait.decisions.decide import (
@@ -235,8 +235,8 @@ class Daemon:
 
     async def _act(self, act: Act, entry: Entry, jobs: Mapping[str, JobView]) -> None:
         job = jobs.get(entry.job)
-        is_release = act.do in (Do.MOVE, Do.GIVE_BACK) and self._pool.client.moves_whole_arrays
-        if not is_release or job is None or not must_wait(job, self.journal.entries, jobs):
+        is_release = act.do in RELEASES and self._pool.client.moves_whole_arrays
+        if not is_release or job is None or not must_wait(job, jobs, self._acts.released):
             await self._acts.do(act, job, entry)
 
     async def _jobs(self) -> dict[str, JobView]:

@@ -93,6 +93,30 @@ async def test_an_array_that_is_moved_as_a_whole_comes_to_one_bait_and_moves_tas
     assert {one[1] for one in house.side.asked if one[0] == "move"} == {"7.1", "7.2"}
 
 
+@pytest.mark.parametrize("came", [(1, 2, 10), (2, 10, 1), (10, 2, 1)])
+async def test_of_tasks_that_are_ready_at_once_one_is_released_in_whatever_order_they_came(
+    house: House, came: tuple[int, ...]
+) -> None:
+    """Else the first one would start where the second one is to run."""
+    house.side.moves_whole_arrays, jobs = True, house.side.seen["jobs"]
+    for number in came:
+        jobs[f"7.{number}"] = task(number, JobState.RUNNING)
+        house.side.taken_back.clear()
+        asking = asyncio.ensure_future(house.daemon.arrived(f"7.{number}", False))
+        await house.side.taken_back.wait()
+        jobs[f"7.{number}"] = task(number, JobState.HELD)
+        assert await asking
+    await house.looks(6)
+    nodes = {job: f"vm{entry.machines[0]}x" for job, entry in house.daemon.journal.entries.items()}
+    house.side.seen["nodes"] |= {name: NodeView(name, NodeState.IDLE) for name in nodes.values()}
+    for number in came:
+        await house.looks(1)
+        first, *others = [one[1] for one in house.side.asked if one[0] == "move"]
+        assert (first, others) == (f"7.{number}", [])
+        jobs[first] = replace(task(number, JobState.RUNNING), on=(nodes[first],))
+        house.side.asked.clear()
+
+
 async def test_a_bait_without_a_reason_is_opened_by_who_closed_it(house: House, tmp_path: Path) -> None:
     house.side.tells_reasons = False
     shut = NodeView("bait1", NodeState.OUT, (), "d")
