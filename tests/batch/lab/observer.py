@@ -268,8 +268,13 @@ class Watch:
                 continue
             charged = max(0, ceil(one["ended_at"] - one["began_at"]))
             ran = moments.get("terminated", max(report["mono"] for report in said)) - moments["running"]
-            is_whole = "terminated" in moments and one["cause"] != "Server.NodeLost"
-            if charged < 0 or (is_whole and abs(charged - ran) > 1):
+            last = max(report["seq"] for report in said if report["instance"] == id)
+            is_told = (
+                last <= records["slots"].get(one["slot"], {"seq": last})["seq"]
+            )  # else its pilot was killed before
+            is_whole = "terminated" in moments and is_told and one["cause"] != "Server.NodeLost"
+            is_more = "terminated" in moments and charged > ran + 1
+            if charged < 0 or is_more or (is_whole and abs(charged - ran) > 1):
                 self.say(f"I4: {id} is charged {charged} s, and ran {ran:.1f} s by its pilot's journal")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.batch.lab.observer import Watch
 
-from belljar.lease import Cause, Instance, InstanceState, Lease, LeaseState, Wanted
+from belljar.lease import Cause, Instance, InstanceState, Lease, LeaseState, Slot, Wanted
 from belljar.lease.decisions.case import Case
 from belljar.lease.store import Store, open_store
 from belljar.records import replace
@@ -128,6 +128,16 @@ def test_i3(watch: Watch, store: Store, capsys: pytest.CaptureFixture[str]) -> N
 def test_i4(watch: Watch, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     journal(watch, {"seq": 1, "state": "running", "mono": 5.0}, {"seq": 2, "state": "terminated", "mono": 7.0})
     assert "I4: i-1 is charged 4 s, and ran 2.0 s" in found(watch, capsys)
+
+
+@pytest.mark.parametrize(("applied", "at", "is_wrong"), [(1, 25.0, False), (2, 25.0, True), (1, 7.0, True)])
+def test_i4_of_a_pilot_that_was_killed_before_it_could_tell_the_end(
+    watch: Watch, store: Store, capsys: pytest.CaptureFixture[str], applied: int, at: float, is_wrong: bool
+) -> None:
+    """Then less is charged than ran, and never more."""
+    store.write(lambda book: book.put(Slot(ID, 1, 0, "pilot", seq=applied)))
+    journal(watch, {"seq": 1, "state": "running", "mono": 5.0}, {"seq": 2, "state": "terminated", "mono": at})
+    assert ("I4: " in found(watch, capsys)) == is_wrong
 
 
 def test_i5(watch: Watch, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
