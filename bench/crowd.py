@@ -239,7 +239,7 @@ async def bare(folder: Path, count: int) -> tuple[Row, Row]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Bare(key), "127.0.0.1", 0, ssl=context, backlog=BACKLOG)
     where = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    job = JobFile("r-0", 1, count, (where,), pin, key.hex(), 60.0, 60.0, 60.0, 0.0, 10.0)
+    job = JobFile(f"r-{0:017x}", 1, count, (where,), pin, key.hex(), 60.0, 60.0, 60.0, 0.0, 10.0)
     write_whole(file, dumps(job))
     async with crowd(file, count) as pilots:
         found = await pilots.all("connect"), await pilots.all("hello")

@@ -47,7 +47,7 @@ from tests.unit.lease.ec2.house import KEY, SITE_KEY
 from belljar.cli.host.reap import MARK
 from belljar.errors import CommandFailed
 from belljar.host.processes import start_time, with_option
-from belljar.lease import AccessKey, Cause, InstanceState, LeaseState, Size
+from belljar.lease import AccessKey, InstanceState, LeaseState, Size
 from belljar.lease.ec2.front import Front
 from belljar.lease.ec2.office import Office, image_id
 from belljar.lease.orders import Do, MachineOrder, Order
@@ -58,6 +58,7 @@ from belljar.model import dumps
 COUNTS = (1, 2, 4, 8, 16, 256, 1000)
 NODES = (1, 2, 4, 8, 16)
 ROW = 64
+LOOK = 0.1  # seconds from a pilot's hello to its order: so many at once connect, say hello and are ordered in 0.13
 # Milliseconds, of the talk's tables; lease.md 10.6 set the gates.
 TALK = {"reserve": 743.6, "restore": 1317.2, "kill-all": 2336.3}
 I = InstanceState  # noqa: E741
@@ -69,7 +70,9 @@ def main() -> None:
     arguments.add_argument("--part", action="append", choices=("channel", "requests", "node", "slurm"))
     arguments.add_argument("--counts", type=int, nargs="+", default=COUNTS)
     arguments.add_argument("--rounds", type=int, default=5, help="of each N up to 256 (default: %(default)s)")
-    arguments.add_argument("--first", action="store_true", help="channel: before all else on this host, as root may")
+    arguments.add_argument(
+        "--first", action="store_true", help="hellos and orders: before all else on this host, as root may"
+    )
     arguments.add_argument(
         "--folder", type=Path, help="where the service has its records (default: a new one in /var/tmp)"
     )
@@ -84,6 +87,11 @@ def main() -> None:
     publish(args, figures)
 
 
+def rank(priority: int) -> None:
+    """Before all else on this host; 0: as others are."""
+    os.sched_setscheduler(0, os.SCHED_RR if priority else os.SCHED_OTHER, os.sched_param(priority))
+
+
 def gate(gates: list[tuple[object, ...]], what: str, found: float, limit: float, *, unit: str = "ms") -> None:
     """*limit*: the figure to be under."""
     gates.append((what, f"{found:.1f} {unit}", f"{limit:g} {unit}", round(limit / found, 1) if found else "-"))
@@ -94,8 +102,7 @@ def gate(gates: list[tuple[object, ...]], what: str, found: float, limit: float,
 
 def channel(args: argparse.Namespace, folder: Path, figures: dict[str, Any], gates: list[tuple[object, ...]]) -> None:
     found: dict[int, dict[str, float]] = {}
-    if args.first:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # and so of the simulated pilots
+    rank(1 if args.first else 0)  # and so of the simulated pilots
     for count in args.counts:
         rounds = []
         for number in range(args.rounds if count <= 256 else 1):
@@ -108,7 +115,7 @@ def channel(args: argparse.Namespace, folder: Path, figures: dict[str, Any], gat
             one["KiB a pilot"] for one in rounds
         )  # later ones use what the first has left
     progress("")
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    rank(0)
     names = list(next(iter(found.values())))
     table(("ms, by pilots", *map(str, found)), [(name, *(found[count][name] for count in found)) for name in names])
     figures["channel"] = found
@@ -250,7 +257,9 @@ def node(args: argparse.Namespace, folder: Path, figures: dict[str, Any], gates:
             asyncio.run(killed(new(place / f"kill{count}.{number}"), args.image, count))
             for number in range(args.rounds)
         )
+    rank(1 if args.first else 0)  # and so of keepers, and QEMU
     row = spread(asyncio.run(a_row(new(place / "row"), args.image)))
+    rank(0)
     found |= {f"order to QEMU's process, {name}": row[name] for name in ("p50", "p99")}
     table(("ms, of a node", "median"), sorted(found.items()))
     figures["node"] = found
@@ -310,18 +319,25 @@ async def a_life(folder: Path, image: str) -> dict[str, float]:
 
 
 async def a_row(folder: Path, image: str) -> list[float]:
-    """Milliseconds from each order's way into the channel to its QEMU's process, by the machine's journal, which has it when it is there."""
+    """Milliseconds from each order's way into the channel to its QEMU's process, by the machine's journal, which has it when it is there.
+    Each is the first of a pilot, and comes when it would if so many had begun at once."""
     request, found = dumps(MachineOrder(image, memory=512 << 20, network="none")).decode(), list[float]()
-    async with pilot_with(folder, image, 1, grace=0.0) as (_, there):
-        (slot,) = there.channel.connected
-        for number in range(ROW + 1):
-            id, begin = f"i-{number}", time.time()
-            if number:  # the first is there
-                there.channel.order(slot, Order(Do.START, id, request))
-                await there.until(lambda: "running" in there.states(id), 60)  # noqa: B023
-                found.append(1000 * (spawned(id) - begin))
-            there.channel.order(slot, Order(Do.STOP, id, why=Cause.USER.value))
-            await there.until(lambda: "terminated" in there.states(id), 60)  # noqa: B023
+    for number in range(ROW):
+        place, id = new(folder / str(number)), f"i-{number}"
+        there = Heard(place, (Order(Do.WAIT),))
+        async with there.up():
+            job = job_for(there, deadline=3600.0, heartbeat=20.0, grace=0.0)
+            run = Running(job, place, make=lambda changed: Machines(job.lease, job.grace, changed))  # noqa: B023
+            await there.until(lambda: there.heard, 60)  # noqa: B023
+            await asyncio.sleep(LOOK)
+            (slot,) = there.channel.connected
+            there.channel.order(slot, Order(Do.GO))
+            begin = time.time()
+            there.channel.order(slot, Order(Do.START, id, request))
+            await there.until(lambda: "running" in there.states(id), 60)  # noqa: B023
+            found.append(1000 * (spawned(id) - begin))
+            run.pilot.signalled(signal.SIGTERM)
+            await run.ended(60)
     return found
 
 

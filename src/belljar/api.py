@@ -31,7 +31,7 @@ from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
 from belljar.machine.life.output import kept
-from belljar.machine.outside import detached
+from belljar.machine.outside.detached import Keeper, Started
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
@@ -56,6 +56,7 @@ class Options(Asked, total=False):
     outputs: Mapping[str, str]  # path in the guest -> path here
 
 
+_KEEPERS: list[Keeper] = []  # that wait
 INSIDE = frozenset(Options.__annotations__) - frozenset(Asked.__annotations__)
 
 
@@ -103,7 +104,7 @@ def _sync(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 class Machine:
     """A machine, live or ended. Made by `start`, `find` and `machines`."""
 
-    def __init__(self, id: MachineId, house: House, started: detached.Started | None = None) -> None:
+    def __init__(self, id: MachineId, house: House, started: Started | None = None) -> None:
         self.id = id
         self._house, self._started = house, started
 
@@ -246,13 +247,16 @@ def start(
     process ends."""
     house = _house()
     wanted = argv if isinstance(argv, Request) else request(argv, **options)
+    if tied and not stdin and (keeper := _expected()) is not None:
+        started = keeper.take(wanted)
+        return Machine(started.id, house, started)
     file = os.memfd_create("stdin") if stdin else None
     try:
         if file is not None:
             with open(file, "wb", closefd=False) as whole:
                 whole.write(stdin)
             os.lseek(file, 0, os.SEEK_SET)
-        started = detached.start(wanted, config_file=house.config_file, stdin=file, tied=tied)
+        started = Keeper(config_file=house.config_file, stdin=file, tied=tied).take(wanted)
     finally:
         if file is not None:
             os.close(file)
@@ -264,6 +268,28 @@ async def astart(
 ) -> Machine:
     """`start`."""
     return await in_thread(lambda: start(argv, stdin=stdin, tied=tied, **options), undo=Machine.release)
+
+
+def expect() -> None:
+    """A tied machine without stdin is started soon: its keeper starts now, and `start` does not wait for that."""
+    with suppress(BelljarError, OSError):  # `start` tells it
+        if not _KEEPERS:
+            _KEEPERS.append(Keeper(config_file=_house().config_file, tied=True))
+
+
+def expect_none() -> None:
+    """What `expect` has begun is of no use any more."""
+    with suppress(IndexError):
+        _KEEPERS.pop().release()
+
+
+def _expected() -> Keeper | None:
+    with suppress(IndexError):
+        keeper = _KEEPERS.pop()
+        if keeper.is_there:
+            return keeper
+        keeper.release()
+    return None
 
 
 def machines(*, ended: bool = False) -> list[Machine]:

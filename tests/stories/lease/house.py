@@ -33,11 +33,18 @@ class NoGuests:
         self.killed: list[str] = []
         self.told: list[tuple[str, str, bytes]] = []
         self.graces: list[float] = []
+        self.expects = 0
         self.shell: Callable[[str, bytes], Awaitable[bytes]]
 
     @property
     def living(self) -> frozenset[str]:
         return frozenset(self._living)
+
+    def expect(self) -> None:
+        self.expects += 1
+
+    def expect_none(self) -> None:
+        self.expects = 0
 
     def start(self, instance: str, order: MachineOrder) -> None:
         self.started[instance] = order

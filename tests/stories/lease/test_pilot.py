@@ -25,11 +25,13 @@ async def test_a_machine_runs_until_its_owner_gives_it_back(tmp_path: Path) -> N
     async with service.up():
         run = Running(job_for(service), tmp_path)
         await service.until(lambda: "running" in service.states("i-1"))
+        assert run.machines.expects == 1  # before it was ordered
         hello = service.heard[0]
         assert (hello.tell, hello.seq, hello.facts and hello.facts.host) == (Tell.HELLO, 0, "node1")
         assert service.channel.connected == {f"{LEASE}.1.0"}
         service.channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
         await run.ended()
+    assert run.machines.expects == 0
     assert service.states("i-1") == ["staging", "booting", "running", "stopping", "terminated"]
     assert [one.seq for one in service.heard if one.seq] == list(range(1, 7))
     assert (service.heard[-1].tell, service.heard[-1].cause) == (Tell.ENDED, Cause.USER)

@@ -37,6 +37,7 @@ OPTIONS = """
 
 def run(args: argparse.Namespace, house: House) -> int:
     """The part of whoever is asked: it ends with the answer, and the keeper is nobody's child."""
+    _make_ready(house)
     try:
         request = asked(args, house)
     except BelljarError as exc:
@@ -54,6 +55,16 @@ def run(args: argparse.Namespace, house: House) -> int:
         answer = file.read(LONGEST_ANSWER) or json.dumps(answer_of(_died(child))).encode() + b"\n"
     sys.stdout.buffer.write(answer)
     return 0 if b'"id"' in answer[:6] else OUR_FAILURE
+
+
+def _make_ready(house: House) -> None:
+    """Import what every request needs, before it comes. What is wrong with the settings is told to who asks."""
+    from importlib import import_module
+
+    for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work"):
+        import_module(f"belljar.{name}")
+    with suppress(BelljarError, OSError):
+        house.supervisor()
 
 
 def asked(args: argparse.Namespace, house: House) -> Request:

@@ -50,7 +50,7 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
             raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
     wanted = _with_user_data(wanted, args, house)
     stdin = 0 if isinstance(wanted.work, RunPayload) and stat.S_ISREG(os.fstat(0).st_mode) else None
-    print(detached.start(wanted, config_file=house.config_file, stdin=stdin).id)
+    print(detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted).id)
     return 0
 
 

@@ -36,6 +36,8 @@ class Machines:
     """*changed* hears of each change. *lease*: what they are for, in their records. *grace*: seconds for a guest to shut down. All
     calls return at once, but `tell_guest` and `carry`."""
 
+    expect, expect_none = staticmethod(api.expect), staticmethod(api.expect_none)
+
     def __init__(self, lease: str, grace: float, changed: Changed) -> None:
         self._lease, self._grace, self._changed = lease, grace, changed
         self._tasks: dict[str, asyncio.Task[None]] = {}

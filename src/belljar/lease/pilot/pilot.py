@@ -77,6 +77,7 @@ class Pilot:
             self._journal.write("ended")
         finally:
             talking.cancel()
+            self._machines.expect_none()
             await asyncio.gather(talking, self._asides.end(), self._trunk.works.end(), return_exceptions=True)
             self._journal.close()
 
@@ -85,6 +86,7 @@ class Pilot:
     async def _gate(self) -> bool:
         """May it take machines? False: there is no such lease any more. Nothing was made yet, so it may leave at once."""
         limit, is_answered = self.begun + self._job.claim, False
+        self._machines.expect()
         while True:
             match await self._next(min(limit, self._ends)):
                 case None:

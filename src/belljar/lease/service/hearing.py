@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from belljar.errors import BelljarError
 from belljar.host.threads import in_thread
@@ -46,8 +47,7 @@ class Hearing:
                 count = len(self._waiting)
                 await asyncio.sleep(0)
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-            reports = [one for one, _ in batch]
-            found = await in_thread(lambda reports=reports: self._together(reports))  # type: ignore[misc]
+            found = await in_thread(partial(self._together, [one for one, _ in batch]))
             for (_, answer), result in zip(batch, found, strict=True):
                 if not answer.done():  # else its connection is gone: it says so again by the next one
                     answer.set_result(result)
@@ -55,17 +55,13 @@ class Hearing:
     def _together(self, reports: list[Report]) -> list[Orders | Exception]:
         """Of each its orders, or why it could not be written down. One that is wrong keeps no other from it."""
         try:
-            return [*self._store.write(lambda book: self._written(book, reports))]
+            return self._store.write(lambda book: [*map(partial(self._one, book, {}), reports)])
         except (BelljarError, ValueError, OSError) as exc:
             if len(reports) == 1 or isinstance(exc, BelljarError):
                 return [exc] * len(reports)
         return [result for one in reports for result in self._together([one])]
 
-    def _written(self, book: Book, reports: list[Report]) -> list[Orders]:
-        known: dict[str, Case | None] = {}
-        return [self._one(book, one, known) for one in reports]
-
-    def _one(self, book: Book, report: Report, known: dict[str, Case | None]) -> Orders:
+    def _one(self, book: Book, known: dict[str, Case | None], report: Report) -> Orders:
         """*known*: cases as this transaction has them."""
         now, id = self._clock(), book.lease_of(report)
         case = known[id] if id in known else book.case(id)

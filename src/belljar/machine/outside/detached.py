@@ -38,41 +38,55 @@ class Started:
             self.tie = None
 
 
-def start(
-    request: Request, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False,
-    patience: float = PATIENCE,
-) -> Started:  # fmt: skip
-    """Start a keeper; returns when its machine is claimed. *stdin*: the payload's. Raises what kept it from being
-    claimed."""
-    words = ["--config", str(config_file)] if config_file is not None else []
-    words += ["internal", "keep"] + (["--tied"] if tied else [])
-    copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request
-    words += ["--stdin", str(copies[0])] if copies else []
-    try:
-        keeper = subprocess.Popen([*command(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=copies)
-    finally:
-        for copy in copies:
-            os.close(copy)
-    assert keeper.stdin is not None and keeper.stdout is not None
-    with keeper.stdout:
+class Keeper:
+    """A process that waits for a request: what was made before need not be waited for. One that is not used is to be released."""
+
+    def __init__(self, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False) -> None:
+        """*stdin*: the payload's."""
+        words = ["--config", str(config_file)] if config_file is not None else []
+        words += ["internal", "keep"] + (["--tied"] if tied else [])
+        copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request
+        words += ["--stdin", str(copies[0])] if copies else []
+        pipe, self._is_tied = subprocess.PIPE, tied
         try:
-            with suppress(BrokenPipeError):  # then its answer says why
-                keeper.stdin.write(dumps(request) + b"\n")
-                keeper.stdin.flush()
-            answer = _answer(keeper, patience)
-        except BaseException:  # re-raised: Ctrl-C leaves no keeper behind either
+            self._process = subprocess.Popen([*command(), *words], stdin=pipe, stdout=pipe, pass_fds=copies)
+        finally:
+            for copy in copies:
+                os.close(copy)
+
+    @property
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    def take(self, request: Request, patience: float = PATIENCE) -> Started:
+        """Return when its machine is claimed. Raises what kept it from being claimed."""
+        keeper = self._process
+        assert keeper.stdin is not None and keeper.stdout is not None
+        with keeper.stdout:
+            try:
+                with suppress(BrokenPipeError):  # then its answer says why
+                    keeper.stdin.write(dumps(request) + b"\n")
+                    keeper.stdin.flush()
+                answer = _answer(keeper, patience)
+            except BaseException:  # re-raised: Ctrl-C leaves no keeper behind either
+                keeper.stdin.close()
+                keeper.terminate()
+                keeper.wait()
+                raise
+        keeper.wait()
+        if self._is_tied and "id" in answer:
+            return Started(str(answer["id"]), keeper.stdin)
+        with suppress(BrokenPipeError):
             keeper.stdin.close()
-            keeper.terminate()
-            keeper.wait()
-            raise
-    keeper.wait()
-    if tied and "id" in answer:
-        return Started(str(answer["id"]), keeper.stdin)
-    with suppress(BrokenPipeError):
-        keeper.stdin.close()
-    if "id" not in answer:
-        raise error_of(answer)
-    return Started(str(answer["id"]), None)
+        if "id" not in answer:
+            raise error_of(answer)
+        return Started(str(answer["id"]), None)
+
+    def release(self) -> None:
+        """It was asked for nothing, and so has made nothing."""
+        self._process.kill()
+        with self._process:
+            pass
 
 
 def command() -> list[str]:
