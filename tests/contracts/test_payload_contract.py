@@ -95,7 +95,10 @@ async def test_a_missing_working_directory_is_named(channel: socket) -> None:
 
 
 async def test_nothing_the_payload_started_outlives_it(channel: socket) -> None:
-    script = "sleep 1000 & echo $!; (setsid sleep 1000 & echo $!); (setsid sh -c 'sleep 1000 & echo $!; wait' &) ; sleep 0.05"
+    script = (
+        "p=$(mktemp -u) && mkfifo $p; sleep 1000 & echo $!; (setsid sleep 1000 & echo $!);"
+        " (setsid sh -c 'sleep 1000 & echo $!; : >$0; wait' $p &) ; : <$p; rm $p"
+    )
     async with talking(channel) as guest:
         done = await ran(guest, shell(script))
     pids = [int(word) for word in done.out.split()]
