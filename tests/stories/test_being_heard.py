@@ -130,10 +130,16 @@ def test_while_its_record_is_moved_to_a_disk_that_does_not_answer(
 
 def test_while_old_records_are_dropped(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outcome stays what it is: the job is done."""
-    may_end = threading.Event()
-    monkeypatch.setattr(supervisor, "prune", lambda *a, **k: may_end.wait(LONGEST))
+    may_end, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
+
+    def held(*_: object, **__: object) -> None:
+        loops[0].call_soon_threadsafe(loops[0].call_later, 1000.0, house.orders.give, Signal(signal.SIGTERM))
+        may_end.wait(LONGEST)
+
+    monkeypatch.setattr(supervisor, "prune", held)
+    house.at["after-claim"] = lambda: loops.append(asyncio.get_running_loop())
     try:
-        outcome = house.run(house.request(), (1000.0, Signal(signal.SIGTERM)))
+        outcome = house.run(house.request())
     finally:
         may_end.set()
     assert outcome.exit_code == 0 and house.saved_outcome()["exit_code"] == 0
