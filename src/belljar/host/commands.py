@@ -58,18 +58,27 @@ def run(
     check: bool = True,
     env: Mapping[str, str] | None = None,
     bound: bool = False,
+    hasty: bool = False,
 ) -> Finished:
-    """Run to the end. Raises CommandMissing, CommandFailed with its last line. *bound*: it dies with us in any case."""
+    """Run to the end. Raises CommandMissing, CommandFailed with its last line. *bound*: it dies with us in any case. *hasty*: it
+    does not wait until a pipe has taken all that it prints, so that goes into memory."""
     import subprocess
 
-    child = _spawn(argv, env, bound)
+    printed = os.memfd_create("printed") if hasty else subprocess.PIPE
     try:
-        out, err = child.communicate(stdin, timeout)
-    except subprocess.TimeoutExpired as exc:
-        raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
+        child = _spawn(argv, env, bound, printed)
+        try:
+            out, err = child.communicate(stdin, timeout)
+        except subprocess.TimeoutExpired as exc:
+            raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
+        finally:
+            child.kill()
+            child.__exit__(None, None, None)
+        if hasty:
+            out = os.pread(printed, os.fstat(printed).st_size, 0)
     finally:
-        child.kill()
-        child.__exit__(None, None, None)
+        if hasty:
+            os.close(printed)
     return _checked(Finished(tuple(argv), child.returncode, out, err), check)
 
 
@@ -84,7 +93,7 @@ async def run_beside(argv: Sequence[str], *, timeout: float, check: bool = True)
 
     from belljar.host.threads import in_thread
 
-    child = _spawn(argv, None, bound=False)
+    child = _spawn(argv, None, False, subprocess.PIPE)
 
     def finish() -> Finished:
         with child:
@@ -102,7 +111,7 @@ async def run_beside(argv: Sequence[str], *, timeout: float, check: bool = True)
         child.kill()
 
 
-def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool) -> subprocess.Popen[bytes]:
+def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool, out: int) -> subprocess.Popen[bytes]:
     import subprocess
 
     program = argv[0] if "/" in argv[0] else which(argv[0])
@@ -112,7 +121,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool) -> s
     try:
         return subprocess.Popen(
             [*before, program, *argv[1:]],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
+            stdin=subprocess.PIPE, stdout=out, stderr=subprocess.PIPE, env=env,
         )  # fmt: skip
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc

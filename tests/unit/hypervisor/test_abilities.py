@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,6 +91,28 @@ def test_qemu_is_asked_once_until_its_file_changes(tmp_path: Path) -> None:
     fake_qemu(tmp_path / "qemu", "QEMU emulator version 8.2.1 (another one)", schema=LATER)
     assert abilities.ask(qemu, memory).readonly_ram
     assert not first.readonly_ram
+
+
+def test_a_qemu_that_quits_before_its_answer_is_read_is_heard_to_the_end(tmp_path: Path) -> None:
+    """Its answer is larger than a pipe, and it waits for no reader: on a busy host it lacked what its clones grow by."""
+    qemu, answer = tmp_path / "qemu", tmp_path / "answer"
+    fake_qemu(qemu)
+    answer.write_bytes(answers([*({"name": str(n), "meta-type": "enum", "values": []} for n in range(9000)), *NEW]))
+    assert answer.stat().st_size > 1 << 18
+    once = f"import os; os.set_blocking(1, False); os.write(1, open({str(answer)!r}, 'rb').read())"
+    text = qemu.read_text().replace("*) cat", f'-nodefaults) exec {sys.executable} -c "{once}" ;;\n*) cat')
+    qemu.write_text(text)
+    assert abilities.ask(str(qemu), tmp_path / "memory.json").features == set(abilities.FEATURES)
+
+
+def test_what_a_qemu_could_not_say_to_the_end_is_asked_again(tmp_path: Path) -> None:
+    qemu, memory, busy = tmp_path / "qemu", tmp_path / "memory.json", tmp_path / "busy"
+    text = Path(fake_qemu(qemu, schema=NEW)).read_text()
+    qemu.write_text(text.replace("*) cat", f"*) [ -e {busy} ] && kill -9 $$; cat"))
+    busy.touch()
+    assert abilities.ask(str(qemu), memory).features == set()
+    busy.unlink()
+    assert abilities.ask(str(qemu), memory).features == set(abilities.FEATURES)
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b"{}", b'{"identity": 1}', b"\0" * 100])

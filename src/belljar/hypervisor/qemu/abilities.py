@@ -71,19 +71,27 @@ def ask(binary: str, memory: Path) -> Abilities:
     known = identity(binary)
     try:
         said = read_json(memory)
-        if said["identity"] == known and said["asked"] == [*DEVICES, *FEATURES]:
+        if said["identity"] == known and said["asked"] == [*DEVICES, *FEATURES] and said["whole"]:
             major, minor, micro = map(int, said["version"])
             has = (frozenset(said["devices"]), frozenset(said["features"]))
             return Abilities(binary, known, (major, minor, micro), str(said["name"]), *has)
     except (OSError, ValueError, KeyError, TypeError, HostError):
         pass  # nothing worth remembering
-    found = _ask(binary, known)
-    facts = {"identity": known, "asked": [*DEVICES, *FEATURES], "version": found.version, "name": found.name}
-    write_whole(memory, dumps({**facts, "devices": sorted(found.devices), "features": sorted(found.features)}))
+    found, is_whole = _ask(binary, known)
+    if is_whole:
+        facts = {
+            "identity": known,
+            "asked": [*DEVICES, *FEATURES],
+            "whole": True,
+            "version": found.version,
+            "name": found.name,
+        }
+        write_whole(memory, dumps({**facts, "devices": sorted(found.devices), "features": sorted(found.features)}))
     return found
 
 
-def _ask(binary: str, known: str) -> Abilities:
+def _ask(binary: str, known: str) -> tuple[Abilities, bool]:
+    """Its abilities, and is that all? A QEMU that could not be asked to the end may have more."""
     line = run([binary, "--version"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace").partition("\n")[0].strip()
     version = read_version(line)
     if version is None:
@@ -96,8 +104,8 @@ def _ask(binary: str, known: str) -> Abilities:
     if missing:
         raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
     asking = [binary, "-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-qmp", "stdio"]
-    said = run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, check=False).out
-    return Abilities(binary, known, version, line, devices, read_schema(said))
+    said = run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, check=False, hasty=True)  # it quits, read or not
+    return Abilities(binary, known, version, line, devices, read_schema(said.out)), said.code == 0
 
 
 def read_version(line: str) -> tuple[int, int, int] | None:
