@@ -62,7 +62,7 @@ class Site:
         async with self.house.up():
             house, store = self.house, self.house.daemon.store
             sizes, keys = {"small": Size(1, 512 * MIB)}, partial(keyring.answer, store, SITE_KEY)
-            door = Door(house.desk, house.daemon.channel, house.jobs, sizes, house.daemon.wake, keys)
+            door = Door(house.desk, house.daemon, house.jobs, sizes, keys)
             self.broker = Broker(
                 house.desk, house.daemon.channel, door.lease, SITE_KEY, lambda event, **k: self.told.append(k)
             )

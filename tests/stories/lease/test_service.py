@@ -162,7 +162,7 @@ class House:
         """The owners' door."""
         sizes = {"small": Size(1, 512 * MIB)}
         keys = partial(keyring.answer, self.daemon.store, SITE_KEY)
-        return await Door(self.desk, self.daemon.channel, self.jobs, sizes, self.daemon.wake, keys).serve(path)
+        return await Door(self.desk, self.daemon, self.jobs, sizes, keys).serve(path)
 
     def ask(self, count: int = 1, **more: Any) -> str:
         facts = {"size": Size(1, GIB), "seconds": 3600.0, **more}

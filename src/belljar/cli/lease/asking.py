@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from belljar.errors import BadOption, HostError, NotPermitted
 
 LARGEST_ANSWER = 64 << 20
+HELD = 20.0  # seconds for which the service holds a question until there is news
 ANSWER = 120.0  # seconds; it may ask the batch system twice, and a pilot
 KEYS = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
 DOOR = "--door PATH :path =/run/belljar-lease/door | the service's socket on this host"
@@ -21,6 +24,17 @@ def ask(path: Path, do: str, **facts: Any) -> dict[str, Any]:
     with connected(path) as door:
         say(door, do, **facts)
         return answer(door)
+
+
+def watched(path: Path, do: str, limit: float, **facts: Any) -> Iterator[dict[str, Any]]:
+    """A status as it is, and then whenever it is another, for *limit* seconds; 0: without end."""
+    end, tag = time.monotonic() + (limit or float("inf")), ""
+    while True:
+        found = ask(path, do, tag=tag, wait=max(0.0, min(HELD, end - time.monotonic())), **facts)
+        yield found
+        if time.monotonic() >= end:
+            return
+        tag = found.get("tag", "")
 
 
 def connected(path: Path) -> socket.socket:

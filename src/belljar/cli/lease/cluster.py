@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.lease.asking import DOOR, ask, public_key
+from belljar.cli.lease.asking import DOOR, ask, public_key, watched
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, HostError
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-
-LOOK_AGAIN = 1.0  # seconds between two questions of who waits
 
 
 def check(args: argparse.Namespace, house: House) -> int:
@@ -84,20 +81,15 @@ def _asked(door: Path, name: str) -> list[dict[str, Any]]:
 
 def _until_ready(door: Path, name: str, limit: float) -> None:
     """Raises HostError when it has failed or ended, or the time is over."""
-    end = time.monotonic() + limit if limit else float("inf")
-    while True:
-        found = _asked(door, name)[-1]
+    for answer in watched(door, "cluster", limit, act="status", name=name):
+        found = answer["clusters"][-1]
         if found["state"] == "ready":
             return
         if found["state"] in ("failed", "ended"):
             raise HostError(
                 f"{name}: {found['state']}: {found['why']}", hint=f"See `belljar lease cluster status {name}`."
             )
-        if time.monotonic() > end:
-            raise HostError(
-                f"{name}: not ready after {limit:.0f} s: {found['why'] or found['state']}", hint="It goes on."
-            )
-        time.sleep(LOOK_AGAIN)
+    raise HostError(f"{name}: not ready after {limit:.0f} s: {found['why'] or found['state']}", hint="It goes on.")
 
 
 def _plain(text: str) -> str:

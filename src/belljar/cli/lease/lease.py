@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.lease import cluster, reading
-from belljar.cli.lease.asking import DOOR, answer, ask, connected, public_key, say
+from belljar.cli.lease.asking import DOOR, answer, ask, connected, public_key, say, watched
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, duration, show
 from belljar.errors import BadOption, HostError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from belljar.assembly import House
 
 ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed")
-LOOK_AGAIN = 1.0  # seconds between two questions of who waits
 
 
 def serve(args: argparse.Namespace, house: House) -> int:
@@ -198,9 +197,8 @@ def connect(args: argparse.Namespace, house: House) -> int:
 
 def _until_running(door: Path, lease: str, limit: float) -> None:
     """Raises HostError when it has ended, or the time is over."""
-    end = time.monotonic() + limit if limit else float("inf")
-    while True:
-        found = ask(door, "status", lease=lease)
+    state = why = ""
+    for found in watched(door, "status", limit, lease=lease):
         states = {one["state"] for one in found["machines"]}
         state, why = found["leases"][0]["state"], found["leases"][0]["why"]
         if states == {"running"}:
@@ -208,9 +206,7 @@ def _until_running(door: Path, lease: str, limit: float) -> None:
         if state in ENDED or "terminated" in states:
             whys = why or next((one["why"] for one in found["machines"] if one["why"]), "")
             raise HostError(f"{lease}: {state}: {whys}", hint="See `belljar lease status`.")
-        if time.monotonic() > end:
-            raise HostError(f"{lease}: not running after {limit:.0f} s: {state}: {why}", hint="It goes on.")
-        time.sleep(LOOK_AGAIN)
+    raise HostError(f"{lease}: not running after {limit:.0f} s: {state}: {why}", hint="It goes on.")
 
 
 # -- small helps -------------------------------------------------------------------------------------------------------

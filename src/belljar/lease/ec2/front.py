@@ -1,6 +1,5 @@
 """From a request to its answer: who asks, may they so often, what do they ask, and what is it that they get; and this as a part of the
-lease service: HTTP/1.1 by TLS, or without it on loopback alone, for private keys and user data pass here.
-"""
+lease service: HTTP/1.1 by TLS, or without it on loopback alone, for private keys and user data pass here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The service: it looks at the batch system and at its pilots, decides with what is written down, writes the next state down, and acts.
-It owns nothing: after a kill it goes on from what it sees.
-"""
+It owns nothing: after a kill it goes on from what it sees."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from functools import partial
 
 from belljar.batch import NamedJob as Job
 from belljar.errors import BelljarError
+from belljar.host.service.news import News
 from belljar.host.service.telling import Tell as TellFunction
 from belljar.host.service.telling import Troubles
 from belljar.host.threads import in_thread
@@ -44,7 +44,7 @@ class Daemon:
         self.channel = Channel(site_key, self._applied, self.hear, self.wake, tell, settings.silence)
         self._write_down = Hearing(store, settings, clock)
         self._troubles = Troubles(tell)
-        self._wake, self._up = asyncio.Event(), clock()
+        self._wake, self._up, self.news = asyncio.Event(), clock(), News()
         self._known: dict[str, str] = {}  # states of leases that were told
         self._live, self._is_swept = set[str](), False
         self._spot = Market(settings.min_price, {})
@@ -62,6 +62,7 @@ class Daemon:
                 is_busy = await self.look()
                 if self.after_look is not None:
                     await self.after_look()
+            self.news.ring()
             took = asyncio.get_running_loop().time() - began
             await asyncio.sleep(min(SOON, max(SOONEST, took)))  # half of the time, at most, it looks
             with suppress(TimeoutError):

@@ -1,6 +1,5 @@
 """What owners on this host ask, by a unix socket: the kernel says who they are. One line of JSON asked, one answered; after a `connect`
-bytes follow, to the machine's ssh server.
-"""
+bytes follow, to the machine's ssh server."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from belljar.host.threads import in_thread
 from belljar.lease import Do, Instance, KeyPair, Order, Size, Wanted, belongings, new_id
 from belljar.lease.clerk import Clerk, number
 from belljar.lease.desk import Also, Desk, Made, Owner, Shown
-from belljar.lease.service.channel import Channel
+from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.jobs import Jobs
 from belljar.lease.states import InstanceState
 from belljar.model import dumps, to_json
@@ -40,13 +40,11 @@ Act = Callable[[Owner, Answer], Answer]
 
 
 class Door:
-    """*types*: sizes by name, the first is the default. *wake*: something was asked. *keys*: what is asked of access keys."""
+    """*types*: sizes by name, the first is the default. *keys*: what is asked of access keys."""
 
-    def __init__(
-        self, desk: Desk, channel: Channel, jobs: Jobs, types: dict[str, Size], wake: Callable[[], None], keys: Act
-    ) -> None:
-        self._desk, self._clerk, self._channel = desk, Clerk(desk), channel
-        self._jobs, self._types, self._wake = jobs, types, wake
+    def __init__(self, desk: Desk, daemon: Daemon, jobs: Jobs, types: dict[str, Size], keys: Act) -> None:
+        self._desk, self._clerk, self._channel, self._jobs, self._types = desk, Clerk(desk), daemon.channel, jobs, types
+        self._wake, self._news = daemon.wake, daemon.news
         self._callers: list[int] = []  # the uid of each
         reads = {**self._clerk.acts, "status": self._status, "explain": self._explain, "keys": keys}
         self.acts: dict[str, Callable[[Owner, Answer], Awaitable[Answer]]] = {
@@ -86,7 +84,9 @@ class Door:
                 return await self._connect(owner, asked, reader, writer)
             if do not in self.acts:
                 raise BadRequest(f"{do[:40]!r}: nothing that can be asked here")
-            answer = await self.acts[do](owner, asked)
+            seconds = min(number(asked, "wait"), ASK) if asked.get("act", do) == "status" else 0
+            look = partial(self.acts[do], owner, asked)
+            answer = await (self._news.held(look, asked.get("tag"), seconds) if seconds else look())
         except BelljarError as exc:
             answer = {"error": type(exc).__name__, "message": exc.message, "hint": exc.hint}
         except ValueError as exc:

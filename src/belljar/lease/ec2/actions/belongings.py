@@ -1,6 +1,5 @@
 """Key pairs, made here or brought along, and tags of instances and key pairs. A private key is answered once and kept nowhere; tags that begin
-with `lease:` are the service's: it says there how a lease stands.
-"""
+with `lease:` are the service's: it says there how a lease stands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Machines on spare nodes, for a bid: EC2's older way to ask for them. One request for N machines is one lease, and N requests for
-one machine each; what becomes of a request is seen from its machine.
-"""
+one machine each; what becomes of a request is seen from its machine."""
 
 from __future__ import annotations
 

@@ -1,0 +1,102 @@
+"""Who waits for a lease asks once, and is answered when there is something new."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.stories.lease.test_service import House, knock
+
+from belljar.cli.lease.asking import watched
+from belljar.lease import Lease
+from belljar.lease.desk import Owner
+
+ME = Owner.of(os.getuid())
+RUN = b'{"do":"run","wanted":{"image":"debian12"}}\n'
+
+
+def line(**asked: Any) -> bytes:
+    return json.dumps(asked).encode() + b"\n"
+
+
+def job_of(house: House, id: str) -> str:
+    lease = house.daemon.store.read(lambda book: book.get(Lease, id))
+    return lease.job if lease is not None else ""
+
+
+async def test_a_status_that_its_caller_has_is_held_until_it_is_another(tmp_path: Path) -> None:
+    door = tmp_path / "door"
+    async with House(tmp_path).up() as house:
+        server = await house.opened(door)
+        id = (await knock(door, RUN))["lease"]["id"]
+        await house.until(lambda: job_of(house, id))
+        found = await knock(door, line(do="status", lease=id, wait=20, tag=""))
+        assert found["leases"][0]["state"] == "queued" and "tag" in found  # the first is answered at once
+        held = asyncio.ensure_future(knock(door, line(do="status", lease=id, wait=20, tag=found["tag"])))
+        asked = len(house.slurm.asked)
+        await house.until(lambda: len(house.slurm.asked) > asked + 2)  # looks that find nothing new
+        assert not held.done()
+        house.desk.release(ME, id)
+        house.daemon.wake()
+        assert (await asyncio.wait_for(held, 10))["leases"][0]["state"] in ("draining", "cancelled")
+        server.close()
+
+
+async def test_a_status_that_stays_is_answered_when_its_caller_would_wait_no_longer(tmp_path: Path) -> None:
+    door = tmp_path / "door"
+    async with House(tmp_path).up() as house:
+        server = await house.opened(door)
+        id = (await knock(door, RUN))["lease"]["id"]
+        await house.until(lambda: job_of(house, id))
+        tag = (await knock(door, line(do="status", lease=id, wait=1, tag="")))["tag"]
+        again = await asyncio.wait_for(knock(door, line(do="status", lease=id, wait=0.2, tag=tag)), 10)
+        assert again["leases"][0]["state"] == "queued"
+        assert "wait" in (await knock(door, line(do="status", wait="long")))["message"]
+        server.close()
+
+
+async def test_what_changes_something_is_done_once_whatever_its_caller_waits_for(tmp_path: Path) -> None:
+    door = tmp_path / "door"
+    async with House(tmp_path).up() as house:
+        server = await house.opened(door)
+        asked = json.loads(RUN) | {"wait": 20, "tag": ""}
+        await asyncio.wait_for(knock(door, line(**asked)), 10)
+        await house.until(lambda: house.slurm.jobs)
+        assert len(house.desk.leases(ME)) == 1
+        server.close()
+
+
+async def test_who_waits_sees_each_change_and_asks_no_more_often(tmp_path: Path) -> None:
+    door, seen = tmp_path / "door", list[str]()
+
+    def follow(id: str) -> None:
+        for found in watched(door, "status", 30.0, lease=id):
+            seen.append(found["leases"][0]["state"])
+            if seen[-1] == "active":
+                return
+
+    async with House(tmp_path).up() as house:
+        server = await house.opened(door)
+        id = (await knock(door, RUN))["lease"]["id"]
+        following = asyncio.ensure_future(asyncio.to_thread(follow, id))
+        await house.until(lambda: "queued" in seen)
+        (run,) = house.slurm.start("1")
+        await asyncio.wait_for(following, 20)
+        assert seen[-1] == "active" and len(seen) < 12, seen
+        house.slurm.end("1", "CANCELLED")
+        await run.ended()
+        server.close()
+
+
+async def test_who_has_waited_long_enough_is_told_how_it_stands(tmp_path: Path) -> None:
+    door = tmp_path / "door"
+    async with House(tmp_path).up() as house:
+        server = await house.opened(door)
+        id = (await knock(door, RUN))["lease"]["id"]
+        await house.until(lambda: job_of(house, id))
+        found = await asyncio.wait_for(asyncio.to_thread(lambda: list(watched(door, "status", 0.5, lease=id))), 10)
+        assert [one["leases"][0]["state"] for one in found] == ["queued", "queued"]
+        server.close()
