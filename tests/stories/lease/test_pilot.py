@@ -155,10 +155,10 @@ async def test_its_own_clock_ends_it_though_nobody_says_so(tmp_path: Path) -> No
     service = Service(tmp_path, (Order(Do.GO), START))
     async with service.up():
         begin = time.monotonic()
-        run = Running(job_for(service, deadline=1.5, grace=0.3, report=0.2), tmp_path)
+        run = Running(job_for(service, deadline=4.0, grace=2.5, report=0.5), tmp_path)
         await service.until(lambda: "running" in service.states("i-1"))
     await run.ended()
-    assert 0.9 < time.monotonic() - begin < 1.5
+    assert 0.9 < time.monotonic() - begin < 4.0
     said = [json.loads(line) for line in next(run.folder.glob("*.jsonl")).read_text().splitlines()]
     reports = [one["report"] for one in said if one["event"] == "said"]
     assert (reports[-1]["tell"], reports[-1]["cause"]) == ("ended", "Server.LeaseExpired")
@@ -196,12 +196,12 @@ async def test_told_to_end_it_leaves_as_soon_as_its_guest_is_gone(tmp_path: Path
 async def test_a_guest_that_does_not_shut_down_is_killed_before_the_batch_system_kills(tmp_path: Path) -> None:
     service = Service(tmp_path, (Order(Do.GO), START))
     async with service.up():
-        run = Running(job_for(service, notice=2.5, report=0.5), tmp_path, shutdown=30)
+        run = Running(job_for(service, notice=5.0, report=3.0), tmp_path, shutdown=30)
         await service.until(lambda: "running" in service.states("i-1"))
         begin = time.monotonic()
         run.pilot.signalled(signal.SIGTERM)
         await run.ended()
-        assert 0.9 < time.monotonic() - begin < 2.0 and run.machines.killed == ["i-1"]
+        assert 0.9 < time.monotonic() - begin < 4.0 and run.machines.killed == ["i-1"]
 
 
 async def test_told_twice_it_ends_at_once_but_srun_that_passes_the_same_on_is_no_second_time(tmp_path: Path) -> None:
