@@ -126,6 +126,7 @@ class Wanted:
     bid: float | None = None  # spot: at most this price, in prices of an ordinary machine
     per_node: int = 1  # so many machines share a node
     images: tuple[str, ...] = ()  # of each machine in its order, where not all have `image`
+    sizes: tuple[Size, ...] = ()  # the same; `size` is the largest then
     deadline: float = 0.0  # moment by which it must have started; 0: as the service's settings say
 
     @property
@@ -135,6 +136,9 @@ class Wanted:
 
     def image_of(self, index: int) -> str:
         return self.images[index] if self.images else self.image
+
+    def size_of(self, index: int) -> Size:
+        return self.sizes[index] if self.sizes else self.size
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What owners ask of their leases: each request is one transaction, so that two of them never decide by the same sums.
 
-Nothing is started or stopped here. What is written down is seen by the service's next look, which a caller may wake.
-"""
+Nothing is started or stopped here. What is written down is seen by the service's next look, which a caller may wake."""
 
 from __future__ import annotations
 
@@ -163,7 +162,7 @@ class Desk:
         lease = Lease(new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, carrier=carrier,
                       deadline=wanted.deadline)  # fmt: skip
         instances = [
-            Instance(new_id("i"), lease.id, index, owner.name, wanted.size, wanted.seconds, created=now, since=now,
+            Instance(new_id("i"), lease.id, index, owner.name, wanted.size_of(index), wanted.seconds, created=now, since=now,
                      slot=places[index] if places else "", address=address_of(self.settings, wanted.network, index))
             for index in range(wanted.count)
         ]  # fmt: skip
@@ -283,7 +282,7 @@ class Desk:
         held = sum(one.size.cpus * -int(-one.seconds // 1) for one in live)
         others = replace(sums, machines=sums.machines - len(live), reserved=sums.reserved - held)
         if live:
-            decide(replace(wanted, count=len(live)), policy, others)
+            decide(replace(wanted, count=len(live), sizes=tuple(one.size for one in live)), policy, others)
 
         def longer(one: Instance) -> Instance:
             later = one.deadline and one.deadline + more

@@ -6,8 +6,7 @@
 
 A frame that was changed, left out, moved, or sent before ends the connection; what it carried comes again by the next one. Messages
 are numbered from 1 in each direction and kept until the other side has seen them, so each arrives once and in order, whatever
-happens to connections. A message without a number tells of a moment, and nobody misses it afterwards.
-"""
+happens to connections. A message without a number tells of a moment, and nobody misses it afterwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Where a lease, a slot and an instance stand, what may follow, and why each ended: one table of moves each.
 
-A lease that may have a job in the batch system ends by way of `draining`: it has ended when nothing of it is left.
-"""
+A lease that may have a job in the batch system ends by way of `draining`: it has ended when nothing of it is left."""
 
 from __future__ import annotations
 

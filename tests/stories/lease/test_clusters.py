@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.stories.lease.house import SITE_KEY
-from tests.stories.lease.test_service import OWNER, House
+from tests.stories.lease.test_service import OWNER, House, knock
 from tests.unit.lease.broker.shells import Shell
 
 from belljar.cli import parser_of
@@ -43,6 +43,7 @@ CLUSTER = Cluster(
         Role("worker", "debian12-worker", 2, requires=("head",), needs=("munge_key",), files=(("3-data/munge_key", TAKE),)),
     ),
 )  # fmt: skip
+LARGE = Size(2, 1024 * MIB, 20 * MIB)
 Lie = Callable[[str, bytes], bytes]
 
 
@@ -61,10 +62,10 @@ class Site:
     async def up(self) -> AsyncIterator[Site]:
         async with self.house.up():
             house, store = self.house, self.house.daemon.store
-            sizes, keys = {"small": Size(1, 512 * MIB)}, partial(keyring.answer, store, SITE_KEY)
+            sizes, keys = {"small": Size(1, 512 * MIB), "large": LARGE}, partial(keyring.answer, store, SITE_KEY)
             door = Door(house.desk, house.daemon, house.jobs, sizes, keys)
             self.broker = Broker(
-                house.desk, house.daemon.channel, door.lease, SITE_KEY, lambda event, **k: self.told.append(k)
+                house.desk, house.daemon.channel, door, SITE_KEY, lambda event, **k: self.told.append(k)
             )
             house.daemon.after_look = self.broker.look
             door.acts["cluster"] = self.broker.answer
@@ -147,6 +148,31 @@ async def test_from_a_document_to_machines_that_know_each_other(tmp_path: Path) 
                 await site.ask(act, owner=Owner("mallory"), name="pi")
         await site.ask("release", name="pi")
         await site.until_state("ended")
+
+
+async def test_roles_have_machines_of_their_own_types_and_nodes_are_asked_for_by_the_largest(tmp_path: Path) -> None:
+    async with at(tmp_path) as site:
+        roles = (CLUSTER.roles[0], replace(CLUSTER.roles[1], type="large"))
+        with pytest.raises(BadRequest, match="huge: no such type; there are small, large"):
+            await site.ask("up", cluster=to_json(replace(CLUSTER, type="huge", roles=roles)))
+        assert site.house.desk.leases(OWNER) == []
+        await site.lease(replace(CLUSTER, roles=roles))
+        await site.until_state("ready")
+        started = [one for run in site.house.slurm.pilots["1"] for one in run.machines.started.values()]
+        small = (1, 512 * MIB, Size().disk)
+        assert sorted((one.cpus, one.memory, one.disk) for one in started) == [small, *2 * [(2, 1024 * MIB, 20 * MIB)]]
+        assert "--cpus-per-task=2 " in await asyncio.to_thread(Path(site.house.slurm.jobs["1"][2]).read_text)
+        assert [one.instance.size.cpus for one in site.house.desk.machines(OWNER)] == [1, 2, 2]
+        await site.ask("release", name="pi")
+        await site.until_state("ended")
+
+
+async def test_a_lease_that_is_no_cluster_has_machines_that_are_alike(tmp_path: Path) -> None:
+    async with at(tmp_path):
+        for more in ({"images": ["debian12"]}, {"sizes": [to_json(LARGE)]}):
+            asked = {"do": "run", "wanted": {"image": "debian12", "count": 2} | more}
+            answer = await knock(tmp_path / "door", json.dumps(asked).encode() + b"\n")
+            assert "machines of a lease are alike" in answer["message"]
 
 
 async def test_a_machine_that_is_given_back_is_taken_out_of_the_others(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@
     guest.sh      what a machine does with it, by its own /bin/sh
     broker.py     in the service: owners' requests, and the conversations with machines
 
-The service asks and machines answer, by the way of an owner's ssh: a machine needs no network for it, and is known by where it is.
-"""
+The service asks and machines answer, by the way of an owner's ssh: a machine needs no network for it, and is known by where it is."""
 
 from __future__ import annotations
 
@@ -33,6 +32,7 @@ class Role:
     needs: tuple[str, ...] = setting((), "names of data that its scripts are given")
     provides: tuple[str, ...] = setting((), "names of data that its scripts leave for others")
     after: tuple[str, ...] = setting((), "roles whose scripts have ended well before its own begin")
+    type: str = setting("", "instance type of its machines; empty: the cluster's")
     files: Data = ()  # of the folder: path in it, content
 
 
@@ -42,7 +42,7 @@ class Cluster:
 
     name: str = setting("", "required: its name, which is its machines' domain, too", form=WORD)
     time: float = setting(0.0, "how long it is wanted, as in 2h; 0: the site's usual time", unit="seconds", minimum=0)
-    type: str = setting("", "instance type of all machines; empty: the site's first")
+    type: str = setting("", "instance type of machines; empty: the site's first")
     queue: str = setting("", "partition or queue; empty: the site's own default")
     network: str = setting("", "network class; empty: the site's first")
     limit: float = setting(900.0, "it is ready so long after its first machine is up", unit="seconds", minimum=1)

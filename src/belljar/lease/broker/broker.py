@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -16,22 +15,22 @@ from belljar.lease import Do, Instance, Lease, Order, Size, Wanted
 from belljar.lease.broker import Cluster, Context, Member
 from belljar.lease.broker.document import wrongs
 from belljar.lease.broker.plan import LARGEST, Answer, Node, Refused, Scene, program, read, scene, standing, token
-from belljar.lease.desk import Also, Desk, Made, Owner
+from belljar.lease.desk import Desk, Owner
 from belljar.lease.service.channel import Channel
+from belljar.lease.service.door import Door
 from belljar.lease.store import Book
 from belljar.reading import from_json
 
 CHUNK = 1 << 16
 REFUSED, SILENT = 255, 254  # beside scripts' own exit codes
 Facts = dict[str, Any]
-Ask = Callable[[Owner, Wanted, str, Also], Awaitable[Made]]
 
 
 class Broker:
-    """*ask*: for a lease, and to write something down with it."""
+    """*door*: by which owners ask for leases."""
 
-    def __init__(self, desk: Desk, channel: Channel, ask: Ask, site_key: bytes, tell: Tell) -> None:
-        self._store, self._desk, self._channel, self._ask = desk.store, desk, channel, ask
+    def __init__(self, desk: Desk, channel: Channel, door: Door, site_key: bytes, tell: Tell) -> None:
+        self._store, self._desk, self._channel, self._door = desk.store, desk, channel, door
         self._site_key, self._tell = site_key, tell
         self._talks: dict[str, asyncio.Task[None]] = {}  # by machine
 
@@ -56,8 +55,13 @@ class Broker:
         for table, (key, what, hint) in wrongs(cluster):
             raise BadRequest(f"{table}.{key}: {what}", hint=hint)
         images = tuple(role.image for role, _ in cluster.seats)
-        said = Wanted(images[0], len(images), size=Size(0, 0, 0), type=cluster.type, seconds=cluster.time, queue=cluster.queue,
-                      network=cluster.network, images=images)  # fmt: skip
+        types = [role.type or cluster.type or next(iter(self._door.types)) for role, _ in cluster.seats]
+        if unknown := {*types} - {*self._door.types}:
+            raise BadRequest(f"{min(unknown)[:40]}: no such type; there are {', '.join(self._door.types)}")
+        sizes = tuple(self._door.types[one] for one in types)
+        largest = Size(max(one.cpus for one in sizes), max(one.memory for one in sizes), max(one.disk for one in sizes))
+        said = Wanted(images[0], len(images), size=largest, type=types[0], seconds=cluster.time, queue=cluster.queue,
+                      network=cluster.network, images=images, sizes=sizes if len({*sizes}) > 1 else ())  # fmt: skip
 
         def also(book: Book, lease: Lease) -> None:
             if any(one.is_live for _, one in self._clusters(book, owner.name, cluster.name)):
@@ -65,7 +69,7 @@ class Broker:
                 raise BadRequest(what, hint="Release it and wait for its end, or change the name in the document.")
             book.put(Context(lease.id, owner.name, cluster))
 
-        lease, _ = await self._ask(owner, said, str(asked.get("public") or ""), also)
+        lease, _ = await self._door.lease(owner, said, str(asked.get("public") or ""), also)
         return {"lease": lease.id, "name": cluster.name}
 
     def _clusters(self, book: Book, owner: str, name: str) -> list[tuple[Scene, Lease]]:

@@ -86,7 +86,7 @@ def decide(wanted: Wanted, policy: Policy, sums: Sums) -> None:
 def checks(wanted: Wanted, policy: Policy, sums: Sums) -> Iterator[Check]:
     """Every step of the decision, those that are met, too."""
     size, count = wanted.size, wanted.count
-    asked = count * size.cpus * ceil(wanted.seconds)
+    asked = sum(wanted.size_of(number).cpus for number in range(count)) * ceil(wanted.seconds)
     yield _most("machines of one lease", count, policy.request)
     yield _most(f"machines: {sums.machines} there + {count} asked for", sums.machines + count, policy.machines)
     yield _most("processors of one machine", size.cpus, policy.cores, code=CORES)

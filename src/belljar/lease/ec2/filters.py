@@ -2,8 +2,7 @@
 in a shell, a backslash takes their meaning away. Pure.
 
 A filter is named after the element of the answer that it looks at (`instance-state-name`: `<instanceState><name>`), so EC2's model
-says which there are.
-"""
+says which there are."""
 
 from __future__ import annotations
 

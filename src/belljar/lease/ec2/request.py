@@ -3,8 +3,7 @@
 It is signed by Signature Version 4, in a header or in the query (presigned), or by Version 2 of older tools.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html. Version 2 signs neither body nor
 headers; it is taken because the service speaks TLS, or plain HTTP on loopback alone. Region and service are the client's to
-name: some tools take them from the host's name.
-"""
+name: some tools take them from the host's name."""
 
 from __future__ import annotations
 

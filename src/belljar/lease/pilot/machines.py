@@ -1,8 +1,7 @@
 """A pilot's machines, by belljar's own door. Each is tied to this process: it ends with it, however that ends.
 
 The owner's key comes in, and the host's keys come out, by belljar's agent; so does ssh itself, to a server that is started for each
-connection (`sshd -i`). A machine needs no network for it, and its first contact is known.
-"""
+connection (`sshd -i`). A machine needs no network for it, and its first contact is known."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -244,8 +245,7 @@ class Pilot:
 
     async def _next(self, limit: float) -> Event:
         """None at that moment."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, limit - self._clock())):
                 return await self._events.get()
-        except TimeoutError:
-            return None
+        return None

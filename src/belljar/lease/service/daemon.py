@@ -164,8 +164,8 @@ class Daemon:
         machine = next(one for one in case.instances if one.id == order.instance)
         public = tuple(one.public for one in keys)
         request = MachineOrder(
-            wanted.image_of(machine.index), wanted.size.cpus, wanted.size.memory, wanted.size.disk, "", wanted.user_data,
-            public, order.instance, owner, told=metadata(case.lease, machine, public, self.settings.zone),
+            wanted.image_of(machine.index), machine.size.cpus, machine.size.memory, machine.size.disk, "",
+            wanted.user_data, public, order.instance, owner, told=metadata(case.lease, machine, public, self.settings.zone),
         )  # fmt: skip
         request = placed(request, case, order.instance, self.settings)
         return replace(order, request=dumps(request).decode())

@@ -43,7 +43,7 @@ class Door:
     """*types*: sizes by name, the first is the default. *keys*: what is asked of access keys."""
 
     def __init__(self, desk: Desk, daemon: Daemon, jobs: Jobs, types: dict[str, Size], keys: Act) -> None:
-        self._desk, self._clerk, self._channel, self._jobs, self._types = desk, Clerk(desk), daemon.channel, jobs, types
+        self._desk, self._clerk, self._channel, self._jobs, self.types = desk, Clerk(desk), daemon.channel, jobs, types
         self._wake, self._news = daemon.wake, daemon.news
         self._callers: list[int] = []  # the uid of each
         reads = {**self._clerk.acts, "status": self._status, "explain": self._explain, "keys": keys}
@@ -131,13 +131,13 @@ class Door:
             raise BadRequest("account, key, tags, deadline: the first is the site's, a client of EC2 gives the others")
         if not QUEUE.fullmatch(said.queue):
             raise BadRequest(f"queue {said.queue[:40]!r}: no queue is called so")
-        type = said.type or next(iter(self._types))
-        if type not in self._types:
-            raise BadRequest(f"{type}: no such type; there are {', '.join(self._types)}")
-        usual, asked = self._types[type], said.size
+        type = said.type or next(iter(self.types))
+        if type not in self.types:
+            raise BadRequest(f"{type}: no such type; there are {', '.join(self.types)}")
+        usual, asked = self.types[type], said.size
         size = Size(asked.cpus or usual.cpus, asked.memory or usual.memory, asked.disk or usual.disk)
         seconds = said.seconds or settings.default_time
-        return replace(said, size=size, type=type if size == usual else "", seconds=seconds)
+        return replace(said, size=size, type=type if size == usual and not said.sizes else "", seconds=seconds)
 
     def _read(self, act: Act) -> Callable[[Owner, Answer], Awaitable[Answer]]:
         return lambda owner, asked: in_thread(lambda: act(owner, asked))
@@ -219,6 +219,8 @@ def _said(asked: Answer) -> Wanted:
     facts = asked.get("wanted")
     usual = {"size": to_json(Size(0, 0, 0)), "seconds": 0.0}
     said: Wanted = from_json(Wanted, usual | facts if isinstance(facts, dict) else facts)
+    if said.images or said.sizes:
+        raise BadRequest("images, sizes: machines of a lease are alike", hint="A cluster's need not be.")
     return said
 
 

@@ -63,7 +63,7 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
     desk = Desk(store, settings, lambda: policies, jobs.queue)
     sizes, keys = types(settings), partial(keyring.answer, store, site_key)
     door = Door(desk, daemon, jobs, sizes, keys)
-    broker = Broker(desk, daemon.channel, door.lease, site_key, tell)
+    broker = Broker(desk, daemon.channel, door, site_key, tell)
     door.acts["cluster"], daemon.after_look = broker.answer, broker.look
     stack.callback((await daemon.channel.serve(settings.listen, settings.port, folder / CERTIFICATE)).close)
     stack.callback((await door.serve(settings.door)).close)

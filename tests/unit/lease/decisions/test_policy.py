@@ -43,6 +43,14 @@ def test_a_limit_that_is_just_met_is_met() -> None:
     decide(replace(WANTED, count=2, size=Size(2, 4 * GIB, 20 * GIB), seconds=7200), STUDENTS, Sums(2, 2 * 3600, 0))
 
 
+def test_each_machine_counts_with_its_own_size_and_the_largest_is_what_one_may_have() -> None:
+    mixed = replace(WANTED, count=3, size=Size(4), sizes=(Size(1), Size(4), Size(4)))
+    (hours,) = [one.what for one in checks(mixed, STAFF, Sums()) if one.what.startswith("core-hours: 0 reserved")]
+    assert hours == "core-hours: 0 reserved + 9 asked for: 9, no limit"
+    with pytest.raises(LeaseDenied, match="processors of one machine: 4 of at most 2"):
+        decide(mixed, replace(STAFF, cores=2), Sums())
+
+
 @pytest.mark.parametrize(
     ("wanted", "sums", "why", "code"),
     [

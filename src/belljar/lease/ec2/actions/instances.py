@@ -1,8 +1,7 @@
 """Instances: launched, described, ended, rebooted, looked at.
 
 When they are launched, what only tunes a feature of Amazon's is let through; what would make another machine than was asked for is
-refused.
-"""
+refused."""
 
 from __future__ import annotations
 
