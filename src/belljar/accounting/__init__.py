@@ -1,8 +1,7 @@
 """The door of accounting: usage records of ended machines, for grid accounting (APEL) and for whoever reads batch logs.
 
 It reads the ledger, and what it is handed of leases. A machine is accounted by what was written down when it was made (labels of its row), never by today's
-settings. Each machine is accounted once, whatever is killed (publish.py).
-"""
+settings. Each machine is accounted once, whatever is killed (publish.py)."""
 
 from __future__ import annotations
 

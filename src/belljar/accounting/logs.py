@@ -1,7 +1,6 @@
 """Lines as PBS and BLAH write them, for APEL's parsers of these logs. One line for each machine in each.
 
-PBS: a file for each day of local time, `YYYYMMDD`. BLAH: one for each day of UTC, `blahp.log-YYYYMMDD`.
-"""
+PBS: a file for each day of local time, `YYYYMMDD`. BLAH: one for each day of UTC, `blahp.log-YYYYMMDD`."""
 
 from __future__ import annotations
 

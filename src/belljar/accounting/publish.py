@@ -2,8 +2,7 @@
 
 A record's name comes from its machine, so a second pass makes the same files. The order of its three steps tells how far the
 first one came: it is *staged* (a file that is to be sent), *archived* (it counts from now on), and the staged file is moved to
-the queue. One that is archived and no longer staged was sent. One pass at a time: a lock.
-"""
+the queue. One that is archived and no longer staged was sent. One pass at a time: a lock."""
 
 from __future__ import annotations
 

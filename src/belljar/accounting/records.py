@@ -2,8 +2,7 @@
 
 A machine is accounted when its row has the labels `space`, `factory` and `machinetype`, its guest began to work, and it did not
 end within its type's fizzle time. Other labels: `site`, `fqan`, `hs06` or `hepscore` (of one processor), `fizzle`
-(seconds), `wall_limit` (seconds).
-"""
+(seconds), `wall_limit` (seconds)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A factory is a host that decides alone which machine to start next. All factories of a space share its target shares and ask
 each other over UDP what runs. Frozen values, no input or output. Sizes are in bytes, times in seconds, moments in seconds since the epoch,
-unless a name says otherwise.
-"""
+unless a name says otherwise."""
 
 from __future__ import annotations
 

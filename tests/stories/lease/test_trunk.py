@@ -13,7 +13,7 @@ import pytest
 from tests.stories.lease.house import Running, Service, job_for
 
 from belljar.errors import HostError
-from belljar.host.gate import MOST, Gate, Streams, dial, own_address
+from belljar.host.service.gate import MOST, Gate, Streams, dial, own_address
 from belljar.lease.jobfile import JobFile
 from belljar.lease.network import trunk as trunks
 from belljar.lease.network.trunk import STREAM, Trunk

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Any
 
-from belljar.host.gate import dial
+from belljar.host.service.gate import dial
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import Facts, Order, Report, Tell
 from belljar.lease.protocol import PILOT, Connection, Message, Opening, nonce

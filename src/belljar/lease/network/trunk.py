@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError
-from belljar.host.gate import Gate, Streams, dial, own_address
+from belljar.host.service.gate import Gate, Streams, dial, own_address
 from belljar.host.service.telling import Troubles
 from belljar.host.streams import Works, some
 from belljar.host.threads import in_thread

@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from belljar.host.gate import dial
+from belljar.host.service.gate import dial
 from belljar.host.service.telling import Troubles
 from belljar.host.streams import first_of, some
 from belljar.journal import Record

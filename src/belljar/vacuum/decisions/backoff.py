@@ -3,8 +3,7 @@
 Vac blocks a type for `backoff` seconds after an aborted machine, and while a young one runs, for `fizzle` more; then every factory
 with room starts one. In improved mode the delay grows with each test that fails, one factory after the other is entitled to test,
 and the type is open again when a machine that began after the abort has found work. All factories reckon the same, for they
-reckon from what all are told. Pure.
-"""
+reckon from what all are told. Pure."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ number of its types. What is small next to a share (SLACK) may wait for a better
 
 Factories decide at the same time and see the same. So each reckons that the others do as it does: one machine here stands for as
 many as there is room elsewhere, and where a machine stands between two of its kind is drawn. With empty factories all round, each
-starts a fair sample of the shares; with one free place, the type that is furthest behind.
-"""
+starts a fair sample of the shares; with one free place, the type that is furthest behind."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Pure. Whose turn it is, the caller says. In superslots (compatible mode) machines join others that end at the same moment, so that
 their processors come free together. In our packing, memory and disk count as well, and a large machine that finds no place gets a
-reservation: until then only what ends in time, or what leaves it enough, is started.
-"""
+reservation: until then only what ends in time, or what leaves it enough, is started."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """`belljar vacuum run`: a factory with all that belongs to it in one event loop, from its settings to its end.
 
 Reads vacuum.toml, answers VacQuery, asks the other factories, refreshes pipes, obeys HUP (settings again) and the drain order, tells
-VacMon, Prometheus and systemd. Machines are none of its children: whatever happens to this process, they go on.
-"""
+VacMon, Prometheus and systemd. Machines are none of its children: whatever happens to this process, they go on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A factory: decides, again and again, which machines to start, and looks after those it has. One process on each host.
 
 It owns no machine. Machines live on when it is stopped, upgraded or killed, and it finds them again by their labels. Before a machine
-is asked for, its id is written down, so one that was just being claimed when the factory was killed is counted until it shows.
-"""
+is asked for, its id is written down, so one that was just being claimed when the factory was killed is counted until it shows."""
 
 from __future__ import annotations
 

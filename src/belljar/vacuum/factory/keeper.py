@@ -1,6 +1,5 @@
 """A factory's machines: asked for, found again after a restart, ended. What a factory knows of a machine is what the machine's own
-records say, so nothing is lost or doubled when a factory is killed.
-"""
+records say, so nothing is lost or doubled when a factory is killed."""
 
 from __future__ import annotations
 

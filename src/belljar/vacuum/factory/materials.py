@@ -1,7 +1,6 @@
 """What a machine is told, made for each anew: its user data of a template, files, a proxy and a token; and credentials again while it
 lives. It finds those at http://169.254.169.254/credentials/NAME. The patterns of templates are those of user data everywhere in belljar
-(`context.filled_in`).
-"""
+(`context.filled_in`)."""
 
 from __future__ import annotations
 

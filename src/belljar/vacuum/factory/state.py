@@ -1,7 +1,6 @@
 """What a factory writes down of itself: its status, for checks and for people; what it must know after a restart; its decisions.
 
-Status and memory are files that are written whole or not at all. All of it may be removed: machines are found by their folders.
-"""
+Status and memory are files that are written whole or not at all. All of it may be removed: machines are found by their folders."""
 
 from __future__ import annotations
 

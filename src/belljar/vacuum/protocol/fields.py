@@ -1,7 +1,6 @@
 """VacQuery's fields: which values are taken, and how each is read and written. Their names stand at the statuses.
 
-A value of a wrong type or size makes the whole message refused, with a reason of fixed words.
-"""
+A value of a wrong type or size makes the whole message refused, with a reason of fixed words."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Asks the factories of a space over UDP what they run: in rounds, until all is told or the time is over.
 
 Each factory is asked with a cookie of its own, and only who sends it back is listened to. A round ends when nothing new came for some
-seconds; who has not told all by then is asked again. Whatever else comes, however much, makes no round longer.
-"""
+seconds; who has not told all by then is asked again. Whatever else comes, however much, makes no round longer."""
 
 from __future__ import annotations
 

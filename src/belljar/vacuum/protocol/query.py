@@ -1,8 +1,7 @@
 """VacQuery, the words that factories send each other: one JSON object a datagram. Values in, values out; no clock, no socket.
 
 Written is VacQuery 01.03 with all field names that a peer may look for. Read are the names of 0.1 to 01.03, of the draft of 2.0, and
-of Vcycle; what is missing or null has its default. Documents: HSF-TN-2016-04 (Vacuum Platform), and what Vac 03.00 sends.
-"""
+of Vcycle; what is missing or null has its default. Documents: HSF-TN-2016-04 (Vacuum Platform), and what Vac 03.00 sends."""
 
 from __future__ import annotations
 

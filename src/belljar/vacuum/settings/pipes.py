@@ -2,8 +2,7 @@
 
 A copy is kept (`host.http.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
 document, and that before the defaults. A document names no files of this host but those in the folder `files`, and no addresses of
-this host or of private networks, unless it came from there itself.
-"""
+this host or of private networks, unless it came from there itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Files of Vac (vac.conf) become a vacuum.toml, with a report of every word: mapped, changed, ignored or refused.
 
-Files are read as Vac reads them: a later one wins, sections of one name are one. https://github.com/vacproject/vac, vac.conf(5)
-"""
+Files are read as Vac reads them: a later one wins, sections of one name are one. https://github.com/vacproject/vac, vac.conf(5)"""
 
 from __future__ import annotations
 

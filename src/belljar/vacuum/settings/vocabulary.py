@@ -1,8 +1,7 @@
 """Vac's words for a machinetype, in vac.conf and in vacuum pipes, as keys of `[machinetype.NAME]`. Pure; says of each word what
 became of it.
 
-https://github.com/vacproject/vac, vac.conf(5)
-"""
+https://github.com/vacproject/vac, vac.conf(5)"""
 
 from __future__ import annotations
 

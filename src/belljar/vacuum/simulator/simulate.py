@@ -3,8 +3,7 @@
 What factories tell each other is summed up as it changes, so that a poll costs the same in a space of 5 and of 5000. A factory
 decides by what was true when it asked; the answers take `ANSWER` seconds for each round of questions. In compatible mode it
 behaves as Vac does: one decision a cycle while it has free processors, its last machine's message is all it remembers, and who
-does not answer counts as nothing.
-"""
+does not answer counts as nothing."""
 
 from __future__ import annotations
 
