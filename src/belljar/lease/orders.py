@@ -34,7 +34,7 @@ class Facts:
     boot: str = ""  # the kernel's boot id
     cpus: int = 1
     memory: int = 0
-    disk: int = 0
+    disk: int = 0  # free where machines' disks lie; 0: it did not say
     kvm: bool = False
     offset: float = 0.0  # its clock's, against the service's, in seconds
     reach: Reach | None = None  # None: it takes no connections

@@ -261,6 +261,8 @@ async def test_a_machine_never_goes_back(tmp_path: Path, lies: tuple[InstanceSta
     (Facts("n", cpus=8, memory=-1), "memory"), (Facts("n" * 100_000, cpus=8, memory=64 * GIB), "not called so"),
     (Facts("n1,n2 --uid=0\n", cpus=8, memory=64 * GIB), "not called so"), (Facts("", cpus=8, memory=64 * GIB), "not called so"),
     (Facts("n", boot="b" * 100_000, cpus=8, memory=64 * GIB), "not called so"),
+    (Facts("n", cpus=8, memory=64 * GIB, disk=5 * GIB), "n: its scratch has 5120 MiB of 10240 free"),
+    (Facts("n", cpus=8, memory=64 * GIB, disk=1), "its scratch has 0 MiB of 10240 free"),
 ], ids=lambda one: str(one)[:60])  # fmt: skip
 async def test_a_node_that_cannot_be_is_not_used_and_what_it_calls_itself_harms_nobody(
     tmp_path: Path, facts: Facts, why: str

@@ -93,6 +93,8 @@ def unfit(lease: Lease, facts: Facts, settings: Settings) -> str:
         return f"the pilot was granted {facts.cpus} processors of {size.cpus * share}"
     if facts.memory < wanted:
         return f"the pilot was granted {facts.memory >> 20} MiB of memory of {wanted >> 20}"
+    if 0 < facts.disk < size.disk * share:
+        return f"its scratch has {facts.disk >> 20} MiB of {size.disk * share >> 20} free"
     if abs(facts.offset) > settings.skew:
         return f"its clock is {facts.offset:+.0f} s off"
     return ""

@@ -12,14 +12,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from belljar.host.files import remove_tree
+from belljar.host.files import free_bytes, remove_tree
 from belljar.host.processes import boot_id
-from belljar.host.room import GROUPS, free, memory_bounds, own_groups, usable_cpus
+from belljar.host.room import GROUPS, memory_bounds, own_groups, usable_cpus
 from belljar.host.service.telling import teller
 from belljar.lease import Facts, jobfile
 from belljar.lease.pilot.machines import Machines
 from belljar.lease.pilot.pilot import ENDING, Pilot
-from belljar.model import KIB, MIB
+from belljar.model import MIB
 
 KEPT = 30 * 86400.0  # seconds; no lease is as long
 HARMLESS = (signal.SIGUSR1, signal.SIGCONT)  # a warning before the end; what Slurm sends with TERM
@@ -65,5 +65,5 @@ def granted(environ: Mapping[str, str], scratch: Path) -> Facts:
     cpus = min(usable_cpus(GROUPS, own_groups()), *(one for one in told if one > 0), float(os.cpu_count() or 1))
     return Facts(
         host=environ.get("SLURMD_NODENAME") or os.uname().nodename, boot=boot_id(), cpus=max(1, int(cpus)),
-        memory=max(0, min(memory)), disk=free(scratch)[0] * KIB, kvm=os.access("/dev/kvm", os.R_OK | os.W_OK),
+        memory=max(0, min(memory)), disk=max(1, free_bytes(scratch)), kvm=os.access("/dev/kvm", os.R_OK | os.W_OK),
     )  # fmt: skip

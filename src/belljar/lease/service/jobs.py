@@ -43,13 +43,11 @@ class Rejected(Exception):
 
 
 class Jobs:
-    """*pin*: of the service's certificate. *run_command*: gives what it prints, and raises CommandMissing, CommandFailed."""
+    """*pin*: of the service's certificate. *run*: gives what it prints, and raises CommandMissing, CommandFailed."""
 
-    def __init__(
-        self, settings: Settings, pilots: Pilots, site_key: bytes, pin: str, run_command: Run = COMMAND
-    ) -> None:
+    def __init__(self, settings: Settings, pilots: Pilots, site_key: bytes, pin: str, run: Run = COMMAND) -> None:
         self._settings, self._pilots, self._site_key, self._pin = settings, pilots, site_key, pin
-        self._command, self._queues, self._learned = run_command, b"", -LIMITS
+        self._command, self._queues, self._learned = run, b"", -LIMITS
         self._answer: tuple[float, tuple[NamedJob, ...]] | None = None
 
     async def all(self) -> tuple[NamedJob, ...]:
