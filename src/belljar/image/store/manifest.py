@@ -133,11 +133,6 @@ def _note(folder: Path, before: dict[str, Any], found: dict[str, dict[str, Any]]
     _save(folder, value, mode)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """The sha256 its files had when they were stored, by file name."""
-    return {name: one["sha256"] for name, one in _load(folder)["files"].items()}
-
-
 def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
     """Record these facts beside the others; None removes a fact."""
     value = _load(folder)
