@@ -5,7 +5,7 @@ import signal
 import stat
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +168,24 @@ def test_without_kvm_auto_falls_back_and_kvm_is_refused(tmp_path: Path, monkeypa
     assert auto.accelerator(Boot()) == (Accelerator.TCG, "/dev/kvm does not exist")
     with pytest.raises(NoAccelerator, match="does not exist"):
         insisting.accelerator(Boot())
+
+
+def test_a_proof_that_could_not_be_tried_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has no process to spare for a moment has KVM all the same."""
+    monkeypatch.setattr(proof, "obstacle", lambda: "")
+    monkeypatch.setattr(proof, "has_native_flag", lambda cpuinfo: True)
+    busy, tried = HostError("Resource temporarily unavailable"), list[Sequence[str]]()
+
+    def refused(argv: Sequence[str], *more: object) -> int:
+        tried.append(argv)
+        raise busy
+
+    monkeypatch.setattr(proof, "spawn", refused)
+    hypervisor = load(Settings(), tmp_path)
+    for _ in range(2):
+        why = "the tiny guest could not be started: Resource temporarily unavailable"
+        assert hypervisor.accelerator(Boot()) == (Accelerator.TCG, why)
+    assert len(tried) == 2 and not list((tmp_path / "qemu").glob("kvm-*.json"))
 
 
 def test_a_qemu_that_is_missing_is_an_error_before_anything_is_made(tmp_path: Path) -> None:

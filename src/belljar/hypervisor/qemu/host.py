@@ -109,7 +109,8 @@ class QemuHost:
                     if native
                     else proof.Proof(False, "this processor offers no virtualization (no vmx, no svm)")
                 )
-                proof.remember(memory, known, time.time())
+                if known.was_tried:
+                    proof.remember(memory, known, time.time())
         return known
 
     def _try_kvm(self, boot: Boot) -> Proof:

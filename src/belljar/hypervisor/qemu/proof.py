@@ -38,6 +38,7 @@ BOOT_SECTOR = (BOOT_CODE + SIGNS[0] + b"\n\0").ljust(510, b"\0") + b"\x55\xaa"
 class Proof:
     works: bool
     why: str
+    was_tried: bool = True  # False: no guest was started, which says nothing of KVM
 
 
 def obstacle(device: Path = DEVICE) -> str:
@@ -110,7 +111,7 @@ def prove(argv_for: Callable[[int], Sequence[str]], fds: Sequence[int], *, timeo
     except BelljarError as exc:
         ours.close()
         os.close(said)
-        return Proof(False, f"the tiny guest could not be started: {exc.message}")
+        return Proof(False, f"the tiny guest could not be started: {exc.message}", was_tried=False)
     finally:
         theirs.close()
         os.close(stderr)
