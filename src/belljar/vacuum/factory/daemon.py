@@ -72,9 +72,8 @@ async def serve(file: Path, folder: Path, tell: Tell, *, metrics: tuple[str, int
     private_folder(folder, mode=0o755)
     lock = try_lock(folder / LOCK)
     if lock is None:
-        raise HostError(
-            f"{folder}: another factory works here", hint="One factory on each host, or each with its own --state."
-        )
+        hint = "One factory on each host, or each with its own --state."
+        raise HostError(f"{folder}: another factory works here", hint=hint)
     try:
         daemon = Daemon(file, folder, tell, settings.load(file))
         await daemon.run(metrics)
@@ -97,19 +96,15 @@ class Daemon:
         self.factory = Factory(order(folder).applied(space), folder, Machines(space), self._ask, self._user_data, tell)
 
     async def run(self, metrics: tuple[str, int] | None) -> None:
+        space, places = self._settings, self._poller.places
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._poller.places.close)
-            self.answering = await stack.enter_async_context(
-                responding(
-                    self._settings, self._snapshot, self._tell, key=self._key, factories=self._poller.places.hosts
-                )
-            )
+            stack.push_async_callback(places.close)
+            answering = responding(space, self._snapshot, self._tell, key=self._key, factories=places.hosts)
+            self.answering = await stack.enter_async_context(answering)
             stack.enter_context(watching(self._folder, ORDER, self.obey))
             if metrics is not None:
                 serve_metrics(*metrics, self._metrics)
-            self._tell(
-                "factory started", space=self._settings.name, factory=self._settings.factory, version=__version__
-            )
+            self._tell("factory started", space=space.name, factory=space.factory, version=__version__)
             self._look_here()
             await serving(self.factory.run(), self._report(), self._renew(), reload=self.reload)
         self._tell("factory stopped", machines=len(self.factory.living))
@@ -121,9 +116,8 @@ class Daemon:
         try:
             space = settings.load(self._file)
             if changed := [key for key in FIXED if getattr(space, key) != getattr(self._settings, key)]:
-                raise HostError(
-                    f"{', '.join(changed)}: is not changed in a running factory", hint="Restart it: machines go on."
-                )
+                what = f"{', '.join(changed)}: is not changed in a running factory"
+                raise HostError(what, hint="Restart it: machines go on.")
         except BelljarError as exc:
             self._tell("settings refused", why=exc.message)
             self.factory.use(self.factory.space, exc.message)
@@ -212,10 +206,8 @@ class Daemon:
         """After each cycle: systemd's watchdog, and VacMon."""
         async for ended in self.factory.reports():
             status = self.factory.status
-            notify(
-                "WATCHDOG=1",
-                f"STATUS={status.machines} machines, {status.processors} of {status.most_processors} processors",
-            )
+            used = f"{status.processors} of {status.most_processors} processors"
+            notify("WATCHDOG=1", f"STATUS={status.machines} machines, {used}")
             now = self._snapshot()
             told: list[Told] = [ended] if ended is not None else [*((now.own,) if now.own else ()), *now.types]
             await in_thread(lambda told=told, now=now: push(self.factory.space.vacmon, told, now))  # type: ignore[misc]

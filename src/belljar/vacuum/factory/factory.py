@@ -82,9 +82,8 @@ class Factory:
     def use(self, space: Space, error: str | None = None) -> None:
         """Obey these settings from now on; *error*: why the files are not obeyed as they are, "" where they are."""
         self.space = space
-        self.status = replace(
-            self.status, settings_error=self.status.settings_error if error is None else error, cycle=space.cycle
-        )
+        error = self.status.settings_error if error is None else error
+        self.status = replace(self.status, settings_error=error, cycle=space.cycle)
         self.wake()
 
     async def reports(self) -> AsyncIterator[MachineStatus | None]:
@@ -117,9 +116,8 @@ class Factory:
         await self._enforce(began)
         others, silent = await self._ask()
         now = self._clock()
-        own = snapshot(
-            self.space, self.all_living(), self.memory.finished, {}, now, FactoryStatus(self.space.factory), self._room
-        ).types
+        status = FactoryStatus(self.space.factory)
+        own = snapshot(self.space, self.all_living(), self.memory.finished, {}, now, status, self._room).types
         view = view_of([*own, *(one for one in others if one.factory != self.space.factory)], self.space)
         host = await self._host()
         self.decision = decide(now, self.space, self.all_living(), view, self.memory.past, host, self._luck)
@@ -147,14 +145,12 @@ class Factory:
         memory = await in_thread(self._keeper.free_memory)
         waiting = sum(one.memory for one in self.memory.pending)
         load = loads[0] if self.space.mode is Mode.IMPROVED else max(loads)
-        starting = sum(one.began is None for one in self.all_living())
+        starts = self.space.starting - sum(one.began is None for one in self.all_living())
         for name in self._failing.keys() - {kind.name for kind in self.space.types if kind.share > 0}:
             del self._failing[name]  # nobody wants it any more
             self.troubles.note(name)
         failing = {name: (one.until, one.why) for name, one in self._failing.items()}
-        return Host(
-            os.cpu_count() or 1, load, max(memory - waiting, 0), starts=self.space.starting - starting, failing=failing
-        )
+        return Host(os.cpu_count() or 1, load, max(memory - waiting, 0), starts=starts, failing=failing)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -187,9 +183,8 @@ class Factory:
             self._failing.pop(kind.name, None)
             self.started[kind.name] += 1
             self.troubles.note(kind.name)
-            self._tell(
-                "machine started", machine=order.id, machinetype=kind.name, slot=slot_name(self.space, order.slot)
-            )
+            slot = slot_name(self.space, order.slot)
+            self._tell("machine started", machine=order.id, machinetype=kind.name, slot=slot)
         finally:
             self._starting.discard(order.id)
 

@@ -169,12 +169,10 @@ class _Poll:
         self._all_told.clear()
         for peer in peers:
             peer.begin_round()
-        asker = self._poller
+        asker, space = self._poller, self._space.name
         for count, peer in enumerate(peers):
             if places := asker.places.of(peer.name):  # of several, it may listen at one only
-                asked = query(
-                    self._kind, self._space.name, peer.cookie, asker.clock(), client=asker.client, key=asker.key
-                )
+                asked = query(self._kind, space, peer.cookie, asker.clock(), client=asker.client, key=asker.key)
                 self.sockets.send(asked, places[(peer.asked - 1) % len(places)])
             if count % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(TURN)

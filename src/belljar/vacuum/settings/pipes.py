@@ -84,9 +84,7 @@ def with_pipes(space: Space, copies: Mapping[str, Copy]) -> tuple[Space, tuple[M
     return replace(space, types=tuple(types.values())), tuple(notes)
 
 
-def machinetypes(
-    pipe: Pipe, document: Mapping[str, Any], space: Space, notes: list[Mistake]
-) -> tuple[MachineType, ...]:
+def machinetypes(pipe: Pipe, document: Mapping[str, Any], space: Space, notes: list[Mistake]) -> list[MachineType]:
     """Those that can be made of a document. One with a wrong value is left out: half understood it is not started."""
     entries = dict(_entries(pipe, document.get("machinetypes", ()), notes))
     shares = {name: amount(str(entry.get("target_share", 0))) for name, entry in entries.items()}
@@ -103,7 +101,7 @@ def machinetypes(
         wrong = [Mistake(pipe.url, f"{name}.{key}", what, "it is left out") for key, what, _ in wrong_type(one)]
         notes += wrong
         made += [] if wrong else [one]
-    return tuple(made)
+    return made
 
 
 def _entries(pipe: Pipe, entries: Iterable[Any], notes: list[Mistake]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -66,9 +66,8 @@ def _space(values: Mapping[str, Mapping[str, Any]]) -> Space:
     given: dict[str, Any] = {"name": "", "factory": os.uname().nodename, "processors": os.cpu_count() or 1}
     given["starting"] = 2 * given["processors"]
     given |= {**values["space"], **values["factory"]}
-    given["factories"] = tuple(
-        given["factory"] if name == "." else name for name in given.get("factories", ()) or (given["factory"],)
-    )
+    names = given.get("factories", ()) or (given["factory"],)
+    given["factories"] = tuple(given["factory"] if name == "." else name for name in names)
     given["site"] = given.get("site") or given["name"].partition(".")[2]
     space = Space(**given)
     named: dict[str, dict[str, Mapping[str, Any]]] = {kind: {} for kind in KINDS}

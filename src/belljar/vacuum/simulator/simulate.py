@@ -170,9 +170,8 @@ class Simulation:
             for guest in factory.guests:
                 name = guest.machine.machinetype
                 total = totals[name]
-                totals[name] = replace(
-                    total, hs06=total.hs06 - guest.machine.processors, young=total.young - guest.is_young
-                )
+                hs06, young = total.hs06 - guest.machine.processors, total.young - guest.is_young
+                totals[name] = replace(total, hs06=hs06, young=young)
         return totals
 
     def act(self, factory: Factory, view: View) -> None:
