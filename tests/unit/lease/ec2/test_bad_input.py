@@ -131,6 +131,11 @@ def test_a_body_that_is_no_form_is_not_looked_into(house: House, kind: str) -> N
     assert said(house, one) == (400, "MalformedQueryString")
 
 
+def test_a_long_path_is_read_in_no_time(house: House) -> None:
+    """Nobody has signed it yet: who tries each way to part it in two would be busy for years."""
+    assert said(house, changed(signed(), target=f"/{'a' * 5000}!")) == (400, "MalformedQueryString")
+
+
 def test_xml_in_a_form_is_text(house: House) -> None:
     assert said(house, changed(signed(), body=BOMB.encode()))[0] == 400
     ec2 = wired(house)
