@@ -74,6 +74,72 @@ def test_no_jobs_are_no_mistake() -> None:
     assert CLIENT.jobs(b'{"timestamp": 1, "pbs_version": "23.06.06", "pbs_server": "wn01"}', "") == {}
 
 
+# As src/lib/Libcmds/pbs_json.c of 23.06.06 writes it: what strtod takes for a number is bare, and backslashes stay.
+OF_A_RELEASE = r"""{
+    "timestamp":1795411540,
+    "pbs_version":"23.06.06",
+    "pbs_server":"wn01",
+    "Jobs":{
+        "5.wn01":{
+            "Job_Name":"first",
+            "Job_Owner":"alice@wn01",
+            "job_state":"R",
+            "queue":"batch",
+            "exec_host":"vm10/0",
+            "Resource_List":{
+                "mem":"300mb",
+                "ncpus":2,
+                "select":"1:ncpus=2:mem=300mb:vm_image=9.4"
+            },
+            "run_count":1,
+            "euser":"alice"
+        },
+        "6.wn01":{
+            "Job_Name":"second",
+            "job_state":"Q",
+            "comment":"say \"now\"\n",
+            "Variable_List":{
+                "A":WORD,
+                "PBS_O_HOST":"wn01"
+            },
+            "euser":"bob"
+        }
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "word", ['"x"', ".5", "+5", "nan", "0x0", "5.", "00", "9" * 5000, r'"\u@\h \w"', '"ends with \\"', '"{"', '":{"',
+             r'"\\"},"job_state":"F","x":{"y":"z"', r'"\\"}},"5.wn01":{"job_state":"F","x":{"y":"z"'],
+)  # fmt: skip
+def test_no_users_variable_hides_or_alters_a_job(word: str) -> None:
+    found = CLIENT.jobs(OF_A_RELEASE.replace("WORD", word).encode(), "")
+    assert {id: (one.state, one.owner) for id, one in found.items()} == {
+        "5.wn01": (JobState.RUNNING, "alice"), "6.wn01": (JobState.WAITING, "bob"),
+    }  # fmt: skip
+    first = found["5.wn01"]
+    assert (first.cpus, first.memory, first.image, first.on, first.starts) == (2, 300 * MIB, "9.4", ("vm10",), 1)
+    assert found["6.wn01"].reason == 'say "now"?'
+    with pytest.raises(ValueError, match="qstat printed"):
+        CLIENT.jobs(OF_A_RELEASE[:-4].encode(), "")
+
+
+def test_no_users_variable_is_nested_too_deeply() -> None:
+    text = (RECORDINGS / "qstat-jobs.json").read_text(errors="replace")
+    deep = text.replace('"PBS_O_LANG":\t"C.UTF-8"', f'"A":\t{"[" * 1000}{"]" * 1000}')
+    assert deep != text and CLIENT.jobs(deep.encode(), "") == CLIENT.jobs(text.encode(), "")
+
+
+def test_an_image_whose_name_looks_like_a_number_is_asked_for() -> None:
+    text = (
+        (RECORDINGS / "qstat-jobs.json")
+        .read_text(errors="replace")
+        .replace('"ncpus":', '"vm_image":\t9.4,\n\t\t\t\t"ncpus":')
+    )
+    assert CLIENT.jobs(text.encode(), "")["0.wn01"].image == "9.4"
+
+
 def test_what_its_user_chose_is_taken_as_plain_words() -> None:
     document = json.loads((RECORDINGS / "qstat-held-by-user.json").read_bytes())
     facts = document["Jobs"]["4.wn01"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from belljar.batch.job.terms import one_line, whole
@@ -25,6 +26,8 @@ STATES = {
 }  # fmt: skip
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 ARRAY = re.compile(r"([0-9]+)\[([0-9]*)\]")
+OLD_FORM = "{\n    "  # of the releases that write it by themselves (src/lib/Libcmds/pbs_json.c)
+LINE = re.compile(r'((?: {4})+|\t+)"(.*?)":\t?(\{|".*"|[^"{].*?),?')
 
 
 class OpenPbsClient(Client):
@@ -77,13 +80,38 @@ def document(printed: bytes, program: str) -> Mapping[str, Any]:
     """Raises ValueError."""
     if len(printed) > LARGEST_ANSWER:
         raise ValueError(f"{program} printed more than a list")
-    try:
-        found = json.loads(printed.decode("utf-8", "replace"), strict=False)
-    except (ValueError, RecursionError):
-        found = None
+    text, found = printed.decode("utf-8", "replace"), None
+    with suppress(ValueError, RecursionError):
+        found = None if text.startswith(OLD_FORM) else json.loads(text, strict=False, parse_float=str)
+    if found is None and text.startswith("{\n") and text.rstrip().endswith("\n}"):
+        found = _by_lines(text)
     if not isinstance(found, dict) or "pbs_server" not in found:
-        raise ValueError(f"{program} printed {printed[:60].decode('ascii', 'replace')!r} where its document begins")
+        raise ValueError(f"{program} printed {text[:60]!r} where its document begins")
     return found
+
+
+def _by_lines(text: str) -> dict[str, Any]:
+    """A value on each line, as deep as that is indented. Releases up to 23.06 do not write users' words as JSON has them (`.5`, backslashes),
+    and what a user has nested too deeply is not read as JSON: here no words end a job, or begin another one."""
+    open_ones: list[dict[str, Any]] = [{}]
+    for line in text.split("\n"):
+        match = LINE.fullmatch(line)
+        depth = 0 if match is None else len(match[1].replace(" " * 4, "\t"))
+        if match is None or depth > len(open_ones):
+            continue
+        del open_ones[depth:]
+        value: Any = {} if match[3] == "{" else _plain(match[3])
+        open_ones[-1][match[2]] = value
+        if match[3] == "{":
+            open_ones.append(value)
+    return open_ones[0]
+
+
+def _plain(value: str) -> str:
+    if "\\" in value:
+        with suppress(ValueError, RecursionError):
+            return str(json.loads(value, strict=False))
+    return value[1:-1] if value.startswith('"') else value
 
 
 def _job(id: str, facts: Any) -> JobView | None:
