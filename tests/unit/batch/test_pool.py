@@ -62,11 +62,26 @@ def test_what_is_no_list_of_slurms_jobs_is_refused(printed: bytes) -> None:
     assert SLURM.client.jobs(b"", MARK) == {}
 
 
-def test_a_list_of_nodes_that_may_be_cut_off_is_refused() -> None:
+def test_a_list_of_nodes_that_may_be_cut_off_is_known_as_far_as_it_goes() -> None:
+    """Else anybody's job over many nodes would hide all jobs from the bait."""
     row = SQUEUE.split(b"\n")[0].ljust(sum(width + 1 for _, width in FIELDS) + len(MARK))
     at = len(MARK) + sum(width + 1 for _, width in FIELDS[: [name for name, _ in FIELDS].index("nodelist")]) - 1
-    with pytest.raises(ValueError, match="cut off"):
-        SLURM.client.jobs(row[:at] + b"n" * 1000 + row[at + 1000 :], MARK)
+    for printed, names in (
+        (b"wn[" + b"1,3,5,7-8," * 100, ["wn1", "wn3", "wn5", "wn7", "wn8"]),
+        (b"a1,b[07-08]," + b"n" * 990, ["a1", "b07", "b08"]),
+        (b"n" * 1000, []),
+    ):
+        cut = printed[:1000].ljust(1000, b"n")
+        (job,) = SLURM.client.jobs(row[:at] + cut + row[at + 1000 :], MARK).values()
+        assert list(job.on) == ["bait1", *names]  # its batch host comes first
+
+
+def test_a_list_of_nodes_is_read_in_no_time_whatever_it_says() -> None:
+    row = SQUEUE.split(b"\n")[0].ljust(sum(width + 1 for _, width in FIELDS) + len(MARK))
+    at = len(MARK) + sum(width + 1 for _, width in FIELDS[: [name for name, _ in FIELDS].index("nodelist")]) - 1
+    wide = f"r[{','.join(str(number) for number in range(10, 99))}]n[1-2]".encode()
+    (job,) = SLURM.client.jobs(row[:at] + wide.ljust(1000) + row[at + 1000 :], MARK).values()
+    assert job.on == (wide.decode(),)
 
 
 def test_slurms_nodes_are_read_with_their_states() -> None:

@@ -36,7 +36,8 @@ STATES = {
 UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB, "T": GIB * KIB}
 SIZE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-HOSTLIST = re.compile(r"([^\[\]]*)\[((?:[0-9]{1,6}(?:-[0-9]{1,6})?,?)+)(?<!,)\]([^\[\]]*)")
+RANGE = "[0-9]{1,6}(?:-[0-9]{1,6})?"
+HOSTLIST = re.compile(rf"([^\[\]]*)\[({RANGE}(?:,{RANGE})*)\]([^\[\]]*)")
 LONGEST_NOTE = 900
 HELD_BY_USER = "JobHeldUser"  # not so one that was requeued in held state
 
@@ -149,13 +150,14 @@ def _features(text: str) -> tuple[str, ...]:
 
 def _nodes(text: str, first: str = "") -> tuple[str, ...]:
     """Names, that of the node where the job's script runs before others; what stands in more than one pair of brackets stays as it is,
-    for no node of ours is written so."""
+    for no node of ours is written so. Of a list that was cut off those that are whole: no job of ours has so many."""
     if text in ("", "(null)"):
         return ()
     if len(text) >= WIDTH["nodelist"]:
-        raise ValueError("squeue printed a list of nodes that was cut off")
+        text = f"{first},{text.rpartition(',')[0]}"
+        text += "]" if text.rfind("[") > text.rfind("]") else ""
     names = [name for one in re.findall(r"(?:[^,\[]|\[[^]]*\])+", text) for name in _names(one)]
-    return tuple(sorted(names, key=lambda name: name != first))
+    return tuple(dict.fromkeys(sorted(filter(None, names), key=lambda name: name != first)))
 
 
 def _names(text: str) -> Iterator[str]:
