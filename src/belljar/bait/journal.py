@@ -49,9 +49,14 @@ class Journal:
 
     def write(self, *entries: Entry) -> None:
         """All of them, or none. On disk when it returns. Raises NoSpace: then nothing may be done."""
+        before = os.fstat(self._descriptor).st_size
         with no_space_as_error(self._path):
-            write_all(self._descriptor, (dumps(entries[0]) if len(entries) == 1 else dumps(entries)) + b"\n")
-            os.fdatasync(self._descriptor)
+            try:
+                write_all(self._descriptor, (dumps(entries[0]) if len(entries) == 1 else dumps(entries)) + b"\n")
+                os.fdatasync(self._descriptor)
+            except OSError:  # a part of it would spoil the next line
+                os.ftruncate(self._descriptor, before)
+                raise
         for entry in entries:
             if entry.state is State.CLOSED:
                 self.entries.pop(entry.job, None)

@@ -72,10 +72,8 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
             key, what, hint = exc.args
             yield key, what, hint
     forms = {"name": INSTANCE, "queue": WORD, "feature": WORD, "native": WORD_OR_NONE}
-    for key, form in {
-        **forms,
-        **({"room": WORD_OR_NONE} if settings.system == "slurm" else {}),
-    }.items():  # else it is no name
+    forms |= {"room": WORD_OR_NONE} if settings.system == "slurm" else {}  # else it is no name
+    for key, form in forms.items():
         if not form.fullmatch(getattr(settings, key)):
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if settings.cache != NEVER and settings.system != "slurm":

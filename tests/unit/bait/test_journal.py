@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+
+import pytest
 
 from belljar.bait import journal
 from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import FILE, Journal, read
+from belljar.errors import NoSpace
 
 
 def test_the_last_line_of_a_job_counts_and_closed_ones_are_forgotten(tmp_path: Path) -> None:
@@ -32,6 +37,21 @@ def test_a_line_that_was_cut_off_is_none(tmp_path: Path) -> None:
         assert states <= {State.ARRIVED, State.STOPPED} and (length < whole.index(b"\n") or states)
     (tmp_path / FILE).write_bytes(b'{"job": 7}\n[]\n\xff\n' + whole)
     assert read(tmp_path)["1"].state is State.STOPPED
+
+
+def test_a_line_that_did_not_fit_does_not_spoil_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_half(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one = Journal(tmp_path)
+    one.write(Entry("1", State.ARRIVED, 1.0))
+    with monkeypatch.context() as full, pytest.raises(NoSpace):
+        full.setattr(journal, "write_all", write_half)
+        one.write(Entry("1", State.STOPPED, 2.0))
+    one.write(Entry("2", State.ARRIVED, 3.0))
+    assert read(tmp_path) == one.entries == {one: Entry(one, State.ARRIVED, at) for one, at in (("1", 1.0), ("2", 3.0))}
+    one.close()
 
 
 def test_it_does_not_grow_for_ever(tmp_path: Path) -> None:
