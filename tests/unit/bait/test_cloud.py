@@ -10,7 +10,7 @@ import pytest
 from belljar.bait import Settings
 from belljar.bait.cloud import nodes as cloud
 from belljar.batch import JobState, JobView, NodeState, NodeView, load
-from belljar.errors import BadOption
+from belljar.errors import BadOption, HostError
 from belljar.model import GIB, MIB, RunPayload
 from belljar.records import replace
 
@@ -63,6 +63,24 @@ def test_a_cloud_node_gets_the_image_that_one_of_its_features_names(settings: Se
 def test_a_node_that_no_image_is_for_is_refused(node: Any, why: str, settings: Settings) -> None:
     with pytest.raises(BadOption, match=f"cloud1: none of its features is an image of `bait.images` .{why}."):
         cloud.request_for("cloud1", node, JOB, settings, POOL, ())
+
+
+def test_a_network_class_that_is_not_there_is_refused(settings: Settings) -> None:
+    """Its user wrote it: the other nodes of the same ResumeProgram are made all the same."""
+    with pytest.raises(BadOption, match="network class nosuch: there is open, closed here"):
+        cloud.request_for("cloud1", NODE, replace(JOB, network="nosuch"), settings, POOL, ())
+
+
+async def test_what_slurm_says_in_no_known_words_is_no_defect(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def garbled(argv: tuple[str, ...]) -> bytes:
+        return b"cloud1\n" if "hostnames" in argv else b"slurm_load_node: what?\n"
+
+    monkeypatch.setattr(cloud, "command", garbled)
+    with pytest.raises(HostError, match="slurm_load_node") as told:
+        await cloud.resume("cloud1", None, settings, POOL, ())
+    assert "scontrol" in told.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "-h"])

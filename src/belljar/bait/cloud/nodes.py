@@ -17,7 +17,7 @@ from belljar.bait import Settings
 from belljar.bait.acts import command
 from belljar.bait.machines.keeper import GRACE, account_of, joining_request, secret
 from belljar.batch import JobState, JobView, Member, NodeView, Pool
-from belljar.errors import BadOption, BelljarError
+from belljar.errors import BadOption, BelljarError, HostError
 from belljar.host.files import read_json
 from belljar.model import Request, Share
 
@@ -30,10 +30,13 @@ async def resume(
 ) -> dict[str, str]:
     """A machine for each of these nodes that has none: its id, or why there is none. Raises BelljarError."""
     names = await hostnames(hostlist)
-    nodes = pool.nodes.nodes(await command(pool.nodes.query()))
     mark = f"@{os.urandom(8).hex()}@"
-    jobs = {one.number: one for one in pool.client.jobs(await command(pool.client.query(mark)), mark).values()}
-    numbers = jobs_of(read_json(file, LARGEST)) if file is not None else {}
+    try:
+        nodes = pool.nodes.nodes(await command(pool.nodes.query()))
+        jobs = {one.number: one for one in pool.client.jobs(await command(pool.client.query(mark)), mark).values()}
+        numbers = jobs_of(read_json(file, LARGEST)) if file is not None else {}
+    except ValueError as exc:
+        raise HostError(str(exc), hint="Do scontrol and squeue answer here, and is the resume file whole?") from exc
     # Which job's nodes they are is told by hostlists; on another host than slurmctld's, by the jobs that have them.
     owners = {node: job for job in jobs.values() for node in job.on if job.state is JobState.RUNNING}
     owners |= {

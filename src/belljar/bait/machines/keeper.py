@@ -171,6 +171,9 @@ def joining_request(
     network: str = "", address: str = "", disk: int = 0, requester: str, baseline: bytes = b"",
 ) -> Request:  # fmt: skip
     """The request for a machine that becomes this node. Raises BelljarError."""
+    bridges, kind = dict(settings.networks), network or settings.networks[0][0]
+    if kind not in bridges:
+        raise BadOption(f"network class {kind}: there is {', '.join(bridges)} here")
     joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
     payload = Payload(
         (b"join-the-pool",),
@@ -181,10 +184,9 @@ def joining_request(
         stdin=StdinKind.STREAM,
         files=(*joining.files, *(PlainFile(bytes(one), _read(one, "conf", LARGEST_CONF)) for one in joining.copies)),
     )
-    bridge = dict(settings.networks)[network or settings.networks[0][0]] + (f"@{address}" if address else "")
     return api.request_of(
         RunPayload(payload), image=image, cpus=member.cpus, memory=member.memory + settings.overhead, disk=disk or None,
-        network=NetworkMode.BRIDGE, network_name=bridge, shares=shares, name=member.name, requester=requester, grace=GRACE,
+        network=NetworkMode.BRIDGE, network_name=bridges[kind] + (f"@{address}" if address else ""), shares=shares, name=member.name, requester=requester, grace=GRACE,
         labels=labels,
     )  # fmt: skip
 
