@@ -175,6 +175,12 @@ def test_a_begin_of_the_users_ends_the_job_there_and_nothing_is_said_twice() -> 
     assert one.hear("PARAM N x") == [] and one.hear("BEGIN") == []
 
 
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_time_of_many_digits_is_the_servers_to_refuse(digits: int) -> None:
+    said = answer(f"l_hard vm_image=debian12,h_rt={'9' * digits}:0:0")
+    assert said[-1] == "RESULT STATE CORRECT" and not any("BELLJAR_WALL" in line for line in said)
+
+
 def test_a_mistake_of_the_sites_refuses_nobody() -> None:
     said = answer("l_hard vm_image=debian12", one=verifier(Settings(allow=("nonsense",))))
     assert said[0].startswith("LOG WARNING belljar: batch.allow") and said[1] == "RESULT STATE ACCEPT"

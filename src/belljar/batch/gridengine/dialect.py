@@ -36,7 +36,7 @@ LARGEST_CONFIG = 1 << 20
 UNITS = {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 UNITS |= {letter.upper(): 1024**power for power, letter in enumerate("kmgt", 1)}
 SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)([kKmMgGtT]?)")
-CLOCK = re.compile(r"([0-9]*):([0-9]*):([0-9]*)")
+CLOCK = re.compile(r"([0-9]{0,12}):([0-9]{0,12}):([0-9]{0,12})")
 
 
 @dataclass(frozen=True)
