@@ -110,8 +110,7 @@ class Call:
             data = b""
         if not hmac.compare_digest(data[:32], self._seal(data[32:])):
             raise Refused("InvalidPaginationToken", "NextToken is none of ours, or belongs to another request")
-        found: list[Any] = json.loads(data[32:])
-        return found
+        return list(json.loads(data[32:]))
 
     # -- what is named -------------------------------------------------------------------------------------------------
 
@@ -125,8 +124,7 @@ class Call:
     def of_names(self, name: str, known: Mapping[str, Any], code: str = "InvalidParameterValue") -> list[Any]:
         """As `of_ids`, of whatever form."""
         names = self._given(name)
-        missing = [one[:60] for one in names if one not in known]
-        if missing:
+        if missing := [one[:60] for one in names if one not in known]:
             raise Refused(code, f"{name}: these do not exist: {', '.join(missing[:10])}")
         return [known[one] for one in names]
 

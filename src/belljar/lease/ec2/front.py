@@ -68,8 +68,7 @@ class Front:
         if not action or not version:
             raise Refused("MissingParameter", "The request must contain the parameters Action and Version")
         self._model.check_version(version)
-        act = ACTIONS.get(action)
-        if act is None:
+        if (act := ACTIONS.get(action)) is None:
             raise Refused("InvalidAction", f"The action {action[:60]} is not valid for this web service.")
         asked = self._model.read(action, {name: value for name, value in fields.items() if name not in ENVELOPE})
         call = Call(self._office, owner, action, asked, self._pages, sent.header("host") or "", self._clock())

@@ -21,6 +21,7 @@ OLDEST_VERSION = "2008-05-05"
 VERSION = re.compile(r"20[0-9]{2}-[0-1][0-9]-[0-3][0-9]")
 INTEGER = re.compile(r"-?[0-9]{1,18}")
 INDEX = re.compile(r"[0-9]{1,9}")  # from 0 on, as libcloud counts some
+LATEST = 253402300799.0  # the last second of the year 9999
 PLAIN = re.compile(r"[A-Za-z0-9 ._:/-]*")
 Shape = Any  # of botocore, which has no types
 
@@ -62,10 +63,7 @@ class Model:
                 raise Refused("InvalidParameterCombination", f"{name} is given both with and without parts")
             node[last] = text
         shape = self.input(action)
-        if shape is None:
-            return {}
-        found: dict[str, Any] = _structure(shape, tree, "")
-        return found
+        return {} if shape is None else _structure(shape, tree, "")
 
     def write(self, action: str, version: str, request_id: str, answer: Mapping[str, Any]) -> bytes:
         """The answer's body. Raises KeyError for a value that the shape does not have: that is a mistake of ours."""
@@ -136,8 +134,7 @@ def _structure(shape: Shape, node: Mapping[str, Any], at: str) -> dict[str, Any]
             raise Refused("UnknownParameter", f"The parameter {at}{wire} is not recognized")
         name, member = names[wire]
         found[name] = _value(member, value, f"{at}{wire}")
-    missing = [name for name in shape.required_members if name not in found]
-    if missing:
+    if missing := [name for name in shape.required_members if name not in found]:
         wire = _wire_name(missing[0], shape.members[missing[0]])
         raise Refused("MissingParameter", f"The request must contain the parameter {at}{wire}")
     return found
@@ -180,8 +177,9 @@ def _integer(text: str) -> int:
 
 
 def _moment(text: str) -> float:
+    """What was before 1970, or is in no year that can be written in UTC, is as far away as can be said; 0 would say nothing."""
     found = datetime.fromisoformat(text)
-    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
+    return min(max(1.0, found.replace(tzinfo=found.tzinfo or UTC).timestamp()), LATEST)
 
 
 # Of text: each raises ValueError or KeyError.

@@ -131,6 +131,20 @@ def test_a_body_that_is_no_form_is_not_looked_into(house: House, kind: str) -> N
     assert said(house, one) == (400, "MalformedQueryString")
 
 
+def test_moments_that_no_clock_shows(house: House) -> None:
+    """A client may name any: what is written down of them can be shown afterwards."""
+    spot = {**LIST, "Action": "RequestSpotInstances", "SpotPrice": "0.5", "LaunchSpecification.ImageId": "debian-12"}
+    far, before = "9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00"
+    assert said(house, signed(spot | {"ValidUntil": far})) == (200, "")
+    for past in (before, "1970-01-01T00:00:00Z"):
+        assert said(house, signed(spot | {"ValidUntil": past})) == (400, "InvalidParameterValue")
+    assert said(house, signed({**LIST, "Action": "DescribeSpotInstanceRequests"})) == (200, "")
+    for moment in (far, before, "1969-07-20T20:17:40Z"):
+        for name in ("StartTime", "EndTime"):
+            assert said(house, signed({**LIST, "Action": "DescribeSpotPriceHistory", name: moment})) == (200, "")
+    assert not house.told
+
+
 def test_a_long_path_is_read_in_no_time(house: House) -> None:
     """Nobody has signed it yet: who tries each way to part it in two would be busy for years."""
     assert said(house, changed(signed(), target=f"/{'a' * 5000}!")) == (400, "MalformedQueryString")
