@@ -143,11 +143,11 @@ class Machine:
                 yield
 
     async def aexec(
-        self, argv: Sequence[Word], stdin: bytes = b"", account: Account | None = None
+        self, argv: Sequence[Word], stdin: bytes = b"", account: Account | None = None, most: int | None = None
     ) -> tuple[int, bytes, bytes]:
-        """A second command beside the payload, as its user or *account*: exit code, stdout, stderr. A cancel ends it.
-        Raises MachineBusy."""
-        out, err = BytesSink(), BytesSink()
+        """A second command beside the payload, as its user or *account*: exit code, stdout, stderr (of each the first
+        *most* bytes). A cancel ends it. Raises MachineBusy."""
+        out, err = BytesSink(most), BytesSink(most)
         code = await self.acarry(argv, Streams(BytesSource(stdin), out, err), account)
         return code, bytes(out.data), bytes(err.data)
 

@@ -150,13 +150,13 @@ class BytesSource:
 
 
 class BytesSink:
-    """A sink that keeps all of it."""
+    """A sink that keeps all of it, or its first *most* bytes."""
 
-    def __init__(self) -> None:
-        self.data = bytearray()
+    def __init__(self, most: int | None = None) -> None:
+        self.data, self._most = bytearray(), most
 
     async def write(self, data: bytes) -> None:
-        self.data += data
+        self.data += data if self._most is None else data[: self._most - len(self.data)]
 
     async def close(self) -> None: ...
 

@@ -113,7 +113,7 @@ class Service:
 
     async def hear(self, report: Report) -> Iterable[Order]:
         async with self._changed:
-            if report.tell is not Tell.HEARTBEAT:
+            if report.tell is not Tell.HEARTBEAT or report.console:
                 self.heard.append(report)
             self._changed.notify_all()
         pilots = [one.pilot for one in self.heard if one.slot == report.slot]

@@ -246,6 +246,21 @@ async def test_orders_may_come_twice_and_for_machines_that_never_were(tmp_path: 
         await run.ended()
 
 
+async def test_a_console_that_is_looked_at_all_day_stays_nowhere_at_its_pilot(tmp_path: Path) -> None:
+    service = Service(tmp_path, (Order(Do.GO), START))
+    async with service.up():
+        run = Running(job_for(service), tmp_path)
+        await service.until(lambda: "running" in service.states("i-1"))
+        for count in range(1, 6):
+            service.channel.order(f"{LEASE}.1.0", Order(Do.CONSOLE, "i-1"))
+            await service.until(lambda: sum(one.console == b"login:" for one in service.heard) == count)  # noqa: B023
+        said = list(run.folder.glob("*.jsonl"))
+        service.channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
+        await run.ended()
+    assert said and not any("login:" in one.read_text() for one in said)
+    assert [one.seq for one in service.heard if one.seq] == list(range(1, 7))
+
+
 async def test_bytes_go_both_ways_on_a_connection_of_their_own(tmp_path: Path) -> None:
     service = Service(tmp_path, (Order(Do.GO), START))
     async with service.up() as channel:

@@ -11,6 +11,7 @@ import pytest
 
 from belljar import api
 from belljar.errors import HostError, ImageUnknown
+from belljar.guest import Streams
 from belljar.lease import Cause, InstanceState
 from belljar.lease.orders import MachineOrder
 from belljar.lease.pilot.machines import Machines
@@ -54,6 +55,28 @@ async def test_a_guest_that_does_not_take_the_key_in_time_is_told_as_such() -> N
     changes = Changes()
     await Machines("r-1", 5.0, changes)._run("i-1", Ending(TimeoutError()), MachineOrder("debian12"))  # type: ignore[arg-type]
     assert [why.rpartition(": ")[2] for _, why in changes] == ["the guest does not answer", "rebooted"]
+
+
+async def test_a_guest_that_prints_without_end_is_heard_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agent is its owner's: what that sends in place of a host's keys does not fill the node's memory."""
+
+    class Talkative(api.Machine):
+        def __init__(self) -> None: ...
+
+        await_running, reboots = Ending.await_running, Ending.reboots  # type: ignore[assignment]
+
+        async def acarry(self, argv: object, streams: Streams, account: object = None) -> int:
+            sinks.extend((streams.stdout, streams.stderr))
+            for sink in (streams.stdout, streams.stderr):
+                for _ in range(100):
+                    await sink.write(b"ssh-ed25519 " + b"A" * 65536 + b"\n")  # type: ignore[union-attr]
+            return 0
+
+    sinks, changes = list[Any](), list[Any]()
+    machines = Machines("r-1", 5.0, lambda _, state, **facts: changes.append(facts.get("host_keys", ())))
+    await machines._run("i-1", Talkative(), MachineOrder("debian12", user_data=b"#!/bin/sh\n"))  # type: ignore[arg-type]
+    assert len(sinks) == 4 and all(len(one.data) == 1 << 16 for one in sinks)
+    assert [len(key) for key in changes[0]] == [1 << 16]
 
 
 class Gone:

@@ -23,8 +23,7 @@ CONNECT = 10.0  # seconds for one try, TLS and openings included
 SOONEST, LATEST = 0.25, 15.0  # seconds between two tries
 SILENCE = 3  # heartbeats without a word from the service: this connection is dead
 
-# The messages are those that came with the opening.
-Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter, Connection, list[Message]]
+Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter, Connection, list[Message]]  # early ones
 
 
 class Link:
@@ -36,7 +35,7 @@ class Link:
     ) -> None:  # fmt: skip
         self._job, self._rank, self._pilot, self._journal = job, rank, pilot, journal
         self._obey, self._moment, self._troubles = obey, moment, Troubles(tell)
-        self._outbox, self._inbox = Outbox(keep_all=True), Inbox()
+        self._outbox, self._inbox, self._shown = Outbox(keep_all=True), Inbox(), dict[str, Report]()
         self._wake, self._acknowledged = asyncio.Event(), asyncio.Event()
         self.is_up, self._at = False, job.service[0]  # where it is connected, or was last
         self.down_since = asyncio.get_running_loop().time()
@@ -47,6 +46,11 @@ class Link:
         self._journal.tell("said", report=report)
         self._outbox.put({"report": to_json(report)})
         self._acknowledged.clear()
+        self._wake.set()
+
+    def show(self, report: Report) -> None:
+        """Of this moment, and kept nowhere: only the last of an instance is sent, and is lost where the service is away."""
+        self._shown[report.instance] = report
         self._wake.set()
 
     async def flush(self, timeout: float) -> None:
@@ -100,9 +104,11 @@ class Link:
         what = Tell.HELLO
         while True:
             waiting = self._outbox.after(said)
-            if not waiting or what is Tell.HELLO:
-                writer.write(connection.send({"ack": self._inbox.last, "report": to_json(self._moment(what))}))
-                what = Tell.HEARTBEAT
+            moments = [self._moment(what)] if not waiting or what is Tell.HELLO else []
+            for report in (*moments, *self._shown.values()):
+                writer.write(connection.send({"ack": self._inbox.last, "report": to_json(report)}))
+            what = Tell.HEARTBEAT
+            self._shown.clear()
             for message in waiting:
                 writer.write(connection.send({**message, "ack": self._inbox.last}))
                 said = message["seq"]

@@ -21,7 +21,7 @@ from belljar.model import Cause as Ended
 from belljar.records import replace
 
 ROOT = Account("root", 0, 0, "root", home="/root")
-PREPARING = 60.0  # seconds for keys
+PREPARING, PRINTED = 60.0, 1 << 16  # seconds for keys; bytes that are heard of what a guest says
 GUEST = Path(__file__).with_name("guest.sh").read_text()
 CAUSES = {
     Ended.FINISHED: Cause.GUEST, Ended.GUEST_LOST: Cause.GUEST, Ended.GUEST_OOM: Cause.GUEST, Ended.BOOT_FAILED: Cause.BOOT,
@@ -79,7 +79,7 @@ class Machines:
         """One of guest.sh, where it is up. Raises BelljarError, TimeoutError."""
         if instance in self._machines and instance in self._up:
             async with asyncio.timeout(PREPARING):
-                await self._machines[instance].aexec(_shell(word), stdin, ROOT)
+                await self._machines[instance].aexec(_shell(word), stdin, ROOT, PRINTED)
 
     async def carry(self, instance: str, source: Source, sink: Sink, command: str) -> None:
         """An owner's ssh, or a command of its shell, to its end. Raises BelljarError."""
@@ -123,9 +123,9 @@ class Machines:
         try:
             async with asyncio.timeout(PREPARING):
                 hosts = "\n".join(f"{address} {name}" for name, address in order.hosts)
-                _, printed, _ = await machine.aexec(_shell("prepare", order.name, hosts), keys, ROOT)
+                _, printed, _ = await machine.aexec(_shell("prepare", order.name, hosts), keys, ROOT, PRINTED)
                 if order.user_data.startswith(b"#!"):
-                    await machine.aexec(_shell("begin"), order.user_data, ROOT)
+                    await machine.aexec(_shell("begin"), order.user_data, ROOT, PRINTED)
         except (BelljarError, TimeoutError) as exc:
             why = f"its owner's key or user data did not come into it: {str(exc) or 'the guest does not answer'}"
         if why and instance in self._stopped:

@@ -52,8 +52,7 @@ class Pilot:
         self._seconds: dict[str, float] = {}  # that each may run
         self._up: dict[str, float] = {}  # since when each does
         self._limits: dict[str, asyncio.TimerHandle] = {}
-        # ssh that it carries, and what guests are told.
-        self._asides = Works(OSError, EOFError, TimeoutError, Broken, BelljarError)
+        self._asides = Works(OSError, EOFError, TimeoutError, Broken, BelljarError)  # ssh, and what guests are told
         self._first_signal: float | None = None
         self._trunk = Trunk(job, rank, api.live_folder, tell)
         self._link = Link(job, rank, self._id, self._journal, self._events.put_nowait, self._report, tell)
@@ -155,8 +154,8 @@ class Pilot:
             case Do.STOP:
                 self._machines.stop(order.instance, Cause.USER, order.why, self._job.grace)
             case Do.CONSOLE if order.instance in self._machines.living:
-                state, console = self._states[order.instance], self._machines.console(order.instance)
-                self._link.say(self._report(Tell.INSTANCE, instance=order.instance, state=state, console=console))
+                console = self._machines.console(order.instance)
+                self._link.show(self._report(Tell.HEARTBEAT, instance=order.instance, console=console))
             case Do.EXTEND:
                 if 0 < order.seconds < self._seconds.get(order.instance, 0.0) and order.instance in self._up:
                     self._notice(order)
