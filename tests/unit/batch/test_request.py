@@ -1,6 +1,7 @@
 """From a job to the request for its machine: what is carried in, what stays, what is refused."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,6 +223,21 @@ def test_holes_and_links_cost_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/")
     size, entries = measure(str(tmp_path), MIB, lambda _: False)
     assert size < MIB and entries == 2
+
+
+def test_what_cannot_be_read_or_has_just_gone_is_not_counted(tmp_path: Path) -> None:
+    """Else a job with such a folder would be a fault of each node that it comes to."""
+    for name in ("kept", "lost/inner", "gone"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(b"x" * 8192)
+
+    def is_left_out(name: str) -> bool:
+        if name in ("lost", "gone"):
+            shutil.rmtree(tmp_path / name)  # seen, and not there any more when it is looked into
+        return False
+
+    size, entries = measure(str(tmp_path), MIB, is_left_out)
+    assert size == 8192 and entries == 4
 
 
 def test_an_interactive_job_has_its_terminal_and_one_whose_shell_is_told_by_a_pipe_has_none() -> None:

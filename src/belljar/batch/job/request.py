@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import PurePath
 
 from belljar.batch import Settings
@@ -202,12 +203,13 @@ def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[T
 
 
 def measure(folder: str, limit: int, is_left_out: Callable[[str], bool]) -> tuple[int, int]:
-    """(bytes, entries) below a folder; stops counting soon after one of them is too many."""
+    """(bytes, entries) below a folder; stops counting soon after one of them is too many. What cannot be read, or has just gone, does not
+    count: who copies it says so, and it is no fault of this node."""
     size = entries = 0
     waiting = [""]
     while waiting and size <= limit and entries <= MOST_ENTRIES:
         relative = waiting.pop()
-        with os.scandir(os.path.join(folder, relative)) as found:
+        with suppress(OSError), os.scandir(os.path.join(folder, relative)) as found:
             for entry in found:
                 name = os.path.join(relative, entry.name)
                 entries += 1
@@ -215,7 +217,8 @@ def measure(folder: str, limit: int, is_left_out: Callable[[str], bool]) -> tupl
                     if not is_left_out(name):
                         waiting.append(name)
                 elif entry.is_file(follow_symlinks=False) and not is_left_out(name):
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    with suppress(OSError):
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
     return size, entries
 
 
