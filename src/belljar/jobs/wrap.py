@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from belljar import batch
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore, in_words
+from belljar.errors import (
+    OUR_FAILURE,
+    BadOption,
+    BadSetting,
+    BelljarError,
+    HostError,
+    ImageUnknown,
+    NoStore,
+    UnsafeFolder,
+    in_words,
+)
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.jobs import complain, tell_troubles
@@ -143,7 +153,10 @@ def _stdin() -> bytes:
 def _read(path: bytes) -> bytes:
     from pathlib import Path
 
-    return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
+    try:
+        return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
+    except UnsafeFolder:  # a file that a user named
+        raise OSError(errno.EINVAL, f"no plain file, or larger than {LARGEST_FILE >> 20} MiB") from None
 
 
 # -- without a machine ---------------------------------------------------------------------------------------------------

@@ -296,3 +296,19 @@ def test_what_the_starter_ignores_is_read_from_it(monkeypatch: pytest.MonkeyPatc
     assert wrap.ignored_by_parent() >> (signal.SIGPIPE - 1) & 1
     monkeypatch.setattr(os, "getppid", lambda: 0)
     assert wrap.ignored_by_parent() == 0
+
+
+@pytest.mark.parametrize("kind", ["large", "pipe"])
+def test_a_script_that_cannot_be_read_whole_still_runs_without_a_machine(kind: str, tmp_path: Path) -> None:
+    from belljar.batch.slurm.dialect import DIALECT
+
+    script = tmp_path / "script"
+    if kind == "large":
+        script.touch()
+        os.truncate(script, 17 << 20)
+    else:
+        os.mkfifo(script)
+    here = replace(surroundings([str(script)]), env=((b"SLURM_JOB_ID", b"7"),))
+    with pytest.raises(OSError, match="no plain file, or larger than 16 MiB"):
+        here.read(os.fsencode(script))
+    assert DIALECT.read(here).native.path == os.fsencode(script)
