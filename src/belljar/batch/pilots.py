@@ -4,6 +4,8 @@ of the pilot's own clock. Each system that can do it has pilots.py, with `PILOTS
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from typing import Protocol
 
@@ -42,6 +44,14 @@ class NamedJob:
     expected: float = 0.0  # when the system thinks that it starts; 0: it does not say
 
 
+def account() -> str:
+    """Whose jobs ours are. Somebody else's may have any name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 class Pilots(Protocol):
     """One system's."""
 
@@ -66,7 +76,7 @@ class Pilots(Protocol):
         """Seconds that a job may have in this queue ("": that of a job which names none). None: as long as it likes, or it is not told."""
 
     def query(self) -> Command:
-        """The one command that tells of all jobs of this account."""
+        """The one command that tells of all jobs of this account, or of everybody's."""
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
-        """Those with names of ours; two of one name where there are two. Raises ValueError for what is no such answer."""
+        """Those of this account with names of ours; two of one name where there are two. Raises ValueError for what is no such answer."""

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from belljar.batch import JobState, PilotJob, Pilots, pilots_of
+from belljar.batch.pilots import account
 from belljar.errors import BadOption
 from belljar.model import GIB, MIB
 from belljar.records import replace
@@ -18,11 +19,13 @@ SLURM, GRID, OPENPBS, TORQUE = (pilots_of(one) for one in ("slurm", "gridengine"
 # In the form of src/cmds/qstat.c of either.
 OF_OPENPBS = """{"timestamp":1763884800,"pbs_version":"23.06.06","pbs_server":"head","Jobs":{
 "7.head":{"Job_Name":"NAME","Job_Owner":"svc@head","job_state":"R","queue":"workq","comment":"Job run at Mon Nov 23"},
-"8.head":{"Job_Name":"NAME","job_state":"Q","comment":"Not Running: Insufficient amount of resource: ncpus"},
-"9.head":{"Job_Name":4711,"job_state":"R"}}}"""
+"8.head":{"Job_Name":"NAME","Job_Owner":"svc@head","job_state":"Q","comment":"Not Running: Insufficient amount of resource: ncpus"},
+"6.head":{"Job_Name":"NAME","Job_Owner":"mallory@head","job_state":"R"},
+"9.head":{"Job_Name":4711,"Job_Owner":"svc@head","job_state":"R"}}}"""
 OF_TORQUE = """<?xml version="1.0"?>
 <Data><Job><Job_Id>7.head</Job_Id><Job_Name>NAME</Job_Name><Job_Owner>svc@head</Job_Owner><job_state>R</job_state>\
-<comment>a &lt; b</comment></Job><Job><Job_Id>8.head</Job_Id><Job_Name>NAME</Job_Name><job_state>C</job_state></Job>\
+<comment>a &lt; b</comment></Job><Job><Job_Id>8.head</Job_Id><Job_Name>NAME</Job_Name><Job_Owner>svc@head</Job_Owner><job_state>C</job_state></Job>\
+<Job><Job_Id>6.head</Job_Id><Job_Name>NAME</Job_Name><Job_Owner>mallory@head</Job_Owner><job_state>R</job_state></Job>\
 <Job><Job_Id>9.head</Job_Id><Job_Name>mine</Job_Name><job_state>R</job_state></Job></Data>
 """
 QUEUES = """Queue: workq
@@ -87,11 +90,12 @@ def test_what_is_no_list_of_slurms_is_no_empty_list(printed: bytes) -> None:
 
 def test_grid_engines_jobs_are_found_by_their_full_names() -> None:
     entry = (
-        '<job_list state="running"><JB_job_number>7</JB_job_number><JB_name>belljar-r-</JB_name><JB_owner>svc</JB_owner>'
+        f'<job_list state="running"><JB_job_number>7</JB_job_number><JB_name>belljar-r-</JB_name><JB_owner>{account()}</JB_owner>'
         f"<state>r</state><slots>2</slots><full_job_name>{NAME}</full_job_name></job_list>"
     )
     other = entry.replace(NAME, "mine").replace("7", "8")
-    printed = f"<?xml version='1.0'?><job_info><queue_info>{entry}{other}</queue_info></job_info>"
+    theirs = entry.replace(f">{account()}<", ">mallory<").replace("7", "6")
+    printed = f"<?xml version='1.0'?><job_info><queue_info>{theirs}{entry}{other}</queue_info></job_info>"
     assert [(one.id, one.name, one.state) for one in GRID.jobs(printed.encode())] == [("7", NAME, JobState.RUNNING)]
     with pytest.raises(ValueError):
         GRID.jobs(printed[:-10].encode())
@@ -110,10 +114,10 @@ def test_openpbs_and_torque_are_asked_for_one_chunk_on_each_node() -> None:
 
 
 def test_pbs_jobs_are_found_by_name() -> None:
-    found = OPENPBS.jobs(OF_OPENPBS.replace("NAME", NAME).encode())
+    found = OPENPBS.jobs(OF_OPENPBS.replace("NAME", NAME).replace("svc", account()).encode())
     assert [(one.id, one.state) for one in found] == [("7.head", JobState.RUNNING), ("8.head", JobState.WAITING)]
     assert "Insufficient" in found[1].reason
-    found = TORQUE.jobs(OF_TORQUE.replace("NAME", NAME).encode())
+    found = TORQUE.jobs(OF_TORQUE.replace("NAME", NAME).replace("svc", account()).encode())
     assert [(one.id, one.state) for one in found] == [("7.head", JobState.RUNNING), ("8.head", JobState.ENDED)]
     assert found[0].reason == "a < b" and TORQUE.jobs(b"") == ()
     for client, printed in ((OPENPBS, b""), (OPENPBS, b"{}"), (TORQUE, b"pbs_iff: cannot\n"), (TORQUE, b"<Data><Job>")):

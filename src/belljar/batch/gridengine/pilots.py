@@ -8,7 +8,7 @@ import shlex
 from belljar.batch.gridengine.client import CLIENT
 from belljar.batch.gridengine.dialect import seconds
 from belljar.batch.job.terms import one_line
-from belljar.batch.pilots import NAME, NamedJob, PilotJob, Pilots
+from belljar.batch.pilots import NAME, NamedJob, PilotJob, Pilots, account
 from belljar.batch.pool import LARGEST_ANSWER, Command, JobId
 from belljar.model import MIB
 
@@ -73,7 +73,7 @@ class GridEnginePilots(Pilots):
         return None if None in found else max((one for one in found if one is not None), default=None)
 
     def query(self) -> Command:
-        return ("qstat", "-u", "*", "-r", "-xml")
+        return ("qstat", "-u", account(), "-r", "-xml")
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
         """A name is whole only in `full_job_name`."""
@@ -86,7 +86,7 @@ class GridEnginePilots(Pilots):
         return tuple(
             NamedJob(names[one.number], one.id, one.state, one.reason)
             for one in views.values()
-            if NAME.fullmatch(names.get(one.number, ""))
+            if NAME.fullmatch(names.get(one.number, "")) and one.owner == account()
         )
 
 

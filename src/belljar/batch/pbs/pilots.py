@@ -14,7 +14,7 @@ from math import ceil
 from belljar.batch.job.terms import one_line
 from belljar.batch.pbs.common import JOB_ID, seconds
 from belljar.batch.pbs.openpbs.client import CLIENT, STATES, document
-from belljar.batch.pilots import NAME, NamedJob, PilotJob, Pilots
+from belljar.batch.pilots import NAME, NamedJob, PilotJob, Pilots, account
 from belljar.batch.pool import LARGEST_ANSWER, Command, JobId, JobState
 from belljar.model import MIB
 
@@ -69,7 +69,7 @@ class OpenPbsPilots(Pilots):
         return tuple(
             _named(id, str(one.get("Job_Name", "")), str(one.get("job_state", "")), str(one.get("comment", "")))
             for id, one in rows
-            if NAME.fullmatch(str(one.get("Job_Name", "")))
+            if _is_ours(str(one.get("Job_Name", "")), str(one.get("Job_Owner", "")))
         )
 
     def limits(self) -> Command:
@@ -102,8 +102,13 @@ class TorquePilots(OpenPbsPilots):
         if len(printed) > LARGEST_ANSWER or (text and not (text.startswith("<") and text.endswith("</Data>"))):
             raise ValueError(f"qstat printed {text[:60]!r} where a list of jobs is expected")
         rows = (entry.partition("</Job>")[0] for entry in text.split("<Job>")[1:])
-        words = ([_word(row, name) for name in ("Job_Id", "Job_Name", "job_state", "comment")] for row in rows)
-        return tuple(_named(*row) for row in words if NAME.fullmatch(row[1]))
+        names = ("Job_Owner", "Job_Id", "Job_Name", "job_state", "comment")
+        words = ([_word(row, name) for name in names] for row in rows)
+        return tuple(_named(*row) for owner, *row in words if _is_ours(row[1], owner))
+
+
+def _is_ours(name: str, owner: str) -> bool:
+    return NAME.fullmatch(name) is not None and owner.partition("@")[0] == account()
 
 
 def _named(id: str, name: str, state: str, reason: str) -> NamedJob:
