@@ -27,8 +27,6 @@ OVER = "its job has ended"
 ASKERS = "refused: "  # begins the reason of a start that failed by what the job asks for
 RELEASES = (Do.MOVE, Do.GIVE_BACK)  # after these the job may start
 Run = Callable[[tuple[str, ...]], Awaitable[bytes]]
-
-
 command: Run = partial(printed, timeout=ASK)
 
 
@@ -164,7 +162,7 @@ class Acts:
                 await self.run(argv, id)
             await self._keeper.start(job, id)
             self._made.add(id)
-        except BelljarError as exc:
+        except (BelljarError, OSError) as exc:
             self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{told(exc)}"
 
     async def _prove(self, id: str) -> None:
@@ -175,7 +173,7 @@ class Acts:
         try:
             await self._keeper.admit(job, id)
             await self.run(self._pool.nodes.open(node := self._pool.nodes.name_of(id)), node)
-        except BelljarError as exc:
+        except (BelljarError, OSError) as exc:
             self._complain(f"machine {id}", told(exc))
             await in_thread(lambda: self._keeper.end(id))
 

@@ -251,7 +251,7 @@ class Daemon:
         try:
             answer = await question()
         except (BelljarError, ValueError) as exc:
-            self._wrong[about] = told(exc) if isinstance(exc, BelljarError) else str(exc)
+            self._wrong[about] = told(exc)
             self._troubles.note("batch system", self._wrong[about])
             return None
         self._wrong.pop(about, None)

@@ -125,6 +125,8 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool, out:
         )  # fmt: skip
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
+    except OSError as exc:  # no process or memory is left, or its words are too long
+        raise CommandFailed(f"{argv[0]}: not started: {exc.strerror}") from exc
 
 
 def _checked(finished: Finished, check: bool) -> Finished:

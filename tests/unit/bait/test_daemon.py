@@ -419,7 +419,7 @@ async def test_a_start_that_fails_is_tried_again_and_then_the_job_goes_back(hous
 
 async def test_a_bait_that_is_restarted_knows_of_the_failed_starts_before_it(house: House, tmp_path: Path) -> None:
     await arrives(house)
-    house.machines.refuses = HostError("the store is broken")
+    house.machines.refuses = OSError("no process is left")  # as it comes from the kernel
     await house.looks(14)
     house.daemon.journal.close()
     again = House(tmp_path)

@@ -22,6 +22,8 @@ async def test_a_program_beside_the_loop_is_as_any_other() -> None:
         await run_beside(["sh", "-c", "echo so it is >&2; exit 3"], timeout=LONGEST)
     with pytest.raises(CommandMissing, match="no-such-program"):
         await run_beside(["no-such-program"], timeout=LONGEST)
+    with pytest.raises(CommandFailed, match="sh: not started: Argument list too long"):
+        await run_beside(["sh", "-c", ":" * (1 << 17)], timeout=LONGEST)
 
 
 async def test_a_program_that_hangs_keeps_nobody_from_being_heard_and_is_killed(tmp_path: Path) -> None:

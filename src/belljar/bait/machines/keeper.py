@@ -103,7 +103,7 @@ class Machines:
     async def prove(self, id: str) -> str:
         try:
             return scrub.why_not(*await self._as_root(id, scrub.scrub(self._pool.nodes.folders)))
-        except BelljarError as exc:
+        except (BelljarError, OSError) as exc:
             return told(exc)
 
     async def admit(self, job: JobView, id: str) -> None:
@@ -143,7 +143,7 @@ class Machines:
                 api.image_digest(image)
                 return ""
             except (BelljarError, OSError) as exc:
-                why = why or (told(exc) if isinstance(exc, BelljarError) else str(exc))
+                why = why or told(exc)
         return why
 
     def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -237,6 +237,7 @@ def _read(path: Any, key: str, largest: int) -> bytes:
         raise HostError(f"{path}: {exc.strerror}", hint=f"Correct `{key}` in bait.toml.") from exc
 
 
-def told(error: BelljarError) -> str:
+def told(error: Exception) -> str:
     """One line."""
-    return f"{type(error).__name__}: {error.message}".replace("\n", " ")
+    said = f"{type(error).__name__}: {error.message}" if isinstance(error, BelljarError) else str(error)
+    return said.replace("\n", " ")
