@@ -159,7 +159,7 @@ def _check_2(sent: Sent, fields: dict[str, str], secret_of: Callable[[str], str 
         raise Refused("IncompleteSignature", "exactly one of Timestamp and Expires is given")
     which = "Timestamp" if "Timestamp" in fields else "Expires"
     moment = _moment(re.sub(r"(\.[0-9]{1,9})?Z?$", "", fields[which]), "%Y-%m-%dT%H:%M:%S", which)
-    _check_fresh(*((moment, moment + SKEW) if which == "Timestamp" else (now, moment)), now)
+    _check_fresh(*((moment, moment + SKEW) if which == "Timestamp" else (moment - LONGEST_VALID, moment)), now)
     secret = _secret(fields.get("AWSAccessKeyId", ""), secret_of)
     host = (sent.header("host") or "").lower()
     text = "\n".join((sent.method, host, sent.path or "/", _encoded(fields.items(), "Signature")))

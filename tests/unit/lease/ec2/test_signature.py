@@ -1,7 +1,9 @@
 """Our verifier against botocore's signer and libcloud's, and against whoever is not who they say."""
 
 import hashlib
+import hmac
 import re
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -263,3 +265,14 @@ def test_version_2_has_one_moment_and_a_known_digest() -> None:
         == "IncompleteSignature"
     )
     assert refused(changed(one, target=re.sub("Timestamp=[^&]+", "Timestamp=now", one.target))) == "IncompleteSignature"
+
+
+def test_version_2_may_name_its_end_within_a_week() -> None:
+    for days, expected in ((1, ""), (8, "RequestExpired")):
+        end = (datetime.now(UTC) + timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        asked = {"AWSAccessKeyId": KEY, "Expires": end, "SignatureMethod": "HmacSHA256", "SignatureVersion": "2"}
+        words = "&".join(f"{name}={quote(asked[name], safe='')}" for name in sorted(asked))
+        text = f"GET\nec2.lab:8444\n/\n{words}"
+        asked["Signature"] = b64encode(hmac.digest(SECRET.encode(), text.encode(), "sha256")).decode()
+        one = Sent("GET", f"/?{form(asked)}", (("host", "ec2.lab:8444"),))
+        assert (refused(one) if expected else who(one)) == (expected or KEY)
