@@ -1,15 +1,19 @@
-"""Connections of asyncio: carried through, and watched with other work until one of them ends."""
+"""Connections of asyncio: accepted, carried through, and watched with other work until one of them ends."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import struct
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import ssl
 
 CHUNK = 1 << 16
+FULL = 1.0  # seconds after which a host that had no descriptor left is asked again
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
@@ -49,6 +53,30 @@ class Works:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def accepted(end: socket.socket) -> AsyncIterator[tuple[socket.socket, str]]:
+    """Connections with their addresses, before anything is said. What breaks one, or that there is no descriptor for it, ends nothing."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection, address = await loop.sock_accept(end)
+        except OSError:
+            await asyncio.sleep(FULL)
+        else:
+            yield connection, str(address[0])
+
+
+async def as_streams(
+    connection: socket.socket, tls: ssl.SSLContext | None, handshake: float, chunk: int = CHUNK
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """An accepted connection, after that of TLS, which may take so many seconds. Raises OSError."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(chunk)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=handshake if tls else None
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def some(reader: asyncio.StreamReader) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -316,6 +317,34 @@ async def test_ports_of_the_sites_choice(tmp_path: Path) -> None:
         with pytest.raises(HostError, match=f"no port of {port} is free"):
             Gate("127.0.0.1", str(port), tmp_path)
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_port_without_descriptors_is_open_again_when_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("belljar.host.streams.FULL", 0.01)
+    loop, fails = asyncio.get_running_loop(), [errno.EMFILE]
+    accept = loop.sock_accept
+
+    async def full(end: socket.socket) -> object:
+        if fails:
+            raise OSError(fails.pop(), "no")
+        return await accept(end)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        await writer.drain()
+
+    monkeypatch.setattr(loop, "sock_accept", full)
+    gate = Gate("127.0.0.1", "0", tmp_path)
+    task = asyncio.ensure_future(gate.serve({"127.0.0.1"}, talk))
+    async with asyncio.timeout(20):
+        reader, writer = await dial(gate.at, gate.pin)
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello" and not fails
+    writer.transport.abort()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_host_without_a_way_to_its_service_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from belljar.errors import BadSetting, HostError
+from belljar.host import streams
 from belljar.host.credentials.certificates import own_certificate
 from belljar.host.http.server import Answer, Limits, Sent, place, serving, tls_by
 from belljar.records import replace
@@ -113,6 +115,38 @@ async def test_a_connection_too_many_is_closed_and_nobody_alone_has_them_all(lim
         for _, writer in others:
             writer.close()
             await writer.wait_closed()
+
+
+async def test_who_does_not_shake_hands_is_counted_too(tmp_path: Path) -> None:
+    """TLS comes before the first request: descriptors are used up all the same."""
+    own_certificate(tmp_path / "own.pem", ("127.0.0.1",))
+    limits = replace(LIMITS, connections=9, of_one=3, request=0.2)
+    async with House().up(limits, tls=tls_by(tmp_path / "own.pem", "a.b")) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert await said(port, b"") == b"" and not any(reader.at_eof() for reader, _ in silent)
+        trusting = ssl.create_default_context(cafile=tmp_path / "own.pem")
+        assert b"203" in await said(port, post(b"x", LAST), ssl=trusting, local_addr=("127.0.0.2", 0))
+        async with asyncio.timeout(20):
+            for reader, _ in silent:  # nor are they waited for
+                assert await reader.read() == b""
+        assert b"203" in await said(port, post(b"x", LAST), ssl=trusting)
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_host_without_descriptors_is_open_again_when_it_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "FULL", 0.01)
+    loop, fails = asyncio.get_running_loop(), [errno.EMFILE, errno.ECONNABORTED, errno.ENETDOWN]
+    accept = loop.sock_accept
+
+    async def full(end: socket.socket) -> Any:
+        if fails:
+            raise OSError(fails.pop(), "no")
+        return await accept(end)
+
+    monkeypatch.setattr(loop, "sock_accept", full)
+    async with House().up() as port:
+        assert (await said(port, post(b"x", LAST)))[-1:] == b"x" and not fails
 
 
 async def test_a_connection_has_so_many_requests() -> None:

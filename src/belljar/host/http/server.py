@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import h11
 
 from belljar.errors import BadSetting, HostError
+from belljar.host.streams import Works, accepted, as_streams
 from belljar.records import dataclass
 
 CHUNK = 1 << 16
@@ -78,19 +81,19 @@ async def serving(
     """The address and port at which it is answered, while the block lasts; connections end with it. *setting*: what *where* is
     called in errors. Raises BadSetting, HostError."""
     address, port = place(where, setting)
-    door = _Door(respond, refuse, limits)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        patience = limits.request if tls else None
-        server = await asyncio.start_server(
-            door.serve, address, port, ssl=tls, ssl_handshake_timeout=patience, limit=CHUNK
-        )
+        end = socket.create_server((address, port), family=family, backlog=limits.connections)
     except OSError as exc:
         raise HostError(f"{setting}: {where}: {exc.strerror}", hint="Give another address or port.") from exc
+    end.setblocking(False)
+    door = asyncio.ensure_future(_Door(respond, refuse, limits, tls).open(end))
     try:
-        async with server:
-            yield server.sockets[0].getsockname()[:2]
+        yield end.getsockname()[:2]
     finally:
-        await door.close()
+        door.cancel()
+        await asyncio.gather(door, return_exceptions=True)
+        end.close()
 
 
 def place(where: str, setting: str) -> tuple[str, int]:
@@ -117,33 +120,42 @@ def tls_by(path: Path, setting: str) -> ssl.SSLContext:
 
 
 class _Door:
-    def __init__(self, respond: Respond, refuse: Refuse, limits: Limits) -> None:
-        self._respond, self._refuse, self._limits = respond, refuse, limits
-        self._open: dict[asyncio.Task[None], str] = {}  # with the address of each
+    """Who is counted is so from the first moment: also while TLS, which a client may draw out, shakes hands."""
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        peer = self._open[task] = str((writer.get_extra_info("peername") or ("",))[0])
-        of_one = sum(one == peer for one in self._open.values())
+    def __init__(self, respond: Respond, refuse: Refuse, limits: Limits, tls: ssl.SSLContext | None) -> None:
+        self._respond, self._refuse, self._limits, self._tls = respond, refuse, limits, tls
+        # The client went away, was silent, or does not speak HTTP.
+        self._works, self._peers = Works(OSError, TimeoutError, h11.ProtocolError), Counter[str]()
+
+    async def open(self, end: socket.socket) -> None:
+        """Until it is cancelled, with all its connections."""
         try:
-            if len(self._open) <= self._limits.connections and of_one <= self._limits.of_one:
-                await _Talk(self._respond, self._refuse, self._limits, reader, writer, peer).run()
-        except (OSError, TimeoutError, h11.ProtocolError, asyncio.CancelledError):
-            pass  # the client went away, was silent, or does not speak HTTP; or we end
+            async for connection, peer in accepted(end):
+                if len(self._works) < self._limits.connections and self._peers[peer] < self._limits.of_one:
+                    self._peers[peer] += 1
+                    self._works.begin(self._serve(connection, peer))
+                else:
+                    connection.close()
         finally:
-            writer.close()
-            try:
-                async with asyncio.timeout(self._limits.linger):
-                    await writer.wait_closed()
-            except (OSError, TimeoutError, asyncio.CancelledError):
-                writer.transport.abort()  # it does not read what is left for it
-            del self._open[task]
+            await self._works.end()
 
-    async def close(self) -> None:
-        for one in self._open:
-            one.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+    async def _serve(self, connection: socket.socket, peer: str) -> None:
+        try:
+            reader, writer = await as_streams(connection, self._tls, self._limits.request)
+            try:
+                await _Talk(self._respond, self._refuse, self._limits, reader, writer, peer).run()
+            finally:
+                await self._hang_up(writer)
+        finally:
+            self._peers -= Counter((peer,))  # and no zeros are kept
+
+    async def _hang_up(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        try:
+            async with asyncio.timeout(self._limits.linger):
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            writer.transport.abort()  # it does not read what is left for it
 
 
 class _TooLarge(Exception):

@@ -15,7 +15,7 @@ from typing import Any
 
 from belljar.errors import HostError
 from belljar.host.credentials.certificates import own_certificate
-from belljar.host.streams import Works
+from belljar.host.streams import Works, accepted, as_streams
 
 MOST = 300  # connections at a time
 HANDSHAKE = 10.0  # seconds
@@ -50,11 +50,10 @@ class Gate:
 
     async def serve(self, hosts: Container[str], talk: Talk) -> None:
         """Until it is cancelled, with all its connections. *hosts*: addresses of those that may connect."""
-        loop, works = asyncio.get_running_loop(), Works()
+        works = Works()
         try:
-            while True:
-                end, address = await loop.sock_accept(self._end)
-                if len(works) < MOST and address[0] in hosts:
+            async for end, address in accepted(self._end):
+                if len(works) < MOST and address in hosts:
                     works.begin(self._take(end, talk))
                 else:
                     end.close()
@@ -63,18 +62,14 @@ class Gate:
             await works.end()
 
     async def _take(self, end: socket.socket, talk: Talk) -> None:
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(CHUNK)
-        protocol = asyncio.StreamReaderProtocol(reader)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST)
         with suppress(OSError):
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol, end, ssl=self._context, ssl_handshake_timeout=HANDSHAKE
-            )
+            reader, writer = await as_streams(end, self._context, HANDSHAKE, CHUNK)
             try:
-                await talk(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+                await talk(reader, writer)
             finally:
-                transport.abort()
+                writer.transport.abort()
 
 
 def own_address(others: Sequence[str]) -> str:
