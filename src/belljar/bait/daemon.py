@@ -27,6 +27,7 @@ from belljar.bait.decisions.decide import (
     Judge,
     Room,
     Turn,
+    as_here,
     asked_of,
     bait_now,
     choose,
@@ -183,9 +184,8 @@ class Daemon:
         async with self._looking:
             seen = await self._see()
             done = [await self._go_on(job, seen) for job in tuple(self.journal.entries)]
-            ours = frozenset(
-                one.name for one in (seen.nodes or {}).values() if feature_of(self.settings.name) in one.features
-            )
+            mark, there = feature_of(self.settings.name), (seen.nodes or {}).values()
+            ours = frozenset(one.name for one in there if mark in one.features)
             for act in recover(self.journal.entries.values(), seen, ours):
                 done.append(True)
                 self._tell("cleaning up", act=act.do.value, of=act.of)
@@ -200,6 +200,7 @@ class Daemon:
     async def _see(self) -> Seen:
         machines = await in_thread(self._keeper.living)
         nodes, jobs = await asyncio.gather(self._ask(self._nodes, "nodes"), self._ask(self._jobs))
+        jobs = as_here(jobs, nodes, self.settings.names) if jobs and nodes else jobs
         wanted = {one for entry in self.journal.entries.values() for one in entry.machines}
         for id in wanted - machines - self._acts.ended.keys() - self._acts.working.keys():
             if (why := await in_thread(lambda id=id: self._keeper.ended(id))) is not None:  # type: ignore[misc]
@@ -388,10 +389,9 @@ class Daemon:
                 self._troubles.now.pop(f"job {entry.job}", None)
 
     def _write_status(self, seen: Seen) -> None:
-        states = [entry.state.value for entry in self.journal.entries.values()]
+        states, views = [entry.state.value for entry in self.journal.entries.values()], seen.nodes or {}
         of = self._pool.nodes
         names = {one: of.name_of(one) for entry in self.journal.entries.values() for one in entry.machines}
-        views = seen.nodes or {}
         nodes = {name: views[name].state.value if name in views else "" for name in names.values()}
         self.status = replace(
             self.status, looked=seen.now, jobs={one: states.count(one) for one in states}, nodes=nodes, names=names,

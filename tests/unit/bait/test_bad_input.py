@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.bait.test_daemon import HELD, RUNNING, SETTINGS, House, Machines, arrives
+from tests.unit.bait.test_daemon import FREE, HELD, RUNNING, SETTINGS, House, Machines, arrives
 
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.advance import UNFIT
@@ -14,7 +14,7 @@ from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
 from belljar.bait.machines.keeper import last_line, why_ended
 from belljar.bait.status import read_status
-from belljar.batch import UNFIT_CODE, NodeState, load, node_of
+from belljar.batch import UNFIT_CODE, JobView, NodeState, load, node_of
 from belljar.errors import CommandFailed
 from belljar.model import GIB, MIB
 from belljar.records import replace
@@ -50,6 +50,24 @@ async def test_a_job_that_asks_for_what_the_host_never_has_is_held_and_told(
     assert house.side.asked[-1] == ("note", "7", why) and house.machines.alive == set()
     assert house.told[-1] == ("job", {"job": "7", "state": "rejected", "machines": "", "tries": None, "why": why})
     assert house.daemon.faults.count == 0
+
+
+async def test_a_machine_has_no_feature_that_its_bait_has_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `-C "el9|gpu|bait_wn02"` its node would be one of the partition of `gpu`, or of another bait, which takes it for its own."""
+    started: list[JobView] = []
+    start = Machines.start
+
+    async def noted(machines: Machines, job: JobView, id: str) -> None:
+        started.append(job)
+        await start(machines, job, id)
+
+    monkeypatch.setattr(Machines, "start", noted)
+    await arrives(house)
+    house.see(replace(HELD, features=("el9", "gpu", "bait_wn02", "belljar")))
+    house.side.seen["nodes"]["bait1"] = replace(FREE, features=("bait", "el9"))
+    await house.looks()
+    assert [job.features for job in started] == [("el9",)]
+    assert house.daemon.journal.entries["7"].asked.endswith(", el9")
 
 
 async def test_an_image_without_slurmd_is_found_at_its_first_machine(house: House) -> None:

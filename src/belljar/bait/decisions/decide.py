@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.note import is_too_long
 from belljar.bait.decisions.states import STARTING, BaitState, Entry, State
-from belljar.batch import JobView, Part
+from belljar.batch import JobView, NodeView, Part
 from belljar.model import MIB
 from belljar.records import dataclass, replace
 
@@ -113,6 +113,13 @@ def share_of(entry: Entry, job: JobView, settings: Settings) -> Size:
     return replace(size, count=sum(name in settings.names for name in entry.on)) if is_shared else size
 
 
+def as_here(jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], names: Iterable[str]) -> Mapping[str, JobView]:
+    """The jobs with what these baits have of the features that their constraints name: by those they came here. Any other one
+    would put a job's node among those of another bait or partition."""
+    own = {feature for name in names if name in nodes for feature in nodes[name].features}
+    return {id: replace(job, features=tuple(one for one in job.features if one in own)) for id, job in jobs.items()}
+
+
 def claims(
     entries: Iterable[Entry], jobs: Mapping[str, JobView], living: Mapping[str, tuple[int, int]], settings: Settings
 ) -> tuple[Part, ...]:
@@ -166,13 +173,8 @@ def impossible(job: JobView, size: Size, room: Room, settings: Settings) -> str:
 
 
 def choose(
-    entries: Iterable[Entry],
-    jobs: Mapping[str, JobView],
-    bait: Bait,
-    room: Room,
-    settings: Settings,
-    judge: Judge = nothing,
-) -> Turn:
+    entries: Iterable[Entry], jobs: Mapping[str, JobView], bait: Bait, room: Room, settings: Settings, judge: Judge = nothing,
+) -> Turn:  # fmt: skip
     """Of the jobs that are held here, the one to make machines for now: all of its machines, or none."""
     waiting = [one for one in entries if one.state is State.STOPPED and one.job in jobs]
     waiting.sort(key=lambda one: (one.since, one.job))

@@ -175,15 +175,11 @@ def joining_request(
     if kind not in bridges:
         raise BadOption(f"network class {kind}: there is {', '.join(bridges)} here")
     joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
+    copies = (PlainFile(bytes(one), _read(one, "conf", LARGEST_CONF)) for one in joining.copies)
     payload = Payload(
-        (b"join-the-pool",),
-        ROOT,
-        script=joining.script,
-        cwd=b"/",
-        env=(*joining.env, (b"BASELINE", baseline)),
-        stdin=StdinKind.STREAM,
-        files=(*joining.files, *(PlainFile(bytes(one), _read(one, "conf", LARGEST_CONF)) for one in joining.copies)),
-    )
+        (b"join-the-pool",), ROOT, script=joining.script, cwd=b"/", env=(*joining.env, (b"BASELINE", baseline)),
+        stdin=StdinKind.STREAM, files=(*joining.files, *copies),
+    )  # fmt: skip
     return api.request_of(
         RunPayload(payload), image=image, cpus=member.cpus, memory=member.memory + settings.overhead, disk=disk or None,
         network=NetworkMode.BRIDGE, network_name=bridges[kind] + (f"@{address}" if address else ""), shares=shares, name=member.name, requester=requester, grace=GRACE,
