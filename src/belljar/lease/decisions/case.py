@@ -63,10 +63,8 @@ class Case:
 
 
 def ended(one: Instance, cause: Cause, why: str, now: float, *, ended_at: float = 0.0) -> Instance:
-    return replace(
-        one, state=InstanceState.TERMINATED, since=now, ended=now, cause=one.cause or cause, why=one.why or why,
-        ended_at=max(ended_at, one.began_at),
-    )  # fmt: skip
+    return replace(one, state=InstanceState.TERMINATED, since=now, ended=now, cause=one.cause or cause, why=one.why or why,
+                   ended_at=max(ended_at, one.began_at))  # fmt: skip
 
 
 class Kind(str, Enum):

@@ -76,9 +76,8 @@ class Channel:
     """*applied*: number of the last report of this slot's pilot that is written down. *hear*: write a report down; what to answer.
     *moved*: somebody came, or went."""
 
-    def __init__(
-        self, site_key: bytes, applied: Applied, hear: Hear, moved: Callable[[], None], tell: Tell, silence: float
-    ) -> None:
+    def __init__(self, site_key: bytes, applied: Applied, hear: Hear, moved: Callable[[], None], tell: Tell,
+                 silence: float) -> None:  # fmt: skip
         self._site_key, self._applied, self._hear, self._moved = site_key, applied, hear, moved
         self._tell, self._silence = tell, silence
         self._sessions: dict[str, Session] = {}  # by slot

@@ -36,10 +36,8 @@ BUSY = frozenset({"requested", "claiming", "draining"})  # leases in these state
 class Daemon:
     """`channel` is its pilots' server."""
 
-    def __init__(
-        self, settings: Settings, store: Store, jobs: Jobs, site_key: bytes, tell: TellFunction,
-        clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: Settings, store: Store, jobs: Jobs, site_key: bytes, tell: TellFunction,
+                 clock: Callable[[], float] = time.time) -> None:  # fmt: skip
         self.settings, self.store, self._jobs, self._tell, self._clock = settings, store, jobs, tell, clock
         self.channel = Channel(site_key, self._applied, self.hear, self.wake, tell, settings.silence)
         self._write_down = Hearing(store, settings, clock)
@@ -110,8 +108,7 @@ class Daemon:
             keys = book.find(KeyPair, owner=case.lease.owner, name=wanted.key) if starts and wanted.key else []
             return step, keys
 
-        found = await in_thread(lambda: self.store.write(change))
-        if found is None:
+        if (found := await in_thread(lambda: self.store.write(change))) is None:
             return False
         step, keys = found
         lease = step.case.lease
@@ -167,8 +164,7 @@ class Daemon:
             wanted.image_of(machine.index), machine.size.cpus, machine.size.memory, machine.size.disk, "",
             wanted.user_data, public, order.instance, owner, told=metadata(case.lease, machine, public, self.settings.zone),
         )  # fmt: skip
-        request = placed(request, case, order.instance, self.settings)
-        return replace(order, request=dumps(request).decode())
+        return replace(order, request=dumps(placed(request, case, order.instance, self.settings)).decode())
 
     async def _cancel_strays(self, jobs: Iterable[Job], live: set[str]) -> None:
         """Jobs with our names that no live lease has."""

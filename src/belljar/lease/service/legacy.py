@@ -61,10 +61,8 @@ def report_of(notice: Notice, case: Case, now: float, settings: Settings) -> Rep
 class Notices:
     """*hear*: write a report down; what its pilot would be told."""
 
-    def __init__(
-        self, settings: Settings, secret: str, store: Store, hear: Callable[[Report], Awaitable[Iterable[Order]]],
-        tell: TellFunction,
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: Settings, secret: str, store: Store, hear: Callable[[Report], Awaitable[Iterable[Order]]],
+                 tell: TellFunction) -> None:  # fmt: skip
         self._settings, self._store, self._hear, self._tell = settings, store, hear, tell
         self._digest, self._one = Digest(ACCOUNT, REALM, secret, PATH), asyncio.Lock()
 

@@ -111,10 +111,8 @@ class Book:
     def events(self, after: int = 0, *, lease: str = "", limit: int = 1000) -> list[tuple[int, Event]]:
         """With their positions, oldest first: those behind *after*; of one lease where it is named."""
         asked, of = (" AND lease = ?", (lease,)) if lease else ("", ())
-        rows = self._execute(
-            f"SELECT position, value FROM events WHERE position > ?{asked} ORDER BY position LIMIT ?",
-            (after, *of, limit),
-        )
+        query = f"SELECT position, value FROM events WHERE position > ?{asked} ORDER BY position LIMIT ?"
+        rows = self._execute(query, (after, *of, limit))
         return [(position, decoded(Event, text)) for position, text in rows]
 
     def events_of(self, owner: str, since: float) -> list[Event]:
@@ -160,8 +158,6 @@ def _move(old: Any, new: Any, lease: Lease, now: float, report: Report | None) -
     if old is not None and new.state not in MOVES[type(new)][old.state]:
         raise ValueError(f"{new.id}: {new.state.value} cannot follow {old.state.value}")
     slot = new.id if isinstance(new, Slot) else getattr(new, "slot", "")
-    return Event(
-        lease.id, new.id, old.state.value if old is not None else "", new.state.value, now, slot=slot,
-        seq=report.seq if report else 0, mono=report.mono if report else 0.0,
-        cause=getattr(new, "cause", None), why=getattr(new, "why", "")[:LONGEST_WHY], charged=getattr(new, "charged", 0),
-    )  # fmt: skip
+    return Event(lease.id, new.id, old.state.value if old is not None else "", new.state.value, now, slot=slot,
+                 seq=report.seq if report else 0, mono=report.mono if report else 0.0, cause=getattr(new, "cause", None),
+                 why=getattr(new, "why", "")[:LONGEST_WHY], charged=getattr(new, "charged", 0))  # fmt: skip
