@@ -37,11 +37,16 @@ def from_json(
 
 
 def strict_json(data: bytes) -> Any:
-    """What JSON in UTF-8 says, in which each key stands once and each number is finite. Raises ValueError."""
+    """What JSON in UTF-8 says, in which each key stands once, each number is finite, each text is text. Raises ValueError."""
     try:
-        return json.loads(data.decode(), object_pairs_hook=once, parse_constant=_finite, parse_float=_finite)
+        value = json.loads(data.decode(), object_pairs_hook=once, parse_constant=_finite, parse_float=_finite)
+        if b"\\ud" in data.lower():  # a surrogate; two of them may be a character
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
+    except UnicodeEncodeError as exc:
+        raise ValueError(f"{exc.object[exc.start : exc.end]!r} is half of a character, and no text") from exc
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -265,6 +266,25 @@ async def test_a_machine_that_says_nothing_is_asked_again_until_the_limit(tmp_pa
         await site.until_state("ready")
 
 
+async def test_a_network_that_is_lost_for_a_while_is_no_script_that_does_not_end(tmp_path: Path) -> None:
+    class Cut:
+        cuts = 2
+
+        @asynccontextmanager
+        async def stream(self, *asked: Any) -> AsyncIterator[Any]:
+            async with site.house.daemon.channel.stream(*asked) as streams:
+                if self.cuts:
+                    self.cuts -= 1
+                    raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+                yield streams
+
+    async with at(tmp_path) as site:
+        site.broker._channel = Cut()  # type: ignore[assignment]
+        await site.lease()
+        found = await site.until(lambda one: one["state"] in ("ready", "failed"))
+        assert found["state"] == "ready", found
+
+
 async def test_a_machine_cannot_answer_for_another(tmp_path: Path) -> None:
     async with at(tmp_path) as site:
         tokens: dict[str, str] = {}
@@ -324,8 +344,12 @@ async def test_a_role_that_is_never_filled_fails_at_the_limit(tmp_path: Path) ->
         ({"roles": (Role("head", "debian12", needs=("key",)),)}, "role.head.needs: 'key' is provided by none"),
         ({"roles": (Role("head", "debian12", files=(("a", bytes(99_000)),)),)}, "are the most"),
         ({"type": "huge"}, "huge: no such type"),
+        ({"roles": (Role("a", "debian12", 1000), Role("b", "debian12"))}, "cluster.name: 1001 machines; 1000 are the most"),
+        # Nobody waits for what takes seconds: circles are looked for in what is not too large.
+        ({"roles": tuple(Role("".join("abcdefghij"[int(one)] for one in str(n)), "debian12", after=("a",)) for n in range(900))}, "98304 are the most"),
     ],
-)
+    ids=lambda one: str(one)[:40],
+)  # fmt: skip
 async def test_what_an_owners_program_sends_is_checked_as_a_document_is(
     tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
@@ -333,6 +357,17 @@ async def test_what_an_owners_program_sends_is_checked_as_a_document_is(
         with pytest.raises(BadRequest, match=says.replace("(", r"\(")):
             await site.ask("up", cluster=to_json(replace(CLUSTER, **change)))
         assert not site.house.daemon.store.read(lambda book: [*book.find(Context), *book.find(Lease)])
+
+
+async def test_half_of_a_character_is_refused_for_it_would_stop_all_clusters(tmp_path: Path) -> None:
+    """It comes as a number in JSON, and cannot be given to a shell."""
+    async with at(tmp_path) as site:
+        asked = {"do": "cluster", "act": "up", "cluster": to_json(replace(CLUSTER, data=(("key", "\ud800"),)))}
+        answer = await knock(tmp_path / "door", json.dumps(asked).encode() + b"\n")
+        assert "half of a character" in answer["message"], answer
+        assert not site.house.daemon.store.read(lambda book: [*book.find(Context), *book.find(Lease)])
+        asked["cluster"] = to_json(replace(CLUSTER, data=(("key", "\N{GRINNING FACE}"),)))  # two numbers in JSON
+        assert "lease" in await knock(tmp_path / "door", json.dumps(asked).encode() + b"\n")
 
 
 async def test_the_verbs_on_the_way_of_a_newcomer_who_makes_a_mistake(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.stories.lease.wire import LARGE, Wire
 
 from belljar.lease import Cause, Instance, InstanceState, LeaseState, Slot, jobfile
 from belljar.lease.jobfile import JobFile
-from belljar.lease.orders import Facts, Tell
+from belljar.lease.orders import Facts, Reach, Tell
 from belljar.lease.protocol import LARGEST, LARGEST_OPENING
 from belljar.model import GIB
 from belljar.records import replace
@@ -256,11 +256,32 @@ async def test_a_machine_never_goes_back(tmp_path: Path, lies: tuple[InstanceSta
         wire.close()
 
 
+@pytest.mark.parametrize(
+    "address", ["\ud800", "10.0.0.1\n- ../../../bin/sh", "10.0.0.1 head", "1" * 300, "10.0.0.7"], ids=ascii
+)
+async def test_an_address_that_is_none_goes_to_no_cluster_and_neither_do_such_keys(
+    tmp_path: Path, address: str
+) -> None:
+    async with House(tmp_path).up() as house:
+        id, job = await queued(house)
+        wire, one = await holding(house, id, job)
+        keys = ("ssh-ed25519 A\n* ssh-ed25519 B", "ssh-ed25519 AAAA \ud800", "ssh-ed25519 AAAA")
+        wire.say(Tell.INSTANCE, 1, instance=one, state=RUNNING, mono=2.0, address=address, host_keys=keys)
+        await house.until(lambda: house.states(id) == ["running"])
+        found = machine(house, id)
+        assert (found.address, found.host_keys) == (address if address == "10.0.0.7" else "", keys[2:])
+        wire.say(Tell.INSTANCE, 2, instance=one, state=RUNNING, mono=2.0, address="10.0.0.8")
+        await house.until(lambda: [slot.seq for slot in slots(house)] == [2])
+        assert machine(house, id).address == (found.address or "10.0.0.8")  # the first counts
+        wire.close()
+
+
 @pytest.mark.parametrize("facts, why", [
     (Facts("n", cpus=0, memory=64 * GIB), "processors"), (Facts("n", cpus=-5, memory=64 * GIB), "processors"),
     (Facts("n", cpus=8, memory=-1), "memory"), (Facts("n" * 100_000, cpus=8, memory=64 * GIB), "not called so"),
     (Facts("n1,n2 --uid=0\n", cpus=8, memory=64 * GIB), "not called so"), (Facts("", cpus=8, memory=64 * GIB), "not called so"),
     (Facts("n", boot="b" * 100_000, cpus=8, memory=64 * GIB), "not called so"),
+    (Facts("n", cpus=8, memory=64 * GIB, reach=Reach("h" * 100_000, "f" * 64)), "not called so"),
     (Facts("n", cpus=8, memory=64 * GIB, disk=5 * GIB), "n: its scratch has 5120 MiB of 10240 free"),
     (Facts("n", cpus=8, memory=64 * GIB, disk=1), "its scratch has 0 MiB of 10240 free"),
 ], ids=lambda one: str(one)[:60])  # fmt: skip

@@ -119,19 +119,19 @@ class Broker:
         mark, shell = token(self._site_key, context, id, node.plan), Order(Do.STREAM, id, request="/bin/sh")
         found: Answer | None
         try:
-            async with asyncio.timeout(limit), self._channel.stream(node.instance.slot, shell) as streams:
+            async with asyncio.timeout(limit) as wait, self._channel.stream(node.instance.slot, shell) as streams:
                 reader, writer, data = streams
                 writer.write(f"token={mark}\n{program(there, node)}".encode())
                 await writer.drain()
                 while len(data) <= LARGEST and (more := await reader.read(CHUNK)):
                     data += more
             found = read(data, mark, node.role.provides)
-        except TimeoutError:
-            found = (SILENT, "the machine", f"its scripts have not ended after {limit:.0f} s".encode(), ())
         except Refused as exc:
             found = (REFUSED, "the machine", f"its answer is refused: {exc}".encode(), ())
         except (OSError, BelljarError) as exc:
-            return self._tell("cluster", id=context.id, machine=id, why=exc)
+            if not wait.expired():  # networks have timeouts, too
+                return self._tell("cluster", id=context.id, machine=id, why=exc)
+            found = (SILENT, "the machine", f"its scripts have not ended after {limit:.0f} s".encode(), ())
         if found is not None:
             member = Member(id, context.id, context.generation, node.plan, *found)
             await in_thread(lambda: self._store.write(lambda book: book.put(member)))

@@ -15,7 +15,7 @@ from belljar.lease.broker import LARGEST_CLUSTER, WORD, Cluster, Data, Role
 from belljar.model import dumps
 from belljar.records import replace
 
-CLUSTER, ROLE = "cluster", "role"
+CLUSTER, ROLE, MOST = "cluster", "role", 1000
 
 
 def load(path: Path) -> Cluster:
@@ -41,6 +41,11 @@ def load(path: Path) -> Cluster:
 
 def wrongs(cluster: Cluster) -> Iterator[tuple[str, Wrong]]:
     """(table, what is wrong in it) where each value has its type: in a document, or in what an owner's program sends."""
+    if (size := len(dumps(cluster))) > LARGEST_CLUSTER:
+        what = f"with its scripts it has {size} bytes; {LARGEST_CLUSTER} are the most"
+        yield CLUSTER, ("name", what, "put what is large into the image")
+    if (count := sum(role.count for role in cluster.roles)) > MOST:
+        yield CLUSTER, ("name", f"{count} machines; {MOST} are the most", "ask for fewer, or for two clusters")
     names = [role.name for role in cluster.roles]
     provided = {name for role in cluster.roles for name in role.provides} | {name for name, _ in cluster.data}
     if not re.fullmatch(WORD.pattern, cluster.name):
@@ -53,9 +58,6 @@ def wrongs(cluster: Cluster) -> Iterator[tuple[str, Wrong]]:
     if circle := _circle(cluster):
         hint = "one of them has to begin without the others: take a name out of `after` or `needs`"
         yield f"{ROLE}.{circle[0]}", ("after", f"waits for itself: {' -> '.join(circle)}", hint)
-    if (size := len(dumps(cluster))) > LARGEST_CLUSTER:
-        what = f"with its scripts it has {size} bytes; {LARGEST_CLUSTER} are the most"
-        yield CLUSTER, ("name", what, "put what is large into the image")
 
 
 def _of_role(role: Role, names: list[str], provided: set[str]) -> Iterator[Wrong]:
@@ -63,8 +65,8 @@ def _of_role(role: Role, names: list[str], provided: set[str]) -> Iterator[Wrong
         yield "image", f"a role's name {role.name[:60]!r} {WORD.otherwise}", WORD.as_in
     if not role.image:
         yield "image", "is missing", "name of an image that may be leased"
-    if not 1 <= role.count <= 1000:
-        yield "count", f"{role.count} machines", "1 to 1000"
+    if not 1 <= role.count <= MOST:
+        yield "count", f"{role.count} machines", f"1 to {MOST}"
     for key, known in (("requires", names), ("after", names), ("needs", provided)):
         for word in set(getattr(role, key)) - set(known):
             what = "is provided by none" if key == "needs" else "is no role"

@@ -21,7 +21,8 @@ from belljar.records import replace
 L, I, S = LeaseState, InstanceState, SlotState  # noqa: E741
 VOID = (Order(Do.VOID, why="nobody waits for this pilot"),)
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")  # the batch system is told of one that failed
-MOST_KEYS, LONGEST_KEY, LONGEST_ADDRESS = 8, 8192, 255
+ADDRESS = re.compile(r"[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?")  # other machines of a cluster are told
+MOST_KEYS, LONGEST_KEY = 8, 8192
 Answer = tuple[Case, tuple[Order, ...]]  # what to write down; after that, what the pilot is told
 
 
@@ -75,10 +76,8 @@ def _hello(case: Case, slot: Slot | None, report: Report, now: float, settings: 
             case = case.but(shunned=(*lease.shunned, facts.host))
         step = again(case, Cause.NODE_LOST, f"{facts.host[:80]}: {wrong}", Seen(now, now, None), settings)
         return step.case, (Order(Do.VOID, why=wrong),)
-    slot = Slot(
-        lease.id, report.attempt, report.rank, report.pilot, facts=facts,
-        since=now, begun=now, heard=now, zero=now - report.mono, seq=report.seq,
-    )  # fmt: skip
+    slot = Slot(lease.id, report.attempt, report.rank, report.pilot, facts=facts, since=now, begun=now, heard=now,
+                zero=now - report.mono, seq=report.seq)  # fmt: skip
     case = case if lease.state is L.CLAIMING else case.moved(L.CLAIMING, now)  # a thousand may come at once
     return replace(case, slots=(*case.slots, slot)), (Order(Do.WAIT),)
 
@@ -87,7 +86,7 @@ def unfit(lease: Lease, facts: Facts, settings: Settings) -> str:
     """Why a node cannot be used for this lease; "": it can."""
     size, share = lease.wanted.size, min(lease.wanted.per_node, lease.wanted.count)
     wanted = size.memory * share + settings.overhead
-    if not NODE.fullmatch(facts.host) or len(facts.boot) > 64:
+    if not NODE.fullmatch(facts.host) or len(f"{facts.boot} {facts.reach}") > 512:
         return "a host is not called so"
     if facts.cpus < size.cpus * share:
         return f"the pilot was granted {facts.cpus} processors of {size.cpus * share}"
@@ -119,8 +118,9 @@ def told_again(case: Case, slot: Slot, now: float) -> tuple[Order, ...]:
 def _moved(one: Instance, slot: Slot, report: Report, now: float) -> Instance:
     """A report of what cannot follow changes nothing but what is known of the machine."""
     state, moment = report.state, min(now, slot.zero + report.mono)
-    keys = tuple(key[:LONGEST_KEY] for key in report.host_keys[:MOST_KEYS])
-    one = replace(one, address=report.address[:LONGEST_ADDRESS] or one.address, host_keys=keys or one.host_keys)
+    keys = tuple(key[:LONGEST_KEY] for key in report.host_keys[:MOST_KEYS] if key.isprintable())
+    address = one.address or (report.address if ADDRESS.fullmatch(report.address) else "")
+    one = replace(one, address=address, host_keys=keys or one.host_keys)
     one = replace(one, rebooted=moment) if report.rebooted else one
     if state is I.RUNNING and one.is_live and not one.launched:  # though it is to stop already: it is charged
         one = replace(one, launched=moment, began_at=report.mono, deadline=moment + one.seconds)
