@@ -14,6 +14,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from belljar.errors import BadRequest, BelljarError, HostError, KeyPairExists, LeaseEnded, NoSuchLease
 from belljar.host.streams import first_of, peer_uid, pump
@@ -46,6 +47,7 @@ class Door:
         self._desk, self._clerk, self._channel, self._jobs, self.types = desk, Clerk(desk), daemon.channel, jobs, types
         self._wake, self._news = daemon.wake, daemon.news
         self._callers: list[int] = []  # the uid of each
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of those who extend a lease
         reads = {**self._clerk.acts, "status": self._status, "explain": self._explain, "keys": keys}
         self.acts: dict[str, Callable[[Owner, Answer], Awaitable[Answer]]] = {
             "run": self._run, "release": self._release, "extend": self._extend, "grow": self._grow,
@@ -178,10 +180,11 @@ class Door:
 
     async def _extend(self, owner: Owner, asked: Answer) -> Answer:
         lease, more = str(asked.get("id", "")), float(number(asked, "seconds"))
-        job, limit = await in_thread(lambda: self._desk.longer(owner, lease, more))
-        await self._jobs.extend(job, limit)
-        for slot, order in await in_thread(lambda: self._desk.extend(owner, lease, more)):
-            self._channel.order(slot, order)
+        async with self._turns.setdefault(lease, asyncio.Lock()):  # one after the other
+            job, limit = await in_thread(lambda: self._desk.longer(owner, lease, more))
+            await self._jobs.extend(job, limit)
+            for slot, order in await in_thread(lambda: self._desk.extend(owner, lease, more)):
+                self._channel.order(slot, order)
         return {"ok": True}
 
     async def _console(self, owner: Owner, asked: Answer) -> Answer:
@@ -192,9 +195,8 @@ class Door:
         found = await in_thread(lambda: self._desk.store.read(lambda it: belongings.console(it, owner.name, one.id)))
         return {"text": found.text.decode("latin-1"), "time": found.at}
 
-    async def _connect(
-        self, owner: Owner, asked: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connect(self, owner: Owner, asked: Answer, reader: asyncio.StreamReader,
+                       writer: asyncio.StreamWriter) -> None:  # fmt: skip
         """Bytes to and from the machine's ssh server."""
         one = await self._machine(owner, str(asked.get("id", "")))
         if one.state is not InstanceState.RUNNING:
