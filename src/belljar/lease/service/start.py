@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from belljar.batch import pilots_of
-from belljar.errors import HostError
+from belljar.errors import BelljarError, HostError
 from belljar.host.credentials.certificates import own_certificate
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import try_lock
@@ -56,7 +56,10 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
 
     def reload() -> None:
         nonlocal policies
-        fresh, policies = load()
+        try:
+            fresh, policies = load()
+        except BelljarError as exc:
+            return tell("settings refused", why=exc.message)
         daemon.settings = desk.settings = replace(settings, spot_machines=fresh.spot_machines)
         tell("policies read", count=len(policies))
 
@@ -70,8 +73,7 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
     if settings.legacy_listen:
         from belljar.lease.service.legacy import Notices
 
-        secret = _site_key(folder / OLD_PILOTS).decode()
-        notices = Notices(settings, secret, store, daemon.hear, tell)
+        notices = Notices(settings, _site_key(folder / OLD_PILOTS).decode(), store, daemon.hear, tell)
         await stack.enter_async_context(notices.serve(settings.legacy_listen))
     tell("lease service started", pid=os.getpid(), address=f"{settings.address}:{settings.port}", door=settings.door)
     works = [daemon.looks()]
