@@ -218,6 +218,9 @@ def test_the_way_to_a_decision_ends_at_the_first_limit_that_is_not_met(store: St
         ("machines of one lease: 2 of at most 2", True),
         ("machines: 3 there + 2 asked for = 5 of at most 4", False),
     ]
+    fewer = clerk.explain(ADA, replace(WANTED, count=2, least=1))  # as `run` would grant it
+    assert fewer[2] == ("1 of the 2 machines, and 1 are enough", True) and all(is_met for _, is_met in fewer)
+    assert clerk.explain(ADA, replace(WANTED, count=3, least=2))[-1][1] is False
     assert clerk.explain(ADA, replace(WANTED, seconds=1)) == [("a lease of 1 s; one has 60 to 1209600 s", False)]
 
 
@@ -254,6 +257,7 @@ def test_what_was_used_is_told_from_the_events_and_agrees_with_what_limits_count
         f"{int(number) + 5}:{wall}",
         f"{number}:1.0",
         "nonsense",
+        "9" * 30 + ":1.0",
     ):  # of records that these are older than, or that are no more
         assert [found["machine"] for found in clerk.acts["over"](root, {"after": other})["machines"]] == [first.id]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from belljar.errors import BadRequest, BelljarError, NotPermitted
+from belljar.errors import BadRequest, BelljarError, LeaseDenied, NotPermitted
 from belljar.lease import Event, Instance, Lease, Wanted
 from belljar.lease.decisions.margins import fitting
 from belljar.lease.decisions.policy import checks, policy_of
@@ -52,6 +53,10 @@ class Clerk:
             queue = f"queue {wanted.queue}" if wanted.queue else "the default queue"
             lines.append((f"{wanted.nodes} nodes for {job.walltime} s; {queue} gives {most}", True))
             lines.append((f"policy {policy.name} is for {owner.name}", True))
+            with suppress(LeaseDenied):
+                wanted = desk.allowed(book, owner, wanted)
+            if wanted.count < asked.count:
+                lines.append((f"{wanted.count} of the {asked.count} machines, and {asked.least} are enough", True))
             for check in checks(wanted, policy, book.sums(owner.name, policy.since(desk.now()))):
                 lines.append((check.what, check.is_met))
                 if not check.is_met:

@@ -29,7 +29,7 @@ from belljar.records import dataclass, replace
 
 L, I = LeaseState, InstanceState  # noqa: E741
 MOST = 1000  # machines of one lease
-LONGEST_TOKEN = 64
+LONGEST_TOKEN, LARGEST = 64, 1 << 50  # bytes of memory, or disk; processors: a million
 Made = tuple[Lease, list[Instance]]
 Also = Callable[[Book, Lease], None]
 
@@ -71,10 +71,8 @@ class Shown:
 class Desk:
     """*policies* and *queue* are asked at each request, so a change of theirs counts at once."""
 
-    def __init__(
-        self, store: Store, settings: Settings, policies: Callable[[], Sequence[Policy]],
-        queue: Callable[[str], Queue] = lambda name: Queue(), now: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+    def __init__(self, store: Store, settings: Settings, policies: Callable[[], Sequence[Policy]],
+                 queue: Callable[[str], Queue] = lambda name: Queue(), now: Callable[[], float] = time.time) -> None:  # fmt: skip
         self.store, self.settings, self.policies, self.queue, self.now = store, settings, policies, queue, now
 
     # -- new leases ----------------------------------------------------------------------------------------------------
@@ -88,8 +86,7 @@ class Desk:
             book.lock(f"owner {owner.name}")
             if found := _by_token(book, owner, asked.token, digest):
                 return found
-            allowed = self._allowed(book, owner, wanted)
-            lease, instances = self._written(book, owner, allowed, digest)
+            lease, instances = self._written(book, owner, self.allowed(book, owner, wanted), digest)
             also(book, lease)
             return lease, instances
 
@@ -115,7 +112,8 @@ class Desk:
         if not (1 <= count <= MOST and 0 <= asked.least <= count and 1 <= asked.per_node <= count):
             numbers = f"{count} machines, {asked.least} at least, {asked.per_node} on a node"
             raise BadRequest(f"{numbers}: 1 to {MOST} can be asked for, and no more at least or on a node")
-        if min((size := asked.size).cpus, size.memory) < 1 or size.disk < 0:
+        most = max((size := asked.size).cpus << 30, size.memory, size.disk)
+        if min(size.cpus, size.memory) < 1 or size.disk < 0 or most > LARGEST:
             what = f"{size.cpus} processors, {size.memory} bytes of memory, {size.disk} of disk"
             raise BadRequest(f"{what}: no size of a machine")
         if (length := len(asked.user_data)) > LARGEST_USER_DATA:
@@ -140,7 +138,7 @@ class Desk:
         fitting(wanted, settings, self.queue(wanted.queue))
         return wanted
 
-    def _allowed(self, book: Book, owner: Owner, wanted: Wanted) -> Wanted:
+    def allowed(self, book: Book, owner: Owner, wanted: Wanted) -> Wanted:
         """With as many machines as policy allows. Raises LeaseDenied, NoSuchKeyPair, BadRequest."""
         if wanted.deadline <= self.now():
             raise BadRequest("ValidUntil: the moment by which it must have started is over")

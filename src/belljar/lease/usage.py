@@ -49,7 +49,7 @@ def over(book: Book, after: str, limit: int = 500) -> tuple[list[Usage], str]:
     """Machines that ended behind this position of the events ("": from the first on), and the next position; the same one where there
     is nothing new. Where these are not the records that the position is of, as they were of an older day, all are told again."""
     number, _, wall = after.partition(":")
-    position = int(number) if number.isdecimal() else 0
+    position = int(number) if number.isdecimal() and len(number) < 19 else 0
     here = book.events(position - 1, limit=1) if position else []
     if not here or (here[0][0], str(here[0][1].wall)) != (position, wall):
         position = 0

@@ -23,6 +23,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"queue": "a\0b"}, "queue 'a\\x00b': no queue is called so"),
     ({"queue": "--uid=0"}, "queue '--uid=0': no queue is called so"),
     ({"account": "theirs"}, "account, key, tags, deadline: "),
+    ({"size": {"cpus": 10**30, "memory": 0, "disk": 0}}, f"{10**30} processors, 536870912 bytes of memory, "),
+    ({"size": {"cpus": 1, "memory": 10**400, "disk": 0}}, "no size of a machine"),
+    ({"size": {"cpus": 1, "memory": 0, "disk": 1 << 63}}, "no size of a machine"),
+    ({"image": "debian12\ud800"}, "half of a character"),
 ]  # fmt: skip
 
 

@@ -10,9 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.stories.lease.test_service import House, knock
 
 from belljar.cli.lease.asking import watched
+from belljar.cli.lease.lease import _until_running
+from belljar.errors import HostError
 from belljar.lease import Lease
 from belljar.lease.desk import Owner
 
@@ -88,3 +91,26 @@ async def test_who_has_waited_long_enough_is_told_how_it_stands(tmp_path: Path) 
     async with queued(tmp_path) as (_, door, id):
         found = await asyncio.wait_for(asyncio.to_thread(lambda: list(watched(door, "status", 0.5, lease=id))), 10)
         assert [one["leases"][0]["state"] for one in found] == ["queued", "queued"]
+
+
+async def test_who_is_content_with_fewer_machines_waits_for_no_more(tmp_path: Path) -> None:
+    door = tmp_path / "door"
+    async with House(tmp_path, barrier=0.3).up() as house:
+        server = await house.opened(door)
+        for least, why in ((1, ""), (0, "terminated")):
+            wanted = {"image": "debian12", "count": 2, "least": least}
+            id = (await knock(door, line(do="run", wanted=wanted)))["lease"]["id"]
+            lease = lambda id=id: house.daemon.store.read(lambda book: book.get(Lease, id))  # noqa: E731
+            await house.until(lambda lease=lease: lease().job)
+            waiting = asyncio.ensure_future(asyncio.to_thread(_until_running, door, id, 20.0))
+            (run, *_) = house.slurm.start(lease().job, ranks=1 if least else 2)
+            if why:
+                await house.until(lambda run=run: run.machines.living)
+                house.desk.terminate(ME, [next(iter(run.machines.living))])
+                with pytest.raises(HostError):
+                    await asyncio.wait_for(waiting, 20)
+            else:
+                await asyncio.wait_for(waiting, 20)
+            house.desk.release(ME, id)
+            await house.until(lambda lease=lease: not lease().is_live)
+        server.close()

@@ -196,14 +196,15 @@ def connect(args: argparse.Namespace, house: House) -> int:
 
 
 def _until_running(door: Path, lease: str, limit: float) -> None:
-    """Raises HostError when it has ended, or the time is over."""
+    """Return when all that are left run, and are enough for its owner. Raises HostError when it has ended, or the time is over."""
     state = why = ""
     for found in watched(door, "status", limit, lease=lease):
-        states = {one["state"] for one in found["machines"]}
-        state, why = found["leases"][0]["state"], found["leases"][0]["why"]
-        if states == {"running"}:
+        live = [one["state"] for one in found["machines"] if one["state"] != "terminated"]
+        state, why, wanted = (found["leases"][0][key] for key in ("state", "why", "wanted"))
+        is_enough = len(live) >= (wanted["least"] or wanted["count"])
+        if is_enough and {*live} == {"running"}:
             return
-        if state in ENDED or "terminated" in states:
+        if state in ENDED or not is_enough:
             whys = why or next((one["why"] for one in found["machines"] if one["why"]), "")
             raise HostError(f"{lease}: {state}: {whys}", hint="See `belljar lease status`.")
     raise HostError(f"{lease}: not running after {limit:.0f} s: {state}: {why}", hint="It goes on.")
