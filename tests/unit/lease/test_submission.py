@@ -35,3 +35,11 @@ async def test_no_key_is_in_the_submission_and_the_owner_is(
     told += [one.read_text() for one in folder.iterdir() if one != job]
     assert all(secret not in word for word in told for secret in (key, SITE_KEY.hex(), SITE_KEY.decode()))
     assert any("ada" in word for word in told) and any(str(job) in word for word in told)
+
+
+def test_the_key_of_a_lease_is_gone_with_it_though_its_file_was_cut_off_half_way(tmp_path: Path) -> None:
+    settings, old, new = Settings(jobs=tmp_path), f"belljar-r-{'0' * 17}-1", f"belljar-r-{'1' * 17}-1"
+    for name in (f".{old}.4711", f".{old}.sh.4711", old, f"{old}.sh", f"{old}.log", new, f"{new}.sh", "somebodys"):
+        (tmp_path / name).touch()
+    Jobs(settings, pilots_of("slurm"), SITE_KEY, "ab" * 32).sweep({f"r-{'1' * 17}"})
+    assert {one.name for one in tmp_path.iterdir()} == {f"{old}.log", new, f"{new}.sh", "somebodys"}

@@ -100,8 +100,8 @@ class Jobs:
                              hint="Ask for a new lease.") from exc  # fmt: skip
 
     def sweep(self, live: Container[str]) -> None:
-        """Files of leases that do not live: their keys are of no use any more. What pilots wrote (`*.log`) stays for a while."""
-        for file in self._settings.jobs.glob("belljar-r-*"):
+        """Files of leases that do not live, and drafts (`.*`): their keys are of no use. What pilots wrote (`*.log`) stays for a while."""
+        for file in (*self._settings.jobs.glob("belljar-r-*"), *self._settings.jobs.glob(".belljar-r-*")):
             with suppress(FileNotFoundError):
                 is_kept = file.suffix == ".log" and time.time() - file.stat().st_mtime < LOGS
                 if not is_kept and lease_of(file.stem) not in live:
