@@ -63,6 +63,15 @@ def test_all_of_a_transaction_or_nothing(store: Store) -> None:
     assert store.read(lambda book: (book.find(Lease), book.find(Instance), book.events())) == ([], [], [])
 
 
+@pytest.mark.parametrize("id", ["a\0b", "\ud800"], ids=ascii)
+def test_a_text_that_cannot_be_kept_is_who_sent_its_mistake_and_not_the_records(store: Store, id: str) -> None:
+    """Else one pilot that says such a thing keeps those from being written down that spoke at the same time."""
+    with suppress(ValueError):
+        assert store.read(lambda book: book.get(Lease, id)) is None
+    with suppress(ValueError):
+        store.write(lambda book: book.put(Token("ada", id, "", "r-1")))
+
+
 def test_every_move_is_an_event_and_no_other_move_is_written(store: Store) -> None:
     case = new()
     store.write(lambda book: book.save(None, case, 5.0))

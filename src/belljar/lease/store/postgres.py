@@ -51,6 +51,8 @@ class Postgres:
                     raise RecordsLost(f"{WHAT}: {exc}") from exc
             except (errors.DiskFull, errors.OutOfMemory) as exc:
                 raise NoSpace(f"{WHAT}: {exc}") from exc
+            except errors.DataError as exc:
+                raise ValueError(f"{WHAT} cannot have this: {exc}") from exc
             except self._library.Error as exc:
                 self._close_free()  # which are lost, too, where the server was started anew
                 raise RecordsLost(f"{WHAT}: {exc}") from exc
