@@ -234,6 +234,10 @@ def test_an_administrator_closes_and_opens_it(node: Node, capsys: pytest.Capture
     assert not node.dialect.closed.exists()
     assert node_verb(node, "close") == 125
     assert node_verb(node, "status", "--node", "-x") == 125
+    capsys.readouterr()
+    assert node_verb(node, "close", "broken", "--node", "all") == 125  # a word for all of them
+    assert "'all' is no name of a node" in (said := capsys.readouterr().err) and "defect" not in said
+    assert not node.dialect.closed.exists()
 
 
 def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_else(

@@ -13,7 +13,7 @@ from belljar import batch
 from belljar.batch import node as faults
 from belljar.batch.install.engine import TO_DO
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, Status, Step
-from belljar.batch.job.terms import NODE_NAME, one_line
+from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
@@ -156,8 +156,10 @@ def node_(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where the system cannot be asked, or the self-check failed."""
     system = batch.load(args.system)
     name = args.node or faults.name_of(system.node_variable, os.environ, os.uname().nodename)
-    if not NODE_NAME.fullmatch(name):
-        raise BadOption(f"{name!r}: not a node's name")
+    try:
+        one_node(name)
+    except ValueError as exc:
+        raise BadOption(str(exc), hint="Name one node, as its batch system does: --node NAME.") from exc
     memory = faults.Memory(node.memory_folder(house), args.system, name)
     known = node.Known(system.dialect, name, memory, runner(house, args.system, house.settings.batch.ask_timeout))
     if args.action == "close":
