@@ -10,7 +10,6 @@ for a system that was just restarted may not know its jobs yet.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from belljar.reading import from_json
 from belljar.records import dataclass, field, replace
 
 LOCK_TIMEOUT = 10.0
+LATEST = 1 << 40  # seconds since the epoch: no moment of ours
 REMEMBERED = 64  # machines that were counted already; a job that comes again leaves its old records on the node
 GOOD = (OutcomeClass.PAYLOAD.value, OutcomeClass.WALLTIME.value)
 # A machine that died with its job tells nothing about the node: whoever ends a job may kill QEMU first.
@@ -73,7 +73,7 @@ def report_of(raw: Mapping[str, object], job: str) -> Report | None:
     machine, klass, error, reason = (one if isinstance(one, str) else "" for one in values)
     if not re.fullmatch(r"[0-9a-f]{12}", machine) or klass not in {one.value for one in OutcomeClass}:
         return None
-    if not isinstance(started, (int, float)) or not math.isfinite(started):
+    if not isinstance(started, (int, float)) or not 0 <= started < LATEST:
         started = 0.0
     error = error if re.fullmatch(r"[A-Za-z]{0,60}", error) else ""
     return Report(machine, job, klass, error, one_line(reason), float(started))

@@ -114,6 +114,12 @@ def test_a_report_of_a_hostile_user_is_a_few_plain_words() -> None:
     assert found.reason.startswith("a??[31m`id`?x") and len(found.reason) == 200
 
 
+@pytest.mark.parametrize("started", [10**400, 1e308, float("nan"), float("inf"), -1, "1"])
+def test_a_start_at_no_moment_is_told_as_none(started: object) -> None:
+    found = node.report_of({"machine": "0123456789ab", "class": "node", "started": started}, "slurm:1")
+    assert found is not None and found.started == 0.0
+
+
 def test_the_nodes_name_is_the_systems_own_and_never_an_option() -> None:
     assert node.name_of("SLURMD_NODENAME", {"SLURMD_NODENAME": "n1"}, "host") == "n1"
     assert node.name_of("SLURMD_NODENAME", {"SLURMD_NODENAME": "-x"}, "host") == "host"
