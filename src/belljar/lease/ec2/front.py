@@ -105,7 +105,14 @@ async def front_end(office: Office, site_key: bytes, own_certificate: Path, tell
     Raises BadSetting, HostError, CommandMissing."""
     loop, listen = asyncio.get_running_loop(), office.settings.ec2_listen
     soon: Any = loop.call_soon_threadsafe
-    sent = lambda *of: asyncio.run_coroutine_threadsafe(office.console(*of), loop).result()  # noqa: E731
+    waiting = asyncio.Semaphore(THREADS // 2)  # the others are for who asks for something else
+
+    async def console(*of: str) -> None:
+        if not waiting.locked():
+            async with waiting:
+                await office.console(*of)
+
+    sent = lambda *of: asyncio.run_coroutine_threadsafe(console(*of), loop).result()  # noqa: E731
     here = replace(office, wake=partial(soon, office.wake), order=partial(soon, office.order), console=sent)
     site, is_here = office.settings.ec2_certificate, ip_address(place(listen, LISTEN)[0]).is_loopback
     tls = tls_by(Path(site) if site else own_certificate, "lease.ec2_certificate") if site or not is_here else None

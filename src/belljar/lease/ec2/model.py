@@ -141,9 +141,8 @@ def _structure(shape: Shape, node: Mapping[str, Any], at: str) -> dict[str, Any]
 
 
 def _wire_name(name: str, shape: Shape) -> str:
-    stated = shape.serialization.get("queryName")
-    name = stated or shape.serialization.get("name", name)
-    return name if stated else f"{name[:1].upper()}{name[1:]}"
+    name = shape.serialization.get("name", name)
+    return str(shape.serialization.get("queryName") or f"{name[:1].upper()}{name[1:]}")
 
 
 def _value(shape: Shape, node: Any, at: str) -> Any:

@@ -163,8 +163,7 @@ def _check_2(sent: Sent, fields: dict[str, str], secret_of: Callable[[str], str 
     secret = _secret(fields.get("AWSAccessKeyId", ""), secret_of)
     host = (sent.header("host") or "").lower()
     text = "\n".join((sent.method, host, sent.path or "/", _encoded(fields.items(), "Signature")))
-    made = base64.b64encode(hmac.digest(secret.encode(), text.encode(), method)).decode()
-    _compare(made, fields["Signature"])
+    _compare(base64.b64encode(hmac.digest(secret.encode(), text.encode(), method)).decode(), fields["Signature"])
     return fields["AWSAccessKeyId"]
 
 

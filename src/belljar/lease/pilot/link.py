@@ -22,7 +22,6 @@ from belljar.records import replace
 CONNECT = 10.0  # seconds for one try, TLS and openings included
 SOONEST, LATEST = 0.25, 15.0  # seconds between two tries
 SILENCE = 3  # heartbeats without a word from the service: this connection is dead
-
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter, Connection, list[Message]]  # early ones
 
 

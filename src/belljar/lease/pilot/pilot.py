@@ -189,8 +189,7 @@ class Pilot:
     async def _carry(self, order: Order) -> None:
         """An owner's ssh, or a command of the service's, on a connection of its own."""
         async with self._link.stream(order.stream) as (reader, writer, early):
-            source, sink = StreamSource(reader, early), StreamSink(writer)
-            await self._machines.carry(order.instance, source, sink, order.request)
+            await self._machines.carry(order.instance, StreamSource(reader, early), StreamSink(writer), order.request)
             await writer.drain()
             writer.close()
             await writer.wait_closed()

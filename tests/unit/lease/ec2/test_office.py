@@ -22,7 +22,7 @@ from belljar.host.threads import in_thread
 from belljar.lease import Slot
 from belljar.lease import desk as leases
 from belljar.lease.desk import Owner
-from belljar.lease.ec2.front import front_end
+from belljar.lease.ec2.front import THREADS, front_end
 from belljar.lease.ec2.keyring import MOST, answer, secret_of
 from belljar.lease.ec2.office import image_id
 from belljar.lease.states import InstanceState, LeaseState
@@ -222,6 +222,37 @@ async def test_the_service_serves_it_by_tls(tmp_path: Path) -> None:
     await asyncio.gather(work, return_exceptions=True)
     assert not is_open(port)
     site.store.close()
+
+
+async def test_who_waits_for_consoles_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    """A pilot that is silent has two seconds for each, and there are few threads."""
+    site, port = House(tmp_path / "lease"), free_port()
+    here, ended = asyncio.get_running_loop().create_future(), asyncio.Event()
+    settings = replace(SETTINGS, ec2_listen=f"127.0.0.1:{port}")
+    desk = leases.Desk(site.store, settings, site.office.leases.policies)
+
+    async def silent(slot: str, id: str) -> None:
+        await ended.wait()
+
+    office = replace(site.office, leases=desk, settings=settings, wake=int, order=lambda *_: None, console=silent)
+    work = asyncio.ensure_future(front_end(office, SITE_KEY, tmp_path, lambda event, **facts: here.set_result(facts)))
+    await here
+    ec2 = client(port, max_pool_connections=2 * THREADS)
+    await in_thread(lambda: ec2.run_instances(**RUN))
+    (one,) = site.machines
+    site.store.write(lambda book: book.put(slot := Slot(one.lease, 1, 0, "pilot"), replace(one, slot=slot.id)))
+    ask = lambda: ec2.get_console_output(InstanceId=one.id, Latest=True)  # noqa: E731
+    looks = [asyncio.ensure_future(in_thread(ask)) for _ in range(THREADS)]
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)  # one too many is told what there is
+            assert (await in_thread(ec2.describe_instances))["Reservations"]
+    finally:
+        ended.set()
+        await asyncio.gather(*looks)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        site.store.close()
 
 
 @pytest.mark.parametrize(

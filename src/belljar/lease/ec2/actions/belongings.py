@@ -62,11 +62,10 @@ def describe(call: Call) -> Answer:
     for name, of in (("KeyNames", "name"), ("KeyPairIds", "id")):
         if call.asked.get(name):
             found = call.of_names(name, {getattr(one, of): one for one in found}, f"{PAIR}.NotFound")
-    with_public = call.asked.get("IncludePublicKey")
     return call.listing("KeyPairs", [
         {
             "KeyPairId": one.id, "KeyName": one.name, "KeyFingerprint": one.fingerprint, "CreateTime": one.created,
-            "KeyType": ssh_keys.kind_of(one.public), "PublicKey": one.public if with_public else None, "Tags": shown(tags[one.id].items()),
+            "KeyType": ssh_keys.kind_of(one.public), "Tags": shown(tags[one.id].items()), "PublicKey": one.public if call.asked.get("IncludePublicKey") else None,
         }
         for one in found
     ], "KeyName")  # fmt: skip

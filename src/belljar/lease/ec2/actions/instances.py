@@ -296,10 +296,9 @@ def password(call: Call) -> Answer:
 
 def describe_attribute(call: Call) -> Answer:
     (one,), name = named(call, "InstanceId"), call.asked["Attribute"]
-    data = one.lease.wanted.user_data
     facts: dict[str, Any] = {
         "instanceType": one.lease.wanted.type or OTHER, "disableApiTermination": False, "rootDeviceName": DISK, "ebsOptimized": False,
-        "instanceInitiatedShutdownBehavior": "terminate", "userData": base64.b64encode(data).decode() or None,
+        "instanceInitiatedShutdownBehavior": "terminate", "userData": base64.b64encode(one.lease.wanted.user_data).decode() or None,
     }  # fmt: skip
     if name in facts:
         return {"InstanceId": one.instance.id, f"{name[0].upper()}{name[1:]}": {"Value": facts[name]}}

@@ -29,9 +29,8 @@ def zones(call: Call) -> Answer:
         call.of_names(parameter, {name: name})
     regions = [value for one in call.filters if one.get("Name") == "region-name" for value in one.get("Values", ())]
     asked = {**call.asked, "Filters": [one for one in call.filters if one.get("Name") != "region-name"]}
-    region = next(iter(regions), name)
     one = {
-        "ZoneName": name, "ZoneId": name, "State": "available", "RegionName": region, "ZoneType": "availability-zone",
+        "ZoneName": name, "ZoneId": name, "State": "available", "RegionName": next(iter(regions), name), "ZoneType": "availability-zone",
         "GroupName": name, "OptInStatus": "opt-in-not-required",
     }  # fmt: skip
     return replace(call, asked=asked).listing("AvailabilityZones", [one], "ZoneName")
