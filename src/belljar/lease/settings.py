@@ -38,8 +38,8 @@ def _wrongs(settings: Settings, policies: Sequence[Policy]) -> Iterator[Wrong]:
         yield "system", exc.message, exc.hint
     if not settings.types or not all(text for _, text in settings.types):
         yield "types", "a type has no size", SIZE.as_in
-    if not settings.address:
-        yield "address", "is missing", "name or address of this host, as nodes reach it"
+    if not settings.address or not settings.address.isascii():
+        yield "address", "is missing, or not in ASCII", "name or address of this host, as nodes reach it"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["debian12"]: only images of the site may be leased'
     for name, words in settings.networks:

@@ -39,6 +39,14 @@ def test_what_a_service_cannot_do_without_is_named(tmp_path: Path) -> None:
         assert one in told
 
 
+def test_an_address_that_no_certificate_can_have_is_named(tmp_path: Path) -> None:
+    facts = '[lease]\naddress = "rechner-ö"\nimages = ["debian12"]\n[policy.all]\nusers = ["*"]\n'
+    (tmp_path / "lease.toml").write_text(facts)
+    with pytest.raises(BadSettings) as error:
+        load(tmp_path / "lease.toml")
+    assert "lease.toml:2, lease.address: is missing, or not in ASCII" in str(error.value.mistakes[0])
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -109,16 +109,20 @@ def limited_proxy(
 ) -> Proxy:
     """A proxy with a key of its own, good until then, or until its source ends where that is sooner: `ends` says so. Raises NoCredentials."""
     issuer = source.chain[0]
-    _check(source, legacy)
     ends = min(until, issuer.not_valid_after_utc.timestamp())
     if ends < now + LEAST:
         over = "is over" if ends <= now else "is nearly over"
         raise NoCredentials(f"proxy: {source.name} {over}: {issuer.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
-    begins = max(now - SLACK, issuer.not_valid_before_utc.timestamp())
-    own = _new_key(key)
-    certificate = _signed(
-        source, own.public_key(), _moment(begins), _moment(ends), is_rsa=key is ProxyKey.RSA, legacy=legacy
-    )
+    begins, own = max(now - SLACK, issuer.not_valid_before_utc.timestamp()), _new_key(key)
+    if begins > now:
+        raise NoCredentials(f"proxy: {source.name} has not begun: {issuer.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
+    try:
+        _check(source, legacy)
+        certificate = _signed(
+            source, own.public_key(), _moment(begins), _moment(ends), is_rsa=key is ProxyKey.RSA, legacy=legacy
+        )
+    except (ValueError, TypeError) as exc:  # extensions that are none, and keys that do not sign
+        raise NoCredentials(f"proxy: {source.name} can sign none: {exc}") from exc
     return Proxy(_pem(certificate, own, source.chain), float(int(ends)))
 
 

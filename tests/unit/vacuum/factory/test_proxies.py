@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa, x25519
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
@@ -56,15 +56,16 @@ class Authority:
         return builder.sign(self.key, SHA256())
 
     def robot(
-        self, key: object = None, *, ends: float = NOW + YEAR, is_ca: bool = False, signs: bool = True
-    ) -> tuple[Path, Path]:
+        self, key: object = None, *, begins: float = NOW - YEAR, ends: float = NOW + YEAR, is_ca: bool = False,
+        signs: bool = True, more: tuple[tuple[x509.ExtensionType, bool], ...] = (),
+    ) -> tuple[Path, Path]:  # fmt: skip
         key = key or ec.generate_private_key(ec.SECP256R1())
         name = x509.Name(
             [x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, "Example"), x509.NameAttribute(CN, "Robot 1")]
         )
         usage = x509.KeyUsage(signs, False, True, False, False, is_ca, False, False, False)
         made = self._sign(
-            name, key.public_key(), NOW - YEAR, ends, [(usage, True), (x509.BasicConstraints(is_ca, None), True)]
+            name, key.public_key(), begins, ends, [(usage, True), (x509.BasicConstraints(is_ca, None), True), *more]
         )  # type: ignore[attr-defined]
         certificate, private = self.folder / "x509cert.pem", self.folder / "x509key.pem"
         certificate.write_bytes(made.public_bytes(Encoding.PEM))
@@ -171,6 +172,17 @@ def test_a_proxy_of_a_proxy_is_its_chain(authority: Authority, tmp_path: Path) -
     with pytest.raises(NoCredentials, match="RFC 3820") as caught:
         limited_proxy(source, now=NOW, until=NOW + DAY, legacy=True)
     assert "legacy_proxy" in caught.value.hint
+
+
+def test_a_source_that_has_not_begun_or_cannot_sign_is_told_as_such(authority: Authority) -> None:
+    """A host's clock may be behind, and a certificate of anybody's making."""
+    broken = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.17"), b"\x30\x03\xff")
+    for asked, why in (
+        ({"begins": NOW + 3600}, "has not begun: 2027-01-15 09:00 UTC"), ({"begins": NOW + 2 * DAY}, "has not begun"),
+        ({"more": ((broken, False),)}, "can sign none"), ({"key": x25519.X25519PrivateKey.generate()}, "can sign none"),
+    ):  # fmt: skip
+        with pytest.raises(NoCredentials, match=why):
+            limited_proxy(load_source(authority.robot(**asked)), now=NOW, until=NOW + DAY, key=ProxyKey.EC)  # type: ignore[arg-type]
 
 
 def test_it_ends_with_its_source(authority: Authority) -> None:
