@@ -16,7 +16,7 @@ import pytest
 from belljar.errors import BadSetting, HostError
 from belljar.host import streams
 from belljar.host.credentials.certificates import own_certificate
-from belljar.host.http.server import Answer, Limits, Sent, place, serving, tls_by
+from belljar.host.http.server import Answer, Limits, Sent, counted, place, serving, tls_by
 from belljar.records import replace
 
 LIMITS = Limits(head=1000, body=100, connections=3, requests=4, linger=0.05)
@@ -115,6 +115,17 @@ async def test_a_connection_too_many_is_closed_and_nobody_alone_has_them_all(lim
         for _, writer in others:
             writer.close()
             await writer.wait_closed()
+
+
+async def test_of_ipv6_a_whole_network_is_one_client() -> None:
+    house = House()
+    async with serving("[::1]:0", house.respond, refuse, setting="a.b", limits=LIMITS) as (address, port):
+        reader, writer = await asyncio.open_connection(address, port)
+        writer.write(post(b"x", LAST))
+        assert await reader.read()
+        writer.close()
+    assert house.sent[0].peer == "::/64" == counted("::7") != counted("0:0:0:1::7")
+    assert counted("fe80::1:2%eth0") == "fe80::/64" and counted("192.0.2.1") == "192.0.2.1"
 
 
 async def test_who_does_not_shake_hands_is_counted_too(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Sent:
     target: str
     headers: tuple[tuple[str, str], ...]  # names in small letters
     body: bytes = b""
-    peer: str = ""  # its client's address
+    peer: str = ""  # its client, as `counted` has it
 
     @property
     def path(self) -> str:
@@ -130,7 +130,8 @@ class _Door:
     async def open(self, end: socket.socket) -> None:
         """Until it is cancelled, with all its connections."""
         try:
-            async for connection, peer in accepted(end):
+            async for connection, address in accepted(end):
+                peer = counted(address)
                 if len(self._works) < self._limits.connections and self._peers[peer] < self._limits.of_one:
                     self._peers[peer] += 1
                     self._works.begin(self._serve(connection, peer))
@@ -156,6 +157,11 @@ class _Door:
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.CancelledError):
             writer.transport.abort()  # it does not read what is left for it
+
+
+def counted(address: str) -> str:
+    """As whom it is counted. Of IPv6 a whole /64 is one: who has one address there has all."""
+    return str(ipaddress.ip_interface(f"{address.partition('%')[0]}/64").network) if ":" in address else address
 
 
 class _TooLarge(Exception):
