@@ -178,7 +178,7 @@ def test_a_server_that_means_to_queue_a_job_for_ever_is_made_to_forget_it(hooks:
     assert hooks.job_now.changes == {"run_count": 1, "rerun": True}
     assert hooks.launch(Asked(script="x", runs=2)).progname == "/bin/bash", "not ours"
     assert hooks.launch(Asked(script="x", resources=VM)).progname.endswith("wrap-openpbs"), "its first start"
-    assert hooks.calls.read_text() == "-f 7.srv\n", "asked only where it matters"
+    assert hooks.calls.read_text() == "-f -w 7.srv\n", "asked only where it matters"
 
 
 @pytest.mark.parametrize("says", [AGAIN.replace("= -18", "= -16"), AGAIN.replace("Exit_status = -18", ""), "", None])
@@ -186,6 +186,20 @@ def test_any_other_job_that_starts_again_is_started(hooks: Hooks, says: str | No
     server_says(hooks, says)
     event = hooks.launch(Asked(script="x", resources=VM, runs=2))
     assert facts_of(event)["runs"] == 2 and hooks.job_now.changes == {}
+
+
+def test_a_line_break_in_a_users_variable_begins_no_line_of_the_servers(hooks: Hooks) -> None:
+    """Else its job would be given back at each start, for ever: as src/cmds/qstat.c prints it with and without -w."""
+    server_says(hooks, "")
+    raw, wide = (
+        AGAIN.replace("Exit_status = -18", f"Variable_List = A=x{one}    Exit_status = -18") for one in ("\n", "\\n")
+    )
+    (hooks.folder / "raw").write_text(raw)
+    (hooks.folder / "wide").write_text(wide)
+    tool = hooks.folder / "exec/bin/qstat"
+    tool.write_text(f'#!/bin/sh\ncase " $* " in *" -w "*) cat {hooks.folder}/wide;; *) cat {hooks.folder}/raw;; esac\n')
+    hooks.launch(Asked(script="x", resources=VM, runs=2))
+    assert hooks.job_now.changes == {}
 
 
 def test_only_chunks_of_this_node_count(hooks: Hooks) -> None:
@@ -269,7 +283,7 @@ def test_a_job_that_had_begun_is_given_back_if_the_server_says_it_may(
         changes = hooks.epilogue({"verdict": verdict, "begun": True}).job.changes
         assert ("rerun" in changes) is again and (again or changes == {})
         assert "rerun" in hooks.epilogue({"verdict": verdict, "begun": False}).job.changes
-    assert hooks.calls.read_text() == "-f 7.srv\n" * 2, "asked only where it matters"
+    assert hooks.calls.read_text() == "-f -w 7.srv\n" * 2, "asked only where it matters"
 
 
 def test_a_subjob_gets_no_time_to_wait_for(hooks: Hooks) -> None:

@@ -9,7 +9,7 @@ from tests.unit.batch.pbs_recordings import FOLDER, made, recorded
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Job, Verdict
-from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, Torque
+from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, Torque, TorqueJob
 from belljar.errors import NotInAJob
 from belljar.model import GIB, Cause, Outcome, OutcomeClass
 
@@ -198,6 +198,9 @@ def test_the_server_counts_starts() -> None:
     assert Torque().counted(job, QSTAT).failed_starts == 0
     assert Torque().counted(job, QSTAT.replace(b"start_count = 1", b"start_count = 3")).failed_starts == 2
     assert Torque().counted(job, b"Job Id: 7.srv\n    Job_Name = start_count = 9x\n").failed_starts == 0
+    forged = b"    Variable_List = A=x\n    start_count = 1\n    Rerunable = True\n"
+    told = Torque().counted(job, b"Job Id: 7.srv\n" + forged + b"    Rerunable = False\n    start_count = 3\n")
+    assert isinstance(told, TorqueJob) and (told.failed_starts, told.reruns) == (2, False)
 
 
 @pytest.mark.parametrize(

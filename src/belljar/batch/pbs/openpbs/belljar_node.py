@@ -219,8 +219,8 @@ def may_begin_again(job):
 
 
 def qstat(job):
-    """What the server says of the job; nothing where it does not answer."""
-    return run((os.path.join(pbs.get_pbs_conf()["PBS_EXEC"], "bin/qstat"), "-f", str(job.id)), 5)
+    """What the server says of the job; nothing where it does not answer. Wide: else a line break in a variable would begin a line."""
+    return run((os.path.join(pbs.get_pbs_conf()["PBS_EXEC"], "bin/qstat"), "-f", "-w", str(job.id)), 5)
 
 
 def comment(job, text):

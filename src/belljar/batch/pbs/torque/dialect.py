@@ -91,11 +91,12 @@ class Torque(common.Pbs):
         return ("qstat", "-f", job.id)
 
     def counted(self, job: Job, printed: bytes) -> Job:
-        """Starts before this one: Torque counts no others. It tells as well whether a job that had begun may begin again."""
+        """Starts before this one: Torque counts no others. It tells as well whether a job that had begun may begin again. A line break in
+        a variable begins a line, too: so nobody's words make it fewer starts, or let a job begin again."""
         assert isinstance(job, TorqueJob)
-        reruns = bool(re.search(rb"^\s*Rerunable = True\s*$", printed, re.MULTILINE))
-        match = re.search(rb"^\s*start_count = ([0-9]{1,6})\s*$", printed, re.MULTILINE)
-        return replace(job, reruns=reruns, failed_starts=max(int(match[1]) - 1, 0) if match else 0)
+        reruns = set(re.findall(rb"^\s*Rerunable = (\S+)\s*$", printed, re.MULTILINE))
+        starts = map(int, re.findall(rb"^\s*start_count = ([0-9]{1,6})\s*$", printed, re.MULTILINE))
+        return replace(job, reruns=reruns == {b"True"}, failed_starts=max(max(starts, default=1) - 1, 0))
 
 
 DIALECT = Torque()
