@@ -7,7 +7,7 @@ import pytest
 from tests.contracts.test_lease_desk import ADA, WANTED, Site, at_once
 
 from belljar.errors import BadRequest, KeyPairExists, LeaseDenied, NoSuchLease
-from belljar.lease import Console, KeyPair, Tag
+from belljar.lease import AccessKey, Console, KeyPair, Tag
 from belljar.lease import belongings as kept
 from belljar.lease.desk import Owner
 from belljar.lease.ec2 import keyring
@@ -86,7 +86,7 @@ def test_a_revoked_access_key_is_none(site: Site) -> None:
         return keyring.answer(site.store, b"site", ADA, {"act": act, **facts})
 
     def owner() -> Owner | None:
-        return site.store.read(lambda book: keyring.owner_of(book, id))
+        return keyring.owner_of(site.store.read(lambda book: book.get(AccessKey, id)))
 
     id = ask("new")["id"]
     assert owner() == ADA
@@ -107,4 +107,4 @@ def test_an_access_key_has_the_group_that_its_owner_has_now(site: Site) -> None:
     """Policies of groups count at once, by every door."""
     me = Owner.of(os.geteuid())
     made = keyring.answer(site.store, b"site", replace(me, group="of-long-ago"), {"act": "new"})
-    assert site.store.read(lambda book: keyring.owner_of(book, made["id"])) == me
+    assert keyring.owner_of(site.store.read(lambda book: book.get(AccessKey, made["id"]))) == me

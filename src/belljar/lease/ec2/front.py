@@ -20,6 +20,7 @@ from belljar.host.http.limits import Askers
 from belljar.host.http.server import Answer, Limits, Sent, place, serving, tls_by
 from belljar.host.service.telling import Tell
 from belljar.host.udp.senders import Budget
+from belljar.lease import AccessKey
 from belljar.lease.desk import Owner
 from belljar.lease.ec2.actions import belongings, instances, places, spot
 from belljar.lease.ec2.call import Call
@@ -83,7 +84,7 @@ class Front:
         now, who, owners = self._clock(), [sent.peer], dict[str, Owner]()
 
         def secret(key: str) -> str | None:
-            if found := self._office.leases.store.read(lambda book: owner_of(book, key)):
+            if found := owner_of(self._office.leases.store.read(lambda book: book.get(AccessKey, key))):
                 owners[key] = found
                 who.append(key)
             is_heard = self._strangers.may_ask(" ".join(who), now, cost=0)

@@ -31,9 +31,8 @@ def secret_of(site_key: bytes, id: str) -> str:
     return base64.b64encode(hmac.digest(site_key, b"belljar access key\n" + id.encode(), "sha256")[:30]).decode()
 
 
-def owner_of(book: Book, id: str) -> Owner | None:
-    """Whose access key this is, and which group they are of now; None where there is none, or it was revoked."""
-    found = book.get(AccessKey, id)
+def owner_of(found: AccessKey | None) -> Owner | None:
+    """Whose it is, and which group they are of now, which the host may have to ask far away; None where it was revoked."""
     if found is None or not found.enabled:
         return None
     with suppress(BadRequest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -190,6 +191,23 @@ def test_keys_of_others_are_roots_to_ask_for(site: House) -> None:
         ask(Owner("bob"), {"act": "new"})
     with pytest.raises(BadRequest, match="10 access keys"):
         ask(Owner("bob"), {"act": "new"})
+
+
+def test_a_directory_of_accounts_that_does_not_answer_stops_no_other(
+    site: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service looks at its leases meanwhile."""
+    looked = list[bool]()
+
+    def slow(name: str) -> Any:
+        other = threading.Thread(target=lambda: site.store.read(lambda book: book.find(Slot)), daemon=True)
+        other.start()
+        other.join(2)
+        looked.append(not other.is_alive())
+        raise KeyError(name)
+
+    monkeypatch.setattr("pwd.getpwnam", slow)
+    assert code(wired(site).describe_instances) == "" and looked == [True]
 
 
 # -- as a part of the service ------------------------------------------------------------------------------------------
