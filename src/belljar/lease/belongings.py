@@ -10,15 +10,17 @@ from belljar.errors import KeyPairExists, LeaseDenied, NoSuchLease
 from belljar.lease import Console, Instance, KeyPair, Lease, Tag
 from belljar.lease.store import Book
 
-MOST_TAGS = 50  # of one thing, as EC2 has it
+MOST_TAGS, MOST_PAIRS = 50, 1000  # of one thing, as EC2 has it; of one owner
 SERVICES = "lease:"  # tags that begin so are not the owner's
 
 
 def add_key_pair(book: Book, pair: KeyPair, tags: Mapping[str, str]) -> None:
     """Raises KeyPairExists, LeaseDenied."""
     book.lock(f"owner {pair.owner}")
-    if book.find(KeyPair, owner=pair.owner, name=pair.name):
+    if pair.name in (names := {one.name for one in book.find(KeyPair, owner=pair.owner)}):
         raise KeyPairExists(f"{pair.owner} has a key pair {pair.name!r}")
+    if len(names) >= MOST_PAIRS:
+        raise LeaseDenied(f"{pair.owner} has {len(names)} key pairs", code="ResourceLimitExceeded", hint="Delete some.")
     book.put(pair)
     tag(book, pair.owner, [pair.id], tags)
 

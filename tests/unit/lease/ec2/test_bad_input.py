@@ -15,6 +15,7 @@ from tests.unit.lease.ec2.house import KEY, OTHER_KEY, SITE_KEY, House
 from tests.unit.lease.ec2.test_signature import changed, form, posted, presigned, version_2, with_header
 
 from belljar.host.http.server import Sent
+from belljar.lease import belongings
 from belljar.lease.ec2.front import ACTIONS, OWNERS, STRANGERS
 from belljar.lease.ec2.keyring import secret_of
 from belljar.lease.ec2.model import model
@@ -143,6 +144,16 @@ def test_moments_that_no_clock_shows(house: House) -> None:
         for name in ("StartTime", "EndTime"):
             assert said(house, signed({**LIST, "Action": "DescribeSpotPriceHistory", name: moment})) == (200, "")
     assert not house.told
+
+
+def test_an_owner_has_so_many_key_pairs(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(belongings, "MOST_PAIRS", 2)
+    alice, bob = wired(house), wired(house, OTHER_KEY)
+    asked = [code(alice.create_key_pair, KeyName=name, KeyType="ed25519") for name in ("a", "b", "b", "c")]
+    assert asked == ["", "", "InvalidKeyPair.Duplicate", "ResourceLimitExceeded"]
+    assert code(bob.create_key_pair, KeyName="c", KeyType="ed25519") == ""
+    alice.delete_key_pair(KeyName="a")
+    assert code(alice.create_key_pair, KeyName="c", KeyType="ed25519") == ""
 
 
 def test_a_long_path_is_read_in_no_time(house: House) -> None:
