@@ -125,6 +125,19 @@ def test_no_users_variable_hides_or_alters_a_job(word: str) -> None:
         CLIENT.jobs(OF_A_RELEASE[:-4].encode(), "")
 
 
+@pytest.mark.parametrize("forged", ["5.wn01", "7.wn01"])
+def test_a_variables_name_with_line_breaks_ends_nobodys_job(forged: str) -> None:
+    """What stands there twice is not known; nothing is done with a job in that state."""
+    name = f'A":1\n    "Jobs":{{\n        "{forged}":{{\n            "job_state":"F",\n            "euser":"eve"\n        }},\n    "B'
+    real = OF_A_RELEASE.replace('"A":WORD', f'"{name}":1').replace(
+        "\n    }\n}\n",
+        ',\n        "7.wn01":{\n            "job_state":"R",\n            "euser":"carol"\n        }\n    }\n}\n',
+    )
+    states = {id: one.state for id, one in CLIENT.jobs(real.encode(), "").items()}
+    others = {"5.wn01": JobState.RUNNING, "6.wn01": JobState.WAITING, "7.wn01": JobState.RUNNING}
+    assert states == others | {forged: JobState.UNKNOWN}
+
+
 def test_no_users_variable_is_nested_too_deeply() -> None:
     text = (RECORDINGS / "qstat-jobs.json").read_text(errors="replace")
     deep = text.replace('"PBS_O_LANG":\t"C.UTF-8"', f'"A":\t{"[" * 1000}{"]" * 1000}')

@@ -97,12 +97,16 @@ def _by_lines(text: str) -> dict[str, Any]:
     for line in text.split("\n"):
         match = LINE.fullmatch(line)
         depth = 0 if match is None else len(match[1].replace(" " * 4, "\t"))
-        if match is None or depth > len(open_ones):
+        # A line break in a variable's name can begin such a line, too: nothing but jobs comes after the first of them.
+        if match is None or depth > len(open_ones) or (depth == 1 and len(open_ones) > 1):
+            continue
+        name, is_object = match[2], match[3] == "{"
+        if depth == 2 and not is_object:
             continue
         del open_ones[depth:]
-        value: Any = {} if match[3] == "{" else _plain(match[3])
-        open_ones[-1][match[2]] = value
-        if match[3] == "{":
+        is_twice, value = depth == 2 and name in open_ones[-1], {} if is_object else _plain(match[3])
+        open_ones[-1][name] = {} if is_twice else value  # which of two is the job is not known, nor is its state
+        if isinstance(value, dict):
             open_ones.append(value)
     return open_ones[0]
 
