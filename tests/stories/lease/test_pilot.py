@@ -246,6 +246,20 @@ async def test_orders_may_come_twice_and_for_machines_that_never_were(tmp_path: 
         await run.ended()
 
 
+async def test_times_beyond_all_measure_end_no_pilot(tmp_path: Path) -> None:
+    service = Service(tmp_path, (Order(Do.GO), START))
+    async with service.up():
+        run = Running(job_for(service), tmp_path)
+        await service.until(lambda: "running" in service.states("i-1"))
+        for order in (Do.EXTEND, 1e299), (Do.GO, 1e299), (Do.EXTEND, 1e200), (Do.EXTEND, -1e299), (Do.GO, 0.0):
+            service.channel.order(f"{LEASE}.1.0", Order(order[0], "i-1", seconds=order[1]))
+        service.channel.order(f"{LEASE}.1.0", Order(Do.CONSOLE, "i-1"))
+        await service.until(lambda: service.heard[-1].console)
+        assert run.machines.living == {"i-1"} and run.machines.told[0][2] == b"9999-12-31T23:59:59Z\n"
+        service.channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
+        await run.ended()
+
+
 async def test_a_console_that_is_looked_at_all_day_stays_nowhere_at_its_pilot(tmp_path: Path) -> None:
     service = Service(tmp_path, (Order(Do.GO), START))
     async with service.up():

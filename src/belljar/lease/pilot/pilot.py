@@ -28,7 +28,7 @@ from belljar.records import replace
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU})
 # Slurm tells a step's tasks of one cancel twice: from the node's daemon, and by srun that passes it on.
-SAME_TELLING = 1.0  # seconds
+SAME_TELLING, LATEST = 1.0, 253402300799.0  # seconds; the last moment of the year 9999
 KILLING = 5.0  # seconds after which a machine that was killed is left to whoever finds it
 Event = Order | int | None  # an order, a signal, or the moment that was waited for
 
@@ -182,7 +182,7 @@ class Pilot:
 
     def _notice(self, order: Order) -> None:
         """It ends earlier than it was promised, and its guest may want to know."""
-        until = time.time() + self._up[order.instance] + order.seconds - self._clock()
+        until = min(time.time() + self._up[order.instance] + order.seconds - self._clock(), LATEST)
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime(until))
         self._asides.begin(self._machines.tell_guest(order.instance, "notice", moment.encode()))
 
