@@ -79,6 +79,12 @@ def test_consoles_are_their_owners_alone(site: Site) -> None:
     assert (len(console("ada").text), console("ada").at) == (60_000, 5.0)
     with pytest.raises(NoSuchLease):
         console("bob")
+    site.store.write(lambda book: book.forget_consoles(site.moment + 1))
+    assert console("ada").text  # it lives
+    site.desk.terminate(ADA, [machine.id])
+    for until, size in ((site.moment, 60_000), (site.moment + 1, 0)):
+        site.store.write(lambda book, until=until: book.forget_consoles(until))  # type: ignore[misc]
+        assert len(console("ada").text) == size
 
 
 def test_a_revoked_access_key_is_none(site: Site) -> None:

@@ -78,7 +78,5 @@ def _usage(book: Book, id: str, start: float, end: Event | None, now: float) -> 
         raise RecordsLost(f"{id}: it has events, and is not there itself")
     seconds = end.charged if end is not None else max(0, ceil(now - start))
     size, price = machine.size, 1.0 if lease.price is None else lease.price
-    return Usage(
-        id, lease.id, lease.owner, lease.group, lease.wanted.image_of(machine.index), size.cpus, size.memory, size.disk, start,
-        end.wall if end is not None else 0.0, seconds, price,
-    )  # fmt: skip
+    return Usage(id, lease.id, lease.owner, lease.group, lease.wanted.image_of(machine.index), size.cpus, size.memory,
+                 size.disk, start, end.wall if end is not None else 0.0, seconds, price)  # fmt: skip

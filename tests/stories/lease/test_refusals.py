@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,21 @@ async def test_why_a_job_is_not_submitted_is_told_while_it_is_tried_again(tmp_pa
         house.slurm.refuses = ""
         await house.until_state(id, LeaseState.QUEUED)
         await house.until(lambda: "standby" not in house.lease(id).why)
+
+
+async def test_a_disk_that_takes_no_job_files_is_told_to_who_waits_and_stops_no_clusters(tmp_path: Path) -> None:
+    def broken(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "jobs")
+
+    async with House(tmp_path).up() as house:
+        looks = list[int]()
+
+        async def look() -> None:
+            looks.append(1)
+
+        house.jobs._write, house.jobs.sweep = broken, broken  # type: ignore[method-assign]
+        house.daemon.after_look, house.daemon._is_swept = look, False
+        id = house.ask()
+        await house.until(lambda: "Permission denied" in house.lease(id).why)
+        looks.clear()
+        await house.until(lambda: len(looks) > 1)

@@ -139,9 +139,8 @@ class Channel:
         sslproto.SSLProtocol.max_size = RECORD
         context.num_tickets = 0  # a pilot that comes again shakes hands again
         try:
-            return await asyncio.start_server(
-                self._take, listen or None, port, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=OPENING
-            )
+            return await asyncio.start_server(self._take, listen or None, port, ssl=context, backlog=BACKLOG,
+                                              ssl_handshake_timeout=OPENING)  # fmt: skip
         except OSError as exc:
             where = f"{listen or '*'}:{port}"
             raise HostError(f"{where}: {exc.strerror}", hint="Correct `lease.listen` and `lease.port`.") from exc

@@ -88,10 +88,12 @@ class Daemon:
                 is_busy |= await self._advance(lease.id, None if jobs is None else tuple(by_lease.get(lease.id, ())))
         await self._cancel_strays(jobs or (), {lease.id for lease in leases})
         if not self._is_swept:
-            before = self._clock() - self.settings.token_time
-            await in_thread(lambda: self._jobs.sweep(self._live))
-            await in_thread(lambda: self.store.write(lambda book: book.forget_tokens(before)))
-            self._is_swept = True
+            now, settings = self._clock(), self.settings
+            with self._troubles.noted("what is old"):
+                await in_thread(lambda: self._jobs.sweep(self._live))
+                await in_thread(lambda: self.store.write(lambda book: book.forget_tokens(now - settings.token_time)))
+                await in_thread(lambda: self.store.write(lambda book: book.forget_consoles(now - settings.shown)))
+                self._is_swept = True
         return is_busy
 
     async def _advance(self, id: str, jobs: tuple[Job, ...] | None) -> bool:
@@ -138,7 +140,7 @@ class Daemon:
             self._troubles.note(f"{act.kind.value} {case.lease.id}")
         except Rejected as exc:
             await self._not_submitted(case.lease.id, str(exc), for_good=True)
-        except (BelljarError, ValueError) as exc:
+        except (BelljarError, OSError, ValueError) as exc:
             self._troubles.note(f"{act.kind.value} {case.lease.id}", exc)
             if act.kind is Kind.SUBMIT:
                 await self._not_submitted(case.lease.id, str(exc), for_good=False)
@@ -160,10 +162,9 @@ class Daemon:
         wanted, owner = case.lease.wanted, case.lease.owner
         machine = next(one for one in case.instances if one.id == order.instance)
         public = tuple(one.public for one in keys)
-        request = MachineOrder(
-            wanted.image_of(machine.index), machine.size.cpus, machine.size.memory, machine.size.disk, "",
-            wanted.user_data, public, order.instance, owner, told=metadata(case.lease, machine, public, self.settings.zone),
-        )  # fmt: skip
+        told, size = metadata(case.lease, machine, public, self.settings.zone), machine.size
+        request = MachineOrder(wanted.image_of(machine.index), size.cpus, size.memory, size.disk, "", wanted.user_data, public,
+                               order.instance, owner, told=told)  # fmt: skip
         return replace(order, request=dumps(placed(request, case, order.instance, self.settings)).decode())
 
     async def _cancel_strays(self, jobs: Iterable[Job], live: set[str]) -> None:

@@ -109,12 +109,10 @@ class Jobs:
 
     def _write(self, lease: Lease, folder: Path, job: PilotJob, deadline: float) -> None:
         settings = self._settings
-        file = JobFile(
-            lease.id, lease.attempt, lease.wanted.nodes, (f"{settings.address}:{settings.port}",), self._pin,
-            lease_key(self._site_key, lease.id).hex(), deadline=deadline, claim=settings.staging,
-            barrier=2 * settings.barrier, grace=settings.grace, notice=settings.notice or self._pilots.notice, report=KILL,
-            heartbeat=settings.heartbeat, ports=ports_of(settings, lease.wanted),
-        )  # fmt: skip
+        file = JobFile(lease.id, lease.attempt, lease.wanted.nodes, (f"{settings.address}:{settings.port}",), self._pin,
+                       lease_key(self._site_key, lease.id).hex(), deadline=deadline, claim=settings.staging,
+                       barrier=2 * settings.barrier, grace=settings.grace, notice=settings.notice or self._pilots.notice,
+                       report=KILL, heartbeat=settings.heartbeat, ports=ports_of(settings, lease.wanted))  # fmt: skip
         private_folder(folder)
         write_whole(folder / lease.job_name, dumps(file) + b"\n", durable=True)
         write_whole(folder / f"{lease.job_name}.sh", self._pilots.script(job), mode=0o700)
@@ -122,7 +120,6 @@ class Jobs:
     def _job(self, lease: Lease, file: Path, limit: int) -> PilotJob:
         wanted, settings = lease.wanted, self._settings
         share, argv = min(wanted.per_node, wanted.count), (*shlex.split(settings.pilot), "pilot", str(file))
-        return PilotJob(
-            lease.job_name, argv, wanted.nodes, wanted.size.cpus * share, wanted.size.memory * share + settings.overhead,
-            limit, lease.owner, f"{file}.log", wanted.queue, wanted.account, lease.shunned, settings.environment,
-        )  # fmt: skip
+        return PilotJob(lease.job_name, argv, wanted.nodes, wanted.size.cpus * share,
+                        wanted.size.memory * share + settings.overhead, limit, lease.owner, f"{file}.log", wanted.queue,
+                        wanted.account, lease.shunned, settings.environment)  # fmt: skip

@@ -134,6 +134,11 @@ class Book:
         found = self._values(Instance, "FROM instances WHERE owner = ? AND (live = 1 OR ended >= ?)", owner, since)
         return sorted(found, key=lambda one: (one.created, one.lease, one.index))
 
+    def forget_consoles(self, ended_before: float) -> None:
+        """Drop those of machines that ended before then, and are not shown any more."""
+        old = "SELECT 1 FROM instances WHERE instances.id = consoles.id AND live = 0 AND ended < ?"
+        self._execute(f"DELETE FROM consoles WHERE EXISTS ({old})", (ended_before,))
+
     def forget_tokens(self, ended_before: float) -> None:
         """Drop those whose leases ended before then."""
         for one in self.find(Token):
