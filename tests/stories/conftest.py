@@ -92,11 +92,8 @@ class House:
         return self.leap(self._keep(request or self.request(), orders))
 
     def leap(self, work: Coroutine[Any, Any, T]) -> T:
-        loop = LeapingLoop()
-        try:
-            return loop.run_until_complete(asyncio.wait_for(work, 1e7))
-        finally:
-            loop.close()
+        with asyncio.Runner(loop_factory=LeapingLoop) as runner:
+            return runner.run(asyncio.wait_for(work, 1e7))
 
     async def _keep(self, request: Request, orders: tuple[tuple[float, Order], ...]) -> Outcome:
         self.orders = Orders()

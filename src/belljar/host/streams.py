@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import AsyncIterator, Coroutine
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     import ssl
 
 CHUNK = 1 << 16
-FULL = 1.0  # seconds after which a host that had no descriptor left is asked again
+FULL = 1.0  # seconds after which a host that had nothing left for a connection is asked again
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
@@ -56,13 +58,16 @@ class Works:
 
 
 async def accepted(end: socket.socket) -> AsyncIterator[tuple[socket.socket, str]]:
-    """Connections with their addresses, before anything is said. What breaks one, or that there is no descriptor for it, ends nothing."""
+    """Connections with their addresses, before anything is said. What breaks one, or that there is no descriptor for it, ends nothing.
+    Raises OSError where the socket listens no more."""
     loop = asyncio.get_running_loop()
     while True:
         try:
             connection, address = await loop.sock_accept(end)
-        except OSError:
-            await asyncio.sleep(FULL)
+        except OSError as exc:
+            if exc.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):  # it listens no more
+                raise
+            await asyncio.sleep(FULL if exc.errno in SCARCE else 0)
         else:
             yield connection, str(address[0])
 

@@ -130,11 +130,9 @@ class Desk:
             if asked.bid < settings.min_price:
                 what = f"a bid of {asked.bid:g}; the least price is {settings.min_price:g}"
                 raise LeaseDenied(what, code="SpotMaxPriceTooLow")
-        wanted = replace(
-            asked, queue=asked.queue or usual, account=asked.account or settings.account,
-            network=class_of(settings, asked),
-            deadline=asked.deadline or self.now() + settings.queue_time,
-        )  # fmt: skip
+        wanted = replace(asked, queue=asked.queue or usual, account=asked.account or settings.account,
+                         network=class_of(settings, asked),
+                         deadline=asked.deadline or self.now() + settings.queue_time)  # fmt: skip
         fitting(wanted, settings, self.queue(wanted.queue))
         return wanted
 

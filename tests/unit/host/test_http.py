@@ -160,6 +160,13 @@ async def test_a_host_without_descriptors_is_open_again_when_it_has_some(monkeyp
         assert (await said(port, post(b"x", LAST)))[-1:] == b"x" and not fails
 
 
+async def test_a_socket_that_listens_no_more_is_told_of() -> None:
+    with socket.socket() as end:
+        end.setblocking(False)
+        with pytest.raises(OSError, match="Invalid argument"):
+            await asyncio.wait_for(anext(streams.accepted(end)), 20)
+
+
 async def test_a_connection_has_so_many_requests() -> None:
     house = House()
     async with house.up() as port:

@@ -63,7 +63,6 @@ def granted(environ: Mapping[str, str], scratch: Path) -> Facts:
     if environ.get(MEMORY, "").isdigit():
         memory.append(int(environ[MEMORY]) * MIB)
     cpus = min(usable_cpus(GROUPS, own_groups()), *(one for one in told if one > 0), float(os.cpu_count() or 1))
-    return Facts(
-        host=environ.get("SLURMD_NODENAME") or os.uname().nodename, boot=boot_id(), cpus=max(1, int(cpus)),
-        memory=max(0, min(memory)), disk=max(1, free_bytes(scratch)), kvm=os.access("/dev/kvm", os.R_OK | os.W_OK),
-    )  # fmt: skip
+    return Facts(host=environ.get("SLURMD_NODENAME") or os.uname().nodename, boot=boot_id(), cpus=max(1, int(cpus)),
+                 memory=max(0, min(memory)), disk=max(1, free_bytes(scratch)),
+                 kvm=os.access("/dev/kvm", os.R_OK | os.W_OK))  # fmt: skip

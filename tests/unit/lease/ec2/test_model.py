@@ -35,7 +35,7 @@ def values(shape: Any, depth: int = 0) -> st.SearchStrategy[Any]:
         return st.lists(values(shape.member, depth + 1), min_size=1, max_size=2)
     simple = {
         "boolean": st.booleans(), "integer": st.integers(-(2**31), 2**31), "long": st.integers(-(2**40), 2**40),
-        "timestamp": st.integers(0, 2**31).map(float), "float": st.integers(0, 99).map(float), "double": st.integers(0, 99).map(float),
+        "timestamp": st.integers(1, 2**31).map(float), "float": st.integers(0, 99).map(float), "double": st.integers(0, 99).map(float),
         "blob": st.binary(max_size=20),
     }  # fmt: skip
     return simple.get(kind, WORDS)

@@ -99,7 +99,7 @@ def test_what_vac_asks_is_answered_with_what_it_looks_for(text: str) -> None:
         assert json.loads(one)["cookie"] == ASKED and len(one) <= LONGEST_REPLY
 
 
-@pytest.mark.parametrize("value", ["x" * 800, {"a": [1, None, {"b": 2.5}]}, [], 0, None, "\u2028é\ud800"])
+@pytest.mark.parametrize("value", ["x" * 800, {"a": [1, None, {"b": 2.5}]}, [], 0, None, "\u2028é\U0001f514"])
 def test_a_cookie_of_any_kind_comes_back_as_it_was(value: Any) -> None:
     found = read_query(packet(asked(cookie=value)), SPACE, NOW)
     assert [json.loads(one)["cookie"] for one in replies(found.kind, SNAPSHOT, found.cookie, NOW)] == [value]
@@ -126,6 +126,7 @@ def test_our_query_has_what_any_version_looks_for_and_room_to_spare() -> None:
         (packet(asked()).decode().encode("utf-16"), Why.NOT_JSON),
         (packet(asked(cookie="x")).replace(b'"x"', b'"\xff\xfe"'), Why.NOT_JSON),
         (packet(asked(cookie="x")).replace(b'"x"', b"NaN"), Why.NOT_JSON),
+        (packet(asked(cookie="half of a character: \ud800")), Why.NOT_JSON),
         (packet(asked(cookie="x")).replace(b'"x"', b"-Infinity"), Why.NOT_JSON),
         (packet(asked(cookie="x")).replace(b'"x"', b"1e999"), Why.NOT_JSON),
         (b'{"space":"other",' + packet(asked())[1:], Why.NOT_JSON),
@@ -464,7 +465,7 @@ def test_a_signature_holds_for_the_whole_message_however_it_is_written() -> None
     assert refusal(packet(message | {"message_type": "factory_query"}), KEY) is Why.FORGED
     assert refusal(packet(message | {"more": 1}), KEY) is Why.FORGED
     assert refusal(packet(message | {"hmac": 5}), KEY) is Why.FORGED
-    assert refusal(packet(message | {"hmac": "é\ud800"}), KEY) is Why.FORGED
+    assert refusal(packet(message | {"hmac": "é\u2028"}), KEY) is Why.FORGED
 
 
 def test_a_signed_query_grows_stale() -> None:
