@@ -22,6 +22,7 @@ def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--files", type=int, default=10_000)
     arguments.add_argument("--mib", type=int, default=256, help="written to each disk")
+    arguments.add_argument("--large", type=int, default=256, help="MiB of one file that goes in and out")
     arguments.add_argument("--runs", type=int, default=3)
     args = arguments.parse_args()
     run = [args.belljar, "run", "--image", args.image]
@@ -48,10 +49,15 @@ def main() -> None:
             )
         rows.append(("native", 0.0, native, native, 1.0))
         disks = written(run, folder, args.mib, args.runs)
+        large = one_file(run, Path(folder, "large"), args.large, args.runs)
     table((f"{args.files} files, {size >> 20} MiB", "ready s", "read s", "whole s", "read / native"), rows)
     table(
         (f"{args.mib} MiB written", "MB/s", "of native"),
         [(name, rate, rate / disks["native"]) for name, rate in disks.items()],
+    )
+    table(
+        (f"one file of {args.large} MiB", "s", "of the host's copy"),
+        [(name, took, took / large["copied by the host"]) for name, took in large.items()],
     )
     publish(
         args,
@@ -62,8 +68,22 @@ def main() -> None:
             "native_seconds": native,
             "ways": phases,
             "written": disks,
+            "large_seconds": large,
         },
     )
+
+
+def one_file(run: list[str], source: Path, mib: int, runs: int) -> dict[str, float]:
+    """Seconds for a file: the host's own copy, with what it writes out, and the phases of a machine that copy it in and out."""
+    source.write_bytes(random.Random(mib).randbytes(1 << 20) * mib)
+    rows: list[tuple[float, float, float]] = []
+    for _ in range(runs):
+        copy = seconds(["dd", f"if={source}", f"of={source}.copy", "bs=1M", "conv=fsync", "status=none"])
+        words = ["--in", f"{source}:/var/tmp/large", "--out", f"/var/tmp/large:{source}.out"]
+        phases = measured([*run, *words], ["true"], {}, str(source.parent))
+        rows.append((copy, phases["setup"], phases["fetch"]))
+    middle = [statistics.median(column) for column in zip(*rows, strict=True)]
+    return dict(zip(("copied by the host", "in", "out"), middle, strict=True))
 
 
 def grow(tree: Path, files: int) -> int:

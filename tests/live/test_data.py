@@ -132,3 +132,22 @@ def test_killed_at_any_point_it_leaves_nothing(belljar: Belljar, tree: Path, poi
     assert done.returncode == -signal.SIGKILL
     assert belljar("reap").returncode == 0
     assert belljar.leftovers() == []
+
+
+def test_large_files_come_and_go_by_a_disk(belljar: Belljar, tmp_path: Path) -> None:
+    size = 80 * MIB + 123
+    with (tmp_path / "large").open("wb") as file:
+        file.write(os.urandom(40 * MIB))
+        file.seek(size - 1000)
+        file.write(os.urandom(1000))
+    (tmp_path / "large").chmod(0o640)
+    script = "stat -c '%a %s' in/large; mkdir out; cp in/large out/one; echo two >out/two; cp out/one alone; du -m in/large | cut -f1"
+    words = ("--in", f"{tmp_path}/large:in/large", "--out", f"out:{tmp_path}/out", "--out", f"alone:{tmp_path}/alone")
+    done = belljar.run("--user", f"{SOMEBODY}:{SOMEBODY}", "--cwd", "/tmp/work", *words, "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    shown, used = done.stdout.decode().splitlines()
+    assert shown == f"640 {size}" and int(used) < 45, "a hole stays a hole"
+    for copy in ("out/one", "alone"):
+        assert sha256_of(tmp_path / copy) == sha256_of(tmp_path / "large")
+    assert (tmp_path / "out/two").read_text() == "two\n"
+    assert belljar.leftovers() == []

@@ -15,7 +15,7 @@ from belljar import assembly, config
 from belljar.guest.fake import Script
 from belljar.image.progress import begin_and_end
 from belljar.machine import Folders
-from belljar.model import Cause
+from belljar.model import Cause, Transfer
 
 
 class Terminal(io.StringIO):
@@ -66,3 +66,18 @@ def test_only_who_watches_or_asked_for_it_is_told(
     house = assembly.House(verbose=verbose)
     house.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
     assert isinstance(house._showing("x"), nullcontext) is not is_told
+
+
+def test_copying_that_takes_long_has_its_lines_and_a_quick_one_has_none(house: House) -> None:
+    log = io.StringIO()
+    house.showing = lambda what: begin_and_end(what, log)
+    slow(house, 0.5)
+    house.run()
+    assert log.getvalue() == ""
+    house.plan(Script(gets_for=30.0))
+    outputs = (Transfer("/nowhere/out", "out"),)
+    house.run(house.request(id="0123456789ad", payload={"outputs": outputs}))
+    assert log.getvalue().splitlines() == [
+        "belljar: Copying files out of the machine",
+        "belljar: Copying files out of the machine: 30 s",
+    ]

@@ -77,6 +77,14 @@ class ExitStatus:
     message: str = ""  # what the agent says about the error
 
 
+@dataclass(frozen=True)
+class ExchangeDisk:
+    """A disk that carries the content of large files, both ways."""
+
+    path: str  # on the host: a raw image, which QEMU has open
+    serial: bytes  # by which the guest finds it
+
+
 class Source(Protocol):
     """Where bytes for the guest come from."""
 
@@ -163,6 +171,9 @@ class Guest(Protocol):
 
     async def start(self, payload: Payload, streams: Streams) -> Process:
         """Make the payload's small files, then start it. Exec errors come as ExitStatus, not here."""
+
+    def exchange_by(self, disk: ExchangeDisk) -> None:
+        """From now on `put` and `get` send the content of large files by this disk."""
 
     async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         """Copy a host file or folder into the guest, as *account*. Raises InputMissing, GuestRefused."""

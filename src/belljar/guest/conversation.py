@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
-from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, Streams
+from belljar.guest import ExchangeDisk, Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
 from belljar.hints import Protocol
@@ -70,6 +70,7 @@ class Conversation:
         self._number = 0
         self._channel: Channel | None = None
         self._hello: asyncio.Future[Hello] | None = None
+        self._exchange: ExchangeDisk | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._error: GuestError = AgentLost("the conversation with the guest has not begun")
 
@@ -291,15 +292,18 @@ class Conversation:
         self.register(number, process)
         return process
 
+    def exchange_by(self, disk: ExchangeDisk) -> None:
+        self._exchange = disk
+
     async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         from belljar.guest.files import put
 
-        await put(self.begin_copy, item, account, cwd)
+        await put(self.begin_copy, item, account, cwd, self._exchange)
 
     async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         from belljar.guest.files import get
 
-        await get(self.begin_copy, item, account, cwd)
+        await get(self.begin_copy, item, account, cwd, self._exchange)
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
         from belljar.guest.files import collect

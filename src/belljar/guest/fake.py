@@ -10,7 +10,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
-from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
+from belljar.guest import ExchangeDisk, ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, Transfer, Usage
 from belljar.records import dataclass, field, replace
 
@@ -123,6 +123,9 @@ class FakeGuest:
         process = FakeProcess(self.script, streams)
         self._processes.append(process)
         return process
+
+    def exchange_by(self, disk: ExchangeDisk) -> None:
+        self._do("exchange_by")
 
     async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         self._do("put")

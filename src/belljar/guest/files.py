@@ -10,12 +10,12 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from belljar.agent.guest.system import shown
-from belljar.agent.transfer.tar import CHUNK, TransferError, pack
+from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.errors import (
     BelljarError,
@@ -26,7 +26,7 @@ from belljar.errors import (
     OutputUnwritable,
     ProtocolViolation,
 )
-from belljar.guest import ExitStatus, Sink, Streams
+from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
 from belljar.model import Account, Transfer
 
@@ -40,15 +40,17 @@ SAFE_MODE = 0o777  # a file from the guest gets no set-uid bit on the host
 BROKEN_OFF = "over"
 
 
-async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None) -> None:
+async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None, by: ExchangeDisk | None) -> None:
     """See `Guest.put`."""
     source, target = os.fsencode(item.outside), os.fsencode(item.inside)
     try:
         os.stat(source)
     except OSError as exc:
         raise InputMissing(f"{item.outside}: {exc.strerror}") from exc
-    bridge = Bridge()
-    order = [b"put", target, _name_of(source)]
+    if by is not None and not await in_thread(lambda: has_large(source)):
+        by = None
+    bridge = Bridge(by)
+    order = [b"put", target, by.serial if by else b"", _name_of(source)]
     process = await begin(order, account, cwd, Streams(bridge, None, None))
     packing = asyncio.ensure_future(in_thread(lambda: bridge.pack(source, item.skip)))
     try:
@@ -58,16 +60,23 @@ async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None)
     finally:
         bridge.give_up()
         await process.signal(signal.SIGKILL)
+        _clear(by)
     if trouble is not None:
         raise InputMissing(trouble.message)
     _check(status, f"{shown(target)} in the guest")
 
 
-async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None) -> None:
+async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None, by: ExchangeDisk | None) -> None:
     """See `Guest.get`."""
     source, target = os.fsencode(item.inside), os.fsencode(item.outside)
-    bridge = Bridge()
-    order = [b"get", source, b"changed" if item.changed_only else b"all", *map(os.fsencode, item.skip)]
+    bridge = Bridge(by)
+    order = [
+        b"get",
+        source,
+        by.serial if by else b"",
+        b"changed" if item.changed_only else b"all",
+        *map(os.fsencode, item.skip),
+    ]
     process = await begin(order, account, cwd, Streams(None, bridge, None))
     unpacking = asyncio.ensure_future(in_thread(lambda: bridge.unpack(target, _name_of(source))))
     try:
@@ -76,6 +85,7 @@ async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None)
     finally:
         bridge.give_up()
         await process.signal(signal.SIGKILL)
+        _clear(by)
     if trouble is not None and trouble.kind != "broken":
         raise _about_output(trouble)
     _check(status, f"{shown(source)} in the guest")  # what ended the guest's side broke ours too
@@ -100,6 +110,14 @@ def _name_of(path: bytes) -> bytes:
     return os.path.basename(os.path.abspath(path))
 
 
+def _clear(by: ExchangeDisk | None) -> None:
+    """What lay on it takes no more room."""
+    if by is not None:
+        size = os.stat(by.path).st_size
+        os.truncate(by.path, 0)
+        os.truncate(by.path, size)
+
+
 def _check(status: ExitStatus, what: str) -> None:
     """Raise what the guest's end of the copy met."""
     message = status.message or f"{what}: the copy ended with {status}"
@@ -122,7 +140,8 @@ def _about_output(trouble: TransferError) -> BelljarError:
 class Bridge:
     """A stream between a thread, which may block, and the event loop: at the loop's end a `Source` and a `Sink`."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: ExchangeDisk | None) -> None:
+        self._by = by
         self._loop = asyncio.get_running_loop()
         self._ours, self._threads = socket.socketpair()
         self._ours.setblocking(False)
@@ -150,8 +169,8 @@ class Bridge:
         """In the thread, once. A stream that failed ends without its last blocks, so the guest knows."""
         with self._threads, suppress(BrokenPipeError):
             try:
-                with self._threads.makefile("wb", CHUNK) as whole:
-                    pack(source, whole.write, map(os.fsencode, skip))
+                with self._threads.makefile("wb", CHUNK) as whole, self._exchange() as exchange:
+                    Packer(whole.write, map(os.fsencode, skip), exchange=exchange).pack(source)
             except TransferError as exc:
                 return exc
             except BrokenPipeError:
@@ -164,7 +183,19 @@ class Bridge:
         """In the thread, once."""
         with self._threads:
             try:
-                unpack(self._threads.recv, target, name, SAFE_MODE)
+                with self._exchange() as exchange:
+                    unpack(self._threads.recv, target, name, SAFE_MODE, exchange)
             except TransferError as exc:
                 return exc
         return None
+
+    @contextmanager
+    def _exchange(self) -> Iterator[Exchange | None]:
+        if self._by is None:
+            yield None
+            return
+        descriptor = os.open(self._by.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            yield Exchange(descriptor, False)
+        finally:
+            os.close(descriptor)

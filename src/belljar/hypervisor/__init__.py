@@ -104,6 +104,7 @@ class ExtraDisk:
     path: Path
     format: str  # "raw" or "qcow2" without a backing file; never guessed
     readonly: bool
+    is_late: bool = False  # the guest looks for it when it needs it, which takes a clone a while
     chained: bool = False  # a qcow2 of belljar's own making on top of others, which are only read
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Protocol
 
+SOON = 1.0  # seconds; what ends before is not worth a line
+
 
 class Progress(Protocol):
     """Gets the steps of something that takes long."""
@@ -61,11 +63,16 @@ class Screen:
 
 @contextmanager
 def begin_and_end(what: str, out: IO[str]) -> Iterator[None]:
-    """A line at the beginning, and one at the end."""
-    begin = asyncio.get_running_loop().time()
-    print(f"belljar: {what} (without KVM this takes minutes)", file=out, flush=True)
-    yield
-    print(f"belljar: {what}: {asyncio.get_running_loop().time() - begin:.0f} s", file=out, flush=True)
+    """A line where it has not ended soon, and one at its end."""
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    telling = loop.call_later(SOON, lambda: print(f"belljar: {what}", file=out, flush=True))
+    try:
+        yield
+    finally:
+        telling.cancel()
+    if loop.time() - begin > SOON:
+        print(f"belljar: {what.partition(' (')[0]}: {loop.time() - begin:.0f} s", file=out, flush=True)
 
 
 @contextmanager

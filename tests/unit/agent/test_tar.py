@@ -16,10 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.agent.transfer import tar
-from belljar.agent.transfer.tar import CHUNK, DEEPEST, TransferError, pack
+from belljar.agent.transfer.tar import CHUNK, DEEPEST, Packer, TransferError
 from belljar.agent.transfer.untar import TarSource, unpack
 
 MIB = 1 << 20
+
+
+def pack(source: bytes, write: Callable[[bytes], object], skip: tuple[bytes, ...] = (), since: int = 0) -> list[bytes]:
+    return Packer(write, skip, since).pack(source)
 
 
 def packed(source: Path) -> bytes:

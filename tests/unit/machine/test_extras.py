@@ -152,7 +152,7 @@ def test_a_machine_has_only_what_was_asked_for() -> None:
         return [type(extra).__name__ for extra in extras_of(request, fake_image("i"), parts)]
 
     assert kinds() == []
-    assert kinds(Transfer("/etc/passwd", "file")) == ["Inputs"]
+    assert kinds(Transfer("/etc/passwd", "file")) == ["Exchange", "Inputs"]
     assert kinds(scratch=MIB, cache=MIB, shares=(Share("/", "/x"),)) == ["Shares", "CacheDisk", "ScratchDisk"]
 
 

@@ -99,21 +99,8 @@ class Mounts:
         return seconds, late, lambda: mount_nfs(address, port, path, target, flags)
 
     def find_disks(self, words: Words) -> bytes:
-        """The devices of the disks with these serials. A clone's kernel must look at its bus for them."""
-        serials = words.some()
-
-        def look() -> "dict[bytes, bytes]":
-            found = disks()
-            missing = [shown(serial) for serial in serials if serial not in found]
-            if missing:
-                raise OSError(errno.ENXIO, ", ".join(missing))
-            return found
-
-        try:
-            found = awaited(look, (errno.ENXIO,), DISK_PATIENCE, rescan=True)
-        except OSError as exc:
-            raise Refused("no-disk", "the guest's kernel does not find the disk %s" % exc.strerror)
-        return join(*[b"/dev/" + found[serial] for serial in serials])
+        """The devices of the disks with these serials."""
+        return join(*devices_of(words.some()))
 
     def mount_scratch(self, words: Words) -> bytes:
         """An empty disk at its place, which is the payload's user's own."""
@@ -197,6 +184,23 @@ def awaited(attempt: "Callable[[], T]", missing: "tuple[int, ...]", patience: fl
     finally:
         if events is not None:
             events.close()
+
+
+def devices_of(serials: "list[bytes]") -> "list[bytes]":
+    """Where the disks with these serials are. A clone's kernel must look at its bus for them. Raises Refused."""
+
+    def look() -> "dict[bytes, bytes]":
+        found = disks()
+        missing = [shown(serial) for serial in serials if serial not in found]
+        if missing:
+            raise OSError(errno.ENXIO, ", ".join(missing))
+        return found
+
+    try:
+        found = awaited(look, (errno.ENXIO,), DISK_PATIENCE, rescan=True)
+    except OSError as exc:
+        raise Refused("no-disk", "the guest's kernel does not find the disk %s" % exc.strerror)
+    return [b"/dev/" + found[serial] for serial in serials]
 
 
 def checked_target(target: bytes) -> bytes:

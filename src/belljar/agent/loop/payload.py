@@ -5,8 +5,9 @@ import errno
 import os
 
 from belljar.agent.guest.accounts import Account
+from belljar.agent.guest.mounts import devices_of
 from belljar.agent.guest.system import Refused, close_quietly, read_file, shown, write_all
-from belljar.agent.transfer.tar import CHUNK, Gatherer, TransferError, pack
+from belljar.agent.transfer.tar import CHUNK, Exchange, Gatherer, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.agent.wire import FAILED, KIB, NOT_EXECUTABLE, NOT_FOUND, Words, join, with_nul
 
@@ -57,7 +58,7 @@ class Job:
         window = words.next()  # "" without a terminal, else its rows and columns, 0 where they are not known
         self.terminal = [int(size) for size in window.split(b" ")] if window else None
         self.script = words.next()  # "", or the name of the script that comes as a stream
-        self.builtin = words.next()  # "", or "put" (argv: path, name), or "get" (argv: path, "all" or "changed", and what to skip), or "collect" (argv: paths)
+        self.builtin = words.next()  # "", or "put" (argv: path, serial of an `Exchange` or "", name), or "get" (argv: path, serial, "all" or "changed", and what to skip), or "collect" (argv: paths)
         self.program = words.next()  # "", or what is executed with argv as it is
         self.lingers = words.next() == b"1"  # after TERM, what its leader leaves behind may end by itself
         self.umask = words.number()
@@ -121,10 +122,11 @@ def become_payload(job: Job, guest: "Guest", files: "list[int]", trouble: int) -
         take_stdio(job, files)
         limit(job.rlimits)
         os.umask(job.umask)
+        exchange = exchange_of(job)  # only root may open it
         guest.become(job.account)
         enter(job.cwd)
         if job.builtin:
-            code = run_builtin(job, trouble)
+            code = run_builtin(job, trouble, exchange)
         else:
             execute(job)
     except Trouble as exc:
@@ -238,19 +240,29 @@ def run_program(path: bytes, job: Job) -> None:
     os.execve(b"/bin/sh", [b"/bin/sh", path] + job.argv[1:], job.env)  # type: ignore[arg-type]
 
 
-def run_builtin(job: Job, trouble: int) -> int:
+def exchange_of(job: Job) -> "Exchange | None":
+    """The disk of that serial, where there is something for it."""
+    serial = job.argv[1] if job.builtin in (b"put", b"get") else b""
+    if not serial or (job.builtin == b"get" and not has_large(os.path.join(job.cwd, job.argv[0]))):
+        return None
+    (device,) = devices_of([serial])
+    return Exchange(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT), True)
+
+
+def run_builtin(job: Job, trouble: int, exchange: "Exchange | None") -> int:
     """Copy files as the user: the kernel itself checks what this user may do. The exit code is 0 or 1."""
     for entry in os.listdir("/proc/self/fd"):
-        if int(entry) > 2 and int(entry) != trouble:
+        if int(entry) > 2 and int(entry) not in (trouble, exchange.fd if exchange else -1):
             close_quietly(int(entry))  # no exec closes them: the channel, other payloads' pipes
     path = job.argv[0]
     try:
         if job.builtin == b"put":
-            unpack(lambda size: os.read(0, min(size, CHUNK)), path, job.argv[1])
+            unpack(lambda size: os.read(0, min(size, CHUNK)), path, job.argv[2], exchange=exchange)
         elif job.builtin == b"collect":
             Gatherer(write_to_stdout).gather(job.argv)
         else:
-            pack(path, write_to_stdout, job.argv[2:], job.began if job.argv[1] == b"changed" else 0)
+            since = job.began if job.argv[2] == b"changed" else 0
+            Packer(write_to_stdout, job.argv[3:], since, exchange).pack(path)
     except TransferError as exc:
         report(trouble, exc.kind, exc.message)
         return 1

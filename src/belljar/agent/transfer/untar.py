@@ -5,18 +5,22 @@ import os
 import stat
 
 from belljar.agent.guest.system import shown
-from belljar.agent.transfer.tar import BLOCK, CHUNK, DEEPEST, MOST_METADATA, ROOT, TransferError
+from belljar.agent.transfer.tar import BLOCK, CHUNK, DEEPEST, MOST_METADATA, PLACE, ROOT, TransferError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    from belljar.agent.transfer.tar import Exchange
 
-def unpack(read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int = 0o7777) -> None:
+
+def unpack(
+    read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int = 0o7777, exchange: "Exchange | None" = None
+) -> None:  # fmt: skip
     """Make *target* from a tar stream; where *target* is a folder already and a file comes, make it inside as *name*.
     The stream is not trusted: nothing outside of *target* is written or linked to, no link is followed on the way, a
     special file is never replaced, and a stream without its end is an error."""
-    Unpacker(read, target, name, mode_mask).unpack()
+    Unpacker(read, target, name, mode_mask, exchange).unpack()
 
 
 class TarSource:
@@ -65,9 +69,12 @@ class TarSource:
 
 
 class Unpacker:
-    def __init__(self, read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int) -> None:
+    def __init__(
+        self, read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int, exchange: "Exchange | None" = None
+    ) -> None:  # fmt: skip
         import tarfile
 
+        self.exchange = exchange
         self.tarfile, self.mode_mask, self.name = tarfile, mode_mask, name
         self.source = TarSource(read)
         self.target = os.path.realpath(target)  # the asker's own links are followed once, before the stream is heard
@@ -192,18 +199,30 @@ class Unpacker:
         fd = os.open(leaf, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
             parts = [(0, member.size)] if member.sparse is None else member.sparse
-            at = 0
+            at, place = 0, self._place_of(member)
             for offset, length in parts:
                 if offset < at or length < 0 or offset + length > member.size:
                     raise TransferError("unsafe", "a tar stream with a wrong map of holes")
                 at = offset + length
-                self._fill(fd, offset, length)
+                if self.exchange is not None and place >= 0:
+                    place = self.exchange.get(fd, offset, length, place)
+                else:
+                    self._fill(fd, offset, length)
             if member.sparse is not None:
                 os.ftruncate(fd, member.size)
             os.fchmod(fd, member.mode & self.mode_mask)
             os.utime(fd, ns=self._times(member))
         finally:
             os.close(fd)
+
+    def _place_of(self, member: "Any") -> int:
+        """Where on the exchange the content lies; -1: it is in the stream."""
+        place = member.pax_headers.get(PLACE)
+        if place is None:
+            return -1
+        if self.exchange is None or member.sparse is None or not (place.isdigit() and len(place) < 16):
+            raise TransferError("unsafe", "a tar stream with content where there is no place for it")
+        return int(place)
 
     def _fill(self, fd: int, offset: int, length: int) -> None:
         while length:

@@ -1,5 +1,5 @@
-"""Empty disks that come and go with a machine: a scratch disk for its payload, and one for a guest that boots from a
-disc.
+"""Empty disks that come and go with a machine: a scratch disk for its payload, one by which large files come and go, and one
+for a guest that boots from a disc.
 
 The sparse files lie beside the overlay, begin with the machine's id, and are journaled before they are made.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.errors import CommandMissing, NoSpace
-from belljar.guest import Guest
+from belljar.guest import ExchangeDisk, Guest
 from belljar.host.commands import run_beside, which
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.hypervisor import ExtraDisk
@@ -19,7 +19,7 @@ from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Life
 from belljar.model import MIB, SCRATCH_PLACE, Payload
 
-SCRATCH, EMPTY = "scratch", "empty"
+SCRATCH, EMPTY, EXCHANGE = "scratch", "empty", "exchange"
 SMALLEST_ROOM = 256 * MIB  # for the empty disk of a guest that boots from a disc
 FORMAT_TIMEOUT = 60.0
 # Nothing of it outlives the machine, and nobody but the payload's user is to have room in it.
@@ -42,6 +42,29 @@ class ScratchDisk(Extra):
 
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
         await guest.mount_scratch(devices[SCRATCH], SCRATCH_PLACE, payload.account)
+
+
+class Exchange(Extra):
+    """A disk by which the content of large files comes and goes: the agent's port is slow. Host files are copied to it while the
+    guest reads; it takes as much room as a file at a time."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._is_there = size, False
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        """Without it files go by the port: a limit of the job on the sizes of files, say, is no reason to fail."""
+        self._path = life.attach(EXCHANGE, EXCHANGE)
+        try:
+            sparse(self._path, self._size)
+        except OSError as error:
+            life.record.tell("no-exchange", reason=str(error))
+            return there
+        self._is_there = True
+        return there.with_disk(ExtraDisk(EXCHANGE, self._path, "raw", readonly=False, is_late=True))
+
+    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
+        if self._is_there:
+            guest.exchange_by(ExchangeDisk(str(self._path), EXCHANGE.encode()))
 
 
 class EmptyDisk(Extra):

@@ -301,6 +301,10 @@ def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
         from belljar.machine.extras.disks import ScratchDisk
 
         yield ScratchDisk(machine.scratch)
+    if isinstance(work, RunPayload) and (work.payload.inputs or work.payload.outputs):
+        from belljar.machine.extras.disks import Exchange
+
+        yield Exchange(machine.disk or image.virtual_size)
     if isinstance(work, RunPayload) and work.payload.inputs:
         from belljar.machine.extras.inputs import Inputs
 

@@ -33,7 +33,7 @@ class Present:
 
     async def furnish(self, guest: Guest, payload: Payload) -> None:
         """All that it has beside its own disk is where the payload looks for it."""
-        names = [disk.name for disk in self.equipment.disks]
+        names = [disk.name for disk in self.equipment.disks if not disk.is_late]
         devices = dict(zip(names, await guest.find_disks(names), strict=True)) if names else {}
         for extra in self.extras:
             await extra.furnish(guest, payload, devices)
@@ -117,13 +117,13 @@ class PayloadRun(Run):
             life.request, self._payload, life.time_began, self._parts.hs06_per_cpu, self._now.equipment.outputs_url,
             life.deadline.moved_to,
         )  # fmt: skip
-        with life.phase("setup"):
+        with life.phase("setup"), self._parts.showing("Copying files into the machine"):
             await self._now.furnish(guest, payload)
         with life.phase("run"):
             status = await self._run(guest, payload, streams)
         life.conclude(status)
         life.record.tell("payload-ended", exit_code=status.exit_code, signal=status.signal)
-        with life.phase("fetch"):
+        with life.phase("fetch"), self._parts.showing("Copying files out of the machine"):
             try:
                 await self._fetch(guest, payload)
             except (errors.UsageError, errors.GuestRefused, errors.HostError) as error:

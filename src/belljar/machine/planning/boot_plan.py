@@ -139,7 +139,9 @@ class Planner:
         making = Making(context.image.disk, make_guest, account, context.awaited, parts.boot_timeout)
         with life.phase("template"):
             context.make_seed(spec)
-            with parts.showing(f"Making a template of {life.request.machine.image}, once"):
+            with parts.showing(
+                f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
+            ):
                 return await make_template(parts.hypervisor, spec, making, life.record)
 
     def _as_clone(self, plan: Plan) -> Plan:

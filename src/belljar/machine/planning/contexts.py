@@ -137,7 +137,7 @@ async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
     path = parts.images.work_folder("layers") / f"{layer_name(image, python)}.qcow2"
     if digest := _known(path):
         return replace(image, disk=path), digest
-    with parts.showing(f"Putting the agent into {image.called}, once, in a machine"):
+    with parts.showing(f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"):
         what = f"put the agent into {path.stem:.12}"
         lock = await lock_of(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what)
         try:
