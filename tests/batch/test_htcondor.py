@@ -182,8 +182,8 @@ def test_a_job_whose_machine_cannot_be_had_comes_back_and_is_held_at_last(pool: 
         ({"plus_VmImage": '"../../etc/passwd"'}, "must be the name of an image in quotation marks"),
         ({"plus_VmImage": '"$(x)debian12;"'}, "must be the name of an image in quotation marks"),
         ({"plus_VmImage": '"nope"'}, "no node of this pool has this image. There are: debian12"),
-        ({**IMAGE, "request_memory": "128"}, "needs request_memory = 352 or more"),
-        ({**IMAGE, "request_memory": ""}, "needs request_memory = 352 or more"),
+        ({**IMAGE, "request_memory": "128"}, "needs request_memory = 480 or more"),
+        ({**IMAGE, "request_memory": ""}, "needs request_memory = 480 or more"),
     ],
 )
 def test_what_cannot_run_is_refused_at_submit(pool: Pool, asked: dict[str, str], why: str) -> None:

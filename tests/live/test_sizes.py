@@ -42,3 +42,27 @@ def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
     assert peaks[2] < peaks[0] + 64 * 1024  # of 212 MiB that it did not ask for, the host gives next to nothing
     assert [one[5] for one in seen] == [["lo"], ["lo"], ["eth0", "lo"], ["lo"]]
     assert wide[3] == 12 << 21 and wide[4] > plain[4] + 3 * GIB
+
+
+TOUCH = """
+import os
+facts = dict(line.split()[:2] for line in open("/proc/meminfo"))
+print(*(int(facts[name]) >> 10 for name in ("MemTotal:", "MemAvailable:")), flush=True)
+reading, writing = os.pipe()
+if not os.fork():
+    kept = []
+    while True:
+        block = bytearray(1 << 20)
+        block[::4096] = b"x" * 256
+        kept.append(block)
+        os.write(writing, b"x")
+os.close(writing)
+print(len(os.fdopen(reading, "rb").read()))
+"""
+
+
+def test_a_small_machine_can_touch_what_it_reports_as_available(belljar: Belljar) -> None:
+    done = belljar.run("--memory", "288M", "--", "python3", "-c", TOUCH)
+    total, available, touched = map(int, done.stdout.split())
+    assert touched > 0.9 * available, done.stderr
+    assert total < 288 + 64, "its template's other blocks of memory are offline"

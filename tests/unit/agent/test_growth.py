@@ -72,31 +72,54 @@ def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, mon
 
 
 def test_memory_that_was_not_asked_for_is_held_back_or_the_guest_says_no(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = tmp_path / "nr_hugepages"
     held.write_text("3\n")
     monkeypatch.setattr(growth, "HELD", str(held))
     monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
-    hold_back(68 * MIB, 0)
+    hold_back(68 * MIB, 0, True)
     assert held.read_text().split()[0] == "37"
     monkeypatch.setattr(growth, "write_file", lambda *a, **k: None)  # a kernel that has no such pages left
     with pytest.raises(system.Refused, match="136 MiB"):
-        hold_back(136 * MIB, 68 * MIB)
+        hold_back(136 * MIB, 68 * MIB, True)
 
 
 def test_a_clone_holds_back_what_is_not_its_own_whatever_its_template_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = tmp_path / "nr_hugepages"
     held.write_text("47\n")  # 13 of the image's own
     monkeypatch.setattr(growth, "HELD", str(held))
     monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
-    hold_back(0, 68 * MIB)
+    hold_back(0, 68 * MIB, True)
     assert int(held.read_text().split()[0]) == 13
-    hold_back(100 * MIB, 0)
-    hold_back(68 * MIB, 100 * MIB)
+    hold_back(100 * MIB, 0, True)
+    hold_back(68 * MIB, 100 * MIB, True)
     assert int(held.read_text().split()[0]) == 47
+
+
+def test_whole_blocks_that_were_not_asked_for_go_offline_so_that_the_guest_does_not_report_them(
+    kernel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = kernel / "nr_hugepages"
+    held.write_text("00\n")
+    monkeypatch.setattr(growth, "HELD", str(held))
+    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    write = system.write_file
+
+    def refuse_the_kernels_own(path: str, data: bytes, **more: int) -> None:
+        if path.endswith("memory0/state"):
+            raise OSError(16, "Device or resource busy")
+        write(path, data, **more)
+
+    monkeypatch.setattr(growth, "write_file", refuse_the_kernels_own)
+    assert hold_back(300 * MIB, 0, True) == 44 * MIB
+    states = [(kernel / f"memory/memory{number}/state").read_text() for number in range(4)]
+    assert [state.startswith("offline") for state in states] == [False, True, True, False]
+    assert int(held.read_text()) == 22
+    hold_back(600 * MIB, 300 * MIB, False)  # a template's blocks stay: its clones may get that memory
+    assert [(kernel / f"memory/memory{number}/state").read_text()[:6] for number in (0, 3)] == ["online", "online"]
 
 
 def test_a_payload_may_use_what_was_asked_for_less_what_the_kernel_has() -> None:

@@ -78,8 +78,8 @@ def test_an_access_point_refuses_what_it_can_know(allow: tuple[str, ...], expect
 def test_only_vanilla_jobs_that_get_a_machine_need_its_memory(changes: dict[str, object], asked: str) -> None:
     """DAGMan's own job is of the scheduler universe, and small."""
     text, sentence_ = requirements(replace(Settings(), **changes))["BelljarMemory"]  # type: ignore[arg-type]
-    assert text.startswith("!(JobUniverse == 5") and asked in text and text.endswith("(RequestMemory ?: 0) >= 352")
-    assert "request_memory = 352" in sentence_
+    assert text.startswith("!(JobUniverse == 5") and asked in text and text.endswith("(RequestMemory ?: 0) >= 480")
+    assert "request_memory = 480" in sentence_
 
 
 def test_the_sentence_is_one_literal() -> None:

@@ -405,12 +405,12 @@ def test_a_queue_with_an_image_of_its_own_is_looked_at_too(hooks: Hooks, store: 
         ({"select": "1:ncpus=8:mem=1gb"}, "8 cpus: a job in a machine may have at most 4 here"),
         ({"select": "1:ncpus=1:mem=64gb"}, "65536 MiB of memory: a job in a machine may have at most 8192 here"),
         ({"ncpus": 8}, "8 cpus"),
-        ({"mem": "100mb"}, "100 MiB of memory: a job in a machine needs at least 352"),
+        ({"mem": "100mb"}, "100 MiB of memory: a job in a machine needs at least 480"),
         ({"mem": "1gb", "vm_disk": "1tb"}, "1048576 MiB of disk: a job in a machine may have at most 102400 here"),
     ],
 )
 def test_sizes_that_no_node_gives_are_refused(hooks: Hooks, store: Path, asked: dict[str, Any], sentence: str) -> None:
-    hooks.settings.update(max_cpus=4, max_memory=8 << 30, max_disk=100 << 30, least_memory=352 << 20)
+    hooks.settings.update(max_cpus=4, max_memory=8 << 30, max_disk=100 << 30, least_memory=480 << 20)
     asked = {"select": asked["select"] + ":vm_image=el9"} if "select" in asked else {**asked, "vm_image": "el9"}
     with pytest.raises(Refused, match=sentence):
         submit(hooks, **asked)

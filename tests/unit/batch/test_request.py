@@ -113,7 +113,13 @@ def test_a_job_becomes_a_request() -> None:
         600.0,
         28.0,
     )
-    assert dict(request.labels) == {"alias": "4714", "queue": "night", "job name": "$(id)\n", "started before": "1"}
+    assert dict(request.labels) == {
+        "alias": "4714",
+        "queue": "night",
+        "job name": "$(id)\n",
+        "started before": "1",
+        "overhead": "224 MiB of the job's 2048 MiB",
+    }
     assert (request.machine.cpus, request.machine.disk, request.machine.shares) == (2, None, ())
     payload = payload_of(request)
     assert (payload.program, payload.argv) == (SCRIPT, (SCRIPT, b"a b", b"\xff"))

@@ -128,14 +128,14 @@ def test_without_limits_and_without_wishes_anything_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "space"), [(200 * MIB, -1), (1, -1), (351 * MIB, -1), (None, 575 * MIB), (GIB, 575 * MIB)]
+    ("limit", "space"), [(200 * MIB, -1), (1, -1), (479 * MIB, -1), (None, 703 * MIB), (GIB, 703 * MIB)]
 )
 def test_too_little_memory_is_refused_with_what_would_do(limit: int | None, space: int) -> None:
     with pytest.raises(OverLimit, match=r"MiB of memory: a job in a machine needs at least \d+ MiB"):
         guest_memory(limit, space, Settings(), 512 * MIB)
 
 
-@given(st.integers(352 * MIB, 1 << 42), st.integers(0, GIB), st.floats(0, 30))
+@given(st.integers(480 * MIB, 1 << 42), st.integers(0, GIB), st.floats(0, 30))
 def test_the_guest_and_its_overhead_fit_into_the_limit(limit: int, least: int, percent: float) -> None:
     settings = Settings(overhead=least, overhead_percent=percent)
     if limit - overhead(limit, settings) < SMALLEST_GUEST:
@@ -163,7 +163,7 @@ def test_a_limit_on_virtual_memory_binds_qemu_too() -> None:
 def test_a_limit_on_data_counts_qemus_own_too() -> None:
     assert guest_memory(GIB, -1, Settings(), 4 * GIB, data=GIB) == rounded(GIB - DATA_SPACE)
     assert guest_memory(8 * GIB, -1, Settings(), 4 * GIB, data=16 * GIB) == rounded(8 * GIB - 8 * GIB * 5 // 100)
-    with pytest.raises(OverLimit, match="350 MiB of memory: a job in a machine needs at least 416 MiB"):
+    with pytest.raises(OverLimit, match="350 MiB of memory: a job in a machine needs at least 544 MiB"):
         guest_memory(400 * MIB, -1, Settings(), GIB, data=350 * MIB)
 
 

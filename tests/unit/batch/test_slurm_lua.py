@@ -253,7 +253,7 @@ def test_nobody_may_use_any(tmp_path: Path) -> None:
         ({"pn_min_tmp_disk": 20000}, "belljar: 20000 MiB of disk: a job in a machine may have at most 10240 here"),
         (
             {"min_mem_per_node": 100},
-            "belljar: 100 MiB of memory: a job in a machine needs at least 328 MiB, for the guest and for what makes it",
+            "belljar: 100 MiB of memory: a job in a machine needs at least 456 MiB, for the guest and for what makes it",
         ),
         ({"min_nodes": 2}, "belljar: 2 nodes: a job in a machine has one"),
         ({"min_cpus": 4, "min_mem_per_node": 2048, "pn_min_tmp_disk": 10240, "min_nodes": 1}, ""),

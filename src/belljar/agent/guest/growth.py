@@ -67,6 +67,7 @@ class Growth:
         that the template held back."""
         self.cpus, self.surplus, self.held, self.disk = cpus, surplus, held, disk
         size = block_size() if plugged else 1
+        self.is_clone = known > 0  # of a template that has settled
         self.blocks = known + (plugged // size if size else 0)
 
     def take(self) -> None:
@@ -78,7 +79,7 @@ class Growth:
         finally:
             events.close()
         if self.surplus != self.held:
-            hold_back(self.surplus, self.held)
+            self.surplus = hold_back(self.surplus, self.held, self.is_clone)
         if self.disk:
             grow_root(self.disk)
 
@@ -119,16 +120,34 @@ def large_page() -> int:
     return 0
 
 
-def hold_back(size: int, held: int) -> None:
-    """Keep memory that nobody asked for in large pages that nobody uses, so the host never gives it; *held* bytes are kept so
-    already. Raises Refused."""
-    page = large_page()
+def hold_back(size: int, held: int, is_clone: bool) -> int:
+    """Keep memory that nobody asked for from everybody, so the host never gives it: a clone's whole blocks go offline, the rest is in
+    large pages that nobody uses; *held* bytes are kept so already. Returns how many bytes of what the guest still counts as its memory
+    are so kept. Raises Refused."""
+    page, block = large_page(), block_size()
+    if is_clone and block:  # a template's clones may get back what it holds
+        size -= block * put_offline((size - held) // block)
     wanted = int(read_file(HELD)) - -(-held // page) + -(-size // page)
     write_file(HELD, b"%d" % wanted, flags=0)
     if int(read_file(HELD)) != wanted:
         raise Refused(
             "refused", "the guest does not hold back just the %d MiB of memory that were not asked for" % (size >> 20)
         )
+    return size
+
+
+def put_offline(most: int) -> int:
+    """Take up to so many blocks of memory out of use, the lowest first. Returns how many went."""
+    count = 0
+    for folder in sorted(blocks(), key=lambda path: int(path.rpartition("memory")[2])):
+        if count >= most:
+            break
+        try:
+            write_file(folder + "/state", b"offline", flags=0)
+            count += 1
+        except OSError:
+            pass  # it holds what cannot be moved
+    return count
 
 
 def grow_root(size: int) -> None:

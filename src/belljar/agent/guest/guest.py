@@ -125,7 +125,7 @@ class Guest(Mounts):
         def work() -> bytes:
             growth.take()
             if self.cgroup and is_other:
-                most = limit_for(total_memory(), self.used + plugged // 64, surplus)
+                most = limit_for(total_memory(), self.used + plugged // 64, growth.surplus)
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
             return growth.seen()
 

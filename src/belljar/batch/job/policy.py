@@ -20,7 +20,7 @@ from belljar.records import dataclass
 WHO = ("user", "group", "queue")
 PATTERN = re.compile(r"[A-Za-z0-9._*?-]+")  # of image names
 
-SMALLEST_GUEST = 128 * MIB
+SMALLEST_GUEST = 256 * MIB
 STEPS = 32  # a guest's size is cut to one of so many per power of two, for each size has a template of its own
 SMALLEST_STEP = 2 * MIB
 # Address space that QEMU takes beside the guest's memory: libraries, stacks of threads, the translator's buffer and

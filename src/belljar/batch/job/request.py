@@ -78,7 +78,13 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
         network=caller.network, shares=caller.shares, start=caller.start, context=caller.context,
     )  # fmt: skip
     labels = (("alias", one) for one in job.aliases)
-    facts = (("queue", job.queue), ("job name", job.name), ("started before", str(job.started_before)))
+    overhead = f"{(job.memory - machine.memory) // MIB} MiB of the job's {job.memory // MIB} MiB" if job.memory else ""
+    facts = (
+        ("queue", job.queue),
+        ("job name", job.name),
+        ("started before", str(job.started_before)),
+        ("overhead", overhead),
+    )
     return Request(
         id=os.urandom(6).hex(), machine=machine, work=RunPayload(payload(here, job, caller, settings)),
         name=f"{job.system}:{job.id}", requester=f"{job.system}:{job.id}", created=now, wall_limit=job.wall,
