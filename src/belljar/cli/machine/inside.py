@@ -7,16 +7,18 @@ import asyncio
 import os
 import select
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.cli.machine import request as words
 from belljar.cli.parser import MACHINE, Verb, add
-from belljar.errors import BadOption, BelljarError, InputMissing, OutputMissing, OutputUnwritable
+from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing, OutputUnwritable
 from belljar.host.processes import die_by
 from belljar.jobs.users import reach
 from belljar.machine.life import control
 from belljar.machine.life.control import talk
+from belljar.model import State
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -39,9 +41,21 @@ def exec_(args: argparse.Namespace, house: House) -> int:
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
     if args.command == ["--"]:
         raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
+    if args.wait is not None:
+        asyncio.run(_running(house, args.machine, args.wait))
     house, view = reach(house, args.machine)
     payload = _payload(args, view)
     return _leave(in_loop(lambda loop: _attend(house, view, payload, loop)))
+
+
+async def _running(house: House, reference: str, longest: float) -> None:
+    """Return when a machine of this reference runs, or *longest* seconds have passed."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(longest):
+            async for _ in house.machines.events():
+                with suppress(NoSuchMachine):
+                    if house.machines.find(reference).state == State.RUNNING.value:
+                        return
 
 
 async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
@@ -213,6 +227,7 @@ def _exec_options(parser: argparse.ArgumentParser) -> None:
         --inherit-env | pass the caller's whole environment
         --cwd PATH | working directory in the guest (default: the payload's)
         -t --tty | give the command a terminal
+        --wait TIME | wait until one of your own machines that is called so runs, at most so long
         {MACHINE}""",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help=argparse.SUPPRESS)
