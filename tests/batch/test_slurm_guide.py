@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.batch.slurm_fixtures import IMAGE, VM, Cluster
 from tests.live.conftest import STORE
+from tests.live.terminal import terminal
 
 LONG = "x" * 99  # a name that 127 bytes cannot hold
 OWN = """-- the site's own
@@ -37,9 +38,12 @@ return slurm.SUCCESS
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A node with features, and a store in which the image has a second, long name."""
-    made = Cluster("slurm-guide", node="CPUs=2 RealMemory=8000 TmpDisk=100000 Feature=el9,ssd")
+    """A node with features and a GPU, and a store in which the image has a second, long name."""
+    node = "CPUs=2 RealMemory=8000 TmpDisk=100000 Feature=el9,ssd Gres=gpu:1"
+    made = Cluster("slurm-guide", node=node, GresTypes="gpu")
     try:
+        made.lab.etc.mkdir(parents=True)
+        (made.lab.etc / "gres.conf").write_text("Name=gpu File=/dev/null\n")
         made.site.config.write_text(made.site.config.read_text().replace(str(STORE), str(store_of(made))))
         made.lab.up()
         yield made
@@ -237,12 +241,70 @@ def test_without_lua_the_line_is_written_by_hand(cluster: Cluster) -> None:
 
 
 def test_nothing_that_asks_for_an_image_runs_outside(cluster: Cluster) -> None:
+    asked = {
+        VM: f"image {IMAGE}",
+        "--partition=night": "partition night",
+        "--partition=batch,night": "partition batch,night",
+    }
     with installed(cluster):
-        for words in (("srun", "hostname"), ("salloc", "hostname")):
-            done = cluster.site.run(words[0], VM, *words[1:], user="bjalice", check=False, env=cluster.lab.env)
-            assert done.returncode != 0 and done.stdout == b""
-            assert f"image {IMAGE}: only a script of sbatch runs in a machine".encode() in done.stderr
+        for option, what in asked.items():
+            for command in ("srun", "salloc"):
+                done = cluster.site.run(command, option, "hostname", user="bjalice", check=False, env=cluster.lab.env)
+                assert done.returncode != 0 and done.stdout == b""
+                assert f"belljar: {what}: only a script of sbatch runs in a machine" in done.stderr.decode()
         assert "already; ask for more, or leave --tmp out" in sentence(cluster, VM, "--tmp=100")
+
+
+def test_what_a_machine_cannot_give_is_refused_and_without_an_image_runs(cluster: Cluster) -> None:
+    with installed(cluster):
+        for options, why in (
+            (("--gres=gpu:1",), "a machine has no GPU"), (("--gpus=1",), "a machine has no GPU"),
+            (("--ntasks=1", "--gpus-per-task=1"), "a machine has no GPU"), (("--mem=600", ":", "--mem=600"), "heterogeneous"),
+        ):  # fmt: skip
+            assert sentence(cluster, *options) == "", options
+            for own in (VM, "--partition=night"):
+                assert why in sentence(cluster, own, *options), options
+        cluster.lab.run("scancel", "--user=bjalice")
+
+
+def test_a_shell_in_the_machine_of_a_running_job(cluster: Cluster) -> None:
+    """As the page says it, at a terminal of the user's."""
+    with installed(cluster), terminal() as user:
+        job = cluster.submit("sleep 120", VM)
+        cluster.lab.until(lambda: cluster.lab.state(job) == "RUNNING", "the job has a node")
+        ours = (str(cluster.site.belljar), "--config", str(cluster.site.config))
+        by = (
+            "setpriv",
+            "--reuid=bjalice",
+            "--regid=bjalice",
+            "--clear-groups",
+            "env",
+            "-C",
+            cluster.site.home("bjalice"),
+        )
+        step = (
+            "srun",
+            "--overlap",
+            "--pty",
+            f"--jobid={job}",
+            *ours,
+            "exec",
+            "-t",
+            "--wait",
+            "3m",
+            f"slurm:{job}",
+            "--",
+            "sh",
+        )
+        user.start((*by, *step), env=cluster.lab.env)
+        user.expect(rb"[$#] $", 180)
+        user.type(b"tty; hostname; id -un; stty size; exit 7\r")
+        seen = user.rest()
+        assert user.process is not None and user.process.returncode == 7
+        assert b"/dev/pts/" in seen and b"belljar-" in seen and b"bjalice" in seen and b"31 117" in seen, seen
+        assert cluster.lab.state(job) == "RUNNING", "the job goes on"
+        cluster.lab.run("scancel", job)
+        cluster.lab.ended(job)
 
 
 @pytest.mark.slow

@@ -96,15 +96,47 @@ def test_a_job_that_asks_for_nothing_is_untouched(tmp_path: Path) -> None:
     assert Submission(tmp_path).submit("project=5, about vmware=yes xvm=1") == (0, SCRIPT, "")
 
 
-def test_what_has_no_script_and_asks_for_no_image_is_untouched(tmp_path: Path) -> None:
-    assert Submission(tmp_path, Settings(default_image="debian12")).submit("about", script=None) == (0, "", "")
+def test_what_has_no_script_and_gets_no_image_is_untouched(tmp_path: Path) -> None:
+    assert Submission(tmp_path, Settings(queue_images=("night=debian12",))).submit("about", script=None) == (0, "", "")
 
 
-@pytest.mark.parametrize("asked", [{"comment": "vm=debian12"}, {"features": "vm_debian12"}])
+@pytest.mark.parametrize(
+    "asked",
+    [{"comment": "vm=debian12"}, {"features": "vm_debian12"}, {"partition": "night"}, {"partition": "batch,night"}],
+)
 def test_what_has_no_script_never_runs_outside_without_a_word(tmp_path: Path, asked: dict[str, str]) -> None:
     """srun and salloc."""
-    result, _, said = Submission(tmp_path).submit(script=None, **asked)
-    assert result == -1 and "image debian12: only a script of sbatch runs in a machine" in said
+    settings = Settings(queue_images=("night=debian12",))
+    result, _, said = Submission(tmp_path, settings).submit(script=None, **asked)
+    what = f"partition {asked['partition']}" if "partition" in asked else "image debian12"
+    assert result == -1 and said.startswith(
+        f"belljar: {what}: only a script of sbatch runs in a machine; once it runs, `srun"
+    )
+    with_bait = Submission(tmp_path / "bait", settings, bait="vm")
+    assert (
+        "in partition vm a script has a node of its own, where srun works" in with_bait.submit(script=None, **asked)[2]
+    )
+    assert with_bait.submit(script=None, partition="vm")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ({"het_job_offset": 0}, "one part, this one is heterogeneous"),
+        ({"het_job_offset": 1, "script": None}, "one part, this one is heterogeneous"),
+        ({"tres_per_node": "gres:gpu:1"}, "a machine has no GPU"),
+        ({"tres_per_job": "gres/gpu:tesla:2"}, "a machine has no GPU"),
+    ],
+)
+def test_what_a_machine_cannot_give_is_refused_where_the_job_gets_one(
+    tmp_path: Path, job: dict[str, object], why: str
+) -> None:
+    submission = Submission(tmp_path, Settings(queue_images=("night=debian12",)))
+    for asked, what in (({"comment": "vm=debian12"}, "image debian12"), ({"partition": "night"}, "partition night")):
+        result, _, said = submission.submit(**asked, **job)  # type: ignore[arg-type]
+        assert result == -1 and said.startswith(f"belljar: {what}: ") and why in said
+    assert submission.submit(**job)[0] == 0  # type: ignore[arg-type]
+    assert submission.submit("vm=debian12", het_job_offset=NO_VAL, tres_per_node="gres:nvme")[0] == 0
 
 
 @pytest.mark.parametrize("comment", ["vm=debian12", "x vm=debian12 y", "a=b,vm=debian12;c", "\tvm=debian12\nfoo"])

@@ -243,19 +243,28 @@ local function without_ours(script)
    return script
 end
 
+-- What has no machine, whatever its size. *what* gets the job one: its image, or its partitions.
+local function is_for_a_machine(job, script, what)
+   if job.het_job_offset ~= nil and job.het_job_offset < NO_VALUE then
+      return refuse("%s: a job in a machine has one part, this one is heterogeneous", what)
+   elseif not script then
+      local bait = next(site.baits)
+      return refuse("%s: only a script of sbatch runs in a machine; once it runs,"
+         .. " `srun --overlap --pty --jobid=JOB belljar exec -t slurm:JOB -- sh` is a shell in there%s", what,
+         bait and ("; in partition " .. bait .. " a script has a node of its own, where srun works") or "")
+   end
+   for _, name in ipairs({ "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }) do
+      if (job[name] or ""):find("gpu", 1, true) then
+         return refuse("%s: a machine has no GPU; ask for none, or run the job without a machine", what)
+      end
+   end
+   return true
+end
+
 -- slurm.SUCCESS, with our line before the script of a job that is to have a machine; slurm.ERROR after a word to the user.
 function M.submit(job, parts, uid)
-   if job.script == nil or job.script == "" then
-      local image = asked(job.comment, job.features)
-      if image == "" then
-         return slurm.SUCCESS
-      elseif image ~= nil then
-         refuse("image %s: only a script of sbatch runs in a machine, and here is none", image)
-      end
-      return slurm.ERROR
-   end
-   local script = without_ours(job.script)
-   if script ~= job.script then
+   local script = job.script ~= nil and job.script ~= "" and without_ours(job.script)
+   if script and script ~= job.script then
       job.script = script
    end
    local names = partitions_of(job, parts)
@@ -282,10 +291,9 @@ function M.submit(job, parts, uid)
       end
       image = common or ""
    end
-   if image ~= "" and not (is_allowed(image, job, names[1]) and is_known(image) and has_room(image, job)) then
-      return slurm.ERROR
-   end
-   if not has_right_size(job) then
+   if not is_for_a_machine(job, script, own and "image " .. image or "partition " .. plain(table.concat(names, ",")))
+      or (image ~= "" and not (is_allowed(image, job, names[1]) and is_known(image) and has_room(image, job)))
+      or not has_right_size(job) then
       return slurm.ERROR
    end
    local line = first_line(own and image or "", job, parts, names)
