@@ -28,6 +28,7 @@ class Case:
     cpus: int = 1
     memory: int | None = None  # MiB
     disk: int | None = None  # MiB
+    gpus: int = 0
     site: dict[str, Any] = field(default_factory=dict)
     runs_bare: bool = False  # let in, and in no machine
     on_the_node: bool = False  # an access point of HTCondor cannot know: it lets the job in
@@ -40,7 +41,11 @@ class Case:
     def name(self) -> str:
         asked = {"image": self.image, "user": self.user, "queue": self.queue, "cpus": self.cpus}
         words = [f"{key}={value}" for key, value in asked.items() if value != getattr(Case, key)]
-        sizes = [f"{key}={value}" for key, value in (("memory", self.memory), ("disk", self.disk)) if value is not None]
+        sizes = [
+            f"{key}={value}"
+            for key, value in (("memory", self.memory), ("disk", self.disk), ("gpus", self.gpus or None))
+            if value is not None
+        ]
         return " ".join((*words, *sizes, *(f"{key}={value}" for key, value in self.site.items()))) or "nothing"
 
 
@@ -98,5 +103,9 @@ CASES = [
     Case("365 MiB of memory: a job in a machine needs at least 366 MiB", memory=365, site={**HALF, "overhead_percent": 30.0}),
     Case("", memory=366, site={**HALF, "overhead_percent": 30.0}),
     Case("480 MiB of memory: a job in a machine needs at least 481 MiB", memory=480, site={"overhead": 224 * MIB + 1}),
+    # -- what a machine does not have
+    Case("a machine has no GPU", gpus=1),
+    Case("a machine has no GPU", gpus=10, image="", site={"default_image": "debian12"}),
+    Case("", gpus=1, image="", runs_bare=True),
     Case("", cpus=1 << 16, memory=1 << 22, disk=1 << 24),
 ]  # fmt: skip

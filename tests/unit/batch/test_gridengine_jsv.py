@@ -123,6 +123,8 @@ def test_where_a_queue_has_an_image_every_job_brings_its_sizes() -> None:
         (("l_hard vm_image=old", "q_hard all.q"), "bjalice", "in queue all.q"),
         (("l_hard vm_image=debian12", "pe_name smp", "pe_min 8", "pe_max 8"), "bjalice", "8 cpus"),
         (("l_hard vm_image=debian12,mem_free=16G",), "bjalice", "MiB of memory"),
+        (("l_hard vm_image=debian12,gpu=1",), "bjalice", "a machine has no GPU"),
+        (("l_hard vm_image=debian12,ngpus",), "bjalice", "a machine has no GPU"),
         (("l_hard vm_image=debian12,mem_free=100M",), "bjalice", "needs at least"),
         (("l_hard vm_image=debian12,h_vmem=500M",), "bjalice", "needs at least"),
     ],

@@ -40,7 +40,7 @@ def test_on_the_node(case: Case) -> None:
         assert bool(image) is not case.runs_bare
         if image:
             policy.check_allowed(image, Asker(case.user, groups_of(case.user), case.queue), case.settings)
-            policy.check_limits(case.cpus, in_bytes(case.memory), in_bytes(case.disk), case.settings)
+            policy.check_limits(case.cpus, in_bytes(case.memory), in_bytes(case.disk), case.settings, case.gpus)
             if case.memory is not None:
                 assert guest_memory(case.memory * MIB, -1, case.settings, 0) >= SMALLEST_GUEST
     except BelljarError as exc:
@@ -54,7 +54,8 @@ def test_in_slurmctld(case: Case, tmp_path: Path) -> None:
     site = Submission(tmp_path, case.settings)
     if re.fullmatch(r"[\w.-]+", case.image):
         (site.names / case.image).touch()
-    sizes = {"min_cpus": case.cpus, "min_mem_per_node": case.memory, "pn_min_tmp_disk": case.disk}
+    sizes = {"min_cpus": case.cpus, "min_mem_per_node": case.memory, "pn_min_tmp_disk": case.disk,
+             "tres_per_node": f"gres:gpu:{case.gpus}" if case.gpus else None}  # fmt: skip
     job = {key: value for key, value in sizes.items() if value is not None}
     uid = pwd.getpwnam(case.user).pw_uid
     comment = f"vm={case.image}" if case.image else ""
@@ -67,7 +68,8 @@ def test_in_slurmctld(case: Case, tmp_path: Path) -> None:
 def test_in_the_hook_of_openpbs(case: Case, tmp_path: Path) -> None:
     hooks = Hooks(tmp_path)
     hooks.settings.update(policy.site_of(case.settings))
-    sizes = {"mem": case.memory and f"{case.memory}mb", "vm_disk": case.disk and f"{case.disk}mb", "ncpus": case.cpus}
+    sizes = {"mem": case.memory and f"{case.memory}mb", "vm_disk": case.disk and f"{case.disk}mb", "ncpus": case.cpus,
+             "select": f"1:ngpus={case.gpus}" if case.gpus else None}  # fmt: skip
     asked = {"vm_image": case.image, **{key: value for key, value in sizes.items() if value is not None}}
     said = ""
     try:

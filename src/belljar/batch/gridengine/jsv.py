@@ -26,6 +26,7 @@ ASKED, ASKED_DISK, FLAG = "vm_image", "vm_disk", "vm"  # complexes; the flag kee
 # everywhere but in our queues, keeps such jobs out of them.
 SHELL, OF_A_SHELL = "vm_interactive", "QRSH_PORT"
 RESERVED = ("mem_free", "virtual_free", "h_rss")  # what a job reserves of memory: the first one asked for counts
+GPUS = ("gpu", "gpus", "ngpus")  # as sites name the complex
 LONGEST_LINE = 1 << 20
 MOST_LINES = 100_000  # of one job
 ENDLESS = 9_999_999  # Grid Engine's word for "as many slots as there are"
@@ -144,7 +145,8 @@ class Verifier:
         limit, reserved = memory(hard.get("h_vmem", "")), reserved_memory(wishes.get(MEMORY, ""), slots)
         space = -1 if limit is None else limit * slots
         most = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
-        check_limits(slots, most, memory(hard.get(ASKED_DISK, "")), self._settings)
+        gpus = sum(hard.get(name, "0") != "0" for name in GPUS)
+        check_limits(slots, most, memory(hard.get(ASKED_DISK, "")), self._settings, gpus)
         guest_memory(most, space, self._settings, GIB)
 
 

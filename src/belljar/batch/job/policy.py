@@ -91,9 +91,9 @@ def may_be_own(asker: Asker, settings: Settings) -> bool:
     return "*" in _offered(asker, settings)
 
 
-def check_limits(cpus: int | None, memory: int | None, disk: int | None, settings: Settings) -> None:
-    """Raises OverLimit for more than the site gives, and for less memory than a machine needs."""
-    wrong = next(judge.excess({"cpus": cpus, "memory": memory, "disk": disk}, _limits(settings)), "")
+def check_limits(cpus: int | None, memory: int | None, disk: int | None, settings: Settings, gpus: int = 0) -> None:
+    """Raises OverLimit for more than the site gives, for a GPU, and for less memory than a machine needs."""
+    wrong = next(judge.excess({"cpus": cpus, "memory": memory, "disk": disk, "gpus": gpus}, _limits(settings)), "")
     if wrong:
         raise OverLimit(wrong, hint="Ask for another size, or ask your site.")
 

@@ -86,7 +86,8 @@ def check_sizes(event, job, config):
     for one in chunks(job):
         cpus = one.get("ncpus") or str(job.Resource_List["ncpus"] or "")
         memory = size(one.get("mem") or str(job.Resource_List["mem"] or ""))
-        sizes = {"cpus": int(cpus) if cpus.isdigit() else None, "memory": memory, "disk": disk}
+        gpus = one.get("ngpus", "").strip("0")  # a resource of the site's: the list knows it only where it is defined
+        sizes = {"cpus": int(cpus) if cpus.isdigit() else None, "memory": memory, "disk": disk, "gpus": gpus}
         for wrong in excess(sizes, config):
             refuse(event, wrong)
 
