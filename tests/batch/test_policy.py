@@ -27,12 +27,17 @@ for attributes, requirements in json.load(sys.stdin):
 NEWLINE = Case("name of an image", image="debian12\n")
 REFUSED_BY = (  # the first whose words are said
     ("name of an image", "BelljarImage"), ("not allowed", "BelljarImage"), ("needs at least", "BelljarMemory"),
-    ("cpus", "BelljarMostCpus"), ("MiB of memory", "BelljarMostMemory"), ("MiB of disk", "BelljarMostDisk"),
+    ("GPU", "BelljarKind"), ("cpus", "BelljarMostCpus"), ("MiB of memory", "BelljarMostMemory"), ("MiB of disk", "BelljarMostDisk"),
 )  # fmt: skip
 
 
 def ad_of(case: Case) -> dict[str, object]:
-    asked = {"VmImage": case.image or None, "RequestMemory": case.memory or 4096, "VmDisk": case.disk}
+    asked = {
+        "VmImage": case.image or None,
+        "RequestMemory": case.memory or 4096,
+        "VmDisk": case.disk,
+        "RequestGPUs": case.gpus,
+    }
     if case.memory is None and case.site.get("max_memory"):
         asked["RequestMemory"] = 1024
     known = {"JobUniverse": 5, "Owner": case.user, "AcctGroup": case.queue, "RequestCpus": case.cpus}

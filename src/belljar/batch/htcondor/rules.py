@@ -21,6 +21,10 @@ from belljar.errors import BelljarError
 from belljar.model import MIB
 
 HOLD = 25  # our subcode of the hold
+GPU = "((RequestGPUs ?: 0) > 0)"
+KIND = f"(JobUniverse == 5 && !(WantContainer ?: false) && !(WantDocker ?: false) && !{GPU})"
+OTHER_KIND = f"""ifThenElse({GPU}, "belljar: a machine has no GPU: leave out request_gpus, or run the job without a machine",
+ "belljar: only a job of the vanilla universe, without a container, runs in a machine")""".replace("\n", "")
 
 
 def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
@@ -34,6 +38,7 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
             f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES})",
             f"strcat({unknown}, {POOL_IMAGES})",
         ),
+        "BelljarKind": (f"({IMAGE} is undefined && {no_machine}) || {KIND}", OTHER_KIND),
         "BelljarMemory": (
             f"{no_machine} || (RequestMemory ?: 0) >= {least}",
             string(f"belljar: a job in a machine needs request_memory = {least} or more (MiB)"),
@@ -126,4 +131,4 @@ def check(ad: Ad, user: str, groups: Collection[str], settings: Settings) -> Non
     if image:
         policy.check_allowed(image, policy.Asker(user, groups, queue), settings)
         memory = size_of(Ad({}), "", ad, "RequestMemory", MIB)
-        policy.check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings)
+        policy.check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings, ad.number("RequestGPUs") or 0)
