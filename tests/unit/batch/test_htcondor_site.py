@@ -162,7 +162,7 @@ def wrong(folder: Path, **changes: bytes) -> list[str]:
         ("STARTER_JOB_HOOK_KEYWORD", b"SITE"), ("STARTER_DEFAULT_JOB_HOOK_KEYWORD", b"SITE"),
         ("BELLJAR_HOOK_PREPARE_JOB", b"/other"), ("STARTD_CRON_JOBLIST", b"kflops"), ("START", b"True"),
         ("ENABLE_CHIRP", b"false"), ("ENABLE_CHIRP_DELAYED", b"False"), ("SUBMIT_REQUIREMENT_BelljarKnown", b"True"),
-        ("JOB_TRANSFORM_NAMES", b"Other"), ("SCHEDD_CRON_JOBLIST", b""), ("CHIRP_DELAYED_UPDATE_PREFIX", b"Own"),
+        ("SYSTEM_PERIODIC_HOLD_NAMES", b"Other"), ("SCHEDD_CRON_JOBLIST", b""), ("CHIRP_DELAYED_UPDATE_PREFIX", b"Own"),
     ],
 )  # fmt: skip
 def test_what_another_file_said_later_is_found(tmp_path: Path, name: str, value: bytes) -> None:
@@ -176,7 +176,10 @@ def test_a_list_of_names_that_lost_ours_is_found(tmp_path: Path) -> None:
 
 
 def test_a_host_is_asked_only_about_the_daemons_it_has(tmp_path: Path) -> None:
-    assert wrong(tmp_path, DAEMON_LIST=b"MASTER STARTD", JOB_TRANSFORM_NAMES=b"", SUBMIT_REQUIREMENT_NAMES=b"") == []
+    assert (
+        wrong(tmp_path, DAEMON_LIST=b"MASTER STARTD", SYSTEM_PERIODIC_HOLD_NAMES=b"", SUBMIT_REQUIREMENT_NAMES=b"")
+        == []
+    )
     assert wrong(tmp_path, DAEMON_LIST=b"MASTER, STARTD, SCHEDD", START=b"True") == ["START"]
     assert wrong(tmp_path, DAEMON_LIST=b"MASTER, SCHEDD", START=b"True", USER_JOB_WRAPPER=b"") == []
 

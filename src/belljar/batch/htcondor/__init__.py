@@ -1,4 +1,4 @@
-"""HTCondor, 9.0 and later."""
+"""HTCondor, 9.7 and later."""
 
 from belljar.batch.system import System
 

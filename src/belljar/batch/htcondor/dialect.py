@@ -23,7 +23,8 @@ from belljar.records import dataclass
 
 # Of the ad, for `+VmImage = "..."` and its like in a submit file.
 IMAGE, DISK = "VmImage", "VmDisk"
-# The schedd lets a job set attributes of its own that begin so (CHIRP_DELAYED_UPDATE_PREFIX); OnExitHold looks at it.
+# The schedd lets a job set attributes of its own that begin so (CHIRP_DELAYED_UPDATE_PREFIX); SYSTEM_PERIODIC_HOLD looks
+# at it, which a shadow does once more when the job ends.
 HELD = "ChirpBelljarHold"
 SMALLEST_DISK = 8 * GIB  # from here on RequestDisk is meant for the machine's disk
 VACATE_TIME = 600  # seconds between the soft and the hard kill, unless job or machine say less (MachineMaxVacateTime)
@@ -44,7 +45,7 @@ class CondorJob(Job):
 
     error_file: bytes = b""
     chirp: tuple[str, ...] = ()  # variables by which condor_chirp finds the starter
-    starts: int = 0  # of its program, this one not yet counted
+    starts: int = 1  # of its shadow, this one counted
 
 
 class HTCondor(Dialect):
@@ -64,8 +65,8 @@ class HTCondor(Dialect):
             raise NotInAJob(f"{here.var(JOB_AD)}: holds no ClusterId and ProcId")
         slot = _slot(here)
         chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
-        starts = ad.number("NumJobStarts") or 0
-        before = max((ad.number("NumShadowStarts") or 1) - 1, starts)  # the first counts this start, too
+        starts = ad.number("NumShadowStarts") or 1
+        before = max(starts - 1, ad.number("NumJobStarts") or 0)
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
         return CondorJob(
             system=self.name, id=f"{cluster}.{proc}", aliases=_aliases(ad), name=ad.text("JobBatchName"),
@@ -195,7 +196,7 @@ def _unstarted(chirp: tuple[str, ...], starts: int, program: bytes, exc: OSError
 
 def _held(chirp: tuple[str, ...], starts: int, reason: str, end: Ending) -> Ending:
     """*end*, after telling the job's ad if possible: a value for this start alone, for the attribute stays there."""
-    value = f"ifThenElse(NumJobStarts <= {starts + 1}, {string(reason)}, undefined)"
+    value = f"ifThenElse(NumShadowStarts <= {starts}, {string(reason)}, undefined)"
     command = ("env", *chirp, "condor_chirp", "set_job_attr_delayed", HELD, value)
     return Ending(end.exit_code, end.signal, (command,), otherwise=end)
 

@@ -23,7 +23,7 @@ from belljar.errors import BadOption, BelljarError
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
 PERIOD = 60  # seconds between two looks at the node, and at the pool
-OLDEST = (9, 0)
+OLDEST = (9, 7)  # SYSTEM_PERIODIC_HOLD_NAMES
 STARTD, STARTER, SCHEDD = "STARTD", "STARTER", "SCHEDD"
 NO = ("false", "f", "no", "0")
 
@@ -80,13 +80,9 @@ SCHEDD_CRON_{keyword}_PERIOD = {period}s
 # -- access points: what is refused at submit
 {requirements}
 # -- access points: a job for which no machine can be started says so in {held}, and is then held with the reason
-JOB_TRANSFORM_NAMES = $(JOB_TRANSFORM_NAMES) BelljarHold
-JOB_TRANSFORM_BelljarHold @=end
-   COPY OnExitHold BelljarOnExitHold
-   COPY OnExitHoldReason BelljarOnExitHoldReason
-   SET OnExitHold ({held} isnt undefined) || (BelljarOnExitHold ?: false)
-   SET OnExitHoldReason {held} ?: (BelljarOnExitHoldReason ?: "The job attribute OnExitHold evaluated to true")
-@end
+SYSTEM_PERIODIC_HOLD_NAMES = $(SYSTEM_PERIODIC_HOLD_NAMES) BelljarHold
+SYSTEM_PERIODIC_HOLD_BelljarHold = (JobStatus == 2 || JobStatus == 6) && {held} isnt undefined
+SYSTEM_PERIODIC_HOLD_BelljarHold_REASON = {held}
 """
 NAMES = {
     "works": WORKS, "reason": CLOSED_REASON, "images": IMAGES, "pool": POOL_IMAGES, "held": HELD, "keyword": KEYWORD,
@@ -218,7 +214,7 @@ def _version(place: Place) -> Finding:
     if not match:
         return Finding(what, False, said[:80], "See what `condor_version` says.")
     is_new = (int(match[1]), int(match[2])) >= OLDEST
-    return Finding(what, is_new, f"version {match[1]}.{match[2]}", "Needs 9.0 or later.")
+    return Finding(what, is_new, f"version {match[1]}.{match[2]}", "Needs 9.7 or later.")
 
 
 def _value(place: Place, daemon: str, name: str, is_good: Callable[[str], bool], wanted: str) -> Finding:
@@ -250,7 +246,7 @@ def _of_access_point(place: Place) -> Iterator[Finding]:
     for name, (expression, _) in requirements(place.settings).items():
         yield _value(place, SCHEDD, "SUBMIT_REQUIREMENT_NAMES", lists(name), f"must list {name}")
         yield _value(place, SCHEDD, f"SUBMIT_REQUIREMENT_{name}", expression.__eq__, "is not belljar's")
-    yield _value(place, SCHEDD, "JOB_TRANSFORM_NAMES", lists("BelljarHold"), "must list BelljarHold")
+    yield _value(place, SCHEDD, "SYSTEM_PERIODIC_HOLD_NAMES", lists("BelljarHold"), "must list BelljarHold")
     yield _value(place, SCHEDD, "SCHEDD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
     allowed = "CHIRP_DELAYED_UPDATE_PREFIX"
     yield _value(place, SCHEDD, allowed, lambda one: not one or "*" in one, "must allow Chirp*: jobs cannot be held")
