@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import pytest
 from tests.batch.lab.condor import NAME, Condor, Ended
 from tests.live.conftest import ROOT, STORE
+from tests.live.terminal import terminal
 
 pytestmark = pytest.mark.timeout(1800)
 PAGE = ROOT / "docs/batch/htcondor.md"
+AT_HOME = {"PATH": "/usr/bin:/bin", "HOME": "/home/bjalice", "USER": "bjalice", "TERM": "dumb"}
 IMAGE = {"plus_VmImage": '"debian12"'}
 LOOK = b"""#!/bin/sh
 pwd; id -un; umask; echo "$@"; cat in; grep -c ClusterId "$_CONDOR_JOB_AD"
@@ -159,6 +161,53 @@ def test_a_job_that_is_removed_is_told_and_its_machine_is_gone(pool: Pool) -> No
     assert told.read_text() == "begun\nended\n"
 
 
+# -- its owner beside it -------------------------------------------------------------------------------------------------
+
+
+def test_condor_ssh_to_job_is_a_shell_in_the_machine_of_the_job(pool: Pool) -> None:
+    condor = pool.condor
+    job = condor.job(
+        b"#!/bin/sh\nhostname; hostname >here; while [ ! -e done ]; do sleep 0.2; done\n",
+        environment="MINE=own",
+        **IMAGE,
+    )
+    words = ("condor_ssh_to_job", "-auto-retry", job)
+    told = condor.run(
+        *words,
+        "until [ -s here ]; do sleep 0.2; done; cat here; hostname; id -un; echo $MINE; exit 7",
+        user="bjalice",
+        check=False,
+    )
+    assert told.returncode == 7, told
+    here, host, *rest = told.stdout.decode().split()
+    assert here == host and host.startswith("belljar-") and rest == ["bjalice", "own"]
+    (machine,) = [
+        line for line in condor.text("belljar", "ps", user="bjalice").splitlines() if f"htcondor:{job}" in line
+    ]
+    assert host.removeprefix("belljar-") in machine, "no other machine was made for it"
+    with terminal() as user:
+        user.start(condor.room.argv(*words, user="bjalice", cwd="/home/bjalice"), env=AT_HOME)
+        user.expect(rb"[$#] $")
+        user.type(b"tty; hostname; stty size; touch done; exit\r")
+        seen = user.rest()
+    assert b"/dev/pts/" in seen and host.encode() in seen and b"31 117" in seen
+    ended = condor.wait(job)
+    assert (ended.code, ended.out.decode().split()) == (0, [host])
+
+
+def test_condor_submit_i_is_a_session_in_a_machine_and_ends_with_it(pool: Pool) -> None:
+    condor = pool.condor
+    condor.write("/home/bjalice/session.sub", 'request_memory = 1024\n+VmImage = "debian12"\nqueue\n')
+    with terminal() as user:
+        words = condor.room.argv("condor_submit", "-i", "session.sub", user="bjalice", cwd="/home/bjalice")
+        user.start(words, env=AT_HOME)
+        (id,) = re.findall(rb"submitted to cluster ([0-9]+)", user.expect(rb"[$#] $", 240))
+        user.type(b"hostname; tty; exit\r")
+        seen = user.rest()
+    assert b"belljar-" in seen and b"/dev/pts/" in seen, seen
+    condor.happened(f"{id.decode()}.0", "JobTerminatedEvent", "JobAbortedEvent")
+
+
 # -- when there is no machine --------------------------------------------------------------------------------------------
 
 
@@ -184,6 +233,14 @@ def test_a_job_whose_machine_cannot_be_had_comes_back_and_is_held_at_last(pool: 
         ({"plus_VmImage": '"nope"'}, "no node of this pool has this image. There are: debian12"),
         ({**IMAGE, "request_memory": "128"}, "needs request_memory = 480 or more"),
         ({**IMAGE, "request_memory": ""}, "needs request_memory = 480 or more"),
+        ({**IMAGE, "request_gpus": "1"}, "a machine has no GPU"),
+        ({**IMAGE, "universe": "scheduler"}, "only a job of the vanilla universe, without a container"),
+        ({**IMAGE, "universe": "local"}, "only a job of the vanilla universe, without a container"),
+        (
+            {**IMAGE, "universe": "container", "container_image": "/x.sif"},
+            "only a job of the vanilla universe, without",
+        ),
+        ({**IMAGE, "universe": "docker", "docker_image": "debian"}, "only a job of the vanilla universe, without"),
     ],
 )
 def test_what_cannot_run_is_refused_at_submit(pool: Pool, asked: dict[str, str], why: str) -> None:
@@ -242,14 +299,6 @@ def check(pool: Pool) -> list[str]:
     return re.findall(r"^BAD  ([^:\n]+)", said, re.MULTILINE)
 
 
-        ({**IMAGE, "request_gpus": "1"}, "a machine has no GPU"),
-        ({**IMAGE, "universe": "scheduler"}, "only a job of the vanilla universe, without a container"),
-        ({**IMAGE, "universe": "local"}, "only a job of the vanilla universe, without a container"),
-        (
-            {**IMAGE, "universe": "container", "container_image": "/x.sif"},
-            "only a job of the vanilla universe, without",
-        ),
-        ({**IMAGE, "universe": "docker", "docker_image": "debian"}, "only a job of the vanilla universe, without"),
 def test_check_judges_what_all_files_say_together(pool: Pool) -> None:
     assert check(pool) == []
     later = "/etc/condor/config.d/99-site.conf"

@@ -58,6 +58,8 @@ def run(system: str, words: list[str], house: House) -> int:
         from belljar.batch.job.policy import image_for
 
         image = image_for(job.image, job.queue, settings.batch)
+        if image and job.visitor and house.commands:
+            return become(here, replace(job, native=job.visitor(house.commands.parent)), house, settings.batch)
         if not image and not (trouble and trouble.hides_the_image):
             return become(here, job, house, settings.batch)
         if trouble:

@@ -16,7 +16,9 @@ from typing import Any
 from tests.live.conftest import ROOT, STORE
 from tests.roots import Done, Room, root
 
-PACKAGES = ("condor", "python3", "qemu-system-x86", "qemu-utils", "e2fsprogs", "iproute2")
+PACKAGES = (
+    "condor", "python3", "qemu-system-x86", "qemu-utils", "e2fsprogs", "iproute2", "openssh-server", "openssh-client",
+)  # fmt: skip
 LONGEST = 240.0
 USERS = {"bjalice": 1001, "bjbob": 1002}
 NAME = "bjnode"  # without a domain

@@ -90,6 +90,24 @@ def test_what_real_servers_write(version: str) -> None:
     assert (read.started_before, read.starts) == (0, 1)
 
 
+SSHD = ("/usr/sbin/sshd", "-i", "-e", "-f", f"{SCRATCH}/.condor_ssh_to_job_1/sshd_config")
+
+
+def test_the_sshd_of_condor_ssh_to_job_is_no_job_and_its_session_is_in_the_machine() -> None:
+    argv = tuple(word.encode() for word in SSHD)
+    visitor = job(argv=argv).visitor
+    assert visitor is not None
+    session = f"ForceCommand='/the site/belljar-shell' {SCRATCH}/.condor_ssh_to_job_1/env.sh htcondor:4711.3"
+    assert visitor(Path("/the site")) == Command(argv[0], (*argv, b"-o", session.encode()))
+    for other in (argv[:-1], (b"/usr/sbin/sshd", b"-f", b"/home/bjalice/sshd_config"), (b"/bin/sh", *argv[1:])):
+        assert job(argv=other).visitor is None
+
+
+def test_a_job_that_waits_for_its_owner_waits_in_the_machine() -> None:
+    ad = recorded("job.ad") + b"InteractiveJob = true\n"
+    assert DIALECT.read(surroundings(ad)).inside.argv[:2] == (b"sh", b"-c")
+
+
 def test_a_job_on_a_shared_file_system() -> None:
     read = DIALECT.read(surroundings(recorded("job-shared.ad"), cwd=b"/home/bjalice/work"))
     assert (read.id, read.cpus, read.memory, read.disk, read.wall) == ("12.0", 1, None, None, None)

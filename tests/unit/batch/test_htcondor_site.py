@@ -38,11 +38,11 @@ def file(folder: Path, name: str, settings: Settings | None = None) -> OurFile:
     return found[0]
 
 
-def test_one_file_of_settings_and_three_scripts(tmp_path: Path) -> None:
+def test_one_file_of_settings_and_its_scripts(tmp_path: Path) -> None:
     assert load("htcondor").site is SITE
     pieces = [one for one in SITE.pieces(place(tmp_path)) if isinstance(one, OurFile)]
     assert [(one.path.name, one.mode) for one in pieces] == [
-        ("belljar-prepare", 0o755), ("belljar-publish", 0o755), ("belljar-pool-images", 0o755),
+        ("belljar-prepare", 0o755), ("belljar-shell", 0o755), ("belljar-publish", 0o755), ("belljar-pool-images", 0o755),
         ("90-belljar.conf", 0o644),
     ]  # fmt: skip
     config = pieces[-1].content.decode()

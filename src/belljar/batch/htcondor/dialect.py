@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import Ad, Expression, parse, string
@@ -36,6 +38,9 @@ SCRATCH, JOB_AD, MACHINE_AD, ERROR_FILE, CHIRP_CONFIG = (
 WORKS, CLOSED_REASON, IMAGES, POOL_IMAGES = "BelljarWorks", "BelljarClosedReason", "BelljarImages", "BelljarPoolImages"
 CLOSED = "/var/lib/belljar/htcondor-closed"
 OUR_WORD = b"belljar"
+SHELL = "belljar-shell"  # beside the launchers
+# For the job of `condor_submit -i`, which only sleeps until somebody comes: USR1 says that somebody is there.
+UNTIL_LEFT = b"""trap "trap '' USR1; exec sleep infinity" USR1; sleep 180 & wait"""
 JOB_ID = re.compile(r"[0-9]+\.[0-9]+\Z")
 
 
@@ -69,8 +74,9 @@ class HTCondor(Dialect):
         before = max(starts - 1, ad.number("NumJobStarts") or 0)
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
         return CondorJob(
-            system=self.name, id=f"{cluster}.{proc}", aliases=_aliases(ad), name=ad.text("JobBatchName"),
-            queue=ad.text("AcctGroup"), image=image_of(ad), native=native,
+            system=self.name, id=(id := f"{cluster}.{proc}"), aliases=_aliases(ad), name=ad.text("JobBatchName"),
+            queue=ad.text("AcctGroup"), image=image_of(ad), native=native, visitor=_visitor(here.argv, ad, id),
+            inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
             disk=disk_of(ad), wall=_wall(ad), started_before=before, grace=_grace(ad), signals_reach_all=False,
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
@@ -131,6 +137,19 @@ def of_this_host() -> str:
     """A constraint, as a host without a domain may not be found by name. The same short name elsewhere does no harm."""
     short = os.uname().nodename.partition(".")[0]
     return f'regexp("^{short}([.].*)?$", Machine, "i")'
+
+
+def _visitor(argv: tuple[bytes, ...], ad: Ad, id: str) -> Callable[[Path], Command] | None:
+    """The sshd that the starter puts beside a job for condor_ssh_to_job: its session is a shell in the job's machine."""
+    folder, is_job = os.path.dirname(argv[-1]), os.path.basename(ad.text("Cmd")) == "sshd"
+    if is_job or os.path.basename(argv[0]) != b"sshd" or b"/.condor_ssh_to_job_" not in folder:
+        return None
+
+    def sshd(libexec: Path) -> Command:
+        session = shlex.join([str(libexec / SHELL), f"{os.fsdecode(folder)}/env.sh", f"htcondor:{id}"])
+        return Command(argv[0], (*argv, b"-o", os.fsencode(f"ForceCommand={session}")))
+
+    return sshd
 
 
 def _aliases(ad: Ad) -> tuple[str, ...]:

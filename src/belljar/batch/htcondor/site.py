@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, WORKS, of_this_host
+from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, SHELL, WORKS, of_this_host
 from belljar.batch.htcondor.rules import requirement_lines, requirements, start
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.files import read
@@ -32,6 +32,19 @@ HOOK = """#!/bin/sh
 {path_lines}
 told=$(timeout -k 5 {deadline} {belljar} internal hook htcondor prepare) && [ -n "$told" ] && printf '%s\\n' "$told"
 exit 0
+"""
+
+SESSION = """#!/bin/bash
+# condor_ssh_to_job and `condor_submit -i`: a shell in the machine of the job $2. $1: its variables, as bash exports them.
+. "$1"
+enter=({belljar} exec --wait 1h --inherit-env)
+if grep -q '^InteractiveJob = true' "$_CONDOR_JOB_AD"; then
+    "${{enter[@]}}" "$2" -- true || exit
+    kill -USR1 $_CONDOR_JOB_PIDS
+    trap 'kill $_CONDOR_JOB_PIDS' EXIT
+fi
+[ ! -t 0 ] || enter+=(--tty)
+"${{enter[@]}}" "$2" -- sh -c "${{SSH_ORIGINAL_COMMAND:-! command -v bash >/dev/null || exec bash -l; exec sh -l}}"
 """
 
 CRON = """#!/bin/sh
@@ -108,6 +121,7 @@ class HTCondorSite:
                 )
         prepare, publish, pool = (place.wrapper.parent / name for name in (PREPARE, PUBLISH, POOL))
         hook = HOOK.format(belljar=shlex.quote(str(place.belljar)), deadline=HOOK_DEADLINE, path_lines=PATH_LINES)
+        session = SESSION.format(belljar=shlex.quote(str(place.belljar)))
         cron = CRON.format(closed=CLOSED, names=shlex.quote(str(place.store / "images/names")), **NAMES)
         starter = "" if calls_ours(place) else WRAPPER_LINES.format(wrapper=place.wrapper)
         starter += HOOK_LINES.format(prepare=prepare, **NAMES)
@@ -118,6 +132,7 @@ class HTCondorSite:
         yield from _guards(place)
         yield from _node_folder(place)
         yield OurFile("looks at each job before it is started", prepare, hook.encode(), 0o755)
+        yield OurFile("a shell in a job's machine", place.wrapper.parent / SHELL, session.encode(), 0o755)
         yield OurFile("publishes what this node's machines are", publish, cron.encode(), 0o755)
         yield OurFile("knows the images of the pool", pool, POOL_CRON.format(**NAMES).encode(), 0o755)
         yield OurFile("settings of HTCondor", place.folder / CONFIG, config.encode(), 0o644)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Protocol
 
 from belljar.batch import Settings
@@ -66,6 +67,7 @@ class Job:
     image: str = ""  # what the job itself asks for; "" where it asks for none
     native: Command = Command(b"", ())  # how the system itself would have started it, here
     inside: Command = Command(b"", ())  # the same in the guest, where that differs
+    visitor: Callable[[Path], Command] | None = None  # its owner beside a job in a machine: what to run here
     script: bytes = b""  # path of the spooled script; carried in at the same path, without its first line where...
     script_skips_line: bool = False  # ...the first line is ours
     cpus: int | None = None
