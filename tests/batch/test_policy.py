@@ -10,6 +10,7 @@ from tests.batch.lab.condor import PACKAGES
 from tests.roots import Room, root
 from tests.unit.batch.policy_cases import CASES, Case
 
+from belljar.batch import Settings
 from belljar.batch.htcondor.rules import requirements
 
 pytestmark = pytest.mark.timeout(1800)
@@ -59,3 +60,23 @@ def test_at_an_access_point_of_htcondor() -> None:
         assert [(name, value in ("False", "0")) for name, value, _ in refused] == [(wanted, True)], case
         (number,) = re.findall(r"(?:most|least) ([0-9]+)", case.says) or ("",)
         assert number in refused[0][2], case
+
+
+CONTAINER, BARE = {"WantContainer": True}, Settings()
+GIVEN = Settings(default_image="debian12")
+
+
+def test_which_kinds_of_jobs_an_access_point_refuses_a_machine() -> None:
+    """DAGMan's own job is of the scheduler universe: where the site gives every job an image, it goes on as ever."""
+    asked = {"VmImage": "debian12"}
+    cases: list[tuple[dict[str, object], Settings, bool]] = [
+        ({"JobUniverse": 5, **asked}, BARE, True), ({"JobUniverse": 5}, GIVEN, True),
+        ({"JobUniverse": 7, **asked}, BARE, False), ({"JobUniverse": 7}, GIVEN, True), ({"JobUniverse": 12}, GIVEN, True),
+        ({"JobUniverse": 5, **CONTAINER}, BARE, True), ({"JobUniverse": 5, **CONTAINER}, GIVEN, False),
+        ({"JobUniverse": 5, "WantDocker": True, **asked}, BARE, False), ({"JobUniverse": 5, "WantDocker": False, **asked}, BARE, True),
+        ({"JobUniverse": 7, "RequestGPUs": 1}, GIVEN, True), ({"JobUniverse": 5, "RequestGPUs": 1}, GIVEN, False),
+    ]  # fmt: skip
+    work = json.dumps([(ad, {"BelljarKind": requirements(settings)["BelljarKind"]}) for ad, settings, _ in cases])
+    with Room(root("trixie", PACKAGES)) as room:
+        lines = room.run("python3", "-c", EVALUATE, stdin=work.encode()).stdout.splitlines()
+    assert [json.loads(line) == [] for line in lines] == [is_good for _, _, is_good in cases]
