@@ -293,8 +293,9 @@ def _expected() -> Keeper | None:
 
 
 def machines(*, ended: bool = False) -> list[Machine]:
-    """The live machines of this user, oldest first; with *ended* those too whose records are kept."""
+    """The live machines of this user, oldest first; with *ended* those too whose records are kept. Dead ones are finished."""
     house = _house()
+    house.reaper.quick()
     return [Machine(view.id, house) for view in house.machines.list(ended=ended)]
 
 

@@ -6,11 +6,14 @@ test's own. `BELLJAR_TEST_STORE` names another store.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -101,6 +104,31 @@ class Belljar:
         """Everything of a machine that is still there: folders, overlays, identities, processes."""
         files = [str(path) for folder in ("machines", "identities") for path in _paths(self.run_folder / folder)]
         return files + [str(path) for path in _paths(self.scratch)] + [f"qemu {pid}" for pid in self.domains()]
+
+    def power_cut(self) -> None:
+        """All processes of these folders are gone, `run` was on a tmpfs, and the host was started again."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 20
+        while self.processes():
+            assert time.monotonic() < end, "killed processes stay"
+            time.sleep(0.01)
+        shutil.rmtree(self.run_folder)
+        now = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        for journal in self.logs.glob(".begun-*/*/journal.jsonl"):
+            facts = journal.stat()
+            journal.write_text(journal.read_text().replace(now, "00000000-0000-4000-8000-000000000000"))
+            os.utime(journal, (facts.st_atime, facts.st_mtime))
+
+    def processes(self) -> list[int]:
+        """Everything that runs with these folders, but for zombies."""
+        found = []
+        for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+            with contextlib.suppress(OSError):
+                if f"={self.run_folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pid)
+        return found
 
     def domains(self) -> list[int]:
         """QEMU processes whose machine lived in our folders, or that were started for an id we know."""

@@ -221,3 +221,19 @@ def test_what_cannot_be_kept_is_answered_with_class_and_hint(belljar: Belljar, l
 def test_nobody_is_there_for_a_terminal_or_a_report(belljar: Belljar, option: list[str]) -> None:
     done = belljar.run("--detach", *option, "--", "true")
     assert done.returncode == 125 and option[0].encode() in done.stderr and not Path("/tmp/never").exists()
+
+
+@pytest.mark.parametrize("verb", ["reap", "ps", "wait", "run"])
+def test_after_a_power_cut_it_has_its_end_its_row_once_and_no_disk(belljar: Belljar, verb: str) -> None:
+    id = detached(belljar, "--name", "lost", *WAITS)
+    until_it_said(belljar, id)
+    assert belljar.domains() and list(belljar.scratch.iterdir())
+    belljar.power_cut()
+    done = belljar(verb, *{"wait": [id], "run": ["--", "true"]}.get(verb, []))
+    assert done.returncode == (125 if verb == "wait" else 0), done.stderr
+    assert belljar("reap").returncode == 0 and belljar.leftovers() == []
+    shown = belljar.json("show", id)
+    assert shown["outcome"]["reason"] == "the host was restarted while the machine was running"
+    rows = [json.loads(line) for path in belljar.logs.glob("ledger-*") for line in path.read_text().splitlines()]
+    assert [(row["cause"], row["name"]) for row in rows if row["id"] == id] == [("node-fault", "lost")]
+    assert not [path for folder in belljar.logs.glob(".begun-*") for path in folder.iterdir()]

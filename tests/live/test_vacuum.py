@@ -263,3 +263,28 @@ def test_factories_share_a_space_and_lose_nothing(belljar: Belljar, tmp_path: Pa
     records = json.loads(belljar("accounting", "list", "--format", "json", env=accounts).stdout)
     seen = {one["LocalJobId"]: (int(one["StartTime"]), int(one["EndTime"])) for one in records}
     assert seen == {row["id"]: (int(row["started"]), int(row["ended"])) for row in counted}
+
+
+def test_a_power_cut_loses_no_machine_of_a_factory(belljar: Belljar, tmp_path: Path, queues: Queues) -> None:
+    queues.left, queues.seconds = {"atlas": 1000, "lhcb": 1000}, 100.0
+    name, accounts = FACTORIES[0], {"BELLJAR_ACCOUNTING_FOLDER": str(tmp_path / "accounting")}
+    space = Space(belljar, tmp_path, queues, (name,), SETTINGS.replace("fizzle = 6", "fizzle = 0"))
+    space.start(name)
+    until(lambda: len(queues.taken) == 2, "machines at work")
+    lost = set(space.machines())
+    belljar.power_cut()
+    space.start(name)
+
+    def ended() -> set[str]:
+        return {one["machine"] for one in space.log(name) if one["event"] == "machine ended"}
+
+    until(lambda: lost <= ended(), "the ends of what lived")
+    space.processes[name].send_signal(signal.SIGTERM)
+    assert space.processes[name].wait(30) == 0
+    rows = [row for row in space.rows() if row["id"] in lost]
+    assert sorted(row["id"] for row in rows) == sorted(lost)
+    assert all(row["reason"].startswith("the host was restarted") for row in rows)
+    assert not [path for path in belljar.scratch.iterdir() if path.name.partition(".")[0] in lost]
+    assert belljar("accounting", "publish", env=accounts).returncode == 0
+    shown = belljar("accounting", "list", "--format", "json", env=accounts)
+    assert len(lost) == 2 and lost <= {one["LocalJobId"] for one in json.loads(shown.stdout)}

@@ -40,8 +40,8 @@ class Leaping(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         # A thread that is about to answer gets some real time before the clock leaps: on a busy host it has to wait for a
-        # processor. One that waits for a lock never answers.
-        moment = 0.05 if any(one.name.endswith(OF_IN_THREAD) for one in threading.enumerate()) else 0.002
+        # processor, or for the disk. One that waits for a lock never answers.
+        moment = 0.15 if any(one.name.endswith(OF_IN_THREAD) for one in threading.enumerate()) else 0.002
         ready = super().select(timeout if timeout is None else min(timeout, moment))
         if not ready and timeout:
             self.now += timeout

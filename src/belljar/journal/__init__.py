@@ -29,15 +29,16 @@ Event = dict[str, Any]
 
 
 class Record:
-    """The journal of one machine, open for writing by its supervisor."""
+    """The journal of one machine, open for writing by its supervisor. *copy*: a folder with another one, written where it can be."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, copy: Path | None = None) -> None:
         self.folder = folder
         self._path = folder / JOURNAL
-        self._descriptor = os.open(
-            self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor, self._copy = os.open(self._path, flags, 0o600), -1
         self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
+        with suppress(OSError):
+            self._copy = -1 if copy is None else os.open(copy / JOURNAL, flags, 0o600)
 
     def write(self, event: str, **facts: Any) -> None:
         """What must be known before the next act: on disk when it returns. Raises NoSpace when the disk is full."""
@@ -51,6 +52,8 @@ class Record:
                 raise
             self._size += len(line)
             os.fdatasync(self._descriptor)
+        with suppress(OSError):
+            write_all(self._copy, line.encode("ascii"))
 
     def state(self, state: State, **facts: Any) -> None:
         self.write("state", state=state, **facts)
@@ -65,9 +68,10 @@ class Record:
             self.write(event, **facts)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        for descriptor in (self._descriptor, self._copy):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._copy = -1
 
 
 def read(folder: Path) -> list[Event]:
@@ -110,8 +114,8 @@ class Ledger:
         self.folder = folder
 
     def append(self, row: dict[str, Any], now: float) -> None:
-        """Add a row, on a line of its own. Others may do so at the same time. Raises NoSpace when it is not whole."""
-        append_line(self.folder / _file_of(now), dumps(row))
+        """Add a row, on a line of its own, on disk when this returns. Others may do so at the same time. Raises NoSpace if not whole."""
+        append_line(self.folder / _file_of(now), dumps(row), durable=True)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row, oldest first."""

@@ -6,6 +6,7 @@ Machines     list, find, reap: the machines of a set of folders    outside/regis
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from belljar.hints import Any
@@ -83,6 +84,12 @@ class Folders:
 
     def ended(self, id: MachineId) -> Path:
         return self.logs / id
+
+    @property
+    def begun(self) -> Path:
+        """What a reboot keeps of this host's machines that have not ended (others may share `logs`): a folder for each, with its
+        request and a copy of its journal."""
+        return self.logs / f".begun-{os.uname().nodename}"
 
 
 # files of a machine's folder

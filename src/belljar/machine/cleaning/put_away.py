@@ -116,6 +116,7 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
     with life.trying("its record waits for a reaper"):  # for one that moves it with its row in the ledger, not without
         Ledger(folders.logs).append(to_json(outcome), time.time())
         retire(life.folder, ended)
+        remove_tree(folders.begun / request.id)
     if request.keep:
         import shutil
 

@@ -19,7 +19,7 @@ from belljar.errors import BelljarError, LockTimeout
 from belljar.hints import Any
 from belljar.host.files import check_ours, read_json, remove_tree
 from belljar.host.locks import is_locked, locked
-from belljar.host.processes import boot_id, kill_and_wait, owner
+from belljar.host.processes import boot_id, kill_and_wait, owner, start_time
 from belljar.hypervisor import Hypervisor, Traces
 from belljar.journal import Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
@@ -56,8 +56,13 @@ class Reaper:
 
     def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
         """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
-        deadline = time.monotonic() + patience
-        return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
+        deadline, lost = time.monotonic() + patience, self.lost(patience)
+        return lost + [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
+
+    def lost(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
+        """Finish machines of which the restart of the host left nothing but what it keeps of their beginning."""
+        deadline, begun = time.monotonic() + patience, self._folders.begun
+        return [done for id in _lost(self._folders) for done in self._finish(id, deadline, begun / id)]
 
     def one(self, id: MachineId) -> list[Undone]:
         """This machine alone, where its keeper is dead."""
@@ -100,19 +105,20 @@ class Reaper:
 
     def leftovers(self) -> list[Undone]:
         """What `full` would find, without touching it."""
-        found = [
-            Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in _dead(self._folders)
-        ]
+        dead = (*_dead(self._folders), *_lost(self._folders))
+        found = [Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in dead]
         found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._orphans()]
         found += [Undone("", DRAFT, str(path)) for path in self._hypervisor.abandoned_templates()]
         return found + [Undone("", "stray file", str(path)) for path in self._strays()]
 
-    def _finish(self, id: MachineId, deadline: float) -> Iterator[Undone]:
-        return _told(id, self._undo(id, deadline))
+    def _finish(self, id: MachineId, deadline: float, folder: Path | None = None) -> Iterator[Undone]:
+        return _told(id, self._undo(id, deadline, folder or self._folders.machine(id)))
 
-    def _undo(self, id: MachineId, deadline: float) -> Iterator[Undone]:
+    def _undo(self, id: MachineId, deadline: float, folder: Path) -> Iterator[Undone]:
         """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
-        folder = self._folders.machine(id)
+        pid = claimed_by(folder) if folder == self._folders.begun / id else None
+        if pid is not None and start_time(pid) == read(folder)[0].get("started"):
+            return  # it is just ending
         with ExitStack() as held:
             try:
                 held.enter_context(locked(folder / LOCK, timeout=_left(deadline), what="finish a dead machine"))
@@ -121,10 +127,12 @@ class Reaper:
             events = read(folder)
             self._hypervisor.discard(id, traces_of(events), patience=min(KILL_PATIENCE, _left(deadline)))
             yield Undone(id, "domain")
-            for event in reversed(events):
-                yield from _told(id, self._unmake(id, event))  # what cannot be undone now keeps nothing else from being
             self._conclude(folder, id, events)
+            paths = {str(path) for path in self._disks(id)} - {event.get("path") for event in events}
+            for event in (*reversed(events), *({"event": "make", "what": "disk", "path": path} for path in paths)):
+                yield from _told(id, self._unmake(id, event))  # what cannot be undone now keeps nothing else from being
             retire(folder, self._folders.ended(id))
+            remove_tree(self._folders.begun / id)
             yield Undone(id, "machine", str(folder))
 
     def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:
@@ -154,7 +162,7 @@ class Reaper:
         row = ledger.row(id, since=_began(events))
         outcome = _written(folder / OUTCOME, id) or _written(ended / OUTCOME, id)
         if outcome is None:
-            outcome = row or to_json(_post_mortem(folder, id, events))
+            outcome = row or to_json(_post_mortem(folder, id, events, self._disks(id)))
             keep_outcome(outcome, folder, ended)
         if row is None:
             ledger.append(outcome, time.time())
@@ -177,11 +185,15 @@ class Reaper:
         """Overlays without a machine, identities when nothing lives. Files are listed first: none is of a machine in
         the making."""
         retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
-        disks = [name for name in _names(self._folders.scratch) if re.fullmatch(OF_A_MACHINE, name)]
+        disks = self._disks()
         identities = [self._folders.identities / name for name in _names(self._folders.identities)]
         live = set(_names(self._folders.machines))
-        disks = [name for name in disks if name.partition(".")[0] not in live]
-        return [*retired, *(self._folders.scratch / name for name in disks), *([] if live else identities)]
+        return [*retired, *(path for path in disks if path.stem not in live), *([] if live else identities)]
+
+    def _disks(self, id: MachineId = "") -> list[Path]:
+        """The files in `scratch` of this machine; of all where none is named."""
+        names = [name for name in _names(self._folders.scratch) if re.fullmatch(OF_A_MACHINE, name)]
+        return [self._folders.scratch / name for name in names if name.startswith(id)]
 
 
 def supervisor(folder: Path) -> int | None:
@@ -249,7 +261,7 @@ def _left(deadline: float) -> float:
 
 def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
     """Drop the oldest ended machines beyond *count*, and those older than *days*. Cheap when there is nothing to do."""
-    names = [name for name in _names(folders.logs) if not name.startswith("ledger-")]
+    names = [name for name in _names(folders.logs) if not name.startswith(("ledger-", "."))]
     if len(names) <= count:
         oldest = now - days * 86400
         start = int.from_bytes(os.urandom(2)) % (len(names) or 1)  # a look at some is enough: so will others
@@ -283,6 +295,16 @@ def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | N
     return found
 
 
+def _lost(folders: Folders) -> list[MachineId]:
+    """Machines that have begun and have no folder. Beginnings are listed first: a folder is there before, and goes after."""
+    with suppress(OSError, BelljarError):
+        if begun := _names(folders.begun):
+            check_ours(folders.begun)
+            live = set(_names(folders.machines))
+            return [id for id in begun if id not in live]
+    return []
+
+
 def _bereaved(folders: Folders) -> list[MachineId]:
     """Machines whose lock is held by a child of the killed supervisor, until that runs a program of its own."""
     claimed = {id: claimed_by(folders.machine(id)) for id in _names(folders.machines)}
@@ -301,13 +323,13 @@ def _written(path: Path, id: MachineId) -> dict[str, Any] | None:
     return None
 
 
-def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
+def _post_mortem(folder: Path, id: MachineId, events: list[Event], disks: list[Path]) -> Outcome:
     rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
     states = [event.get("state", "") for event in events if event["event"] == "state"]
     ends = [event for event in events if event["event"] == "payload-ended"]
     who = "the host was restarted" if rebooted else "belljar was killed"
     how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
-    over = _last_sign(folder) if rebooted else time.time()
+    over = _last_sign(folder, disks) if rebooted else time.time()
     worked = [max(over - float(one["time"]), 0.0) for one in events if one.get("state") == State.RUNNING.value]
     return Outcome(
         id=id, cause=Cause.NODE_FAULT, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[Cause.NODE_FAULT],
@@ -316,10 +338,10 @@ def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
     )  # fmt: skip
 
 
-def _last_sign(folder: Path) -> float:
+def _last_sign(folder: Path, disks: list[Path]) -> float:
     """When something of a machine was written last: the host may have been off for days since."""
     times = list[float]()
-    for path in folder.iterdir():
+    for path in (*disks, *(path for path in folder.iterdir() if path.name != LOCK)):
         with suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times, default=time.time())

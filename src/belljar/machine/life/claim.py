@@ -14,13 +14,13 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, LockTimeout
 from belljar.hints import Any
-from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, write_whole
+from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
 from belljar.host.locks import Lock, is_locked, locked, try_lock
-from belljar.host.processes import boot_id
+from belljar.host.processes import boot_id, start_time
 from belljar.host.room import Need, Room, Settings, Taken, host_memory, own_groups, room, touched
 from belljar.host.threads import in_thread
 from belljar.image import Image, ImageStore
-from belljar.journal import Record, read
+from belljar.journal import JOURNAL, Record, read
 from belljar.machine import LOCK, REQUEST, RESERVED, Folders
 from belljar.machine.life.life import Life
 from belljar.model import MachineId, Request, State, dumps, to_json
@@ -45,15 +45,26 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None], *, p
             raise LockTimeout(f"{folder}: locked by another process from its first moment on")
         os.rename(folder / UNNAMED_LOCK, folder / LOCK)
     try:
-        record = Record(folder)
-        record.write("claim", id=request.id, pid=os.getpid(), boot=boot_id(), requester=request.requester)
-        write_whole(folder / REQUEST, dumps(_without_secrets(request)))
+        asked, begun, pid = dumps(_without_secrets(request)), folders.begun / request.id, os.getpid()
+        with suppress(OSError, BelljarError):  # records that cannot be written stop no machine
+            write_whole(private_folder(begun) / REQUEST, asked)
+        record = Record(folder, copy=begun)
+        whose = {"pid": pid, "started": start_time(pid), "boot": boot_id()}
+        record.write("claim", id=request.id, **whose, requester=request.requester)
+        write_whole(folder / REQUEST, asked)
         record.state(State.REQUESTED)
     except BaseException:  # re-raised: a lock that stays would make a dead machine look alive
         lock.release()
         raise
     point("after-claim")
     return Life(request, folders, lock, record, point)
+
+
+def force_begin(folders: Folders, id: MachineId) -> None:
+    """Have on disk that this machine has begun, where that can be written."""
+    for name in (REQUEST, JOURNAL):
+        with suppress(OSError):
+            sync(folders.begun / id / name)
 
 
 def gate(folders: Folders) -> Path:

@@ -18,7 +18,7 @@ from belljar.machine import DISK_NOT_WHOLE, DOUBTS
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import traces_of
 from belljar.machine.extras import Extra
-from belljar.machine.life.claim import holding
+from belljar.machine.life.claim import force_begin, holding
 from belljar.machine.life.commands import Commands
 from belljar.machine.life.control import ControlServer
 from belljar.machine.life.identity import prove, take_all_into_use
@@ -59,6 +59,8 @@ class Keeping:
     async def live(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
         await self._control.open()
+        folders, id = self.parts.folders, self.life.request.id
+        self._is_told = asyncio.ensure_future(in_thread(lambda: force_begin(folders, id)))
         await _first(self._work(streams), self._commands.run())
 
     async def _work(self, streams: Streams) -> None:
@@ -149,6 +151,7 @@ class Keeping:
     async def _start_domain(self, plan: Plan) -> None:
         """QEMU runs when this returns, watched, with its console kept."""
         hypervisor, life = self.parts.hypervisor, self.life
+        await self._is_told
         self.now.domain = await hypervisor.launch(plan.spec, plan.template)
         life.point("after-spawn")
         domain = self.now.domain

@@ -32,6 +32,7 @@ class Machines:
 
     def list(self, *, ended: bool = False) -> list[MachineView]:
         """The live machines, oldest first; with *ended* those too whose records are still kept."""
+        self._reaper.lost()
         views = [view for folder in _folders(self.folders.machines) if (view := _view(folder)) is not None]
         if ended:
             live = {view.id for view in views}  # a record that could not be moved whole is in both places
