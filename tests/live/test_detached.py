@@ -237,3 +237,15 @@ def test_after_a_power_cut_it_has_its_end_its_row_once_and_no_disk(belljar: Bell
     rows = [json.loads(line) for path in belljar.logs.glob("ledger-*") for line in path.read_text().splitlines()]
     assert [(row["cause"], row["name"]) for row in rows if row["id"] == id] == [("node-fault", "lost")]
     assert not [path for folder in belljar.logs.glob(".begun-*") for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize(("redirect", "code"), [(">&-", "0"), (">/dev/full", "125"), ("| :", "141")])
+def test_the_id_of_a_machine_that_lives_is_told_though_standard_output_takes_nothing(
+    belljar: Belljar, redirect: str, code: str
+) -> None:
+    words = " ".join(str(word) for word in belljar.argv("run", "--detach", "--", "sleep", "1000"))
+    words = f"{{ {words}; echo $? >&2; }} | : " if redirect.startswith("|") else f"{words} {redirect}; echo $? >&2"
+    done = subprocess.run(["sh", "-c", words], env=belljar.env, stderr=subprocess.PIPE, timeout=LONGEST, check=False)
+    (id,) = belljar.machines()
+    assert id in done.stderr.decode() and done.stderr.decode().split()[-1] == code
+    assert belljar("stop", id).returncode == 0 and belljar.leftovers() == []

@@ -43,6 +43,8 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
     import stat
 
     from belljar.errors import BadOption
+    from belljar.host.descriptors import CLOSED
+    from belljar.jobs import complain
     from belljar.machine.outside import detached
 
     for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):
@@ -50,7 +52,14 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
             raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
     wanted = _with_user_data(wanted, args, house)
     stdin = 0 if isinstance(wanted.work, RunPayload) and stat.S_ISREG(os.fstat(0).st_mode) else None
-    print(detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted).id)
+    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted).id
+    is_told = 1 not in CLOSED
+    try:
+        print(id, flush=True)
+    except OSError:  # told once more when this process ends, with its exit code
+        is_told = False
+    if not is_told:
+        complain(f"{id}: the machine lives, and standard output did not take its ID", f"`belljar stop {id}` ends it.")
     return 0
 
 
