@@ -15,7 +15,7 @@ help:
 	@echo 'make lint       ruff and mypy alone'
 	@echo 'make bench      the benchmarks'
 	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'
-	@echo 'make uninstall  as root: take it away again; images and settings stay'
+	@echo 'make uninstall  as root: take it away again; what stays is listed, and goes with PURGE=1'
 	@echo 'make clean      remove what the other targets made here'
 
 demo:
@@ -73,7 +73,7 @@ install:
 	@scripts/install '$(PREFIX)' '$(EXTRAS)'
 
 uninstall:
-	@scripts/install --remove '$(PREFIX)'
+	@scripts/install --remove '$(PREFIX)' '$(if $(PURGE),--purge)'
 
 clean:
 	rm -rf .venv /var/tmp/belljar-test-$$(id -u) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

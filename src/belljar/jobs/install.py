@@ -28,9 +28,10 @@ LONGEST_SHEBANG = 120  # of 127 that older kernels read
 LAUNCHER = """\
 #!{python} -IS
 # Made by `belljar batch install {system}`: {purpose}.
+import os
 import sys
 
-sys.path += {libraries!r}
+sys.path += map(os.path.realpath, {libraries!r})  # an upgrade turns a link; this process stays with its own version
 sys.argv[1:1] = {words!r}
 from belljar.cli import entry
 
@@ -125,4 +126,7 @@ def _libraries() -> list[str]:
     found = [Path(__file__).resolve().parents[2]]
     if (needed := importlib.util.find_spec("h11")) is not None and needed.origin is not None:
         found.append(Path(needed.origin).resolve().parents[1])
-    return [os.fspath(one) for one in dict.fromkeys(found)]
+    links = {
+        one.with_name("lib").resolve(): one.with_name("lib") for one in found
+    }  # an upgrade takes PREFIX/lib-* away
+    return [os.fspath(links.get(one, one)) for one in dict.fromkeys(found)]

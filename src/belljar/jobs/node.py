@@ -57,9 +57,9 @@ def client_of(house: House, system: str) -> Client:
 
 
 def own_prefix() -> Path:
-    """Where this installation has its files: PREFIX of PREFIX/lib/belljar, else of the Python that runs it."""
+    """Where this installation has its files: PREFIX of PREFIX/lib-*/belljar, else of the Python that runs it."""
     lib = Path(__file__).resolve().parents[2]
-    if lib.name == "lib":
+    if lib.name.partition("-")[0] == "lib":
         return lib.parent
     return Path(sys.prefix) if sys.prefix != "/usr" else Path("/usr/local")
 

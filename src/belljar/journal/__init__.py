@@ -68,9 +68,8 @@ class Record:
             self.write(event, **facts)
 
     def close(self) -> None:
-        for descriptor in (self._descriptor, self._copy):
-            if descriptor >= 0:
-                os.close(descriptor)
+        for descriptor in {self._descriptor, self._copy} - {-1}:
+            os.close(descriptor)
         self._descriptor = self._copy = -1
 
 

@@ -87,8 +87,7 @@ class Folders:
 
     @property
     def begun(self) -> Path:
-        """What a reboot keeps of this host's machines that have not ended (others may share `logs`): a folder for each, with its
-        request and a copy of its journal."""
+        """A folder per machine that has not ended, with request and journal: a reboot keeps it. Several hosts may have one `logs`."""
         return self.logs / f".begun-{os.uname().nodename}"
 
 

@@ -22,6 +22,7 @@ from belljar.cli import main
 from belljar.errors import BadSettings
 from belljar.jobs import check as batch_look
 from belljar.jobs.hooks import go_by_the_site
+from belljar.jobs.install import _libraries
 from belljar.jobs.node import own_prefix
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
@@ -225,8 +226,16 @@ def test_the_prefix_is_where_belljar_is_installed() -> None:
 
 
 def test_an_installed_belljar_has_its_launchers_beside_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.jobs.node.__file__", "/opt/belljar/lib/belljar/jobs/node.py")
-    assert own_prefix() == Path("/opt/belljar")
+    for folder in ("lib", "lib-20260101-120000-77"):
+        monkeypatch.setattr("belljar.jobs.node.__file__", f"/opt/belljar/{folder}/belljar/jobs/node.py")
+        assert own_prefix() == Path("/opt/belljar")
+
+
+def test_launchers_name_the_link_that_an_upgrade_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib-1/belljar/jobs").mkdir(parents=True)
+    (tmp_path / "lib").symlink_to("lib-1")
+    monkeypatch.setattr("belljar.jobs.install.__file__", str(tmp_path / "lib-1/belljar/jobs/install.py"))
+    assert _libraries()[0] == str(tmp_path / "lib")
 
 
 def test_a_folder_users_cannot_pass_is_found_by_check(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
     wanted = _with_user_data(wanted, args, house)
     stdin = 0 if isinstance(wanted.work, RunPayload) and stat.S_ISREG(os.fstat(0).st_mode) else None
     id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted).id
-    is_told = 1 not in CLOSED
     try:
         print(id, flush=True)
+        is_told = 1 not in CLOSED
     except OSError:  # told once more when this process ends, with its exit code
         is_told = False
     if not is_told:

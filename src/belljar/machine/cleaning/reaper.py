@@ -117,8 +117,8 @@ class Reaper:
     def _undo(self, id: MachineId, deadline: float, folder: Path) -> Iterator[Undone]:
         """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
         pid = claimed_by(folder) if folder == self._folders.begun / id else None
-        if pid is not None and start_time(pid) == read(folder)[0].get("started"):
-            return  # it is just ending
+        if pid and start_time(pid) == read(folder)[0].get("started"):  # it is just ending
+            return
         with ExitStack() as held:
             try:
                 held.enter_context(locked(folder / LOCK, timeout=_left(deadline), what="finish a dead machine"))

@@ -49,8 +49,8 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None], *, p
         with suppress(OSError, BelljarError):  # records that cannot be written stop no machine
             write_whole(private_folder(begun) / REQUEST, asked)
         record = Record(folder, copy=begun)
-        whose = {"pid": pid, "started": start_time(pid), "boot": boot_id()}
-        record.write("claim", id=request.id, **whose, requester=request.requester)
+        whose = {"started": start_time(pid), "boot": boot_id(), "requester": request.requester}
+        record.write("claim", id=request.id, pid=pid, **whose)
         write_whole(folder / REQUEST, asked)
         record.state(State.REQUESTED)
     except BaseException:  # re-raised: a lock that stays would make a dead machine look alive
@@ -60,11 +60,11 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None], *, p
     return Life(request, folders, lock, record, point)
 
 
-def force_begin(folders: Folders, id: MachineId) -> None:
+def force_begin(life: Life) -> None:
     """Have on disk that this machine has begun, where that can be written."""
     for name in (REQUEST, JOURNAL):
         with suppress(OSError):
-            sync(folders.begun / id / name)
+            sync(life.folders.begun / life.request.id / name)
 
 
 def gate(folders: Folders) -> Path:

@@ -59,8 +59,7 @@ class Keeping:
     async def live(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
         await self._control.open()
-        folders, id = self.parts.folders, self.life.request.id
-        self._is_told = asyncio.ensure_future(in_thread(lambda: force_begin(folders, id)))
+        self._is_told = asyncio.ensure_future(in_thread(lambda: force_begin(self.life)))
         await _first(self._work(streams), self._commands.run())
 
     async def _work(self, streams: Streams) -> None:
