@@ -56,7 +56,7 @@ def test_why_there_was_no_machine_at_a_time_is_told(folder: Path, capsys: pytest
     rows = [{line.split()[0]: line for line in lines[2:]} for lines in (first, second, third)]
     assert first[0].startswith("Decided 20") and first[1].split()[:2] == ["TYPE", "SHARE"]
     assert "1 started" in rows[0]["atlas"] and "1 started" in rows[0]["lhcb"]
-    assert "none could be started here: ImageUnknown: a: no such image" in rows[1]["atlas"]
+    assert "it failed on this host: ImageUnknown: a: no such image" in rows[1]["atlas"]
     assert "no processors are free" in rows[2]["atlas"]
     (one,) = json.loads(told(capsys, *at, "44m", "--format", "json", "atlas"))["verdicts"]
     assert (one["machinetype"], one["reason"], one["share"]) == ("atlas", "failed", 1.0)

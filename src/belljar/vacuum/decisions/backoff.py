@@ -59,6 +59,23 @@ def past_of(past: Past, kind: MachineType) -> TypePast:
     return past.get(kind.name, NO_PAST)
 
 
+@dataclass(frozen=True)
+class Failing:
+    """A type that failed on this host: it could not be started, or the host ended its machine."""
+
+    until: float  # none is started here before
+    times: int  # in a row
+    why: str
+
+
+def after_failure(before: Failing | None, kind: MachineType, space: Space, now: float, why: str) -> Failing:
+    """This type has failed once more. Machines that failed together are one failure."""
+    if before is not None and now < before.until:
+        return replace(before, why=why)
+    times = 1 if before is None else before.times + 1
+    return Failing(now + max(kind.backoff, space.cycle) * min(2.0 ** (times - 1), MOST_DELAY), times, why)
+
+
 class Gate(str, Enum):
     """How a type stands."""
 

@@ -42,7 +42,7 @@ class Reason(str, Enum):
     LOAD = "load", "the host's load is too high ({detail})"
     FULL = "full", "no processors are free"
     STARTING = "starting", "as many machines are starting as may at a time"
-    FAILED = "failed", "none could be started here: {detail}"
+    FAILED = "failed", "it failed on this host: {detail}"
     BACKING_OFF = "backing-off", "it backs off: its last machines found no work"
     TESTED = "tested", "it is being tested: a machine younger than its fizzle time runs"
     OTHERS_TEST = "others-test", "another factory is to test it first"

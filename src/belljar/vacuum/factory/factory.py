@@ -22,7 +22,7 @@ from belljar.host.service.telling import Tell, Troubles
 from belljar.host.threads import in_thread
 from belljar.records import dataclass, replace
 from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
-from belljar.vacuum.decisions.backoff import view_of
+from belljar.vacuum.decisions.backoff import Failing, after_failure, view_of
 from belljar.vacuum.decisions.decide import Decision, Host, Reason, decide
 from belljar.vacuum.decisions.packing import Machine
 from belljar.vacuum.factory.keeper import JOBOUTPUTS, Living, Machines, request_for
@@ -32,9 +32,7 @@ from belljar.vacuum.protocol.query import Snapshot
 
 SHOWS_WITHIN = 120.0  # seconds in which a machine that was asked for is claimed, or never will be
 CLAIMED_WITHIN = 10.0  # seconds a cycle waits for what it starts; an image that is fetched goes on beside it
-MOST_DELAY = 8  # times `backoff`, after starts that failed
-# Other causes are this host's, or the image's.
-ITS_OWN_END = ("finished", "cancelled", "walltime", "guest-lost", "guest-oom")
+HOSTS_FAULTS = ("host-oom", "node-fault", "image-fault", "refused")  # they concern this host alone
 ASKED_TO_END = ("cancelled", "walltime")  # by an operator, a drain, its deadline: no fault of its type
 LOOK_AT_ONCE = 0.5  # seconds after the first event in which others join its decision; nothing is looked at meanwhile
 Ask = Callable[[], Awaitable[tuple[tuple[TypeStatus, ...], tuple[str, ...]]]]
@@ -66,7 +64,7 @@ class Factory:
         self._group: asyncio.TaskGroup | None = None
         self._starting: set[str] = set()  # machines that are being asked for just now
         self._watched: set[str] = set()  # machines whose end is waited for
-        self._failing: dict[str, Failing] = {}  # types of which no machine could be started here
+        self._failing: dict[str, Failing] = {}  # by type
         self._beats: dict[str, Beat] = {}  # of machines that have to give a sign of life
         self._room = float(space.processors)  # that the next decision gives away
 
@@ -149,6 +147,9 @@ class Factory:
         for name in self._failing.keys() - {kind.name for kind in self.space.types if kind.share > 0}:
             del self._failing[name]  # nobody wants it any more
             self.troubles.note(name)
+        for one in (one for one in self.living if one.began is not None and one.machinetype in self._failing):
+            if one.created >= self._failing[one.machinetype].until:
+                del self._failing[one.machinetype]  # it works again
         failing = {name: (one.until, one.why) for name, one in self._failing.items()}
         return Host(os.cpu_count() or 1, load, max(memory - waiting, 0), starts=starts, failing=failing)
 
@@ -177,16 +178,19 @@ class Factory:
         except (BelljarError, OSError) as exc:
             self._remember(pending=self._pending_without(order.id))
             self.troubles.note(kind.name, exc)
-            why = self.troubles.now[kind.name]
-            self._failing[kind.name] = after(self._failing.get(kind.name), kind, self.space, self._clock(), why)
+            self._fail(kind.name, self._clock(), self.troubles.now[kind.name])
         else:
-            self._failing.pop(kind.name, None)
             self.started[kind.name] += 1
             self.troubles.note(kind.name)
             slot = slot_name(self.space, order.slot)
             self._tell("machine started", machine=order.id, machinetype=kind.name, slot=slot)
         finally:
             self._starting.discard(order.id)
+
+    def _fail(self, name: str, now: float, why: str) -> None:
+        """No machine of this type is started here for a while."""
+        for kind in (kind for kind in self.space.types if kind.name == name):
+            self._failing[name] = after_failure(self._failing.get(name), kind, self.space, now, why)
 
     def _pending_without(self, id: str) -> tuple[Living, ...]:
         return tuple(one for one in self.memory.pending if one.id != id)
@@ -272,6 +276,8 @@ class Factory:
         self._room += next((one.processors for one in self.living if one.id == id), 0)
         finished = finish(self.memory.finished.get(name), event, labels, self._reasons.pop(id, ""), self.space)
         self.troubles.note(f"machine {id}")
+        if event.get("cause") in HOSTS_FAULTS:
+            self._fail(name, finished.at, str(event.get("reason") or event.get("cause")))
         slot = int(labels.get("slot") or 0)
         self.slots[slot] = (name, finished)
         all_finished, pending = {**self.memory.finished, name: finished}, self._pending_without(id)
@@ -300,7 +306,7 @@ class Factory:
         self.status = replace(
             self.status, cycled=now, took=now - began, machines=len(living), processors=sum(one.processors for one in living),
             most_processors=self.space.processors, hs06=sum(one.hs06 for one in living), draining=self.space.draining,
-            silent=silent, error="; ".join(sorted({one.why for one in self._failing.values()})),
+            silent=silent, error="; ".join(sorted({one.why for one in self._failing.values() if now < one.until})),
             troubles=dict(self.troubles.now),
         )  # fmt: skip
         with suppress(OSError, BelljarError):
@@ -314,15 +320,6 @@ class Factory:
 
 
 @dataclass(frozen=True)
-class Failing:
-    """A type of which no machine could be started here."""
-
-    until: float  # no other is tried before
-    times: int  # in a row
-    why: str
-
-
-@dataclass(frozen=True)
 class Beat:
     """A machine's heartbeat, as it was seen: moments of a clock that nobody sets."""
 
@@ -331,27 +328,18 @@ class Beat:
     seen: float  # when that changed last
 
 
-def after(before: Failing | None, kind: MachineType, space: Space, now: float, why: str) -> Failing:
-    """One more start of this type has failed. Those that were begun together are one failure."""
-    if before is not None and now < before.until:
-        return replace(before, why=why)
-    times = 1 if before is None else before.times + 1
-    delay = max(kind.backoff, space.cycle) * min(2.0 ** (times - 1), MOST_DELAY)
-    return Failing(now + delay, times, why)
-
-
 def finish(
     before: Finished | None, event: dict[str, Any], labels: dict[str, str], reason: str, space: Space
 ) -> Finished:
-    """What is known of a type after this end. A machine that said nothing was aborted where it could not live here, or ended within
-    its fizzle time."""
+    """What is known of a type after this end. A machine that said nothing was aborted where its image did not boot, or it ended
+    within its fizzle time; not where its host failed it."""
     before = before or Finished()
     ended, started = int(event.get("time") or 0), float(event.get("started") or 0)
     code, lived = event.get("shutdown_code"), ended - started
     fizzle = float(labels.get("fizzle") or 0)
     message = f"{code} {event.get('shutdown_message', '')}".strip() if code else reason
-    if not message and event.get("cause") not in ITS_OWN_END:
-        message = f"500 {event.get('reason') or event.get('cause')}"
+    if not message and event.get("cause") in (*HOSTS_FAULTS, "boot-failed"):
+        message = f"{500 if event['cause'] == 'boot-failed' else 100} {event.get('reason') or event['cause']}"
     if not message and lived < fizzle and event.get("cause") not in ASKED_TO_END:
         message = f"300 Fizzled after {lived:.0f} seconds"
     found_work = 200 <= (code_of(message) or 0) < 300 or (lived >= fizzle and not is_abort(message))

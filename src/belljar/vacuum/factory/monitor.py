@@ -36,7 +36,7 @@ def check(status: Status | None, now: float) -> tuple[Level, str]:
     troubles = (
         (age > LATE * status.cycle, silent, f"no sign of life for {age:.0f} s"),
         (status.settings_error, Level.WARNING, f"settings are not obeyed: {_line(status.settings_error)}"),
-        (status.error, Level.WARNING, f"no machine could be started: {_line(status.error)}"),
+        (status.error, Level.WARNING, f"machines fail on this host: {_line(status.error)}"),
         *((True, Level.WARNING, _line(f"{about}: {why}")) for about, why in status.troubles.items()),
         (True, Level.OK, "draining" if status.draining else "running"),
     )
@@ -68,7 +68,7 @@ def metrics(factory: Factory, types: Iterable[TypeStatus], packets: Mapping[str,
         ("cycle_duration_seconds", "How long the last cycle took", "", status.took),
         ("draining", "1: nothing is started", "", status.draining),
         ("silent_factories", "Factories that did not answer the last time", "", len(status.silent)),
-        ("start_failing", "1: the last machine could not be started", "", bool(status.error)),
+        ("start_failing", "1: a type failed on this host, and waits here", "", bool(status.error)),
         ("settings_refused", "1: the settings files are not obeyed as they are", "", bool(status.settings_error)),
         ("type_machines", "Living machines of a type on this factory", "machinetype", {one.machinetype: one.running_machines for one in types}),
         ("type_hs06", "HS06 of the living machines of a type on this factory", "machinetype", {one.machinetype: one.running_hs06 for one in types}),

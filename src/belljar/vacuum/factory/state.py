@@ -41,7 +41,7 @@ class Status:
     hs06: float = 0.0
     draining: bool = False
     silent: tuple[str, ...] = ()  # factories that did not answer
-    error: str = ""  # why the last machine could not be started; empty once one could
+    error: str = ""  # why types wait on this host: a machine could not be started, or the host ended it
     troubles: dict[str, str] = field(default_factory=dict)  # what goes wrong just now, and why, by what it is about
     settings_error: str = ""  # why the settings files are not obeyed as they are
 

@@ -37,6 +37,7 @@ class Course:
     loss: float = setting(0.0, "part of all packets that is lost", maximum=0.9)
     failures: float = setting(0.0, "of each factory, in a day")
     failure_lasts: float = setting(3600.0, "on average", unit="seconds", minimum=1)
+    kills: float = setting(0.0, "of each factory in a day: machines that their host ends")
     machines_lost: bool = setting(True, "the machines end with their factory; false: it only falls silent")
 
 

@@ -16,7 +16,7 @@ from math import inf
 
 from belljar.records import replace
 from belljar.vacuum import Mode, Space
-from belljar.vacuum.decisions.backoff import Past, Total, View
+from belljar.vacuum.decisions.backoff import Failing, Past, Total, View, after_failure
 from belljar.vacuum.decisions.decide import Host, decide
 from belljar.vacuum.decisions.packing import Machine
 from belljar.vacuum.simulator.report import Report, Tally
@@ -40,7 +40,7 @@ class Factory:
     """A host that decides."""
 
     __slots__ = (
-        "answers", "asks", "disk", "free", "guests", "last", "memory", "number", "past", "polls_at", "room", "seen", "space",
+        "answers", "asks", "disk", "failing", "free", "guests", "last", "memory", "number", "past", "polls_at", "room", "seen", "space",
     )  # fmt: skip
 
     def __init__(self, number: int, space: Space, memory: float, disk: float) -> None:
@@ -48,6 +48,7 @@ class Factory:
         self.free = self.room = space.processors
         self.guests: dict[Guest, None] = {}
         self.past: Past = {}
+        self.failing: dict[str, Failing] = {}
         self.answers = self.seen = True  # seen: it counts in what the others reckon with
         self.asks = False
         self.polls_at = inf
@@ -84,6 +85,8 @@ class Simulation:
             self.poll_at(factory, self.dice.uniform(0.0, self.course.cycle))
             if self.course.failures:
                 self.after(self.dice.expovariate(self.course.failures / 86400.0), self.fail, factory)
+            if self.course.kills:
+                self.after(self.dice.expovariate(self.course.kills / 86400.0), self.kill, factory)
         self.after(self.course.sample, self.look, progress)
         while self.events and self.events[0][0] <= self.course.lasts:
             self.now, _, act, facts = heapq.heappop(self.events)
@@ -179,7 +182,8 @@ class Simulation:
         if not factory.answers:
             return
         self.tally.decisions += 1
-        host = Host(factory.space.processors, 0.0, factory.memory, factory.disk)
+        failing = {name: (one.until, one.why) for name, one in factory.failing.items()}
+        host = Host(factory.space.processors, 0.0, factory.memory, factory.disk, failing=failing)
         there = [guest.machine for guest in factory.guests]
         decision = decide(self.now, factory.space, there, view, factory.past, host, self.dice.random)
         factory.past = decision.past
@@ -234,6 +238,19 @@ class Simulation:
             factory.room += guest.machine.processors
             self.room += guest.machine.processors
         self.wake(factory)
+
+    def kill(self, factory: Factory) -> None:
+        """The host ends one of its machines, and starts no other of that type for a while."""
+        if factory.answers and factory.guests:
+            guest = self.dice.choice(list(factory.guests))
+            self.forget(guest)
+            self.tally.end(self.now, guest.type, guest.machine.processors)
+            name, kind = guest.machine.machinetype, self.scenario.experiments[guest.type].kind
+            factory.failing[name] = after_failure(None, kind, factory.space, self.now, "a machine was killed")
+            factory.room += guest.machine.processors
+            self.room += guest.machine.processors
+            self.wake(factory)
+        self.after(self.dice.expovariate(self.course.kills / 86400.0), self.kill, factory)
 
     def wake(self, factory: Factory) -> None:
         """Something ended: our own decide at once, those of the original in their next cycle."""

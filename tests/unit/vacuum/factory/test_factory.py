@@ -152,16 +152,54 @@ def test_what_an_end_means(message: str, lived: float, reason: str, said: str, a
 @pytest.mark.parametrize(
     ("cause", "reason", "said"),
     [
-        ("refused", "image a: no room", "500 image a: no room"),
         ("boot-failed", "", "500 boot-failed"),
         ("walltime", "", ""),
         ("guest-lost", "the guest went", ""),
+        ("host-oom", "QEMU was killed from outside", "100 QEMU was killed from outside"),
+        ("node-fault", "belljar was killed", "100 belljar was killed"),
+        ("image-fault", "a: damaged", "100 a: damaged"),
+        ("refused", "no bridge br7", "100 no bridge br7"),
     ],
 )
-def test_a_machine_that_could_not_live_here_counts_against_its_type(cause: str, reason: str, said: str) -> None:
-    event = {"time": NOW + 5000, "started": NOW, "cause": cause, "reason": reason}
+@pytest.mark.parametrize("lived", [5, 5000])
+def test_only_what_a_payload_or_its_image_did_counts_against_its_type(
+    cause: str, reason: str, said: str, lived: float
+) -> None:
+    event = {"time": NOW + lived, "started": NOW, "cause": cause, "reason": reason}
     found = finish(None, event, {"fizzle": "600"}, "", SPACE)
-    assert found.message == said and found.aborted == (int(NOW + 5000) if said else 0)
+    if cause == "guest-lost" and lived < 600:
+        said = "300 Fizzled after 5 seconds"
+    assert found.message == said and bool(found.aborted) == (said[:1] in ("3", "5"))
+
+
+async def test_a_machine_that_is_killed_on_this_host_stops_its_type_on_this_host_alone(site: Site) -> None:
+    factory = site.factory(replace(SPACE, processors=2, types=SPACE.types[:1]))
+    await factory.cycle()
+    first, second = site.machines
+    site.now += 1000
+    why = "QEMU was killed from outside (by the host's OOM killer, a limit, or an administrator)"
+    for id in (first, second):
+        factory._note(site.end(id) | {"cause": "host-oom", "reason": why})
+    await factory.cycle()
+    assert not site.machines and factory.decision is not None
+    (verdict,) = factory.decision.verdicts
+    assert (verdict.reason, verdict.until) == (Reason.FAILED, site.now + 600) and why in verdict.why
+    (own,) = factory.snapshot().types
+    assert (own.message, own.last_abort) == (f"100 {why}", None)  # other factories go on
+    assert why in factory.status.error
+    site.now += 600
+    await factory.cycle()
+    assert len(site.machines) == 2 and factory.status.error == ""
+
+
+async def test_what_ended_with_its_host_long_ago_is_no_reason_to_wait(site: Site) -> None:
+    factory = site.factory(replace(SPACE, processors=1, types=SPACE.types[:1]))
+    await factory.cycle()
+    event = site.end(next(iter(site.machines))) | {"cause": "node-fault", "reason": "the host was restarted"}
+    site.now += 3600
+    factory._note(event)
+    await factory.cycle()
+    assert len(site.machines) == 1
 
 
 @pytest.mark.parametrize("cause", ["cancelled", "walltime"])

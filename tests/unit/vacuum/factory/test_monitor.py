@@ -28,7 +28,7 @@ STATE = Status(
         ({}, 5180.0, Level.OK, "OK: "),
         ({}, 5181.0, Level.WARNING, "WARNING: no sign of life for 181 s; "),
         ({}, 5601.0, Level.CRITICAL, "CRITICAL: no sign of life for 601 s; "),
-        ({"error": "no | image\nof this\tname"}, 5010.0, Level.WARNING, "WARNING: no machine could be started: no / image of this name; "),
+        ({"error": "no | image\nof this\tname"}, 5010.0, Level.WARNING, "WARNING: machines fail on this host: no / image of this name; "),
         ({"settings_error": "x" * 900}, 5010.0, Level.WARNING, f"settings are not obeyed: {'x' * 200}; "),
         ({"troubles": {"pipe gds": "no\nanswer"}}, 5010.0, Level.WARNING, "WARNING: pipe gds: no answer; "),
         ({}, 4000.0, Level.OK, "age=0s;180;600;0"),

@@ -167,6 +167,18 @@ def test_a_queue_that_fills_again_has_its_share_back() -> None:
     assert report.worst_share < 0.05 and report.idle < 0.01
 
 
+def test_machines_that_their_hosts_kill_cost_their_types_nothing_elsewhere() -> None:
+    """Ten kills an hour somewhere: told to the space as aborts, each would stop its type there for ten minutes or more."""
+    what = scenario(
+        experiment("a", 2.0, length=6 * HOUR, jobs=1), experiment("b", length=6 * HOUR, jobs=1),
+        count=60, processors=8, lasts=48 * HOUR, kills=4.0,
+    )  # fmt: skip
+    for mode in Mode:
+        calm, killed = ran(replace(what, course=replace(what.course, kills=0.0)), mode), ran(what, mode)
+        assert killed.starts > calm.starts + 60 * 4 and killed.wasted == 0
+        assert killed.worst_share < 0.02 and killed.idle < calm.idle + 0.001, mode
+
+
 # -- scenarios, plots, the verb -----------------------------------------------------------------------------------------------
 
 
