@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
+from math import inf
 from typing import Final
 
 from belljar.records import dataclass, replace
@@ -136,8 +137,22 @@ def blocked_until(kind: MachineType, past: TypePast) -> float:
     return past.last_abort + delay * (1 + JITTER * drawn(kind.name, int(past.last_abort)))
 
 
-def gate(now: float, space: Space, kind: MachineType, total: Total, past: TypePast) -> tuple[Gate, float]:
-    """How the type stands, and until when: the moment at which that may change by itself (0: it is open)."""
+def over_since(now: float, space: Space, kind: MachineType, totals: Mapping[str, Total], past: Past) -> float:
+    """Since when it is known that a type which backed off together with this one finds work again: what stopped both may be over.
+    Infinite: there is no such type, or this one was tested since, or has had the time for it."""
+    mine, moments = past_of(past, kind), [inf]
+    if mine.last_abort and now < blocked_until(kind, mine) + kind.fizzle + 10 * space.cycle:
+        for other in space.types:
+            known, proved = past_of(past, other), totals.get(other.name, NOTHING).proved
+            if 0 < known.last_abort < proved and mine.last_abort < blocked_until(other, known):
+                moments.append(proved + other.fizzle)
+    return inf if totals.get(kind.name, NOTHING).proved > mine.last_abort else min(moments)
+
+
+def gate(
+    now: float, space: Space, kind: MachineType, total: Total, past: TypePast, over: float = inf
+) -> tuple[Gate, float]:
+    """How the type stands, and until when: the moment at which that may change by itself (0: it is open). *over*: see `over_since`."""
     if space.mode is Mode.COMPATIBLE:
         until = total.last_abort + kind.backoff + (kind.fizzle if total.young else 0)
         return (Gate.OPEN, 0.0) if total.last_abort == 0 or until < now else (Gate.BLOCKED, until)
@@ -145,7 +160,7 @@ def gate(now: float, space: Space, kind: MachineType, total: Total, past: TypePa
         return Gate.OPEN, 0.0
     if not past.last_abort:
         return (Gate.NEW, 0.0) if most(Gate.NEW, space, total) else (Gate.TESTED, now + space.cycle)
-    until = blocked_until(kind, past)
+    until = min(blocked_until(kind, past), max(over, past.last_abort + kind.backoff))
     if now <= until:
         return Gate.BLOCKED, until
     if total.young:

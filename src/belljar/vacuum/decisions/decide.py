@@ -17,7 +17,7 @@ from typing import Final
 
 from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineType, Mode, Space
-from belljar.vacuum.decisions.backoff import NOTHING, Gate, Past, Total, View, drawn, gate, learn, most, past_of
+from belljar.vacuum.decisions.backoff import Gate, Past, Total, View, drawn, gate, learn, most, over_since, past_of
 from belljar.vacuum.decisions.packing import Machine, Reservation, Room, fitting, lacks, largest, reservation, superslot
 
 SLACK: Final = 0.01  # of its share a type may be ahead and still take the place that fits it best
@@ -108,6 +108,8 @@ class Claim:
         self.wanted = 0.0  # the target that places are looked for by
         self.reason, self.until, self.detail = Reason.TURN, 0.0, ""
         self.most, self.started = 1 << 30, 0  # machines
+        self.may_take = 1 << 30  # processors
+        self.is_awaited = False  # its work may be back: others leave it its part
 
     @property
     def is_open(self) -> bool:
@@ -130,7 +132,8 @@ class Case:
         self.now, self.space, self.running, self.host, self.random = now, space, running, host, random
         self.ends = inf if space.shutdown_time is None else space.shutdown_time
         self.past, self.others = learn(now, space, view, past), view.room
-        self.claims = [Claim(kind, view.totals.get(kind.name, NOTHING)) for kind in space.types]
+        self.totals = view.totals
+        self.claims = [Claim(kind, view.totals.get(kind.name, Total())) for kind in space.types]
         self.given = sum(one.processors for one in running)
         self.room = Room(space.processors - self.given, host.memory, host.disk)
         self.closed = self._closed()
@@ -155,7 +158,9 @@ class Case:
         if not claim.share:
             claim.reason = Reason.NO_SHARE
             return
-        how, until = gate(self.now, self.space, claim.kind, claim.total, past_of(self.past, claim.kind))
+        over = over_since(self.now, self.space, claim.kind, self.totals, self.past)
+        how, until = gate(self.now, self.space, claim.kind, claim.total, past_of(self.past, claim.kind), over)
+        claim.is_awaited = over < inf
         failing, why = self.host.failing.get(claim.kind.name, (0.0, ""))
         if self.closed is not None:
             claim.reason, claim.detail = self.closed
@@ -220,17 +225,27 @@ class Shares:
                 claim.usage += past_of(case.past, claim.kind).usage
             claim.luck = case.random() * self._step(min(claim.kind.max_processors, free))
         self.aim()
+        self._keep(case.running)
 
     def _step(self, processors: int) -> float:
         return processors * self.hs06 * self.scale
+
+    def _keep(self, running: Sequence[Machine]) -> None:
+        """Nobody takes the part of this host that types are to have whose work may be back."""
+        if any(claim.is_awaited for claim in self.claims):
+            wanting = [claim for claim in self.claims if claim.is_open or claim.is_awaited]
+            parts = self._targets(wanting, self.space.processors)
+            for claim in (claim for claim in wanting if not claim.is_awaited):
+                here = sum(one.processors for one in running if one.machinetype == claim.kind.name)
+                claim.may_take = int(parts[claim.kind.name]) - here
 
     def aim(self) -> None:
         """Set the scores of all, and the targets of those that may be started. A type of which one machine only may be started, as a
         test, is to have that one, and takes nothing from the others' targets; its place is looked for as if its work were back."""
         groups = by_group(self.claims, lambda one: one.usage)
         tests = [claim for claim in self.claims if claim.is_open and claim.most == 1]
-        targets = self._targets(groups, [claim for claim in self.claims if claim.is_open and claim.most > 1])
-        by_share = self._targets(groups, [claim for claim in self.claims if claim.is_open]) if tests else {}
+        targets = self._share_out([claim for claim in self.claims if claim.is_open and claim.most > 1], groups)
+        by_share = self._share_out([claim for claim in self.claims if claim.is_open], groups) if tests else {}
         for claim in self.claims:
             of_group = self.shares[claim.group]
             claim.score = claim.usage / claim.share if claim.share else 0.0
@@ -239,12 +254,17 @@ class Shares:
         for claim in tests:
             claim.target, claim.wanted = claim.usage + self._step(claim.kind.max_processors), by_share[claim.kind.name]
 
-    def _targets(self, groups: Mapping[str, float], open_: Sequence[Claim]) -> dict[str, float]:
-        """What each of these types is to have by the shares of their groups: of what these have, and what is left for them."""
-        wanting = by_group(open_, lambda one: one.share)
-        whole = self.left + sum(groups[name] for name in wanting)
-        parts = sum(self.shares[name] for name in wanting)
-        return {one.kind.name: whole / parts * self.shares[one.group] * one.share / wanting[one.group] for one in open_}
+    def _share_out(self, open_: Sequence[Claim], groups: Mapping[str, float]) -> dict[str, float]:
+        """What each of these types is to have of what these have, and what is left for them."""
+        return self._targets(open_, self.left + sum(groups[name] for name in {claim.group for claim in open_}))
+
+    def _targets(self, wanting: Sequence[Claim], whole: float) -> dict[str, float]:
+        """The part of each of these types by the shares of their groups."""
+        of_groups = by_group(wanting, lambda one: one.share)
+        parts = sum(self.shares[name] for name in of_groups)
+        return {
+            one.kind.name: whole / parts * self.shares[one.group] * one.share / of_groups[one.group] for one in wanting
+        }
 
     def order(self) -> list[Claim]:
         """Those that may be started: first who is behind its target, the largest before all, then by how far."""
@@ -261,12 +281,14 @@ class Shares:
         claim.started, claim.reason, claim.detail = claim.started + 1, Reason.STARTED, ""
         claim.usage += step
         self.left -= step
+        claim.may_take -= machine.processors
         self.aim()
 
     def wants_place(self, claim: Claim) -> bool:
         """Is it this factory's part to keep room for the type? As many factories do as are needed for what it lacks."""
         lack, machine = claim.wanted - claim.usage, claim.kind.min_processors * self.hs06
-        needed = lack / machine if lack > max(SLACK * claim.wanted, machine / 2) else 0.0
+        has_any = claim.total.hs06 > 0  # lacks below half a machine are rounded away, but not from a type without any
+        needed = max(lack / machine, not has_any) if lack > max(SLACK * claim.wanted, has_any * machine / 2) else 0.0
         words = claim.kind.name, self.space.factory
         place = drawn(*words, int(self.now / TURN + drawn(*words)))
         return place * max(1, len(self.space.factories)) < KEENNESS * needed
@@ -286,7 +308,7 @@ def _all(case: Case, shares: Shares) -> list[Machine]:
         if may_keep and (first := _first_to_wait(space, shares, order, room)):
             held = reservation(now, space, first, [*case.running, *starts], room)
         for claim in order:
-            if machine := fitting(now, space, claim.kind, room, held):
+            if machine := fitting(now, space, claim.kind, room.within(Room(claim.may_take)), held):
                 shares.take(claim, machine)
                 starts.append(machine)
                 room = room.less(machine)
@@ -309,7 +331,9 @@ def _tell_unfit(space: Space, order: Sequence[Claim], room: Room, held: Reservat
     for claim in order:
         if claim.started:
             continue
-        if held is not None and largest(space, claim.kind, room):
+        if claim.may_take < claim.kind.min_processors:
+            claim.reason, claim.detail = Reason.RESERVED, "types that are tested first"
+        elif held is not None and largest(space, claim.kind, room):
             claim.reason, claim.detail, claim.until = Reason.RESERVED, held.machine.machinetype, held.at
         else:
             claim.reason, claim.detail = Reason.SIZE, lacks(space, claim.kind, room)

@@ -179,6 +179,32 @@ def test_machines_that_their_hosts_kill_cost_their_types_nothing_elsewhere() -> 
         assert killed.worst_share < 0.02 and killed.idle < calm.idle + 0.001, mode
 
 
+@pytest.mark.parametrize(("seed", "length"), [(1, 4.0), (2, 6.0), (3, 20.0)])
+def test_after_an_outage_of_all_no_type_takes_the_whole_space(seed: int, length: float) -> None:
+    """The first whose test succeeds leaves the others their part until they were tested, too."""
+    dry = ((0.0, 14 * HOUR),)
+    what = scenario(
+        experiment("a", dry=dry, length=length * HOUR, jobs=1), experiment("b", dry=dry, length=length * HOUR, jobs=1),
+        count=20, processors=16, lasts=24 * HOUR, seed=seed,
+    )  # fmt: skip
+    for mode in Mode:
+        after = [look for look in ran(what, mode).looks if look.at > 16 * HOUR]
+        assert max(abs(look.parts[0] - 0.5) for look in after) < 0.1, mode
+        assert max(look.idle for look in after) < 0.05, mode
+
+
+@pytest.mark.parametrize(("share", "length"), [(39.0, 6.0), (39.0, 20.0), (79.0, 6.0)])
+def test_a_type_whose_share_is_less_than_half_of_its_smallest_machine_is_started(share: float, length: float) -> None:
+    """It cannot have its share at each look. Vac always gives it a whole machine."""
+    large = experiment("large", min_processors=8, max_processors=8, length=length * HOUR, jobs=1)
+    small = experiment("small", share, length=length * HOUR, jobs=1)
+    what = scenario(large, small, count=5, processors=16, lasts=168 * HOUR, superslot=8)
+    vac, ours = ran(what, Mode.COMPATIBLE), ran(what)
+    wanted = 1 / (1 + share)
+    assert 0.5 * wanted < ours.types[0].part < vac.types[0].part and ours.types[0].starts > 2
+    assert ours.idle < vac.idle
+
+
 # -- scenarios, plots, the verb -----------------------------------------------------------------------------------------------
 
 
