@@ -172,12 +172,13 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     return mistakes(settings)
 
 
-def small_file(url: str, largest: int, *, patience: float) -> bytes:
-    """What is at an http(s) address now, of at most *largest* bytes, within *patience* seconds. Raises DownloadFailed,
+def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:
+    """What is at an http(s) address now, of at most *largest* bytes, within *patience* seconds. *public_only*: not from this host or
+    a private network. Raises DownloadFailed,
     DownloadStalled, ImageTooLarge."""
     from belljar.image.intake import fetch
 
-    answer = fetch.small_file(url, largest, Settings(stall_timeout=patience / 2))
+    answer = fetch.small_file(url, largest, Settings(stall_timeout=patience / 2), public_only=public_only)
     assert answer is not None
     return answer.data
 

@@ -121,6 +121,9 @@ class Pipe:
     name: str  # its machinetypes are NAME-SUFFIX
     url: str = setting("", "required: http(s) address of the JSON document", form=ADDRESS)
     share: float = setting(0.0, "of the space, for all its machinetypes together")
+    inside: bool = setting(
+        False, "its server may be in a private network, or behind a proxy there, though its name does not show it"
+    )
     files: Path | None = setting(None, "folder with the files that the document names; empty: it cannot name any")
     given: Given = ()  # what `[pipe.NAME]` says of all its machinetypes
     own: tuple[tuple[str, Given], ...] = ()  # what `[machinetype.NAME-SUFFIX]` says of one

@@ -213,7 +213,7 @@ def test_a_public_server_sends_nobody_to_what_only_this_host_reaches(
     public = iter([True, False, False, False, False, True])
     monkeypatch.setattr(fetch, "is_public", lambda address: next(public))
     url = server.put("/disk", redirect=server.put("/real", DATA))
-    with pytest.raises(DownloadFailed, match=r"/disk: redirected to 127\.0\.0\.1, which is an address of this host"):
+    with pytest.raises(DownloadFailed, match=r"/disk: leads to 127\.0\.0\.1, which is an address of this host"):
         get(url, folder, settings)
     assert [path for path, _, _ in server.requests] == ["/disk"]
     assert get(url, folder, settings) == DATA  # a server of one's own may

@@ -86,9 +86,9 @@ def may_name(url: str, source: str) -> bool:
     return False
 
 
-def leads_inside(url: str, source: str, look_up: Callable[..., Any] = socket.getaddrinfo) -> bool:
-    """Is the host of this address, which a document from *source* names, in truth this host, or in a private network? Blocks."""
+def leads_inside(url: str, look_up: Callable[..., Any] = socket.getaddrinfo) -> bool:
+    """Is the host of this address in truth this host, or in a private network? Blocks."""
     host, places = urlsplit(url).hostname, list[Any]()
     with suppress(OSError, UnicodeError):  # it will not be fetched either
         places = look_up(host, None, type=socket.SOCK_STREAM)
-    return host != urlsplit(source).hostname and not all(is_public(str(place[4][0])) for place in places)
+    return not all(is_public(str(place[4][0])) for place in places)

@@ -119,15 +119,17 @@ class Answer:
     etag: str
 
 
-def small_file(url: str, largest: int, settings: Settings, *, etag: str = "") -> Answer | None:
+def small_file(
+    url: str, largest: int, settings: Settings, *, etag: str = "", public_only: bool = False
+) -> Answer | None:
     """A file that fits into memory; None: it is still the one with this *etag*. Within twice `image.stall_timeout`, however
-    slowly its bytes come. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+    slowly its bytes come. *public_only*: from no address of this host or of a private network, whatever a name leads to. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
     deadline = time.monotonic() + settings.stall_timeout
     headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
     with _client(settings) as client:
         for again in reversed(range(MOST_FAILURES)):
             try:
-                with _answer(client, url, headers, settings) as response:
+                with _answer(client, url, headers, settings, public_only=public_only) as response:
                     if etag and response.status_code == 304:
                         return None
                     if response.status_code != 200:
@@ -197,14 +199,14 @@ def _continue(
 @contextmanager
 def _answer(
     client: httpx.Client, url: str, headers: dict[str, str], settings: Settings, part: Part | None = None, *,
-    is_pinned: bool = False,
+    is_pinned: bool = False, public_only: bool = False,
 ) -> Iterator[httpx.Response]:  # fmt: skip
     """The answer of the server that has the file, or the rest of a *part*. What httpx raises, here and inside, is one of our
     errors."""
     import httpx
 
     try:
-        with _followed(client, url, headers, is_pinned, settings.stall_timeout) as response:
+        with _followed(client, url, headers, is_pinned, settings.stall_timeout, public_only) as response:
             yield response
     except httpx.TimeoutException as exc:
         so_far = f" ({part.size} bytes so far)" if part else ""
@@ -221,11 +223,11 @@ def _refused(response: httpx.Response, url: str) -> DownloadFailed:
 
 @contextmanager
 def _followed(
-    client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool, patience: float
+    client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool, patience: float, public_only: bool = False
 ) -> Iterator[httpx.Response]:
     """The answer after at most five redirects; each head comes within twice *patience*. A server of the whole internet sends
     nobody to what only this host or its site reaches: no question is put there."""
-    address, came_from = url, ""
+    address, came_from = url, shown(url) if public_only else ""
     for _ in range(MOST_REDIRECTS + 1):
         with ExitStack() as stack:
             too_late = f"{shown(url)}: the server has not answered in {2 * patience:g} s"
@@ -251,7 +253,7 @@ def _followed(
 
 class _Hurry:
     """Ends a connection on which no whole head of an answer came in time, even where each byte of it came in time. *came_from*:
-    the address that sent us here, where it may do so only to public ones."""
+    the address that leads here, where it may lead to public ones only."""
 
     def __init__(self, seconds: float, complaint: str, came_from: str = "") -> None:
         import threading
@@ -272,7 +274,7 @@ class _Hurry:
             if self._came_from and not self.saw_public:
                 connection.close()
                 raise DownloadFailed(
-                    f"{self._came_from}: redirected to {peer}, which is an address of this host or of a private network",
+                    f"{self._came_from}: leads to {peer}, which is an address of this host or of a private network",
                     hint="Name the address itself where that is meant.",
                 )
 

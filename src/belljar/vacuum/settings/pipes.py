@@ -2,7 +2,7 @@
 
 A copy is kept (`host.http.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
 document, and that before the defaults. A document names no files of this host but those in the folder `files`, and no addresses of
-this host or of private networks, unless it came from there itself."""
+this host or of private networks, unless the site said that it comes from there itself (`is_public`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from belljar.errors import BadUserData
 from belljar.host.http import copies
@@ -33,20 +34,30 @@ SUFFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,39}[a-z0-9])?")
 Fetch = Callable[[str, int], bytes]  # what is at an address, of at most so many bytes
 
 
-def fetch(url: str, largest: int) -> bytes:
-    """See `Fetch`. Blocks for up to `PATIENCE`. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+def fetch(url: str, largest: int, *, public_only: bool = False) -> bytes:
+    """See `Fetch`. Blocks for up to `PATIENCE`. *public_only*: not from this host or a private network. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
     from belljar.image import small_file
 
-    return small_file(url, largest, patience=PATIENCE)
+    return small_file(url, largest, patience=PATIENCE, public_only=public_only)
 
 
-def refresh(pipe: Pipe, folder: Path, now: float, fetch: Fetch = fetch) -> Copy:
+def fetch_public(url: str, largest: int) -> bytes:
+    """`fetch`, but not from this host or a private network, wherever a name leads at this moment."""
+    return fetch(url, largest, public_only=True)
+
+
+def is_public(pipe: Pipe) -> bool:
+    """Is its server in the whole internet? Not where the site says so, or wrote an address that shows it."""
+    return not pipe.inside and may_name(pipe.url, "")
+
+
+def refresh(pipe: Pipe, folder: Path, now: float, get: Fetch | None = None) -> Copy:
     """The document as it is now, or as it was when it could be had. Raises nothing that the pipe's server can cause."""
     copy = kept(pipe, folder)
     if not copy.is_due(now, lasting(copy.document)):
         return copy
-    place = folder / f"{pipe.name}.json"
-    return copies.refreshed(copy, pipe.url, place, now, lambda: read_document(fetch(pipe.url, LARGEST)))
+    place, get = folder / f"{pipe.name}.json", get or (fetch_public if is_public(pipe) else fetch)
+    return copies.refreshed(copy, pipe.url, place, now, lambda: read_document(get(pipe.url, LARGEST)))
 
 
 def kept(pipe: Pipe, folder: Path) -> Copy:
@@ -150,11 +161,17 @@ def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]
     return None if mistakes else given
 
 
-def check_names(one: MachineType, space: Space, look_up: Callable[..., Any] = socket.getaddrinfo) -> None:
-    """A name that a document gave may lead where no address of its may. Blocks. Raises BadUserData."""
+def check_names(one: MachineType, space: Space, look_up: Callable[..., Any] = socket.getaddrinfo) -> list[str]:
+    """The addresses of this type that may lead to public hosts only: a document gave them. Blocks. Raises BadUserData for one that
+    leads elsewhere now."""
+    strange = list[str]()
     for pipe in (pipe for pipe in space.pipes if pipe.name == one.pipe):
         ours = [text for given in (pipe.given, dict(pipe.own).get(one.name, ())) for _, text in given]
         for url in (url for url in (one.image, one.user_data) if is_url(url) and url not in ours):
-            if leads_inside(url, pipe.url, look_up):
+            if urlsplit(url).hostname == urlsplit(pipe.url).hostname and not is_public(pipe):
+                continue
+            strange.append(url)
+            if leads_inside(url, look_up):
                 what = f"machinetype {one.name}: {url}: its host is in a private network, or this one"
                 raise BadUserData(what, hint=f"Where that is meant, say so in [machinetype.{one.name}].")
+    return strange

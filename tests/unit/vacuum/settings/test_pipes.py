@@ -1,6 +1,7 @@
 """Vacuum pipes: what is taken from a document, what stands before it, and what happens while it cannot be had."""
 
 import json
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from belljar.host.http.copies import RETRY, Copy, may_name
 from belljar.host.toml import Mistake
 from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space
+from belljar.vacuum.factory.materials import make_user_data
 from belljar.vacuum.settings.pipes import (
     LARGEST,
     check_names,
@@ -294,7 +296,7 @@ def test_over_http_with_a_size_cap_and_redirects(tmp_path: Path) -> None:
         ("image", "https://images.example.org/a.img", ["8.8.8.8", "10.0.0.1"], False),
         ("user_data", "https://data.example.org/u", ["169.254.169.254"], False),
         ("user_data", "https://data.example.org/u", ["::1"], False),
-        ("user_data", "https://gds.example.org/u", ["10.0.0.1"], True),  # from where the document came
+        ("user_data", "https://gds.example.org/u", ["10.0.0.1"], False),  # also where the document came from
         ("image", "debian12", ["127.0.0.1"], True),
     ],
 )
@@ -315,3 +317,35 @@ def test_a_name_that_nobody_knows_is_the_download_s_affair() -> None:
 
     one = MachineType("gds-a", image="https://nowhere.example.org/a", pipe="gds")
     check_names(one, Space("v", "f", pipes=(Pipe("gds", "https://gds.example.org/pipe.json"),)), nobody)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pipe_s_name_that_turns_leads_nowhere_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """Its owner's answers of the name server are judged at each connection, not before it."""
+    answers, look_up = ["8.8.8.8"], socket.getaddrinfo
+
+    def turning(host: Any, *words: Any, **options: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        return look_up(
+            (answers.pop() if answers else "127.0.0.1") if name == "pipe.example.org" else name, *words, **options
+        )
+
+    monkeypatch.setattr("socket.getaddrinfo", turning)
+    with serving() as server:
+        port = server.put("/pipe.json", json.dumps(document(ENTRY)).encode()).rpartition(":")[2].partition("/")[0]
+        server.put("/secret", b"of this host")
+        at = f"http://pipe.example.org:{port}"
+        pipe = Pipe("gds", f"{at}/pipe.json", 6.0, inside=inside)
+        space = Space("v", "f", types=(), pipes=(pipe,))
+        one = MachineType("gds-a", image="b", pipe="gds", user_data=f"{at}/secret")
+        if inside:
+            answers.clear()
+            assert refresh(pipe, tmp_path, NOW).document == document(ENTRY)
+            assert make_user_data(space, one, "0123456789ab", NOW, NOW + 1) == b"of this host"
+            return
+        with pytest.raises(BadUserData, match=r"leads to 127\.0\.0\.1, which is an address of this host"):
+            make_user_data(space, one, "0123456789ab", NOW, NOW + 1)
+        assert "leads to 127.0.0.1" in refresh(pipe, tmp_path, NOW).problem
+        assert server.requests == []
