@@ -15,7 +15,6 @@ from pathlib import Path
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder, read_secret
-from belljar.host.http.copies import Copy
 from belljar.host.locks import try_lock
 from belljar.host.service import kept
 from belljar.host.service.metrics import Metric
@@ -27,7 +26,7 @@ from belljar.host.toml import Mistake
 from belljar.host.udp.datagrams import send_all
 from belljar.host.watch import watching
 from belljar.records import dataclass, replace
-from belljar.vacuum import MachineType, Space, TypeStatus
+from belljar.vacuum import MachineType, Pipe, Space, TypeStatus
 from belljar.vacuum.factory import monitor
 from belljar.vacuum.factory.factory import Factory
 from belljar.vacuum.factory.keeper import Living, Machines
@@ -106,7 +105,8 @@ class Daemon:
                 serve_metrics(*metrics, self._metrics)
             self._tell("factory started", space=space.name, factory=space.factory, version=__version__)
             self._look_here()
-            await serving(self.factory.run(), self._report(), self._renew(), reload=self.reload)
+            self.obey()
+            await serving(self.factory.run(), self._report(), self._renew(), self._refresh(), reload=self.reload)
         self._tell("factory stopped", machines=len(self.factory.living))
 
     # -- settings ------------------------------------------------------------------------------------------------------
@@ -135,16 +135,28 @@ class Daemon:
 
     def obey(self) -> None:
         """Settings and orders, as they are now."""
-        self.factory.use(self._with_pipes(order(self._folder).applied(self._settings), {}))
-
-    def _with_pipes(self, space: Space, copies: dict[str, Copy]) -> Space:
-        folder = self._folder / PIPES
-        known = {one.name: copies.get(one.name) or pipes.kept(one, folder) for one in space.pipes}
-        space, notes = pipes.with_pipes(space, known)
-        for name, copy in known.items():
-            self.factory.troubles.note(f"pipe {name}", copy.problem)
+        space, folder = order(self._folder).applied(self._settings), self._folder / PIPES
+        space, notes = pipes.with_pipes(space, {one.name: pipes.kept(one, folder) for one in space.pipes})
         self._note("pipe", notes)
-        return space
+        self.factory.use(space)
+
+    async def _refresh(self) -> None:
+        """The pipes, once in a cycle where they are due: side by side, and no decision waits for a slow one."""
+        while True:
+            await asyncio.gather(*map(self.refresh, self._settings.pipes))
+            await asyncio.sleep(self._settings.cycle)
+
+    async def refresh(self, pipe: Pipe) -> None:
+        """Obey what the pipe's document says now, if that is news."""
+        try:
+            folder = private_folder(self._folder / PIPES)
+            before = pipes.kept(pipe, folder)
+            copy = await in_thread(lambda: pipes.refresh(pipe, folder, time.time()))
+            self.factory.troubles.note(f"pipe {pipe.name}", copy.problem)
+            if copy.document != before.document:
+                self.obey()
+        except (BelljarError, OSError) as exc:
+            self.factory.troubles.note(f"pipe {pipe.name}", exc)
 
     def _note(self, event: str, mistakes: Iterable[Mistake]) -> None:
         """What of the settings or a pipe is not obeyed, or cannot be here: each once, until it was mended."""
@@ -156,12 +168,7 @@ class Daemon:
     # -- what the factory asks for -------------------------------------------------------------------------------------
 
     async def _ask(self) -> tuple[tuple[TypeStatus, ...], tuple[str, ...]]:
-        """What the others run; first the pipes, whose machinetypes the next decision is about."""
-        if self._settings.pipes:
-            folder = private_folder(self._folder / PIPES)
-            ours = self._settings.pipes
-            copies = await in_thread(lambda: {one.name: pipes.refresh(one, folder, time.time()) for one in ours})
-            self.factory.space = self._with_pipes(order(self._folder).applied(self._settings), copies)
+        """What the others run."""
         others = [one for one in self._settings.factories if one != self._settings.factory]
         if not others:
             return (), ()

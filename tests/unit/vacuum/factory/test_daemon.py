@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.unit.image import http_server
+from tests.unit.vacuum.factory.site import until
 
 from belljar.errors import BadOption, BadSettings, HostError
 from belljar.host.locks import try_lock
@@ -217,7 +219,7 @@ async def test_a_pipe_that_cannot_be_had_is_told_once_and_seen_by_monitoring(
         daemon.reload()
         del told[:]
         for _ in range(3):
-            await daemon._ask()
+            await daemon.refresh(*daemon._settings.pipes)
         problem = f"{url}: Expecting value: line 1 column 1 (char 0)"
         assert told == [("failed", {"about": "pipe gds", "why": problem})]
         assert "pipe gds" in daemon.factory.troubles.now
@@ -227,12 +229,31 @@ async def test_a_pipe_that_cannot_be_had_is_told_once_and_seen_by_monitoring(
             "/pipe.json", json.dumps({"machinetypes": [{"suffix": "no name"}, {"suffix": "a", "x": 1}]}).encode()
         )
         for _ in range(3):
-            await daemon._ask()
+            await daemon.refresh(*daemon._settings.pipes)
     assert told[1] == ("works again", {"about": "pipe gds"})
     assert [event for event, _ in told[2:]] == ["pipe"] * (len(told) - 2) and len(told) == len(
         {str(one) for one in told}
     )
     assert any("machinetypes[0]" in facts["why"] for _, facts in told[2:])
+
+
+async def test_slow_pipes_keep_no_decision_and_no_other_pipe_waiting(daemon: Daemon, tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    with http_server.serving() as server:
+        server.gate = threading.Event()
+        entry = json.dumps({"machinetypes": [{"suffix": "x", "root_image": server.address}]}).encode()
+        lines = (f"[pipe.{name}]\nshare = 1\nurl = '{server.put('/' + name, entry)}'\n" for name in names)
+        (tmp_path / "vacuum.toml").write_text(SETTINGS + "".join(lines))
+        daemon.reload()
+        refreshing = asyncio.ensure_future(daemon._refresh())
+        await until(lambda: len(server.requests) == 4)  # all are asked before any answers
+        async with asyncio.timeout(10):
+            assert await daemon._ask() == ((), ())
+        server.gate.set()
+        await until(lambda: len(daemon.factory.space.types) == 5)
+        refreshing.cancel()
+        await asyncio.wait([refreshing])
+    assert {one.name for one in daemon.factory.space.types} == {"atlas", *(f"{name}-x" for name in names)}
 
 
 def test_what_does_not_fit_this_host_is_told_at_the_start_and_when_settings_are_read_again(
