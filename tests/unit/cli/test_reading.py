@@ -9,7 +9,7 @@ import pytest
 from belljar.cli import parser_of
 from belljar.cli.machine import ending
 from belljar.cli.machine.logs import for_terminal, story
-from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
+from belljar.errors import AmbiguousMachine, BadOption, BelljarError, NoSuchMachine
 from belljar.host.locks import try_lock
 from belljar.jobs.starting import finish_the_dead
 from belljar.machine.cleaning.reaper import Undone
@@ -290,3 +290,16 @@ def test_an_option_whose_value_may_be_left_out_is_given_all_the_same() -> None:
         for words in (["x"], ["x", "--joboutputs"], ["--joboutputs", "log", "x"])
     ]
     assert given == [None, "", "log"]
+
+
+def test_an_id_after_that_option_is_the_machine_s(house: Any, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = house.machine("aaaa")
+    (folder / "joboutputs").mkdir()
+    (folder / "joboutputs/log").write_text("hello")
+    assert call("logs", "--joboutputs", "aaaa") == 0
+    assert capsys.readouterr().out.split() == ["5", "log"]
+    assert call("logs", "--joboutputs", "log", "aaaa") == call("logs", "aaaa", "--joboutputs", "log") == 0
+    assert capsys.readouterr().out == "hellohello"
+    for words in ([], ["--console"], ["--joboutputs"]):
+        with pytest.raises(BadOption, match="no ID of a machine"):
+            call("logs", *words)

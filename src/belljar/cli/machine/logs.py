@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, MACHINE, Verb
 from belljar.cli.render import as_json_line
-from belljar.errors import OutputMissing
+from belljar.errors import BadOption, OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
 from belljar.journal import read
@@ -28,6 +28,10 @@ CHUNK = 1 << 16
 
 
 def logs(args: argparse.Namespace, house: House) -> int:
+    if args.machine is None:  # what came after --joboutputs was the ID
+        args.machine, args.joboutputs = args.joboutputs, ""
+    if not args.machine:
+        raise BadOption("no ID of a machine is given")
     house, machine = reach(house, args.machine)
     folder = machine.folder
     if args.joboutputs is not None:
@@ -190,7 +194,7 @@ VERBS = {
         "Show what is written about a machine: its journal, its serial console, QEMU's own words. Without an option: all three.",
         logs,
         f"""
-        {MACHINE}
+        {MACHINE.replace("ID @", "ID ? @")}
         / --stdout @which | what the payload of a detached machine wrote
         / --stderr @which | the same, of its standard error
         / --console @which | the guest's serial console
