@@ -10,12 +10,15 @@ from tests.unit.vacuum.factory.conftest import api_requests
 from tests.unit.vacuum.factory.site import Site
 
 from belljar.cli import main
+from belljar.cli.render import moment
 from belljar.errors import ImageUnknown
 from belljar.host.service.kept import keep, read
 from belljar.records import replace
+from belljar.vacuum.factory.daemon import Order, order
+from belljar.vacuum.factory.keeper import Living
 from belljar.vacuum.factory.state import STATUS, Status
 
-HOUR = 3600.0
+HOUR, DAY = 3600.0, 86400.0
 __all__ = ["api_requests"]
 
 
@@ -84,3 +87,40 @@ def test_a_check_exits_as_nagios_wants_it(folder: Path, capsys: pytest.CaptureFi
     assert [line.partition(":")[0] for line in lines] == ["OK", "WARNING", "CRITICAL"]
     assert all("| processors=2;;;0;2 machines=2;;;0 age=" in line for line in lines)
     assert main(["vacuum", "check", "--state", str(folder / "none")]) == 2
+
+
+@pytest.fixture
+def living(monkeypatch: pytest.MonkeyPatch) -> list[Living]:
+    """The machines of this host's factory."""
+    living = [Living("atlas", 1, time.time() + 6 * DAY, id="0123456789ab")]
+    monkeypatch.setattr("belljar.vacuum.factory.keeper.Machines.living", lambda machines: living)
+    return living
+
+
+def test_a_drain_says_which_machines_go_on_and_until_when(
+    folder: Path, living: list[Living], capsys: pytest.CaptureFixture[str]
+) -> None:
+    drain = ["vacuum", "drain", "--state", str(folder)]
+    assert main(drain) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "No more machines are started on this host."
+    assert second == f"  0123456789ab atlas: until {moment(living[0].ends)} (in 5 d 23 h) at most"
+    assert main([*drain, "--by", "+2h"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    by = order(folder).shutdown_time
+    assert f"; all are gone by {moment(by)} (" in first and f"atlas: until {moment(by)} (" in second
+    assert main([*drain, "--off"]) == 0
+    assert capsys.readouterr().out == "Machines are started again.\n"
+    assert order(folder) == Order()
+
+
+def test_a_drain_tells_that_a_time_is_tomorrow_and_refuses_one_that_has_passed(
+    folder: Path, living: list[Living], capsys: pytest.CaptureFixture[str]
+) -> None:
+    drain = ["vacuum", "drain", "--state", str(folder), "--by"]
+    assert main([*drain, time.strftime("%H:%M")]) == 0  # that minute has begun
+    assert "(tomorrow, in 23 h 5" in capsys.readouterr().out
+    before = order(folder)
+    assert main([*drain, "2026-01-01T18:00"]) == 125
+    assert "--by: 2026-01-01 18:00:00 has passed" in capsys.readouterr().err
+    assert order(folder) == before

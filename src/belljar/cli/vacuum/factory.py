@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, acts, as_duration, as_moment
-from belljar.cli.render import moment, show
+from belljar.cli.render import duration, moment, show
 from belljar.errors import BadOption
 from belljar.jobs import plain
 
@@ -44,13 +45,29 @@ def _address(text: str | None) -> tuple[str, int] | None:
 
 
 def drain(args: argparse.Namespace, house: House) -> int:
+    from belljar.host.service import kept
+    from belljar.vacuum import Space
     from belljar.vacuum.factory.daemon import Order, give_order
+    from belljar.vacuum.factory.keeper import Machines
+    from belljar.vacuum.factory.state import STATUS, Status
 
     if args.off and args.by is not None:
         raise BadOption("--off with --by: one of them only")
-    one = Order() if args.off else Order(True, args.by)
-    give_order(folder_of(args, house), one)
+    if args.by is not None and args.by <= time.time():
+        raise BadOption(f"--by: {moment(args.by)} has passed", hint="Such as 18:00, 2026-12-24T18:00 or +2h.")
+    folder = folder_of(args, house)
+    give_order(folder, Order() if args.off else Order(True, args.by))
+    gone = "" if args.by is None else f"; all are gone by {_until(args.by)}"
+    print("Machines are started again." if args.off else f"No more machines are started on this host{gone}.")
+    status = None if args.off else kept.read(folder / STATUS, Status)
+    for one in Machines(Space(status.space, status.factory)).living() if status else ():
+        print(f"  {one.id} {one.machinetype}: until {_until(min(one.ends, args.by or one.ends))} at most")
     return 0
+
+
+def _until(then: float) -> str:
+    days = (date.fromtimestamp(then) - date.today()).days
+    return f"{moment(then)} ({'tomorrow, ' if days == 1 else ''}in {duration(max(then - time.time(), 0))})"
 
 
 def explain(args: argparse.Namespace, house: House) -> int:
