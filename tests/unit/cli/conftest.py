@@ -13,6 +13,7 @@ import pytest
 
 from belljar import config
 from belljar.cli import parser_of
+from belljar.image.fake import FakeStore
 from belljar.machine import Folders, MachineView
 from belljar.machine.cleaning.reaper import Undone
 from belljar.machine.outside.registry import Machines
@@ -51,6 +52,7 @@ class PaperHouse:
     reaper: PaperReaper = field(default_factory=PaperReaper)
     config_file: Path | None = None
     verbose: bool = False
+    images: FakeStore = field(default_factory=FakeStore)
 
     @property
     def folders(self) -> Folders:

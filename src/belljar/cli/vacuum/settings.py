@@ -51,7 +51,8 @@ def check(args: argparse.Namespace, house: House) -> int:
     mistakes: list[Mistake] = list(loaded.mistakes)
     if not mistakes:
         usual = str(loaded.files[0])
-        mistakes += (Mistake(loaded.origins.get(at, usual), at, what, hint) for at, what, hint in wrong_here(space))
+        wrongs = wrong_here(space, house.images.resolve)
+        mistakes += (Mistake(loaded.origins.get(at, usual), at, what, hint) for at, what, hint in wrongs)
     now = time.time()
     silent = [line for name, copy in copies.items() if (line := copy.told(f"pipe {name}", now))]
     told = [*silent, *map(str, notes)]

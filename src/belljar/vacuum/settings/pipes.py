@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,13 +42,11 @@ def fetch(url: str, largest: int, *, public_only: bool = False) -> bytes:
     return small_file(url, largest, patience=PATIENCE, public_only=public_only)
 
 
-def fetch_public(url: str, largest: int) -> bytes:
-    """`fetch`, but not from this host or a private network, wherever a name leads at this moment."""
-    return fetch(url, largest, public_only=True)
+fetch_public: Fetch = partial(fetch, public_only=True)
 
 
 def is_public(pipe: Pipe) -> bool:
-    """Is its server in the whole internet? Not where the site says so, or wrote an address that shows it."""
+    """Is its server in the whole internet? The site says where it is not, or its address shows it."""
     return not pipe.inside and may_name(pipe.url, "")
 
 

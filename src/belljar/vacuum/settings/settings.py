@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSettings
+from belljar.errors import BadSettings, ImageError
+from belljar.host.room import meminfo
 from belljar.host.service.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
+from belljar.image import is_source
 from belljar.records import dataclass, replace
 from belljar.vacuum import LIKE_A_SPACE, LIKE_AN_IMAGE, Given, MachineType, Pipe, Space
 
@@ -154,8 +157,14 @@ def _twice(given: Space | MachineType) -> Iterator[Wrong]:
         yield "options", f"{option} is in option_files, too", "keep one of them"
 
 
-def wrong_here(space: Space) -> Iterator[tuple[str, str, str]]:
-    """(section.key, what, hint) of what is well said and does not fit this host: its own name, files that are not there."""
+def wrong_here(space: Space, find: Callable[[str], object] = str) -> Iterator[tuple[str, str, str]]:
+    """(section.key, what, hint) of what is well said and does not fit this host, or not now: names, sizes, files that are not there.
+    *find* raises ImageError for an image that is not here."""
+    if space.shutdown_time is not None and space.shutdown_time <= time.time():
+        yield "factory.shutdown_time", "has passed", "nothing is started: name a later moment, or none"
+    if not any(one.share > 0 for one in space.types) and not any(one.share > 0 for one in space.pipes):
+        yield "space", "no machinetype and no pipe has a share", "nothing is started: give one a share"
+    (memory,) = meminfo("MemTotal")
     if space.factory not in space.factories:
         what = f"this host, {space.factory}, is not among them"
         yield "space.factories", what, "add it (or `.`), or set factory.name"
@@ -164,6 +173,15 @@ def wrong_here(space: Space) -> Iterator[tuple[str, str, str]]:
     named = [("space.key_file", space.key_file)]
     for one in space.types:
         at = f"machinetype.{one.name}"
+        if (least := one.min_processors * (one.memory or space.memory)) > memory:
+            yield f"{at}.memory", f"a machine has {least >> 20} MiB, this host {memory >> 20} MiB", "give it less"
+        bridge = one.network.removeprefix("bridge:")
+        if bridge != one.network and not Path("/sys/class/net", bridge, "bridge").exists():
+            yield f"{at}.network", f"{bridge} is not a bridge of this host", "make it, or name another"
+        try:
+            find(one.image) if one.image and not is_source(one.image) else None
+        except ImageError as exc:
+            yield f"{at}.image", exc.message, exc.hint
         paths = (Path(text) if text.startswith("/") else None for text in (one.user_data, one.image))
         named += [*zip((f"{at}.user_data", f"{at}.image"), paths, strict=True), (f"{at}.token_file", one.token_file)]
         named += [(f"{at}.option_files", path) for _, path in one.option_files]

@@ -243,13 +243,9 @@ class Simulation:
         """The host ends one of its machines, and starts no other of that type for a while."""
         if factory.answers and factory.guests:
             guest = self.dice.choice(list(factory.guests))
-            self.forget(guest)
-            self.tally.end(self.now, guest.type, guest.machine.processors)
-            name, kind = guest.machine.machinetype, self.scenario.experiments[guest.type].kind
-            factory.failing[name] = after_failure(None, kind, factory.space, self.now, "a machine was killed")
-            factory.room += guest.machine.processors
-            self.room += guest.machine.processors
-            self.wake(factory)
+            kind, guest.message = self.scenario.experiments[guest.type].kind, 100
+            factory.failing[kind.name] = after_failure(None, kind, factory.space, self.now, "a machine was killed")
+            self.end(guest)
         self.after(self.dice.expovariate(self.course.kills / 86400.0), self.kill, factory)
 
     def wake(self, factory: Factory) -> None:

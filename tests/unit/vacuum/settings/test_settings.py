@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadSettings
+from belljar.errors import BadSettings, ImageUnknown
 from belljar.model import GIB, Context
-from belljar.vacuum import Mode, Space
+from belljar.records import replace
+from belljar.vacuum import Mode, Pipe, Space
 from belljar.vacuum.settings.settings import inspect, keys, load, wrong_here
 
 GOOD = """\
@@ -212,7 +213,7 @@ def test_what_does_not_fit_this_host_is_found_apart(file: Path, tmp_path: Path) 
     there.write_text("x")
     space = read(
         file,
-        f"""[space]\nname = 'v.example'\nfactories = ['b.example']\n[factory]\nname = 'a'\n[machinetype.m]\nimage = 'x'
+        f"""[space]\nname = 'v.example'\nfactories = ['b.example']\n[factory]\nname = 'a'\n[machinetype.m]\nimage = 'x'\nshare = 1
         user_data = '{there}'\nproxy = ['{there}', '/nowhere/key']\ntoken_file = '/nowhere/token'
         option_files = {{x = '/nowhere/x', y = '{there}'}}""",
     )
@@ -224,6 +225,29 @@ def test_what_does_not_fit_this_host_is_found_apart(file: Path, tmp_path: Path) 
         ("machinetype.m.token_file", "/nowhere/token is not there"),
         ("machinetype.m.option_files", "/nowhere/x is not there"),
     }
+
+
+def test_what_could_never_start_here_is_found(file: Path) -> None:
+    space = read(
+        file,
+        """[space]\nname = 'v.example'\n[factory]\nname = 'wn.example'\nmemory = '8000T'\nshutdown_time = 1000000000
+        [machinetype.m]\nimage = 'sl5'\nnetwork = 'bridge:br77'\n[machinetype.n]\nimage = 'sl6'\nmemory = '1G'
+        [machinetype.o]\nimage = 'https://images.example.org/x'\nmemory = '1G'\nshare = 0""",
+    )
+
+    def find(name: str) -> None:
+        if name == "sl5":
+            raise ImageUnknown(f"no image is called {name!r}")
+
+    found = [(key, what) for key, what, _ in wrong_here(space, find)]
+    assert [key for key, _ in found] == [
+        "factory.shutdown_time", "space", "machinetype.m.memory", "machinetype.m.network", "machinetype.m.image",
+    ]  # fmt: skip
+    assert found[3:] == [
+        ("machinetype.m.network", "br77 is not a bridge of this host"),
+        ("machinetype.m.image", "no image is called 'sl5'"),
+    ]
+    assert not list(wrong_here(replace(space, shutdown_time=None, types=(), pipes=(Pipe("p", share=1.0),))))
 
 
 def test_every_key_has_a_help_text() -> None:
