@@ -1,5 +1,6 @@
 """What a wheel carries is what the source tree has: also the files that are not Python."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -38,6 +39,13 @@ def test_versions_agree(wheel: zipfile.ZipFile) -> None:
 
     assert f"-{belljar.__version__}-" in str(wheel.filename)
     assert f"## {belljar.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_nobody_is_sent_to_a_package_index_for_belljar_which_is_not_there() -> None:
+    """Whoever registers the name there could run code on that host."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py"), ROOT / "Makefile"]
+    sent = re.compile(r"(pip|pipx|uv)( tool)? (install|add)\s[^\n]{0,40}\bbelljar\b|\bbelljar\[[a-z]")
+    assert [str(page) for page in pages if sent.search(page.read_text())] == []
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class PortRefused(HostError):
 class SshMissing(HostError):
     """The library that speaks ssh is not installed."""
 
-    hint = "Install belljar with its extra: `pip install 'belljar[ssh]'`."
+    hint = "In a checkout: `make install`, or `pip install '.[ssh]'`."
     retry = Retry.NEVER
 
 

@@ -1,6 +1,6 @@
 """EC2's shapes: parameters become values, and values an answer, both by botocore's service model. Nothing is typed by hand.
 
-The model is data that comes with botocore, of the extra `belljar[lease]`; it is read once, when the first front end starts.
+The model is data that comes with botocore, of the extra `lease`; it is read once, when the first front end starts.
 An answer has every list that its shape knows, empty ones too: clients take a missing one for a mistake. Whatever else is not
 given is left out, for an empty number or moment is none to them."""
 
@@ -34,7 +34,9 @@ def model() -> Model:
         from botocore.model import ServiceModel  # type: ignore[import-untyped]
     except ImportError as exc:
         what = "lease: the EC2 front end needs the library botocore, for EC2's shapes"
-        raise CommandMissing(what, hint="`make install EXTRAS=ssh,lease`, or `pip install 'belljar[lease]'`") from exc
+        raise CommandMissing(
+            what, hint="In a checkout: `make install EXTRAS=ssh,lease`, or `pip install '.[lease]'`."
+        ) from exc
     return Model(ServiceModel(Loader().load_service_model("ec2", "service-2"), "ec2"))
 
 

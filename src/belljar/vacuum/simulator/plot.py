@@ -17,9 +17,8 @@ def plot(reports: Sequence[Report], stem: Path) -> tuple[Path, ...]:
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:
-        raise CommandMissing(
-            "plots: the library matplotlib is not installed", hint="`pip install 'belljar[plot]'`."
-        ) from exc
+        hint = "In a checkout: `make install EXTRAS=ssh,plot`, or `pip install '.[plot]'`."
+        raise CommandMissing("plots: the library matplotlib is not installed", hint=hint) from exc
     figure = Figure(figsize=(6.4 * len(reports), 6.0), layout="constrained")
     axes = figure.subplots(2, len(reports), squeeze=False, sharex=True, sharey="row")
     for column, report in enumerate(reports):

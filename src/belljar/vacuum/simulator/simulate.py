@@ -244,6 +244,7 @@ class Simulation:
         if factory.answers and factory.guests:
             guest = self.dice.choice(list(factory.guests))
             kind, guest.message = self.scenario.experiments[guest.type].kind, 100
+            guest.found_work &= self.now - guest.started >= kind.fizzle
             factory.failing[kind.name] = after_failure(None, kind, factory.space, self.now, "a machine was killed")
             self.end(guest)
         self.after(self.dice.expovariate(self.course.kills / 86400.0), self.kill, factory)
