@@ -234,18 +234,19 @@ class Shares:
         """Nobody takes the part of this host that types are to have whose work may be back."""
         if any(claim.is_awaited for claim in self.claims):
             wanting = [claim for claim in self.claims if claim.is_open or claim.is_awaited]
-            parts = self._targets(wanting, self.space.processors)
+            targets = self._targets(by_group(self.claims, lambda one: one.usage), wanting)
             for claim in (claim for claim in wanting if not claim.is_awaited):
+                part = self.space.processors * targets[claim.kind.name] / sum(targets.values())
                 here = sum(one.processors for one in running if one.machinetype == claim.kind.name)
-                claim.may_take = int(parts[claim.kind.name]) - here
+                claim.may_take = int(part + SLACK) - here
 
     def aim(self) -> None:
         """Set the scores of all, and the targets of those that may be started. A type of which one machine only may be started, as a
         test, is to have that one, and takes nothing from the others' targets; its place is looked for as if its work were back."""
         groups = by_group(self.claims, lambda one: one.usage)
         tests = [claim for claim in self.claims if claim.is_open and claim.most == 1]
-        targets = self._share_out([claim for claim in self.claims if claim.is_open and claim.most > 1], groups)
-        by_share = self._share_out([claim for claim in self.claims if claim.is_open], groups) if tests else {}
+        targets = self._targets(groups, [claim for claim in self.claims if claim.is_open and claim.most > 1])
+        by_share = self._targets(groups, [claim for claim in self.claims if claim.is_open]) if tests else {}
         for claim in self.claims:
             of_group = self.shares[claim.group]
             claim.score = claim.usage / claim.share if claim.share else 0.0
@@ -254,17 +255,12 @@ class Shares:
         for claim in tests:
             claim.target, claim.wanted = claim.usage + self._step(claim.kind.max_processors), by_share[claim.kind.name]
 
-    def _share_out(self, open_: Sequence[Claim], groups: Mapping[str, float]) -> dict[str, float]:
-        """What each of these types is to have of what these have, and what is left for them."""
-        return self._targets(open_, self.left + sum(groups[name] for name in {claim.group for claim in open_}))
-
-    def _targets(self, wanting: Sequence[Claim], whole: float) -> dict[str, float]:
-        """The part of each of these types by the shares of their groups."""
-        of_groups = by_group(wanting, lambda one: one.share)
-        parts = sum(self.shares[name] for name in of_groups)
-        return {
-            one.kind.name: whole / parts * self.shares[one.group] * one.share / of_groups[one.group] for one in wanting
-        }
+    def _targets(self, groups: Mapping[str, float], open_: Sequence[Claim]) -> dict[str, float]:
+        """What each of these types is to have by the shares of their groups: of what these have, and what is left for them."""
+        wanting = by_group(open_, lambda one: one.share)
+        whole = self.left + sum(groups[name] for name in wanting)
+        parts = sum(self.shares[name] for name in wanting)
+        return {one.kind.name: whole / parts * self.shares[one.group] * one.share / wanting[one.group] for one in open_}
 
     def order(self) -> list[Claim]:
         """Those that may be started: first who is behind its target, the largest before all, then by how far."""

@@ -16,7 +16,7 @@ from math import inf
 
 from belljar.records import replace
 from belljar.vacuum import Mode, Space
-from belljar.vacuum.decisions.backoff import Failing, Past, Total, View, after_failure
+from belljar.vacuum.decisions.backoff import Past, Total, View, after_failure
 from belljar.vacuum.decisions.decide import Host, decide
 from belljar.vacuum.decisions.packing import Machine
 from belljar.vacuum.simulator.report import Report, Tally
@@ -48,7 +48,7 @@ class Factory:
         self.free = self.room = space.processors
         self.guests: dict[Guest, None] = {}
         self.past: Past = {}
-        self.failing: dict[str, Failing] = {}
+        self.failing: dict[str, tuple[float, str]] = {}
         self.answers = self.seen = True  # seen: it counts in what the others reckon with
         self.asks = False
         self.polls_at = inf
@@ -182,8 +182,7 @@ class Simulation:
         if not factory.answers:
             return
         self.tally.decisions += 1
-        failing = {name: (one.until, one.why) for name, one in factory.failing.items()}
-        host = Host(factory.space.processors, 0.0, factory.memory, factory.disk, failing=failing)
+        host = Host(factory.space.processors, 0.0, factory.memory, factory.disk, failing=factory.failing)
         there = [guest.machine for guest in factory.guests]
         decision = decide(self.now, factory.space, there, view, factory.past, host, self.dice.random)
         factory.past = decision.past
@@ -245,7 +244,7 @@ class Simulation:
             guest = self.dice.choice(list(factory.guests))
             kind, guest.message = self.scenario.experiments[guest.type].kind, 100
             guest.found_work &= self.now - guest.started >= kind.fizzle
-            factory.failing[kind.name] = after_failure(None, kind, factory.space, self.now, "a machine was killed")
+            factory.failing[kind.name] = after_failure(None, kind, factory.space, self.now, "").until, "it was killed"
             self.end(guest)
         self.after(self.dice.expovariate(self.course.kills / 86400.0), self.kill, factory)
 
