@@ -217,6 +217,26 @@ def test_a_strangers_process_with_a_machines_name_stops_nobody(victim: Belljar, 
         stranger.communicate(b"")
 
 
+GRAB_LOCKS = """
+import fcntl, os, sys
+for path in sys.argv[1:]:
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+print("held", flush=True)
+input()
+"""
+
+
+def test_a_stranger_who_locks_the_sites_images_stops_nobody(users: list[User], belljar: Belljar) -> None:
+    locks = [str(path) for path in STORE.rglob("lock") if path.stat().st_mode & 0o004]
+    argv = ["/usr/bin/python3", "-Ic", GRAB_LOCKS, *locks]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **users[1].who()) as stranger:
+        assert locks and stranger.stdout is not None and stranger.stdout.readline() == b"held\n"
+        for somebody in (users[0], belljar):
+            done = somebody.run("--start", "cold", "--", "echo", "ran")
+            assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr
+        stranger.communicate(b"\n")
+
+
 def test_another_users_machines_are_closed(users: list[User]) -> None:
     owner, other = users
     job = started(owner, "--name", "job", *WAITS)

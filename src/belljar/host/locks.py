@@ -1,9 +1,15 @@
-"""Locks that die with their holder: flock on a file that stays. A free lock means that the holder is dead."""
+"""Locks that die with their holder, on a file that stays. A free lock means that the holder is dead.
+
+flock gives an exclusive lock to whoever can open the file. So a file that others may open, an image's of the site's, is locked
+by fcntl's lock of an open file (F_OFD_SETLK), whose exclusive one needs the right to write: a user can keep an image from being
+removed, as a machine does, and nobody from using it.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +18,7 @@ from belljar.errors import LockTimeout
 
 
 class Lock:
-    """One flock. Held by the open file: released by `release`, by the end of the process, by nothing else."""
+    """One lock. Held by the open file: released by `release`, by the end of the process, by nothing else."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -30,7 +36,7 @@ def try_lock(path: Path, *, shared: bool = False) -> Lock | None:
     while True:
         descriptor = _open(path, shared)
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            _take(descriptor, shared)
         except BlockingIOError:
             os.close(descriptor)
             return None
@@ -39,17 +45,17 @@ def try_lock(path: Path, *, shared: bool = False) -> Lock | None:
             raise
         if _still_there(path, descriptor):
             return Lock(path, descriptor)
-        os.close(descriptor)  # it was removed between open and flock: that was a lock on nothing
+        os.close(descriptor)  # it was removed before it was locked: that was a lock on nothing
 
 
 def is_locked(path: Path) -> bool:
     """Does somebody hold it? A missing file is not locked. Never creates anything."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _take(descriptor, shared=True)
     except BlockingIOError:
         return True
     finally:
@@ -110,7 +116,7 @@ def _block(path: Path, shared: bool) -> Lock:
     while True:
         descriptor = _open(path, shared)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            _take(descriptor, shared, wait=True)
             if _still_there(path, descriptor):
                 return Lock(path, descriptor)
         except BaseException:
@@ -128,7 +134,16 @@ def _holder(path: Path) -> str:
             words = line.split()
             if words[1:2] == ["FLOCK"] and words[5:6] == [file] and words[4] not in ("0", str(os.getpid())):
                 return f"process {words[4]}"
-    return "another process"
+    return "another process, which `fuser` names to root"
+
+
+def _take(descriptor: int, shared: bool, *, wait: bool = False) -> None:
+    """Lock the open file. Raises BlockingIOError where that would mean to wait."""
+    if os.fstat(descriptor).st_mode & 0o077:
+        whole_file = struct.pack("hhqqi4x", fcntl.F_RDLCK if shared else fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, whole_file)
+    else:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
 def _open(path: Path, shared: bool) -> int:

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,22 @@ from belljar.host.locks import is_locked, locked, try_lock
 from belljar.machine.states import class_of_error
 from belljar.model import OutcomeClass
 
+# A stranger who may read the file, and tries each lock there is on it: flock's, then fcntl's, exclusive and shared.
+GRAB = """
+import fcntl, os, struct, sys
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    pass
+for kind in (fcntl.F_WRLCK, fcntl.F_RDLCK):
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, 0, 0, 0, 0))
+    except OSError:
+        pass
+print("held", flush=True)
+sys.stdin.read()
+"""
 HOLD = "import sys; from pathlib import Path; from belljar.host.locks import try_lock; l = try_lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
 
@@ -137,3 +155,60 @@ def test_shared_holders_keep_a_lone_taker_out(tmp_path: Path) -> None:
     one.release()
     assert try_lock(path) is None
     two.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_stranger_who_may_only_read_the_file_keeps_nobody_from_using_it(
+    public: Path, stranger: Callable[[Path], None]
+) -> None:
+    """flock gives an exclusive lock to whoever can open the file."""
+    stranger(public)
+    shared = try_lock(public, shared=True)
+    assert shared is not None and not is_locked(public)
+    shared.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_strangers_shared_lock_is_no_exclusive_one(public: Path, stranger: Callable[[Path], None]) -> None:
+    """It counts, as that of a machine of theirs; who wants the file alone waits no longer than the deadline."""
+    stranger(public)
+    assert try_lock(public) is None
+    with pytest.raises(LockTimeout, match=f"{public}: held by "):
+        with locked(public, timeout=0.02, what="remove it"):
+            pytest.fail("entered with the lock held elsewhere")
+
+
+def test_a_file_that_others_may_read_is_locked_as_any_other(public: Path) -> None:
+    alone = try_lock(public)
+    assert alone is not None and is_locked(public) and try_lock(public, shared=True) is None
+    threading.Timer(0.02, alone.release).start()
+    with locked(public, timeout=30, what="go on", shared=True):
+        assert not is_locked(public) and try_lock(public) is None
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A lock's file that everybody may read, in a folder that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder, "lock")
+        path.touch()
+        path.chmod(0o644)
+        yield path
+
+
+@pytest.fixture
+def stranger() -> Iterator[Callable[[Path], None]]:
+    """Another user, who holds what they can get of a file's locks."""
+    started = list[subprocess.Popen[bytes]]()
+
+    def hold(path: Path) -> None:
+        argv = ["/usr/bin/python3", "-Ic", GRAB, str(path)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, user=65534, group=65534, extra_groups=[], cwd="/")
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+
+    yield hold
+    for process in started:
+        process.communicate()

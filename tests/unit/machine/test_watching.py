@@ -54,7 +54,7 @@ def folders(tmp_path: Path) -> Folders:
 def begin(folders: Folders, id: str, pid: int | None = None) -> Path:
     folder = folders.machine(id)
     folder.mkdir()
-    (folder / LOCK).touch()
+    (folder / LOCK).touch(0o600)
     journal(folder, "claim", pid=pid or os.getpid(), boot=boot_id())
     return folder
 
@@ -76,7 +76,7 @@ def kept(folders: Folders, id: str) -> subprocess.Popen[bytes]:
     """A machine whose lock is held by a process, the one that claimed it."""
     folder = folders.machine(id)
     folder.mkdir()
-    (folder / LOCK).touch()
+    (folder / LOCK).touch(0o600)
     keeper = subprocess.Popen(
         [sys.executable, "-IS", "-c", KEEPER, str(folder / LOCK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -172,7 +172,7 @@ class Store:
         except FileNotFoundError:
             return
         if lock is None:
-            raise ImageInUse(f"image {image.called} is used by a machine")
+            raise _in_use(folder, f"image {image.called} is used by a machine")
         try:
             names = _names(self.folder).get(folder.name, ())
             if nameless and names:
@@ -250,9 +250,8 @@ class Store:
             return True
         if stored.boot_digest != again.boot_digest and set(names) <= {name}:
             if (lock := try_lock(_lock_file(folder))) is None:
-                raise ImageInUse(
-                    f"image {stored.called} is used by a machine, and its new version starts the same disk in another way"
-                )
+                what = f"image {stored.called} is used by a machine, and its new version starts the same disk in another way"
+                raise _in_use(folder, what)
             held.callback(lock.release)
             self._exchange(draft, folder)
             return True
@@ -378,6 +377,11 @@ def _image_folders(store: Path) -> list[Path]:
 
 def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*one, *other)))
+
+
+def _in_use(folder: Path, what: str) -> ImageInUse:
+    hint = f"{ImageInUse.hint} `fuser -v {_lock_file(folder)}` names to root every process, of any user, that holds it."
+    return ImageInUse(what, hint=hint)
 
 
 def _lock_file(folder: Path) -> Path:
