@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar import accounting, batch, context, guest, hypervisor, image, machine, network
-from belljar.errors import BadSettings
+from belljar.errors import BadSettings, BelljarError
 from belljar.hints import TYPE_CHECKING, Any
-from belljar.host.files import only_root_writes
+from belljar.host.files import only_root_writes, private_folder
 from belljar.host.room import Settings as HostSettings
 from belljar.model import setting
 from belljar.records import MISSING, dataclass, field, fields, replace
@@ -155,7 +155,7 @@ def inspect(
     from belljar.config.merge import merge
 
     loaded = merge(defaults, files, variables, is_root=uid == 0, in_job=in_job)
-    paths = on_node(loaded.settings.paths, uid, loaded.origins)
+    paths = on_node(loaded.settings.paths, uid, loaded.origins, link_of(defaults.paths.store, "node"), in_job=in_job)
     return replace(loaded, settings=replace(loaded.settings, paths=paths))
 
 
@@ -195,8 +195,8 @@ def default_paths(uid: int, environ: Mapping[str, str]) -> Paths:
             scratch=SITE_STORE / "scratch",
             logs=Path("/var/log/belljar"),
         )
-    own = Path(f"/var/tmp/belljar-{uid}")
     store = _absolute(environ.get("XDG_DATA_HOME")) or home(uid, environ) / ".local/share"
+    own = own_folder(Path(f"/var/tmp/belljar-{uid}"), link_of(store / "belljar", "tmp"), uid)
     return Paths(
         run=_runtime_folder(uid, environ) or own / "run",
         store=store / "belljar",
@@ -206,18 +206,48 @@ def default_paths(uid: int, environ: Mapping[str, str]) -> Paths:
     )
 
 
-def on_node(paths: Paths, uid: int, given: Container[str]) -> Paths:
-    """The places on a batch node: below `node`, where that is set, but for the keys somebody gave (`paths.run`, ...)."""
+def on_node(paths: Paths, uid: int, given: Container[str], link: Path, *, in_job: bool) -> Paths:
+    """The places on a batch node: below `node`, where that is set, but for the keys somebody gave (`paths.run`, ...). Outside of
+    jobs only where the user has a folder there, or can make it: on most systems a job's prolog does."""
     if paths.node is None or uid == 0:
         return paths
-    own = of_user(paths.node, uid)
+    own = own_folder(paths.node / str(uid), link, uid)
+    owner = _owner(own)
+    if not in_job and (owner != uid if owner is not None else not os.access(paths.node, os.W_OK)):
+        return paths
     parts = {key: own / key for key in NODE_PARTS if f"paths.{key}" not in given}
     return replace(paths, **parts)
 
 
-def of_user(node: Path, uid: int) -> Path:
-    """The one folder of this user below the node's."""
-    return node / str(uid)
+def own_folder(usual: Path, link: Path, uid: int) -> Path:
+    """The folder *usual*; where a stranger made it first, one beside it, whose name nobody can foresee. *link*, in the user's
+    store, leads there from then on, so that every later command finds it again."""
+    there = ""
+    with suppress(OSError):
+        there = os.readlink(link)
+    folder = Path(there) if there.startswith(f"{usual}-") else usual
+    if uid != os.geteuid() or _owner(folder) in (uid, 0, None):
+        return folder
+    with suppress(OSError, BelljarError):  # else whoever makes the folder tells whose it is
+        private_folder(link.parent)
+        if there:
+            link.unlink(missing_ok=True)
+        with suppress(FileExistsError):  # another process of ours was quicker
+            link.symlink_to(f"{usual}-{os.urandom(8).hex()}")
+        return Path(os.readlink(link))
+    return folder
+
+
+def link_of(store: Path, what: str) -> Path:
+    """Homes may be shared by hosts; these folders are not."""
+    return store / f"{what}-{os.uname().nodename}"
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return None
 
 
 def home(uid: int, environ: Mapping[str, str]) -> Path:

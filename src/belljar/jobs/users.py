@@ -30,15 +30,16 @@ def users_of(house: House) -> list[User]:
     node = house.settings.paths.node
     if node is None or os.geteuid() != 0:
         return []
-    found = []
+    found = {}
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(node)):
-            if not (name.isascii() and name.isdecimal()):
+            uid = name.partition("-")[0]  # `UID-WORD` where a stranger has made `UID`
+            if not (uid.isascii() and uid.isdecimal()):
                 continue
             facts = os.lstat(node / name)
-            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == int(name) != 0:
-                found.append(_user(facts.st_uid, facts.st_gid))
-    return found
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == int(uid) != 0:
+                found[facts.st_uid] = _user(facts.st_uid, facts.st_gid)
+    return list(found.values())
 
 
 def _user(uid: int, gid: int) -> User:

@@ -127,7 +127,11 @@ def test_only_folders_that_are_a_users_own_are_looked_into(node: Node) -> None:
     (node.node / "2").mkdir()  # root's
     (node.node / "3").symlink_to(node.node / "65534")
     (node.node / "0").mkdir()
-    assert [user.uid for user in users.users_of(node.house)] == [65534]
+    for name in ("65534-word", "3-word", "4-word"):  # a stranger made `3` first, and 4's is another stranger's
+        (node.node / name).mkdir()
+        os.chown(node.node / name, int(name.partition("-")[0]) % 4, -1)
+    os.chown(node.node / "65534-word", 65534, -1)
+    assert sorted(user.uid for user in users.users_of(node.house)) == [3, 65534]
 
 
 def test_hostile_names_are_shown_harmless(node: Node) -> None:
