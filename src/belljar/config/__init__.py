@@ -155,7 +155,7 @@ def inspect(
     from belljar.config.merge import merge
 
     loaded = merge(defaults, files, variables, is_root=uid == 0, in_job=in_job)
-    paths = on_node(loaded.settings.paths, uid, loaded.origins, link_of(defaults.paths.store, "node"), in_job=in_job)
+    paths = on_node(loaded.settings.paths, uid, loaded.origins, defaults.paths.store, in_job=in_job)
     return replace(loaded, settings=replace(loaded.settings, paths=paths))
 
 
@@ -196,7 +196,7 @@ def default_paths(uid: int, environ: Mapping[str, str]) -> Paths:
             logs=Path("/var/log/belljar"),
         )
     store = _absolute(environ.get("XDG_DATA_HOME")) or home(uid, environ) / ".local/share"
-    own = own_folder(Path(f"/var/tmp/belljar-{uid}"), link_of(store / "belljar", "tmp"), uid)
+    own = own_folder(Path(f"/var/tmp/belljar-{uid}"), store / "belljar", uid)
     return Paths(
         run=_runtime_folder(uid, environ) or own / "run",
         store=store / "belljar",
@@ -206,30 +206,29 @@ def default_paths(uid: int, environ: Mapping[str, str]) -> Paths:
     )
 
 
-def on_node(paths: Paths, uid: int, given: Container[str], link: Path, *, in_job: bool) -> Paths:
+def on_node(paths: Paths, uid: int, given: Container[str], store: Path, *, in_job: bool) -> Paths:
     """The places on a batch node: below `node`, where that is set, but for the keys somebody gave (`paths.run`, ...). Outside of
     jobs only where the user has a folder there, or can make it: on most systems a job's prolog does."""
     if paths.node is None or uid == 0:
         return paths
-    own = own_folder(paths.node / str(uid), link, uid)
-    owner = _owner(own)
-    if not in_job and (owner != uid if owner is not None else not os.access(paths.node, os.W_OK)):
+    own = own_folder(paths.node / str(uid), store, uid)
+    if not in_job and _owner(own) != uid and (own.exists() or not os.access(paths.node, os.W_OK)):
         return paths
     parts = {key: own / key for key in NODE_PARTS if f"paths.{key}" not in given}
     return replace(paths, **parts)
 
 
-def own_folder(usual: Path, link: Path, uid: int) -> Path:
-    """The folder *usual*; where a stranger made it first, one beside it, whose name nobody can foresee. *link*, in the user's
-    store, leads there from then on, so that every later command finds it again."""
-    there = ""
+def own_folder(usual: Path, store: Path, uid: int) -> Path:
+    """The folder *usual*; where a stranger made it first, one beside it, whose name nobody can foresee. A link in the user's
+    store leads there from then on, so that every later command finds it again. (Hosts may share the store.)"""
+    there, link = "", store / f"{usual.parent.name}-{os.uname().nodename}"
     with suppress(OSError):
         there = os.readlink(link)
     folder = Path(there) if there.startswith(f"{usual}-") else usual
     if uid != os.geteuid() or _owner(folder) in (uid, 0, None):
         return folder
     with suppress(OSError, BelljarError):  # else whoever makes the folder tells whose it is
-        private_folder(link.parent)
+        private_folder(store)
         if there:
             link.unlink(missing_ok=True)
         with suppress(FileExistsError):  # another process of ours was quicker
@@ -238,16 +237,10 @@ def own_folder(usual: Path, link: Path, uid: int) -> Path:
     return folder
 
 
-def link_of(store: Path, what: str) -> Path:
-    """Homes may be shared by hosts; these folders are not."""
-    return store / f"{what}-{os.uname().nodename}"
-
-
 def _owner(path: Path) -> int | None:
-    try:
+    with suppress(OSError):
         return os.lstat(path).st_uid
-    except OSError:
-        return None
+    return None
 
 
 def home(uid: int, environ: Mapping[str, str]) -> Path:

@@ -42,7 +42,7 @@ def merge(
     mistakes: list[Mistake] = []
     given: list[Given] = []
     for file in files:
-        given += _from(file.is_users, mistakes, functools.partial(_read_file, file.path))
+        given += _from(file.is_users, mistakes, functools.partial(_read_file, file))
     given += _from(not is_root, mistakes, functools.partial(_read_variables, variables))
     given = list(_without_locked(given, _lock_of(given, defaults, mistakes, in_job), mistakes))
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
@@ -122,9 +122,11 @@ def _help(section: str, key: str) -> str:
     return next(str(one.metadata["help"]) for one in fields(SECTIONS[section]) if one.name == key)
 
 
-def _read_file(path: Path, mistakes: list[Mistake]) -> Iterable[Given]:
-    """What a file gives. A file that cannot be read or parsed is one mistake and gives nothing."""
-    text, content = read(path, mistakes)
+def _read_file(file: File, mistakes: list[Mistake]) -> Iterable[Given]:
+    """What a file gives. One that cannot be read or parsed, or is the site's and can be written by others, is one mistake and
+    gives nothing."""
+    path = file.path
+    text, content = read(path, mistakes, is_sites=not file.is_users)
     for section, table in content.items():
         if section not in SECTIONS:
             mistakes.append(Mistake(place(path, text, section), section, "no such section", meant(section, SECTIONS)))

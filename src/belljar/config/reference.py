@@ -24,7 +24,8 @@ HEAD = """\
 belljar works without any settings. Where a site wants others, it writes them to `/etc/belljar/belljar.toml` or to files
 in `/etc/belljar/conf.d/`; a user writes them to `~/.config/belljar/belljar.toml`; `belljar --config FILE` and variables
 such as `BELLJAR_MACHINE_MEMORY=2G` stand before both. `belljar config show --origin` tells what holds and where it comes
-from and what is locked, `belljar config check` finds every mistake at once.
+from and what is locked, `belljar config check` finds every mistake at once. A file of the site's that others than root may
+write, or replace, is refused by all commands; `belljar doctor` and `belljar config check` say which.
 
 What the site keeps for itself users cannot change: `batch.*` and `site.*` never, and in batch jobs what `site.lock` names; a
 list that the site writes there holds outside of batch jobs too. A locked key in a user's file, in a variable or in a FILE that

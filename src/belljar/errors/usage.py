@@ -211,7 +211,7 @@ class ImageUnknown(ImageError):
 class ImageInUse(ImageError):
     """An image that a machine or a template runs on cannot be removed."""
 
-    hint = "Wait until its machines ended (`belljar ps`) and remove its templates (`belljar template list`)."
+    hint = "Wait until its machines ended (`belljar ps`, `fuser -v` on its lock) and remove its templates (`belljar template list`)."
 
 
 class ImageMismatch(ImageError):

@@ -237,6 +237,14 @@ def _check_folder(path: Path) -> None:
         raise UnsafeFolder(f"{path}: others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
 
 
+def check_settled(path: Path) -> None:
+    """Raise UnsafeFolder where a stranger could change this file, or put another in its place. Links are followed."""
+    _way_to(path.with_name(f".{path.name}"))  # to its neighbour: the last of a way is no link
+    real = Path(os.path.realpath(path))
+    if not _way_to(real) and (mode := os.stat(real).st_mode) & 0o022:
+        raise UnsafeFolder(f"{real}: others may write to it (mode {stat.S_IMODE(mode):04o})")
+
+
 def is_missing(path: Path) -> bool:
     """Could it be made? Raises UnsafeFolder where a stranger could lead us elsewhere."""
     return bool(_way_to(path))

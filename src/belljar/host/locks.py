@@ -1,8 +1,7 @@
 """Locks that die with their holder, on a file that stays. A free lock means that the holder is dead.
 
-flock gives an exclusive lock to whoever can open the file. So a file that others may open, an image's of the site's, is locked
-by fcntl's lock of an open file (F_OFD_SETLK), whose exclusive one needs the right to write: a user can keep an image from being
-removed, as a machine does, and nobody from using it.
+flock gives an exclusive lock to whoever can open the file. A file that others may open, as a site's images have, is locked by
+F_OFD_SETLK, whose exclusive lock needs the right to write: a user keeps an image from being removed, and nobody from using it.
 """
 
 from __future__ import annotations

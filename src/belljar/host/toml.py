@@ -8,7 +8,7 @@ from pathlib import Path
 
 from belljar.errors import HostError
 from belljar.hints import Any
-from belljar.host.files import read_capped
+from belljar.host.files import check_settled, read_capped
 from belljar.host.quick_imports import quickly
 from belljar.records import dataclass
 
@@ -30,12 +30,15 @@ class Mistake:
         return f"{place}: {self.what}{f' ({self.hint})' if self.hint else ''}"
 
 
-def read(path: Path, mistakes: list[Mistake]) -> tuple[str, dict[str, Any]]:
-    """A file's text and content. One that cannot be read or parsed is one mistake and gives nothing."""
+def read(path: Path, mistakes: list[Mistake], *, is_sites: bool = False) -> tuple[str, dict[str, Any]]:
+    """A file's text and content. One that cannot be read or parsed is one mistake and gives nothing. *is_sites*: nor does one
+    that others may write."""
     quickly("tomllib")
     import tomllib
 
     try:
+        if is_sites:
+            check_settled(path)
         text = read_capped(path, LARGEST_FILE).decode()
         return text, tomllib.loads(text)
     except FileNotFoundError:
@@ -44,7 +47,8 @@ def read(path: Path, mistakes: list[Mistake]) -> tuple[str, dict[str, Any]]:
     except OSError as exc:
         mistakes.append(Mistake(str(path), "", f"cannot be read: {exc.strerror}", "correct its owner and mode"))
     except HostError as exc:
-        mistakes.append(Mistake(str(path), "", exc.message.removeprefix(f"{path}: "), "settings are a small file"))
+        what = exc.message.removeprefix(f"{path}: ")
+        mistakes.append(Mistake(str(path), "", what, "settings are a small file that others cannot write"))
     except UnicodeDecodeError as exc:
         mistakes.append(Mistake(str(path), "", f"not UTF-8 at byte {exc.start}", "save it as UTF-8"))
     except (tomllib.TOMLDecodeError, RecursionError) as exc:

@@ -1,12 +1,14 @@
 """`belljar config show` and `belljar config check`."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from belljar.cli import main
 from belljar.config import inspect
 from belljar.errors import BadSettings
 from belljar.jobs import doctor as checks
@@ -179,6 +181,19 @@ def test_doctor_finds_it_too(call: Any, file: Path, capsys: Any) -> None:
     file.write_text("[network]\nbridge_dns = '::1'\n")
     assert call("doctor", "--only", "settings") == 1
     assert f"{file}:2, network.bridge_dns: '::1': no IPv4 address" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a user's file is the user's to open")
+def test_a_file_that_others_may_write_is_refused_by_all_but_doctor(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text("")
+    file.chmod(0o666)
+    for words in (("ps",), ("run", "true"), ("image", "list")):
+        assert main(["--config", str(file), *words]) == 125
+        assert f"belljar: {file}: others may write to it (mode 0666)" in capsys.readouterr().err
+    assert main(["--config", str(file), "doctor", "--only", "settings", "--only", "limits"]) == 1
+    printed = capsys.readouterr().out
+    assert f"{file}: others may write to it (mode 0666)" in printed and printed.count("fail") == 1
 
 
 def test_a_value_from_a_variable_is_found_with_its_name(

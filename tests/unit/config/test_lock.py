@@ -1,11 +1,13 @@
 """What the site keeps for itself: which settings, in which places, and what a user is told."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from belljar.config import Loaded, inspect
+from belljar.errors import BadSettings
 from belljar.host.files import only_root_writes
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has files that are root's")
@@ -197,3 +199,48 @@ def test_a_folder_of_everybodys_with_the_sticky_bit_lets_nobody_change_what_is_r
     assert only_root_writes(folder / "file")
     (folder / "file").chmod(0o1666)
     assert not only_root_writes(folder / "file")
+
+
+# -- a file that others may write is nobody's --------------------------------------------------------------------------------
+
+
+@as_root
+@pytest.mark.parametrize(
+    "loosen",
+    [
+        lambda etc: (etc / "belljar.toml").chmod(0o666),
+        lambda etc: (etc / "belljar.toml").chmod(0o664),
+        lambda etc: os.chown(etc / "belljar.toml", 1000, 1000),
+        lambda etc: etc.chmod(0o777),
+        lambda etc: (etc / "conf.d/more.toml").chmod(0o602),
+        lambda etc: (etc / "conf.d").chmod(0o777),
+    ],
+    ids=["file", "file of a group", "file of a user", "folder", "further file", "folder of further files"],
+)
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_site_file_that_others_may_write_is_refused(host: Host, loosen: Callable[[Path], None], uid: int) -> None:
+    (host.etc / "conf.d").mkdir()
+    for path in (host.etc / "belljar.toml", host.etc / "conf.d/more.toml"):
+        path.write_text(section_with("machine.cpus", "3"))
+    assert host.look(uid=uid).checked().machine.cpus == 3
+    loosen(host.etc)
+    with pytest.raises(BadSettings, match=f"^{host.etc}.*(others|everybody) may write|belongs to uid 1000") as caught:
+        host.look(uid=uid).checked()
+    assert "(settings are a small file that others cannot write)" in caught.value.message
+
+
+@as_root
+def test_a_link_of_roots_to_a_site_file_is_followed(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "cfg").mkdir()
+    (tmp_path / "cfg/belljar.toml").write_text(section_with("machine.cpus", "3"))
+    (host.etc / "belljar.toml").symlink_to(tmp_path / "cfg/belljar.toml")
+    assert host.look().checked().machine.cpus == 3
+    (tmp_path / "cfg/belljar.toml").chmod(0o646)
+    assert host.look().mistakes
+
+
+@as_root
+def test_roots_own_file_is_the_sites_too_and_a_users_own_is_theirs_to_open(host: Host) -> None:
+    host.own.write_text(section_with("machine.start", "'cold'"))
+    host.own.chmod(0o666)
+    assert host.look(uid=0).mistakes and not host.look(uid=USER).mistakes

@@ -172,7 +172,7 @@ class Store:
         except FileNotFoundError:
             return
         if lock is None:
-            raise _in_use(folder, f"image {image.called} is used by a machine")
+            raise ImageInUse(f"image {image.called} is used by a machine: {_lock_file(folder)} is held")
         try:
             names = _names(self.folder).get(folder.name, ())
             if nameless and names:
@@ -250,8 +250,10 @@ class Store:
             return True
         if stored.boot_digest != again.boot_digest and set(names) <= {name}:
             if (lock := try_lock(_lock_file(folder))) is None:
-                what = f"image {stored.called} is used by a machine, and its new version starts the same disk in another way"
-                raise _in_use(folder, what)
+                raise ImageInUse(
+                    f"image {stored.called} is used by a machine ({_lock_file(folder)} is held), and its new version starts the"
+                    " same disk in another way"
+                )
             held.callback(lock.release)
             self._exchange(draft, folder)
             return True
@@ -377,11 +379,6 @@ def _image_folders(store: Path) -> list[Path]:
 
 def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*one, *other)))
-
-
-def _in_use(folder: Path, what: str) -> ImageInUse:
-    hint = f"{ImageInUse.hint} `fuser -v {_lock_file(folder)}` names to root every process, of any user, that holds it."
-    return ImageInUse(what, hint=hint)
 
 
 def _lock_file(folder: Path) -> Path:
