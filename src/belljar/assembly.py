@@ -55,7 +55,8 @@ class House:
         if self._user is None:
             return config.inspect(self.config_file, in_job=self.in_job)
         uid, home = self._user
-        return config.inspect(self.config_file, environ={"HOME": home, "XDG_CONFIG_HOME": "/nonexistent"}, uid=uid)
+        environ = {"HOME": home, "XDG_CONFIG_HOME": "/nonexistent"}
+        return config.inspect(self.config_file, environ=environ, uid=uid, in_job=True)
 
     def be_lenient(self) -> None:
         """From now on go by what can be understood of the settings: a hook has its work to do though they hold mistakes."""

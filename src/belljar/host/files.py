@@ -264,6 +264,9 @@ def _way_to(path: Path) -> list[str]:
             raise UnsafeFolder(f"{here}: everybody may write to it (mode {mode}) and replace {child}", hint=ON_THE_WAY)
         try:
             facts = os.lstat(child)
+        except PermissionError as exc:
+            mode = f"{stat.S_IMODE(above.st_mode):04o}, of uid {above.st_uid}"
+            raise HostError(f"{here}: uid {os.geteuid()} may not enter it (mode {mode})", hint=ON_THE_WAY) from exc
         except FileNotFoundError:
             return list(accumulate([child, *reversed(rest)], os.path.join))
         if name != "..":

@@ -17,7 +17,8 @@ from belljar.errors import BelljarError
 from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
-from belljar.jobs.doctor import Grade, qemu
+from belljar.jobs import doctor
+from belljar.jobs.doctor import node, qemu
 from belljar.jobs.node import of_users, tester
 from belljar.jobs.shares import of_site
 from belljar.model import NetworkMode, Share, ShareKind
@@ -38,8 +39,8 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     if house.config_file is not None:
         yield from _entered_by_all("the settings file", house.config_file.absolute())
         yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
-    yield _node_folder(house.settings.paths.node)
-    yield _qemu(house)
+    yield _told("paths.node", node, house)
+    yield _told("QEMU", qemu, house)
     yield _kvm(house)
     yield from _images(house, place)
     yield _shares(house)
@@ -104,27 +105,10 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _node_folder(node: Path | None) -> Finding:
-    what, mode = "paths.node", f"0711 {node} (1777 for HTCondor)"
-    if node is None:
-        return Finding(what, True, "not set: each job's machine lives in its user's own folders")
-    try:
-        facts = os.lstat(node)
-    except OSError as exc:
-        return Finding(what, False, f"{node}: {exc.strerror}", f"mkdir -m {mode}")
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
-        return Finding(what, False, f"{node}: must be a folder that belongs to root", f"chown root {node}")
-    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
-        return Finding(what, False, f"{node}: everybody may put folders of others away", f"chmod {mode}")
-    return Finding(what, True, str(node))
-
-
-def _qemu(house: House) -> Finding:
-    try:
-        seen = qemu(house)
-    except BelljarError as exc:
-        return Finding("QEMU", False, exc.message, exc.hint)
-    return Finding("QEMU", seen.grade is not Grade.FAIL, seen.text, seen.remedy)
+def _told(what: str, look: Callable[[House], doctor.Finding], house: House) -> Finding:
+    """What doctor finds."""
+    seen = doctor.Check(what, "", look).examine(house)
+    return Finding(what, seen.grade is not doctor.Grade.FAIL, seen.text, seen.remedy)
 
 
 def _kvm(house: House) -> Finding:

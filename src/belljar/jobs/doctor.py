@@ -4,6 +4,7 @@ guest, once per kernel, and `clone` runs a machine, whose template stays for the
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -182,6 +183,25 @@ def folders(house: House) -> Finding:
     return ok(", ".join(f"{name} {path}" for name, path in _paths(house)))
 
 
+def node(house: House) -> Finding:
+    """jobs' users can enter the folder of this node (`paths.node`), and change nothing of others in it"""
+    folder, mode = house.settings.paths.node, f"0711 {house.settings.paths.node} (1777 for HTCondor)"
+    if folder is None:
+        return ok("not set: each job's machine lives in its user's own folders")
+    try:
+        facts = os.lstat(folder)
+        closed = [str(one) for one in (folder, *folder.parents) if not os.stat(one).st_mode & stat.S_IXOTH]
+    except OSError as exc:
+        return fail(f"{folder}: {exc.strerror}", f"mkdir -m {mode}")
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
+        return fail(f"{folder}: must be a folder that belongs to root", f"chown root {folder}")
+    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+        return fail(f"{folder}: everybody may put folders of others away", f"chmod {mode}")
+    if closed:
+        return fail(f"{folder}: users cannot pass {', '.join(closed)}", f"chmod o+x {' '.join(closed)}")
+    return ok(str(folder))
+
+
 def space(house: House) -> Finding:
     """there is room for images, disks and logs"""
     least = {"run": 16 * MIB, "store": 2 * GIB, "scratch": GIB, "logs": 64 * MIB}
@@ -294,7 +314,7 @@ def network(house: House) -> Finding:
 CHECKS = tuple(
     Check(look.__name__, (look.__doc__ or "").strip(), look)
     for look in (
-        programs, qemu, accelerator, clone, folders, space, images, leftovers, namespaces, memory, limits,
+        programs, qemu, accelerator, clone, folders, node, space, images, leftovers, namespaces, memory, limits,
         network, libvirt,
     )
 )  # fmt: skip

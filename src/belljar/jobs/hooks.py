@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
-from belljar.errors import BelljarError, CommandFailed
+from belljar.errors import BelljarError, CommandFailed, HostError
 from belljar.host.commands import SEARCH_PATH
+from belljar.host.files import is_missing
 from belljar.host.privileges import user_of
 from belljar.jobs.users import asked_as
 
@@ -104,6 +105,13 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
 
 def finish(house: House, job: str) -> dict[str, Any]:
     """In the child, as the user: end the job's machines and tell about the newest of them."""
+    node = house.settings.paths.node
+    try:
+        if node is not None:
+            is_missing(node / "batch")  # raises where the way there is not right
+    except HostError as exc:  # its jobs leave no records, so that is counted for each that ends
+        facts = {"class": "node", "error": "HostError", "reason": exc.message}
+        return {"machine": os.urandom(6).hex(), "started": time.time(), **facts}
     if not (house.folders.run.is_dir() or house.folders.logs.is_dir()):
         return {}
     ended = {"ended": end_machines(house, job)[:20]}

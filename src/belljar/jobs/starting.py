@@ -8,7 +8,9 @@ import resource
 import stat
 import time
 
+from belljar.errors import HostError, UnsafeFolder
 from belljar.hints import TYPE_CHECKING, Any, Unpack
+from belljar.host.files import private_folder
 from belljar.jobs import complain
 from belljar.model import MachineSpec, Request, StdinKind, Work
 from belljar.records import fields
@@ -43,6 +45,17 @@ def kind(number: int) -> StdinKind:
         return StdinKind.NULL
     is_stdout = number == 2 and 1 not in CLOSED and os.path.samestat(facts, os.fstat(1))
     return StdinKind.STDOUT if is_stdout else StdinKind.STREAM
+
+
+def check_folder(house: House) -> None:
+    """Raises HostError where this user cannot enter or make their folder below `paths.node`: that is the site's to mend."""
+    paths = house.settings.paths
+    for path in (paths.run, paths.scratch, paths.store, paths.logs):
+        if paths.node in path.parents:
+            try:
+                private_folder(path.parent)
+            except UnsafeFolder as exc:
+                raise HostError(exc.message, hint="`belljar doctor --only node` says what is wrong with it.") from exc
 
 
 def ensure_image(house: House, reference: str) -> None:

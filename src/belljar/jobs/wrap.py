@@ -239,12 +239,14 @@ def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
 
 def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcome:
     """Run the job in its machine. Raises BelljarError for what is refused before there is one."""
+    from belljar.jobs.starting import START_PATIENCE, check_folder, widen_limits
+
+    check_folder(house)
     request = make_request(here, job, image, house)
     from belljar.batch.job.policy import may_be_own
     from belljar.batch.job.request import asker_of
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
-    from belljar.jobs.starting import START_PATIENCE, widen_limits
 
     widen_limits()
     house.reaper.quick(START_PATIENCE)  # what cannot be finished is for the site to mend, not for this job

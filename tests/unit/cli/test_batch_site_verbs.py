@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.jobs.paper_node import make_node
 
 from belljar import batch
 from belljar.assembly import House
@@ -21,6 +22,7 @@ from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
 from belljar.errors import BadSettings
 from belljar.jobs import check as batch_look
+from belljar.jobs import doctor
 from belljar.jobs.hooks import go_by_the_site
 from belljar.jobs.install import _libraries
 from belljar.jobs.node import own_prefix
@@ -247,14 +249,14 @@ def test_a_folder_users_cannot_pass_is_found_by_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="folders of other users")
-def test_a_nodes_folder_that_is_not_roots_is_found_by_check(tmp_path: Path) -> None:
+def test_a_nodes_folder_that_is_not_roots_is_found_by_check() -> None:
     def good(path: Path | None) -> bool:
-        found = batch_look._node_folder(path)
+        settings = SimpleNamespace(paths=SimpleNamespace(node=path))
+        found = batch_look._told("paths.node", doctor.node, SimpleNamespace(settings=settings))  # type: ignore[arg-type]
         return found.is_good
 
-    node = tmp_path / "node"
-    assert not good(node)
-    node.mkdir(mode=0o711)
+    made = make_node()
+    node = made.node
     assert good(node)
     node.chmod(0o777)
     assert not good(node)
@@ -263,6 +265,7 @@ def test_a_nodes_folder_that_is_not_roots_is_found_by_check(tmp_path: Path) -> N
     os.chown(node, 65534, 65534)
     assert not good(node)
     assert good(None)
+    made.close()
 
 
 def test_a_system_without_such_a_hook_is_said(capsys: pytest.CaptureFixture[str]) -> None:

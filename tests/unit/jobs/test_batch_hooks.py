@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.unit.jobs.paper_node import ALICE, BOB, Node, make_node, paper_system
+from tests.unit.jobs.paper_node import ALICE, BOB, Node, make_node, paper_system, request_for
 
 from belljar import batch
 from belljar.cli import main
+from belljar.errors import BelljarError, HostError
+from belljar.host.files import remove_tree
+from belljar.host.privileges import as_user
+from belljar.jobs import doctor
 from belljar.jobs import hooks as batch_hooks
 from belljar.jobs import node as node_of_jobs
+from belljar.jobs.doctor import Grade
+from belljar.jobs.starting import check_folder
+from belljar.machine.life.claim import claim
+from belljar.machine.states import class_of_error
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
 FAULT = {"class": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
@@ -72,6 +80,70 @@ def test_a_strangers_folder_in_its_place_is_left_alone(node: Node, capsys: pytes
 def test_root_gets_no_folder_there(node: Node) -> None:
     assert call(node, "prolog", "7", "root") == 0
     assert list(node.node.iterdir()) == []
+
+
+# -- a folder of the node's that keeps users out ---------------------------------------------------------------------------
+
+
+def ready(node: Node) -> bytes:
+    """What a job's start finds, as its user: "ready", or whose fault it is."""
+    theirs = node.house.of_user(ALICE.uid, ALICE.home)
+
+    def start() -> bytes:
+        try:
+            check_folder(theirs)
+            claim(request_for("0123456789ab", "slurm:7"), theirs.folders, lambda point: None).release()
+        except (BelljarError, OSError) as exc:
+            return class_of_error(exc if isinstance(exc, BelljarError) else HostError(str(exc))).value.encode()
+        remove_tree(theirs.folders.machine("0123456789ab"))
+        return b"ready"
+
+    return as_user(ALICE, start, timeout=10, what="start")
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_whatever_the_mode_of_the_nodes_folder_it_is_never_the_jobs_fault(node: Node, has_folder: bool) -> None:
+    if has_folder:
+        node.prolog(ALICE)
+    seen = {}
+    for mode in range(0o1000):
+        node.node.chmod(mode)
+        seen[mode] = ready(node)
+        if not has_folder and seen[mode] == b"ready":
+            remove_tree(node.node / "65534")
+    assert set(seen.values()) <= {b"ready", b"node"}
+    good = {mode for mode, found in seen.items() if found == b"ready"}
+    assert good == ({mode for mode in seen if mode & 0o001 and not mode & 0o002} if has_folder else set())
+    node.node.chmod(0o1777)
+    assert ready(node) == b"ready"
+
+
+def test_a_nodes_folder_that_is_not_there_is_not_the_jobs_fault(node: Node) -> None:
+    node.node.rmdir()
+    assert ready(node) == b"node"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o710, 0o777])
+def test_jobs_that_cannot_enter_the_nodes_folder_close_the_node(node: Node, mode: int) -> None:
+    node.configure("node_faults = 3")
+    for job in ("7", "8"):
+        call(node, "prolog", job, "nobody")
+        node.node.chmod(mode)
+        assert call(node, "epilog", job, "nobody") == 0
+        assert node.dialect.closed is not None and not node.dialect.closed.exists()
+    assert call(node, "epilog", "9", "nobody") == 0
+    assert str(node.node) in node.dialect.closed.read_text()
+
+
+@pytest.mark.parametrize("mode", [None, 0o700, 0o710, 0o777])
+def test_check_and_doctor_say_that_users_cannot_enter_it(node: Node, mode: int | None) -> None:
+    assert doctor.node(node.house).grade is Grade.OK
+    if mode is None:
+        node.node.rmdir()
+    else:
+        node.node.chmod(mode)
+    finding = doctor.node(node.house)
+    assert finding.grade is Grade.FAIL and str(node.node) in finding.text
 
 
 # -- always 0 ------------------------------------------------------------------------------------------------------------
