@@ -187,6 +187,21 @@ def test_a_node_that_fails_again_and_again_is_closed_and_the_other_one_works_on(
     assert cluster.run("echo $SLURMD_NODENAME", VM).out == b"n2\n"
 
 
+@pytest.mark.slow
+def test_a_nodes_folder_that_keeps_users_out_closes_the_node_and_loses_no_job(cluster: Cluster) -> None:
+    settings = SETTINGS.replace("retries = 3", "retries = 9") + "node_faults = 3\n"
+    with cluster.other_settings(settings):
+        cluster.site.node.chmod(0o700)
+        try:
+            jobs = [cluster.submit("echo done", VM, "--nodelist=n1", "--open-mode=append") for _ in range(2)]
+            cluster.lab.until(lambda: "DRAIN" in cluster.lab.node("n1")["State"], "n1 is drained", 90)
+        finally:
+            cluster.site.node.chmod(0o755)
+        assert f"{cluster.site.node}: uid" in cluster.lab.node("n1")["Reason"]
+        cluster.lab.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+        assert [cluster.end(job).out for job in jobs] == [b"done\n"] * 2
+
+
 # -- killed --------------------------------------------------------------------------------------------------------------
 
 
