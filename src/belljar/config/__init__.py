@@ -212,7 +212,7 @@ def on_node(paths: Paths, uid: int, given: Container[str], store: Path, *, in_jo
     if paths.node is None or uid == 0:
         return paths
     own = own_folder(paths.node / str(uid), store, uid)
-    if not in_job and _owner(own) != uid and (own.exists() or not os.access(paths.node, os.W_OK)):
+    if not in_job and not os.access(own if os.path.exists(own) else paths.node, os.W_OK):
         return paths
     parts = {key: own / key for key in NODE_PARTS if f"paths.{key}" not in given}
     return replace(paths, **parts)
@@ -221,26 +221,16 @@ def on_node(paths: Paths, uid: int, given: Container[str], store: Path, *, in_jo
 def own_folder(usual: Path, store: Path, uid: int) -> Path:
     """The folder *usual*; where a stranger made it first, one beside it, whose name nobody can foresee. A link in the user's
     store leads there from then on, so that every later command finds it again. (Hosts may share the store.)"""
-    there, link = "", store / f"{usual.parent.name}-{os.uname().nodename}"
+    link = store / "-".join((*usual.parent.parts[1:], os.uname().nodename))
     with suppress(OSError):
-        there = os.readlink(link)
-    folder = Path(there) if there.startswith(f"{usual}-") else usual
-    if uid != os.geteuid() or _owner(folder) in (uid, 0, None):
-        return folder
-    with suppress(OSError, BelljarError):  # else whoever makes the folder tells whose it is
-        private_folder(store)
-        if there:
-            link.unlink(missing_ok=True)
-        with suppress(FileExistsError):  # another process of ours was quicker
-            link.symlink_to(f"{usual}-{os.urandom(8).hex()}")
         return Path(os.readlink(link))
-    return folder
-
-
-def _owner(path: Path) -> int | None:
-    with suppress(OSError):
-        return os.lstat(path).st_uid
-    return None
+    with suppress(OSError, BelljarError):  # else whoever makes the folder tells whose it is
+        if uid == os.geteuid() and os.lstat(usual).st_uid not in (uid, 0):
+            private_folder(store)
+            with suppress(FileExistsError):  # another process of ours was quicker
+                link.symlink_to(f"{usual}-{os.urandom(8).hex()}")
+            return Path(os.readlink(link))
+    return usual
 
 
 def home(uid: int, environ: Mapping[str, str]) -> Path:

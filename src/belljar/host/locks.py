@@ -48,10 +48,10 @@ def try_lock(path: Path, *, shared: bool = False) -> Lock | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Does somebody hold it? A missing file is not locked. Never creates anything."""
+    """Does somebody hold it? A file that is missing, or that we may not open, is not. Never creates anything."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
     try:
         _take(descriptor, shared=True)
@@ -78,37 +78,31 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
     if timeout <= 0:
         raise LockTimeout(f"{path}: held by {_holder(path)}, and nobody waits to {what}")
     import threading
+    from concurrent.futures import Future
 
-    turn, done, is_over = threading.Lock(), threading.Event(), False
-    got: list[Lock] = []
-    failed: list[BaseException] = []
+    turn: Future[Lock] = Future()
 
     def wait() -> None:
         try:
             lock = _block(path, shared)
         except BaseException as exc:
-            failed.append(exc)
+            if turn.set_running_or_notify_cancel():
+                turn.set_exception(exc)
+            return
+        if turn.set_running_or_notify_cancel():
+            turn.set_result(lock)
         else:
-            with turn:
-                lock.release() if is_over else got.append(lock)
-        done.set()
+            lock.release()
 
+    threading.Thread(target=wait, daemon=True).start()
     try:
-        threading.Thread(target=wait, daemon=True).start()
-        done.wait(timeout)
-        with turn:
-            is_over = True
-    except BaseException:  # a signal's handler, say
-        with turn:
-            is_over = True
-            for lock in got:
-                lock.release()
+        return turn.result(timeout)
+    except BaseException as exc:  # a signal's handler's, too
+        if not turn.cancel() and turn.exception() is None:
+            turn.result().release()
+        if isinstance(exc, TimeoutError):
+            raise LockTimeout(f"{path}: held by {_holder(path)} for {timeout:.0f} s while waiting to {what}") from None
         raise
-    if got:
-        return got[0]
-    if failed:
-        raise failed[0]
-    raise LockTimeout(f"{path}: held by {_holder(path)} for {timeout:.0f} s while waiting to {what}")
 
 
 def _block(path: Path, shared: bool) -> Lock:

@@ -197,9 +197,8 @@ def node(house: House) -> Finding:
         return fail(f"{folder}: must be a folder that belongs to root", f"chown root {folder}")
     if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
         return fail(f"{folder}: everybody may put folders of others away", f"chmod {mode}")
-    if closed:
-        return fail(f"{folder}: users cannot pass {', '.join(closed)}", f"chmod o+x {' '.join(closed)}")
-    return ok(str(folder))
+    why = f"users cannot pass {', '.join(closed)}"
+    return fail(f"{folder}: {why}", f"chmod o+x {' '.join(closed)}") if closed else ok(str(folder))
 
 
 def space(house: House) -> Finding:

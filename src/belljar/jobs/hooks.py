@@ -110,8 +110,8 @@ def finish(house: House, job: str) -> dict[str, Any]:
         if node is not None:
             is_missing(node / "batch")  # raises where the way there is not right
     except HostError as exc:  # its jobs leave no records, so that is counted for each that ends
-        facts = {"class": "node", "error": "HostError", "reason": exc.message}
-        return {"machine": os.urandom(6).hex(), "started": time.time(), **facts}
+        id, now = os.urandom(6).hex(), time.time()
+        return {"machine": id, "started": now, "class": "node", "error": "HostError", "reason": exc.message}
     if not (house.folders.run.is_dir() or house.folders.logs.is_dir()):
         return {}
     ended = {"ended": end_machines(house, job)[:20]}

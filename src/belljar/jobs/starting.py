@@ -10,6 +10,7 @@ import time
 
 from belljar.errors import HostError, UnsafeFolder
 from belljar.hints import TYPE_CHECKING, Any, Unpack
+from belljar.host.caller import umask
 from belljar.host.files import private_folder
 from belljar.jobs import complain
 from belljar.model import MachineSpec, Request, StdinKind, Work
@@ -81,10 +82,11 @@ def finish_the_dead(house: House) -> None:
 
 
 def widen_limits() -> None:
-    """The caller's soft limits are the payload's, inside. We and QEMU, with its large files, take what we may have."""
+    """The caller's soft limits and umask are the payload's, inside. We and QEMU, with its large files, take what we may have."""
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_AS):
         _, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (hard, hard))
+    os.umask(umask() & 0o077)  # what we make we must be able to open
     if resource.getrlimit(resource.RLIMIT_DATA)[1] != resource.RLIM_INFINITY:  # which counts the stack of each thread
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         if soft == resource.RLIM_INFINITY or soft > SMALL_STACK:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.unit.jobs.paper_node import ALICE, BOB, Node, make_node, paper_system
@@ -20,6 +22,7 @@ from belljar.cli.host import reap as reaping
 from belljar.cli.machine.inside import split
 from belljar.errors import AmbiguousMachine, NoSuchMachine
 from belljar.jobs import orphans, users
+from belljar.machine import MachineView
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees everybody's machines")
 GOOD = {"class": "payload", "cause": "finished", "exit_code": 0, "image_digest": "sha256-feed"}
@@ -116,7 +119,15 @@ def test_one_user_whose_records_hang_hides_nobody_elses(node: Node, monkeypatch:
     monkeypatch.setattr(users, "LOOK_TIMEOUT", 2.0)  # which is enough for whose do not
     monkeypatch.setattr(users, "become", lambda user: None)  # this process goes on
     assert users.reach(node.house, "slurm:7")[1].id == "0123456789ab"
-    rows, trouble = users.rows_of_all(node.house, lambda view: {"ID": view.id, "REQUESTER": view.requester}, ended=True)
+    rows, trouble = users.rows_of_all(node.house, lambda view: {"ID": view.id}, ended=True)
+    assert ([row["ID"] for row in rows], trouble) == (["0123456789ac", "0123456789ab"], []), "a pipe hangs nobody"
+
+    def describe(view: MachineView) -> dict[str, Any]:
+        if view.id == "0123456789ac":
+            signal.pause()  # as a look at a file system whose server is gone
+        return {"ID": view.id}
+
+    rows, trouble = users.rows_of_all(node.house, describe, ended=True)
     assert [row["ID"] for row in rows] == ["0123456789ab"]
     assert len(trouble) == 1 and trouble[0].startswith("bin: ")
 

@@ -251,8 +251,7 @@ class Store:
         if stored.boot_digest != again.boot_digest and set(names) <= {name}:
             if (lock := try_lock(_lock_file(folder))) is None:
                 raise ImageInUse(
-                    f"image {stored.called} is used by a machine ({_lock_file(folder)} is held), and its new version starts the"
-                    " same disk in another way"
+                    f"image {stored.called} is used by a machine ({_lock_file(folder)} is held), and starts in another way now"
                 )
             held.callback(lock.release)
             self._exchange(draft, folder)

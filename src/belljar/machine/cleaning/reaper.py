@@ -286,12 +286,12 @@ def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | N
         lock = folders.machine(id) / LOCK
         # One that is still being made is no dead one, nor is what is no folder.
         with suppress(LockTimeout, NotADirectoryError):
-            if not lock.exists():
+            if not os.path.exists(lock):
                 patience = min(LOCK_PATIENCE, _left(deadline))
                 with locked(gate(folders), timeout=patience, what="look at a machine in the making"):
                     pass  # whoever was making it has made it, or is dead
             if not is_locked(lock):
-                found.append(id)
+                found.append(id)  # or it cannot be entered: then to finish it says so
     return found
 
 

@@ -79,10 +79,11 @@ def gate(folders: Folders) -> Path:
 
 def claimed_by(folder: Path) -> int | None:
     """The process that claimed this machine, if it was since the host was started."""
-    for event in read(folder)[:1]:
-        pid = event.get("pid")
-        if event["event"] == "claim" and event.get("boot") == boot_id() and isinstance(pid, int) and pid > 1:
-            return pid
+    with suppress(OSError):
+        for event in read(folder)[:1]:
+            pid = event.get("pid")
+            if event["event"] == "claim" and event.get("boot") == boot_id() and isinstance(pid, int) and pid > 1:
+                return pid
     return None
 
 

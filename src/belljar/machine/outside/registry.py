@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import AmbiguousMachine, BelljarError, HostError, NoSuchMachine, NotPermitted
-from belljar.host.files import read_json
+from belljar.host.files import check_ours, read_json
 from belljar.host.locks import is_locked
 from belljar.journal import Event, Ledger, read
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders, MachineView
@@ -124,7 +124,8 @@ def _folders(parent: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except PermissionError as exc:
-        raise NotPermitted(f"{parent}: these machines belong to somebody else") from exc
+        check_ours(parent)  # says whose it is, or what is closed on the way
+        raise NotPermitted(f"{parent}: {exc.strerror}", hint="Correct its mode (0700).") from exc
 
 
 def _view(folder: Path) -> MachineView | None:
@@ -133,7 +134,9 @@ def _view(folder: Path) -> MachineView | None:
         owner = os.stat(folder).st_uid
     except FileNotFoundError:
         return None
-    request, outcome, events = _json(folder / REQUEST), _json(folder / OUTCOME), read(folder)
+    request, outcome, events = _json(folder / REQUEST), _json(folder / OUTCOME), list[Event]()
+    with suppress(PermissionError):
+        events = read(folder)
     asked = request.get("machine") if isinstance(request.get("machine"), dict) else {}
     asked = asked or {}
     pids = [event.get("pid") for event in events if event["event"] == "spawned"]
