@@ -76,9 +76,8 @@ class Record:
 def read(folder: Path) -> list[Event]:
     """All events of a machine, oldest first. Missing journal: none. Torn or foreign lines are left out."""
     try:
-        with open(
-            os.open(folder / JOURNAL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb"
-        ) as file:  # perhaps a pipe
+        descriptor = os.open(folder / JOURNAL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a pipe
+        with open(descriptor, "rb") as file:
             return parse(file.read(LONGEST_JOURNAL) or b"")
     except FileNotFoundError:
         return []
