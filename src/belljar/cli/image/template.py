@@ -86,10 +86,10 @@ def _chosen(house: House, prefixes: list[str], *, or_all: bool = False) -> list[
         return there
     chosen = []
     for prefix in prefixes:
-        fitting = [one for one in there if one.key.startswith(prefix)]
+        fitting = [one for one in there if prefix and one.key.startswith(prefix)]
         if len(fitting) != 1:
             what = "no template of this user's has" if not fitting else f"{len(fitting)} templates of this user's have"
-            raise TemplateError(f"{prefix}: {what} a key that begins so")
+            raise TemplateError(f"{prefix!r}: {what} a key that begins so")
         chosen += fitting
     return chosen
 
