@@ -167,9 +167,14 @@ class Overlays(Protocol):
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
+    from belljar.errors import BadSetting
     from belljar.image.site.master import mistakes
+    from belljar.image.store.store import NAME
 
-    return mistakes(settings)
+    if not (is_source(settings.default) or NAME.fullmatch(settings.default.removeprefix("sha256:"))):
+        hint = "Set it to a name that `belljar image list` shows, a digest, an http(s) address or a path from the root."
+        yield "default", BadSetting(f"{settings.default!r}: an image cannot have this name", hint=hint)
+    yield from mistakes(settings)
 
 
 def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:

@@ -132,6 +132,13 @@ WRONG = [
     ("image", "sources", "['/shared/images']", "without lines in `image.trust`"),
     ("machine", "cpus", "0", "must be at least 1, not 0"),
     ("machine", "memory", "'32M'", "must be at least 64M, not 32M"),
+    ("machine", "cpus", "100_000_000_000_000_000_000_000", "100000000000000000000000 cpus: this host has "),
+    ("machine", "memory", "'900T'", "943718400 MiB of memory: this host has "),
+    ("image", "default", "'../../etc/passwd'", "'../../etc/passwd': an image cannot have this name"),
+    ("image", "default", "''", "'': an image cannot have this name"),
+    ("qemu", "boot_timeout", "0", "must be at least 0.01, not 0"),
+    ("qemu", "cpu", "'nonesuch'", "unable to find CPU model 'nonesuch'"),
+    ("qemu", "cpu", "'max,foo=1 -device x'", "Property 'max-x86_64-cpu.foo' not found"),
     ("qemu", "binary", "'/no/such/qemu'", "/no/such/qemu: no such program"),
     ("qemu", "binary", "'/bin/ls'", "is no QEMU: it calls itself 'ls"),
     ("qemu", "user", "'nobody-of-this-name'", "no such user on this host"),
@@ -166,7 +173,10 @@ bridge_addresses = ["192.0.2.10-192.0.2.40/24"]
 bridge_gateway = "192.0.2.1"
 bridge_dns = "192.0.2.1"
 mac_pool = ["52:54:00:00:00:01-52:54:00:00:00:20"]
+[qemu]
+cpu = "max,-avx512f"
 [image]
+default = "sha256:a68fbddc316f2fc2d8671ab62f85f96e7ca7d69477a8e6fbcf1512d76e6185cf"
 sources = ["/shared/images", "https://images.example.org/site"]
 trust = [
     "debian*|site-* ed25519:r5yOLCmqu+aY59DK0zaCteNFxjg1uAODecaQ8K0nXEI=",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
-from belljar.errors import BadSetting, BelljarError, CommandMissing
+from belljar.errors import BadSetting, BelljarError, CommandFailed, CommandMissing
 from belljar.host.commands import run
-from belljar.hypervisor import Settings
+from belljar.hypervisor import Accelerator, Settings
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.virtiofs import virtiofsd
 
@@ -20,6 +20,7 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
     looks: list[tuple[str, str, str, Callable[[str], object]]] = [
         ("machine", "hypervisor", driver, _check_driver),
         ("qemu", "binary", settings.binary, _check_binary),
+        ("qemu", "cpu", settings.cpu, lambda _: _check_cpu(settings)),
         ("qemu", "uefi", settings.uefi, find_uefi),
         ("qemu", "virtiofsd", settings.virtiofsd, virtiofsd.find),
         ("qemu", "user", settings.user, _check_user),
@@ -48,6 +49,17 @@ def _check_binary(binary: str) -> None:
     if abilities.read_version(line) is None:
         hint = "Name a qemu-system-x86_64 or qemu-kvm."
         raise BadSetting(f"{binary}: is no QEMU: it calls itself {line[:60]!r}", hint=hint)
+
+
+def _check_cpu(settings: Settings) -> None:
+    """Does QEMU know this model, and each of its features?"""
+    accel = "tcg" if settings.accelerator is Accelerator.TCG else "kvm:tcg"
+    words = f"-M q35,accel={accel} -m 16 -nodefaults -display none -S -monitor stdio".split()
+    try:
+        run([abilities.find(settings.binary), "-cpu", settings.cpu, *words], stdin=b"quit\n", timeout=QUESTION_TIMEOUT)
+    except CommandFailed as exc:
+        hint = 'Set it to "auto", or to what `qemu-system-x86_64 -cpu help` lists.'
+        raise BadSetting(f"{settings.cpu!r}: {exc.message.rpartition('86_64: ')[2]}", hint=hint) from exc
 
 
 def _check_user(name: str) -> None:
