@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from enum import Enum
 
@@ -17,7 +18,8 @@ def about(hint: str, machine: str) -> str:
 
 def in_words(exc: OSError) -> str:
     """What the system refused, with the file where it is known."""
-    return f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)
+    words = f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)
+    return f"{words}: raise the limit on them (`ulimit -n`)" if exc.errno == errno.EMFILE else words
 
 
 class Retry(Enum):

@@ -10,13 +10,13 @@ import asyncio
 import errno
 import os
 import select
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
 from belljar.hints import Generic, TypeVar
+from belljar.host.threads import begin_thread
 
 T = TypeVar("T")
 LOOK_AGAIN = 0.1  # seconds
@@ -36,8 +36,9 @@ class _Worker(Generic[T]):
         """The call's result. Cancelling stops the waiting, not the call."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._orders is None:
-            self._orders = SimpleQueue()
-            threading.Thread(target=_work, args=(self._orders,), name=self._name, daemon=True).start()
+            orders: SimpleQueue[Order[T] | None] = SimpleQueue()
+            begin_thread(_work, orders, name=self._name)
+            self._orders = orders
         self._orders.put((call, future))
         return await future
 

@@ -77,8 +77,9 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
     when nobody wants it any more gives it back at once."""
     if timeout <= 0:
         raise LockTimeout(f"{path}: held by {_holder(path)}, and nobody waits to {what}")
-    import threading
     from concurrent.futures import Future
+
+    from belljar.host.threads import begin_thread
 
     turn: Future[Lock] = Future()
 
@@ -94,7 +95,7 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
         else:
             lock.release()
 
-    threading.Thread(target=wait, daemon=True).start()
+    begin_thread(wait)
     try:
         return turn.result(timeout)
     except BaseException as exc:  # a signal's handler's, too

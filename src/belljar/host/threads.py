@@ -7,9 +7,23 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from belljar.errors import HostError
 from belljar.hints import TypeVar
 
+MORE_THREADS = "Raise the limit (`ulimit -u`, pids.max of the cgroup), or end other processes of this user."
 T = TypeVar("T")
+
+
+def begin_thread(work: Callable[..., object], *args: object, name: str | None = None) -> threading.Thread:
+    """Do this in a daemon thread. Raises HostError where the user may have no more threads."""
+    thread = threading.Thread(target=work, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+        return thread
+    except RuntimeError as exc:
+        raise HostError(
+            "no more threads can be started: the limit on processes and threads is reached", hint=MORE_THREADS
+        ) from exc
 
 
 async def in_thread(call: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
@@ -38,7 +52,7 @@ async def in_thread(call: Callable[[], T], *, undo: Callable[[T], object] | None
             if error is None and undo is not None:
                 undo(result)  # type: ignore[arg-type]
 
-    threading.Thread(target=work, daemon=True).start()
+    begin_thread(work)
     try:
         return await future
     except asyncio.CancelledError:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from belljar.errors import BelljarError, HostError, LockTimeout
+from belljar.errors import BelljarError, HostError, LockTimeout, in_words
 from belljar.guest import Streams
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Template
@@ -121,7 +121,7 @@ def _explain(life: Life, error: BaseException) -> None:
         case BelljarError():
             life.fail(error)
         case OSError():
-            life.fail(HostError(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
+            life.fail(HostError(in_words(error)))
         case Exception():
             defect = HostError(f"a defect of belljar: {type(error).__name__}: {error}")
             life.fail(defect)

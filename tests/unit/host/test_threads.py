@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from belljar.errors import HostError
+from belljar.guest.stdio import FdSink
 from belljar.host.threads import in_thread, wholly_in_thread
 
 LONGEST = 20.0
@@ -28,6 +30,20 @@ class Slow:
     def undo(self, result: str) -> None:
         self.got.append(result)
         self.undone.set()
+
+
+async def test_a_limit_on_threads_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `ulimit -u`, which root never meets."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    sink = FdSink(1)
+    for act in (lambda: in_thread(lambda: 7), lambda: sink.write(b"x"), lambda: sink.write(b"x")):
+        with pytest.raises(HostError, match="no more threads can be started") as raised:
+            await act()
+        assert "`ulimit -u`" in raised.value.hint
 
 
 async def test_a_result_and_an_error_arrive() -> None:

@@ -42,6 +42,7 @@ HEARD: list[tuple[str, type[BelljarError]]] = [
     ("setpriv: failed to execute /no/qemu: No such file or directory", CommandMissing),
     (Q + "-sandbox on: failed to install seccomp syscall filter", HostError),
     (Q + "write error: No space left on device", NoSpace),
+    ("qemu: qemu_thread_create: Resource temporarily unavailable", HostError),
 ]  # fmt: skip
 
 

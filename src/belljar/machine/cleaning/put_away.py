@@ -66,7 +66,7 @@ def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> Bellja
                 return DomainKilled(
                     "QEMU was killed from outside (by the host's OOM killer, a limit, or an administrator)"
                 )
-            if event.why is not None and os.WIFEXITED(status):
+            if event.why is not None and (os.WIFEXITED(status) or not isinstance(event.why, DomainDied)):
                 return event.why
             code = os.waitstatus_to_exitcode(status)
             how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -28,6 +28,7 @@ from belljar.host.guard import seccomp
 from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
 from belljar.host.guard.traffic import Call, Refusal, Tell, Traffic
+from belljar.host.threads import begin_thread
 from belljar.hypervisor.qemu.cmdline import FORWARD_ADDRESS, FORWARD_PORT
 from belljar.hypervisor.qemu.process.launch import Spawn, spawn
 
@@ -90,15 +91,12 @@ class QemuGuard:
         wanted, has_started = list(fds), threading.Event()
         filter = program(_sockets(wanted), listens=self._may_listen)
         begin = lambda: start(argv, wanted, stderr)  # noqa: E731
-        keeper = threading.Thread(
-            target=self._keep, args=(begin, filter, has_started), name="guard-parent", daemon=True
-        )
-        keeper.start()
+        keeper = begin_thread(self._keep, begin, filter, has_started, name="guard-parent")
         has_started.wait()
         if self._failure is not None:
             keeper.join()
             raise self._failure
-        threading.Thread(target=self._serve, args=(keeper,), name="guard", daemon=True).start()
+        begin_thread(self._serve, keeper, name="guard")
         return self._pid
 
     def _keep(self, start: Callable[[], int], filter: bytes, has_started: threading.Event) -> None:

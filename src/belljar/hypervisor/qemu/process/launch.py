@@ -34,6 +34,7 @@ from belljar.errors import (
 )
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import PRIVATE_FILE, write_all
+from belljar.host.threads import MORE_THREADS
 
 LOG_LIMIT = 1 << 20  # a guest can make QEMU complain without end
 TAIL = 8 << 10
@@ -168,7 +169,8 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         (os.POSIX_SPAWN_DUP2, stderr, 1),
         (os.POSIX_SPAWN_DUP2, stderr, 2),
     ]
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable() - wanted]
+    for fd in _inheritable() - wanted:  # glibc refuses to close one in the child that is above the limit on open files
+        os.set_inheritable(fd, False)
     try:
         with _inherited(wanted), _no_core_files():
             return os.posix_spawn(argv[0], list(argv), ENVIRONMENT, file_actions=actions, setsigmask=NOT_FOR_QEMU)
@@ -176,8 +178,7 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     except OSError as exc:
         kind = NoMemory if exc.errno in (errno.ENOMEM, errno.EAGAIN) else HostError
-        # Too many descriptors are EBADF here: the child cannot have the numbers it is to inherit.
-        hint = "Raise the limit on open files (`ulimit -n`)." if exc.errno in (errno.EBADF, errno.EMFILE) else None
+        hint = MORE_THREADS if exc.errno == errno.EAGAIN else None
         raise kind(f"{argv[0]}: cannot be started: {exc.strerror}", hint=hint) from exc
 
 
@@ -304,6 +305,7 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
     (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),
     (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", NoAccelerator, None),
     (r"No space left on device", NoSpace, None),
+    (r"qemu_thread_create: Resource temporarily", HostError, MORE_THREADS),
     (r"Failed to get .*lock|Is another process using the image", HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),
     (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt|L1 table|refcount table", ImageCorrupt, None),
     (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
