@@ -25,6 +25,7 @@ from belljar.guest.stdio import BytesSink, BytesSource
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread
+from belljar.host.values import duration, size
 from belljar.jobs.asked import Asked
 from belljar.jobs.starting import make_request
 from belljar.journal import Event
@@ -34,7 +35,21 @@ from belljar.machine.life.output import kept
 from belljar.machine.outside.detached import Keeper, Started
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
-from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
+from belljar.model import (
+    Account,
+    Context,
+    MachineId,
+    NetworkMode,
+    Outcome,
+    Payload,
+    Request,
+    RunPayload,
+    Start,
+    State,
+    StdinKind,
+    Transfer,
+    Work,
+)
 from belljar.records import dataclass
 
 __all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines",
@@ -158,7 +173,7 @@ class Machine:
             cwd = os.fsencode(str(self.view.payload.get("cwd") or "/"))
             env = tuple(plain_environment(who).items())
             await guest.add_account(who)
-            process = await guest.start(Payload(tuple(map(os.fsencode, argv)), who, cwd=cwd, env=env), streams)
+            process = await guest.start(Payload(_argv(argv), who, cwd=cwd, env=env), streams)
             status = await process.wait()
         code = 128 + status.signal if status.signal is not None else status.exit_code
         return OUR_FAILURE if code is None else code
@@ -227,14 +242,28 @@ class Machine:
 
 
 async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
-    """Run a command in its own fresh machine, and return when that is gone. The machine ends with this process; a
-    cancel stops it. Raises what kept it from starting; later errors are in the outcome."""
-    machine = await astart(argv, stdin=stdin, tied=True, **options)
+    """Run a command in its own fresh machine, and return when that is gone, also after a cancel, which stops it. The machine
+    ends with this process. Raises what kept it from starting; later errors are in the outcome."""
+    starting = asyncio.ensure_future(astart(argv, stdin=stdin, tied=True, **options))
     try:
+        machine = await asyncio.shield(starting)
         outcome = await machine.await_end()
-    finally:
-        machine.release()
+    except BaseException:  # re-raised: nobody else knows of the machine
+        leaving = asyncio.ensure_future(_leave(starting))
+        while not leaving.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({leaving})
+        raise
+    machine.release()
     return Completed(outcome, machine.stdout, machine.stderr)
+
+
+async def _leave(starting: asyncio.Future[Machine]) -> None:
+    """Return when the tied machine that was started, or still is, is gone."""
+    with suppress(BelljarError, OSError, ValueError, TypeError):
+        machine = await starting
+        machine.release()
+        await machine.await_end()
 
 
 run = _sync(arun)
@@ -321,8 +350,7 @@ def events(since: str | None = None) -> Iterator[Event]:
 
 def request_of(work: Work, **asked: Unpack[Asked]) -> Request:
     """What `start` asks for a machine at this work, which may be the guest's own, by the settings and these options."""
-    asked.setdefault("requester", "api")
-    return make_request(_house().settings, work, **asked)
+    return make_request(_house().settings, work, **_read({"requester": "api", **asked}))
 
 
 def logs() -> Path:
@@ -348,18 +376,42 @@ def room() -> Room:
 
 
 def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
-    """What `start` asks for, by the settings and these options, of this process's user."""
+    """What `start` asks for, by the settings and these options, of this process's user. Raises TypeError, ValueError."""
     account = caller()
     asked: dict[str, Any] = {"requester": "api", **options}
     inside = {name: asked.pop(name) for name in INSIDE if name in asked}
     env = plain_environment(account) | {os.fsencode(k): os.fsencode(v) for k, v in inside.get("env", {}).items()}
+    for name, value in env.items():
+        if not name or b"=" in name or b"\0" in name + value:
+            raise ValueError(f"env: {os.fsdecode(name)!r} with {os.fsdecode(value)!r} cannot be a variable")
     payload = Payload(
-        tuple(map(os.fsencode, argv)), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", "/")),
+        _argv(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", "/")),
         env=tuple(env.items()), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
         inputs=tuple(Transfer(os.path.abspath(here), there) for here, there in inside.get("inputs", {}).items()),
         outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in inside.get("outputs", {}).items()),
     )  # fmt: skip
-    return make_request(_house().settings, RunPayload(payload), **asked)
+    return request_of(RunPayload(payload), **asked)
+
+
+READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("memory", "disk", "scratch", "cache", "collect_limit"), size), "timeout": duration, "grace": duration,
+    "network": NetworkMode, "start": Start, "context": Context,
+}  # fmt: skip
+
+
+def _read(asked: dict[str, Any]) -> dict[str, Any]:
+    """Texts as the command line understands them. Raises ValueError."""
+    return {key: READ[key](value) if key in READ and isinstance(value, str) else value for key, value in asked.items()}
+
+
+def _argv(words: Sequence[Word]) -> tuple[bytes, ...]:
+    """Raises TypeError, ValueError for what is not a command."""
+    if isinstance(words, (str, bytes)):
+        raise TypeError(f"argv is one text, {words!r}: give a list of words, such as `shlex.split` makes")
+    argv = tuple(map(os.fsencode, words))
+    if not argv or b"\0" in b"".join(argv):
+        raise ValueError(f"argv: {list(words)!r} is not a command: nothing in it, or a NUL")
+    return argv
 
 
 # -- small helps -----------------------------------------------------------------------------------------------------

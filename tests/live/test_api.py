@@ -64,3 +64,20 @@ def test_a_machine_that_is_run_ends_with_a_program_that_is_killed(belljar: Bellj
     asker.communicate()
     assert belljar("wait", "job", "--timeout", str(LONGEST)).returncode == 128 + signal.SIGTERM
     assert belljar.leftovers() == []
+
+
+def test_a_cancelled_run_returns_when_its_machine_is_gone(belljar: Belljar) -> None:
+    """While it starts, and while its payload runs; the second cancel changes nothing."""
+    code = (
+        "import asyncio, belljar.api as b\n"
+        "async def main():\n"
+        "    for has_begun in (False, True):\n"
+        "        run = asyncio.create_task(b.arun(['sleep', '1000'], name='job'))\n"
+        "        async for event in b.aevents():\n"
+        "            if event.get('state') == ('running' if has_begun else 'preparing'): break\n"
+        "        run.cancel(); await asyncio.sleep(0); run.cancel()\n"
+        "        print(*await asyncio.gather(run, return_exceptions=True), len(b.machines()))\n"
+        "asyncio.run(main())"
+    )
+    assert said(python(belljar, "-c", code)) == " 0\n 0\n"
+    assert belljar.leftovers() == []

@@ -13,20 +13,20 @@ class Asked(TypedDict, total=False):
 
     image: str | None
     cpus: int | None
-    memory: int | None  # bytes
-    disk: int | None  # bytes
-    network: NetworkMode | None
+    memory: int | str | None  # bytes, or text such as 2G; so are all sizes
+    disk: int | str | None
+    network: NetworkMode | str | None
     network_name: str
     shares: tuple[Share, ...]
-    start: Start | None
-    context: Context | None
-    scratch: int | None  # bytes
-    cache: int | None  # bytes
+    start: Start | str | None
+    context: Context | str | None
+    scratch: int | str | None
+    cache: int | str | None
     name: str
     requester: str
-    timeout: float | None  # seconds
-    grace: float | None  # seconds between TERM and the end
+    timeout: float | str | None  # seconds, or text such as 5m
+    grace: float | str | None  # between TERM and the end
     keep: bool
     labels: Mapping[str, str]
     collect: tuple[str, ...]
-    collect_limit: int
+    collect_limit: int | str
