@@ -25,8 +25,7 @@ from belljar.guest.stdio import BytesSink, BytesSource
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread
-from belljar.host.values import duration, size
-from belljar.jobs.asked import Asked
+from belljar.jobs.asked import Asked, understood
 from belljar.jobs.starting import make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
@@ -35,21 +34,7 @@ from belljar.machine.life.output import kept
 from belljar.machine.outside.detached import Keeper, Started
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
-from belljar.model import (
-    Account,
-    Context,
-    MachineId,
-    NetworkMode,
-    Outcome,
-    Payload,
-    Request,
-    RunPayload,
-    Start,
-    State,
-    StdinKind,
-    Transfer,
-    Work,
-)
+from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
 from belljar.records import dataclass
 
 __all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines",
@@ -350,7 +335,7 @@ def events(since: str | None = None) -> Iterator[Event]:
 
 def request_of(work: Work, **asked: Unpack[Asked]) -> Request:
     """What `start` asks for a machine at this work, which may be the guest's own, by the settings and these options."""
-    return make_request(_house().settings, work, **_read({"requester": "api", **asked}))
+    return make_request(_house().settings, work, **understood({"requester": "api", **asked}))
 
 
 def logs() -> Path:
@@ -391,17 +376,6 @@ def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
         outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in inside.get("outputs", {}).items()),
     )  # fmt: skip
     return request_of(RunPayload(payload), **asked)
-
-
-READ: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("memory", "disk", "scratch", "cache", "collect_limit"), size), "timeout": duration, "grace": duration,
-    "network": NetworkMode, "start": Start, "context": Context,
-}  # fmt: skip
-
-
-def _read(asked: dict[str, Any]) -> dict[str, Any]:
-    """Texts as the command line understands them. Raises ValueError."""
-    return {key: READ[key](value) if key in READ and isinstance(value, str) else value for key, value in asked.items()}
 
 
 def _argv(words: Sequence[Word]) -> tuple[bytes, ...]:

@@ -346,3 +346,18 @@ def test_a_link_in_the_place_of_a_folder_is_refused(users: list[User]) -> None:
 def test_doctor_speaks_to_a_user(user: User) -> None:
     done = user("doctor")
     assert done.returncode == 0, done.stdout.decode()
+
+
+def test_the_api_is_imported_from_an_install_as_the_page_says(user: User) -> None:
+    lib = user.launcher.parent / "lib"
+    code = "import belljar.api as b; print(b.run(['id', '-u']).check().stdout.decode())"
+    ways = (
+        ({}, f"import sys; sys.path.append({str(lib)!r}); {code}"),
+        ({"PYTHONPATH": str(lib)}, code),
+    )
+    for env, program in ways:
+        done = subprocess.run(
+            ["/usr/bin/python3", "-B", "-c", program], env={**user.env, **env}, **user.who(),
+            capture_output=True, timeout=LONGEST, check=False,
+        )  # fmt: skip
+        assert done.stdout.split() == [str(user.uid).encode()], done.stderr.decode()

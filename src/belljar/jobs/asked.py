@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
+from belljar.host.values import duration, size
 from belljar.model import Context, NetworkMode, Share, Start
 
 
@@ -30,3 +31,14 @@ class Asked(TypedDict, total=False):
     labels: Mapping[str, str]
     collect: tuple[str, ...]
     collect_limit: int | str
+
+
+READ: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("memory", "disk", "scratch", "cache", "collect_limit"), size),
+    **{"timeout": duration, "grace": duration, "network": NetworkMode, "start": Start, "context": Context},
+}
+
+
+def understood(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with texts read as on the command line. Raises ValueError."""
+    return {key: READ[key](value) if key in READ and isinstance(value, str) else value for key, value in asked.items()}
