@@ -1,4 +1,4 @@
-"""Completion: what may follow is read from the parsers, and the script hands it to bash."""
+"""Completion: what may follow is read from the parsers, and the scripts hand it to bash, zsh and fish."""
 
 import subprocess
 from pathlib import Path
@@ -106,6 +106,20 @@ def test_bash_offers_what_it_is_told(with_belljar: dict[str, str], words: str, s
     assert said(["bash", "--norc", "-c", script], with_belljar) == shown
 
 
-def test_zsh_reads_the_script_of_bash(with_belljar: dict[str, str]) -> None:
-    script = f"autoload -U compinit bashcompinit; compinit -D; bashcompinit\n{completion.BASH}\nwhence -w _belljar"
-    assert said(["zsh", "-f", "-c", script], with_belljar) == ["_belljar: function"]
+@pytest.mark.parametrize(
+    ("words", "shown"), [("run --im", "run --image"), ("run --report bell", "run --report belljar")]
+)
+def test_zsh_offers_what_it_is_told(with_belljar: dict[str, str], words: str, shown: str) -> None:
+    """On a terminal, by its Tab key."""
+    (Path(with_belljar["HOME"]) / "script").write_text(completion.SCRIPTS["zsh"])
+    script = (
+        "zmodload zsh/zpty; zpty z zsh -f -i; zpty -w z \"PS1=; source ./script; echo rea''dy\"; zpty -r z all '*ready*'\n"
+        f"zpty -w -n z $'belljar {words}\\t'; zpty -r z all '*{shown}*' && echo completed; zpty -d z"
+    )
+    assert said(["zsh", "-f", "-c", script], with_belljar) == ["completed"]
+
+
+@pytest.mark.parametrize(("words", "shown"), [("run --im", ["--image"]), ("run --report bell", ["belljar"])])
+def test_fish_offers_what_it_is_told(with_belljar: dict[str, str], words: str, shown: list[str]) -> None:
+    script = f"{completion.SCRIPTS['fish']}\ncomplete -C 'belljar {words}'"
+    assert said(["fish", "--no-config", "-c", script], with_belljar) == shown

@@ -1,4 +1,4 @@
-"""`belljar completion bash`: a script that asks `belljar completion words WORD...` what may stand in place of the last
+"""`belljar completion SHELL`: a script that asks `belljar completion words WORD...` what may stand in place of the last
 word.
 
 The parsers that read the words give the answer, one word a line. An empty line means: any file."""
@@ -23,7 +23,7 @@ FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]"
 GLOBAL = ("--config", "--verbose", "--version", "--help")
 
 BASH = """\
-# Completion of belljar for bash; made by `belljar completion bash`. zsh reads it after `autoload -U bashcompinit; bashcompinit`.
+# Completion of belljar for bash and zsh; made by `belljar completion`.
 _belljar() {
   local line current="${COMP_WORDS[COMP_CWORD]}"
   COMPREPLY=()
@@ -34,14 +34,24 @@ _belljar() {
     else
       COMPREPLY+=( "$line" )
     fi
-  done < <(belljar completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+  done < <(belljar completion words "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null)
 }
 complete -F _belljar belljar"""
+ZSH = "autoload -U compinit bashcompinit; (( $+functions[compdef] )) || compinit; bashcompinit"
+FISH = """\
+# Completion of belljar for fish; made by `belljar completion fish`.
+function __belljar
+    for word in (belljar completion words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)
+        test -n "$word" && echo $word || __fish_complete_path (commandline -ct)
+    end
+end
+complete -c belljar -f -a '(__belljar)'"""
+SCRIPTS = {"bash": BASH, "zsh": f"{ZSH}\n{BASH}", "fish": FISH}
 
 
 def completion(args: argparse.Namespace, house: House) -> int:
     if args.shell != WORDS:
-        print(BASH)
+        print(SCRIPTS[args.shell])
         return 0
     current = args.rest[-1] if args.rest else ""
     for word in offered(args.rest[:-1], current, house):
@@ -103,14 +113,14 @@ def _images(house: House) -> list[str]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="{bash}", choices=("bash", WORDS), help="the shell to make it for")
+    parser.add_argument("shell", metavar="{bash,zsh,fish}", choices=(*SCRIPTS, WORDS), help="the shell to make it for")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 VERBS = {
     "completion": Verb(
-        "Print a completion script for bash: `belljar completion bash > /etc/bash_completion.d/belljar`. zsh reads it too, after "
-        "`autoload -U bashcompinit; bashcompinit`.",
+        "Print a completion script: `belljar completion bash > /etc/bash_completion.d/belljar`; for zsh, "
+        "`source <(belljar completion zsh)` in ~/.zshrc; `belljar completion fish > ~/.config/fish/completions/belljar.fish`.",
         completion,
         _arguments,
     )
