@@ -24,7 +24,7 @@ from belljar.guest import Guest, Streams
 from belljar.guest.stdio import BytesSink, BytesSource
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.room import Room
-from belljar.host.threads import in_thread
+from belljar.host.threads import in_thread, to_its_end
 from belljar.jobs.asked import Asked, understood
 from belljar.jobs.starting import make_request
 from belljar.journal import Event
@@ -232,19 +232,13 @@ async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options:
     starting = asyncio.ensure_future(astart(argv, stdin=stdin, tied=True, **options))
     try:
         machine = await asyncio.shield(starting)
-        outcome = await machine.await_end()
-    except BaseException:  # re-raised: nobody else knows of the machine
-        leaving = asyncio.ensure_future(_leave(starting))
-        while not leaving.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({leaving})
-        raise
-    machine.release()
-    return Completed(outcome, machine.stdout, machine.stderr)
+        return Completed(await machine.await_end(), machine.stdout, machine.stderr)
+    finally:
+        await to_its_end(asyncio.ensure_future(_leave(starting)))
 
 
 async def _leave(starting: asyncio.Future[Machine]) -> None:
-    """Return when the tied machine that was started, or still is, is gone."""
+    """Return when the tied machine that was started, or still is being started, is gone."""
     with suppress(BelljarError, OSError, ValueError, TypeError):
         machine = await starting
         machine.release()
@@ -368,7 +362,7 @@ def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
     env = plain_environment(account) | {os.fsencode(k): os.fsencode(v) for k, v in inside.get("env", {}).items()}
     for name, value in env.items():
         if not name or b"=" in name or b"\0" in name + value:
-            raise ValueError(f"env: {os.fsdecode(name)!r} with {os.fsdecode(value)!r} cannot be a variable")
+            raise ValueError(f"env: {name!r}={value!r} cannot be a variable")
     payload = Payload(
         _argv(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", "/")),
         env=tuple(env.items()), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,

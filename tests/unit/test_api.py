@@ -42,7 +42,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (["true"], {"timeout": "soon"}, ValueError, "'soon' is not a duration"),
     (["true"], {"network": "every"}, ValueError, "'every' is not a valid NetworkMode"),
     (["true"], {"env": {"": "x"}}, ValueError, "cannot be a variable"),
-    (["true"], {"env": {"A=B": "x"}}, ValueError, "'A=B' with 'x' cannot be a variable"),
+    (["true"], {"env": {"A=B": "x"}}, ValueError, "b'A=B'=b'x' cannot be a variable"),
     (["true"], {"env": {"A": "x\0y"}}, ValueError, "cannot be a variable"),
 ]
 

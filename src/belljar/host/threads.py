@@ -70,9 +70,19 @@ async def wholly_in_thread(call: Callable[[], T], *, give_up: Callable[[], objec
     except asyncio.CancelledError:
         if give_up is not None:
             give_up()
-        while not work.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({work})
-        if not work.cancelled():
-            work.exception()  # nobody else looks at it
+        with suppress(Exception, asyncio.CancelledError):
+            await to_its_end(work)
         raise
+
+
+async def to_its_end(task: asyncio.Future[T]) -> None:
+    """Finish this task however often its caller is cancelled meanwhile; such a cancel is heard when it is done."""
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

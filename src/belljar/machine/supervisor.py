@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from belljar.errors import BelljarError, HostError, LockTimeout, in_words
 from belljar.guest import Streams
-from belljar.host.threads import in_thread
+from belljar.host.threads import in_thread, to_its_end
 from belljar.hypervisor import Template
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
@@ -66,7 +66,7 @@ class Supervisor:
         finally:
             leaving = asyncio.ensure_future(keeping.leave())
             pruning = asyncio.ensure_future(self._drop_old_records())  # while QEMU ends
-            await _to_its_end(leaving)
+            await to_its_end(leaving)
         with suppress(Ended):  # old records may wait
             await unless_cancelled(pruning, orders)
         return life.outcome
@@ -129,16 +129,3 @@ def _explain(life: Life, error: BaseException) -> None:
                 life.tell_trouble(defect.message)
         case _:
             life.end(Ended(Cause.CANCELLED, signal.SIGKILL, "cancelled by the program that keeps it"))
-
-
-async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Finish this task however often its caller is cancelled meanwhile; such a cancel is heard when it is done."""
-    cancelled = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
