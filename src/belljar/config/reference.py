@@ -12,10 +12,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from belljar import hypervisor, image, network
 from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded, Settings
 from belljar.errors import BadSetting
-from belljar.host.room import host_memory
 from belljar.host.toml import Mistake
 from belljar.host.values import duration_text, moment_text, size_text
-from belljar.model import MIB
 from belljar.records import MISSING, Field, fields
 
 HEAD = """\
@@ -124,13 +122,6 @@ def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
     yield from (("network", *found) for found in network.mistakes(settings.network))
     yield from (("image", *found) for found in image.mistakes(settings.image))
     yield from _wrong_rules(settings)
-    hint = "Set it to what this host has; `belljar doctor` shows that."
-    for key, value, most, unit in (
-        ("cpus", settings.machine.cpus, os.cpu_count() or 1, "cpus"),
-        ("memory", settings.machine.memory // MIB, host_memory()[0] // MIB, "MiB of memory"),
-    ):
-        if value > most:
-            yield "machine", key, BadSetting(f"{value} {unit}: this host has {most}", hint=hint)
 
 
 def _wrong_rules(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:

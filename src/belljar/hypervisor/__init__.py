@@ -40,9 +40,7 @@ class Settings:
     uefi: str = setting("", "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places")
     virtiofsd: str = setting("", "virtiofs's program; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu")
     user: str = setting("auto", "whom root's QEMU runs as; auto: the payload's user, or `belljar`, or `nobody`")
-    boot_timeout: float = setting(
-        180.0, "longest time from its start to the agent's answer", unit="seconds", minimum=0.01
-    )
+    boot_timeout: float = setting(180.0, "longest time from start to the agent's answer", unit="seconds", minimum=0.01)
     qmp_timeout: float = setting(10.0, "longest time QEMU may take to answer one command", unit="seconds", minimum=0.01)
     proof_timeout: float = setting(20.0, "longest time the tiny guest that proves KVM may take", unit="seconds")
     template_days: int = setting(7, "templates older than this are rebuilt", unit="days")

@@ -172,7 +172,9 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     from belljar.image.store.store import NAME
 
     if not (is_source(settings.default) or NAME.fullmatch(settings.default.removeprefix("sha256:"))):
-        hint = "Set it to a name that `belljar image list` shows, a digest, an http(s) address or a path from the root."
+        hint = (
+            "`belljar image list` shows the names; a digest, an http(s) address or a path from the root will do, too."
+        )
         yield "default", BadSetting(f"{settings.default!r}: an image cannot have this name", hint=hint)
     yield from mistakes(settings)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Verb
@@ -20,20 +19,16 @@ def config(args: argparse.Namespace, house: House) -> int:
     from belljar.config import inspect
     from belljar.errors import BadSettings
 
-    loaded = inspect(_file(house))
+    loaded = inspect(house.config_file)
     if args.what == "check":
         from belljar.config.reference import all_mistakes, notes
 
-        told = notes(loaded, inspect(_file(house), in_job=True))
+        told = notes(loaded, inspect(house.config_file, in_job=True))
         return _check(replace(loaded, mistakes=all_mistakes(loaded)), told, args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
         raise BadSettings(loaded.mistakes)
     return 0
-
-
-def _file(house: House) -> Path | None:
-    return Path(house.config_file) if house.config_file else None
 
 
 def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
