@@ -2,14 +2,34 @@
 
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from belljar.errors import ImageNotAllowed, NoSpace
+import pytest
+
+from belljar.errors import ImageNotAllowed, ImageUnfit, NoSpace
 from belljar.hypervisor.fake import FakeHypervisor
+from belljar.image import Image
 from belljar.machine import Folders
 from belljar.machine.cleaning.reaper import Reaper
 from belljar.machine.outside.registry import Machines
-from belljar.machine.planning.refusal import outcome_of, put_on_record
-from belljar.model import Cause, OutcomeClass
+from belljar.machine.planning.refusal import checked_image, outcome_of, put_on_record
+from belljar.model import MIB, Cause, MachineSpec, OutcomeClass, OwnWork, Request
+from belljar.records import replace
+
+
+def test_an_image_with_nothing_to_start_is_refused_instead_of_waited_for() -> None:
+    """Only an image whose import looked for a boot loader, and found none."""
+    facts = {"boots_by": "firmware", "firmware": []}
+    image = Image("d" * 64, ("plain",), Path("disk"), 64 * MIB, None, None, "", "", "/some/disk", 0.0, facts=facts)
+    images: Any = SimpleNamespace(resolve=lambda reference: image)
+    parts: Any = SimpleNamespace(images=images, overlays=SimpleNamespace(size=lambda image, wanted: image.virtual_size))
+    request = Request("0123456789ab", MachineSpec("plain", 1, 64 * MIB), OwnWork())
+    with pytest.raises(ImageUnfit, match="image plain: nothing to start in its disk"):
+        checked_image(request, parts)
+    for better in ({**facts, "firmware": ["bios"]}, {"boots_by": "firmware"}):
+        images.resolve = lambda reference, better=better: replace(image, facts=better)
+        assert checked_image(request, parts).facts == better
 
 
 def folders(top: Path) -> Folders:

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import BelljarError, ImpossibleSize, NoMemory, NoNineP, NoVirtiofs, ShareMissing, about
+from belljar.errors import BelljarError, ImageUnfit, ImpossibleSize, NoMemory, NoNineP, NoVirtiofs, ShareMissing, about
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.image import Image
@@ -18,6 +18,7 @@ from belljar.machine.states import class_of_error
 from belljar.model import GIB, MIB, NetworkMode, Outcome, Request, ShareKind, dumps, to_json
 from belljar.records import replace
 
+INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
 SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 
 
@@ -27,6 +28,10 @@ def checked_image(request: Request, parts: Parts) -> Image:
     check_scratch(request)
     check_shares(request)
     image = parts.images.resolve(request.machine.image)
+    if image.kernel is None and image.facts.get("firmware") == []:
+        raise ImageUnfit(
+            f"image {image.called}: nothing to start in its disk: no kernel, no boot loader", hint=INSTALLED
+        )
     check_memory(request, image)
     check_mounts(request, image)
     parts.overlays.size(image, None if image.is_disc else request.machine.disk)
