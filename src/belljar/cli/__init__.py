@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -62,7 +63,7 @@ VERBS = {
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
-    "completion": Entry("host.completion", HOST, "print a completion script for bash"),
+    "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
     "internal": Entry("batch.internal", "", "what batch systems and programs call"),
 }
 HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
@@ -160,6 +161,8 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
 
         config_file, verbose = args.config_file or line.config_file, line.verbose or args.verbose
         house = House(config_file, verbose=verbose, commands=commands)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as belljar itself left it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return with_hints(lambda: args.carry_out(args, house), args)
 
 

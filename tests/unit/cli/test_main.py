@@ -100,6 +100,31 @@ def test_options_are_not_guessed_from_their_beginnings(capsys: pytest.CaptureFix
     assert main(["ps", "--form", "json"]) == 125
 
 
+# -- interrupted before it has begun ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "says"), [("belljar", b""), ("a_program_of_somebody", b"KeyboardInterrupt")])
+def test_ctrl_c_among_the_imports_ends_the_command_without_a_word(tmp_path: Path, name: str, says: bytes) -> None:
+    """A program that imports belljar keeps Python's own way."""
+    (tmp_path / name).write_text(
+        "import os, signal, sys\nimport belljar\nos.kill(os.getpid(), signal.SIGINT)\nfrom belljar.cli import entry\nentry()\n"
+    )
+    done = subprocess.run([*PYTHON, tmp_path / name, "--version"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGINT
+    assert says in done.stderr and bool(says) == bool(done.stderr)
+
+
+def test_a_verb_can_clear_up_after_ctrl_c_again(verb: Callable[..., None]) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        verb(fails_with(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            main(["kill-all"])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +280,7 @@ def test_what_batch_systems_call_is_no_verb_for_people(capsys: pytest.CaptureFix
     ("words", "hint"),
     [
         (("image", "ls"), "Did you mean `list`?"), (("image", "archive", "kept"), "extract"), (("template", "show", "abc"), "list"),
-        (("template", "expire"), "list"), (("cache", "prepare", "--size", "20G"), "list, remove"), (("completion", "fish"), "bash"),
+        (("template", "expire"), "list"), (("cache", "prepare", "--size", "20G"), "list, remove"), (("completion", "ksh"), "bash, zsh, fish"),
         (("batch", "install", "slurm", "--print"), "belljar batch --help"), (("version",), "belljar --help"),
     ],
 )  # fmt: skip
