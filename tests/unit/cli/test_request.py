@@ -49,6 +49,23 @@ def test_a_script_travels_by_its_bytes_and_keeps_its_own_options(build: Build, t
     assert payload.script == b"#!/bin/sh\nexit 3\n\xff" and payload.argv == (b"job.sh", b"--cpus", b"many")
 
 
+def test_short_options_are_those_of_other_runners(build: Build) -> None:
+    asked = build("-c", "2", "-m", "1G", "-e", "A=b", "-n", "--", "cat")
+    assert (asked.machine.cpus, asked.machine.memory) == (2, 1024 * MIB)
+    assert (b"A", b"b") in payload_of(asked).env and payload_of(asked).stdin is StdinKind.NULL
+
+
+def test_a_folder_that_was_removed_is_no_place_to_start_in(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    with pytest.raises(BadOption, match="the current folder was removed"):
+        build("--", "true")
+    assert payload_of(build("--cwd", "/srv", "--", "true")).cwd == b"/srv"
+
+
 def test_defaults_come_from_the_settings(build: Build) -> None:
     asked = build("--", "true")
     assert (asked.machine.image, asked.machine.cpus, asked.machine.memory) == ("debian12", 1, 512 * MIB)

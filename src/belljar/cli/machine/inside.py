@@ -40,7 +40,7 @@ def exec_(args: argparse.Namespace, house: House) -> int:
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
     if args.command == ["--"]:
-        raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
+        raise BadOption("nothing to run", hint=f"Put `--` before the command: belljar exec {args.machine} -- CMD.")
     if args.wait is not None:
         asyncio.run(_running(house, args.machine, args.wait))
     house, view = reach(house, args.machine)
@@ -174,7 +174,7 @@ async def _copy(house: House, view: MachineView, source: str, target: str, user:
             else:
                 await guest.get(Transfer(target, source), account, cwd)
     except OutputMissing as exc:
-        raise OutputMissing(exc.message, hint="Correct ID:PATH.") from exc
+        raise OutputMissing(exc.message, hint=f"Correct {view.id}:PATH.") from exc
 
 
 # -- console -------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,8 @@ def _exec_options(parser: argparse.ArgumentParser) -> None:
         parser,
         f"""
         --user NAME|UID[:GID] | who the command is (default: the machine's user)
-        --env K=V * | set a variable; K alone passes the caller's
+        -e --env K=V * | set a variable; K alone passes the caller's
+        -n --no-input | the command reads nothing: in a loop of a shell, standard input is the loop's
         --inherit-env | pass the caller's whole environment
         --cwd PATH | working directory in the guest (default: the payload's)
         -t --tty | give the command a terminal

@@ -25,6 +25,7 @@ from belljar.model import (
     RunPayload,
     Sign,
     Start,
+    StdinKind,
     Transfer,
     Work,
 )
@@ -123,7 +124,7 @@ def payload(args: argparse.Namespace, account: Account) -> Payload:
     _refuse_twice("--out", [os.path.realpath(one.outside) for one in outputs])
     return Payload(
         argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
-        umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
+        umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=StdinKind.NULL if args.no_input else stdin, stdout=stdout, stderr=stderr,
         inputs=tuple(_input(text) for text in args.inputs), outputs=outputs,
     )  # fmt: skip
 
@@ -213,7 +214,7 @@ def working_directory(wanted: str | None, account: Account) -> bytes | None:
     try:
         return os.getcwdb()
     except FileNotFoundError:
-        return b"/"
+        raise BadOption("the current folder was removed", hint="Go to another one, or name one with --cwd.") from None
 
 
 def _input(text: str) -> Transfer:

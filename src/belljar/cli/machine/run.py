@@ -51,7 +51,8 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
         if is_given:
             raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
     wanted = _with_user_data(wanted, args, house)
-    stdin = 0 if isinstance(wanted.work, RunPayload) and stat.S_ISREG(os.fstat(0).st_mode) else None
+    reads = isinstance(wanted.work, RunPayload) and not args.no_input
+    stdin = 0 if reads and stat.S_ISREG(os.fstat(0).st_mode) else None
     id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted).id
     try:
         print(id, flush=True)
@@ -119,8 +120,8 @@ OPTIONS = f"""
 [the machine]
 --image NAME | image by name or digest (`belljar image list`); or where it comes from, an http(s) address or a path from the root:
 | it is imported, and again when the source has another
---cpus N | virtual cpus
---memory SIZE | memory, such as 512M or 4G
+-c --cpus N | virtual cpus
+-m --memory SIZE | memory, such as 512M or 4G
 --disk SIZE | size of the disk, at least the image's
 --scratch SIZE | an empty disk of this size at /scratch, where $TMPDIR is then
 --cache SIZE | a disk labelled belljar-cache that a later machine of yours finds again (without a command only)
@@ -137,10 +138,11 @@ OPTIONS = f"""
 [the payload]
 --in PATH[:DST] * @inputs | file or folder copied in before
 --out PATH[:DST] * @outputs | file or folder of the guest copied out after, also after a failure
---env K=V * | set a variable; K alone passes the caller's
+-e --env K=V * | set a variable; K alone passes the caller's
 --inherit-env | pass the caller's whole environment
 --cwd PATH | working directory in the guest (default: the caller's path, or the home of another --user; made when missing)
 --user NAME|UID[:GID] | who the payload is (default: the caller)
+-n --no-input | the payload reads nothing: in a loop of a shell, standard input is the loop's
 -t --tty | give the payload a terminal
 [without a command: images that know their own work (docs/pilots.md)]
 --ready SIGN | the guest is ready when: agent, belljar's agent answers, and it takes exec and cp; port:N, its TCP port N answers;
