@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from belljar.hints import Any
 from belljar.jobs import plain
+
+TIMES = {"began", "created", "ended", "started", "time"}  # seconds since the epoch; JSON has them as RFC 3339, too
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -44,9 +47,11 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _jsonable(getattr(value, name)) for name in value.__dataclass_fields__}
+        value = {name: getattr(value, name) for name in value.__dataclass_fields__}
     if isinstance(value, dict):
-        return {str(key): _jsonable(item) for key, item in value.items()}
+        made = {str(key): _jsonable(item) for key, item in value.items()}
+        moments = {key: made[key] for key in TIMES & made.keys() if isinstance(made[key], float) and made[key] > 0}
+        return made | {f"{key}_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) for key, at in moments.items()}
     if isinstance(value, (list, tuple)):
         return [_jsonable(item) for item in value]
     return to_json(value)
@@ -71,6 +76,4 @@ def duration(seconds: float) -> str:
 
 def moment(timestamp: float | None) -> str:
     """Local time of a moment since the epoch."""
-    import time
-
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp)) if timestamp else ""

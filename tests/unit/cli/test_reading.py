@@ -9,6 +9,7 @@ import pytest
 from belljar.cli import parser_of
 from belljar.cli.machine import ending
 from belljar.cli.machine.logs import for_terminal, story
+from belljar.cli.render import moment
 from belljar.errors import AmbiguousMachine, BadOption, BelljarError, NoSuchMachine
 from belljar.host.locks import try_lock
 from belljar.jobs.starting import finish_the_dead
@@ -38,6 +39,39 @@ def test_ps_shows_live_machines_and_with_a_the_ended_ones_and_how_they_ended(
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["bbbbbbbbbbbb"].endswith("exit 3")
     assert lines["cccccccccccc"].endswith("walltime signal 15")
+
+
+def test_ps_with_a_has_the_newest_machine_first(call: Call, house: Any, capsys: Said) -> None:
+    for number, id in enumerate(("bbbbbbbbbbbb", "cccccccccccc", "aaaaaaaaaaaa")):
+        folder = house.machine(id, ended=True)
+        (folder / "journal.jsonl").unlink()
+        house.journal(folder, "claim", time=1.6e9 + number)
+    call("ps", "-a", "-q")
+    assert capsys.readouterr().out.split() == ["aaaaaaaaaaaa", "cccccccccccc", "bbbbbbbbbbbb"]
+
+
+def test_json_has_moments_as_people_write_them_beside_the_seconds(call: Call, house: Any, capsys: Said) -> None:
+    folder = house.machine("aaaaaaaaaaaa", ended=True, outcome={"started": 1.6e9 - 60.5, "phases": {"started": 0.5}})
+    (folder / "request.json").write_text(json.dumps({"id": "aaaaaaaaaaaa", "created": 0.0}))
+    call("show", "aaa", "--format", "json")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ended"], told["ended_at"]) == (1.6e9, "2020-09-13T12:26:40Z")
+    assert told["outcome"]["started_at"] == "2020-09-13T12:25:39Z"
+    assert "began_at" not in told and "created_at" not in told["request"]
+
+
+def test_show_tells_where_its_deadline_was_moved(call: Call, house: Any, capsys: Said) -> None:
+    folder = house.machine("aaaaaaaaaaaa")
+    for at in (1.6e9, 1.7e9):
+        house.journal(folder, "deadline", at=at)
+    call("show", "aaa")
+    assert f"deadline       {moment(1.7e9)}\n" in capsys.readouterr().out
+
+
+def test_stop_at_a_moment_that_has_passed_is_refused(call: Call, house: Any) -> None:
+    house.machine("aaaaaaaaaaaa")
+    with pytest.raises(BadOption, match="--at: this moment has passed"):
+        call("stop", "--at", "2020-12-24T18:00", "aaa")
 
 
 def test_ps_marks_a_machine_whose_supervisor_is_dead(call: Call, house: Any, capsys: Said) -> None:
@@ -84,8 +118,11 @@ def test_show_tells_programs_what_it_tells_people(call: Call, house: Any, capsys
     (folder / "overlay.qcow2").write_bytes(b"disk")
     call("show", "aaa")
     shown = capsys.readouterr().out
-    assert "qemu -S" in shown and "10.0.0.1:22/tcp (private)" in shown
+    assert "qemu -S" not in shown and "10.0.0.1:22/tcp (private)" in shown
     assert f"{folder}/virtiofsd.log (5 B)" in shown and f"{folder}/overlay.qcow2 (4 B)" in shown
+    house.verbose = True
+    call("show", "aaa")
+    assert "\nQEMU\n  started as     qemu -S\n" in capsys.readouterr().out
     call("show", "aaa", "--format", "json")
     told = json.loads(capsys.readouterr().out)
     assert told["qemu"] == ["qemu", "-S"] and told["network"][0]["address"] == "10.0.0.1"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from belljar.cli.parser import MACHINE, MACHINES, Verb
+from belljar.cli.render import moment
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
 from belljar.jobs.users import reach
 from belljar.machine.life import control
@@ -60,6 +62,8 @@ def stop(args: argparse.Namespace, house: House) -> int:
         return each(args, lambda machine: end(house, machine, {"do": "stop", "grace": args.grace}))
     if args.grace is not None:
         raise BadOption("--grace with --at: at its deadline a machine has the grace it was begun with")
+    if args.at <= time.time():
+        raise BadOption("--at: this moment has passed", hint="Without --at the machine ends now.")
     return each(args, lambda machine: move(house, machine, at=args.at))
 
 
@@ -106,14 +110,12 @@ def let_go_on(view: MachineView) -> None:
 
 def move(house: House, reference: str, **how: float) -> int:
     """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
-    from belljar.machine.life.life import stamp
-
     house, view = reach(house, reference)
     if not view.alive:
         raise NoSuchMachine(f"{view.id}: the machine has ended")
     with control.connect(view.folder) as connection:
         answer = control.ask(connection, "deadline", **how)
-    print(f"{view.id}  {stamp(float(answer['at']))}")
+    print(f"{view.id}  {moment(float(answer['at']))}")
     return 0
 
 

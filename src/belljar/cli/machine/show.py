@@ -34,7 +34,7 @@ Facts = list[tuple[str, Any]]
 
 
 def ps(args: argparse.Namespace, house: House) -> int:
-    machines = house.machines.list(ended=args.all)
+    machines = house.machines.list(ended=args.all)[:: -1 if args.all else 1]
     now = time.time()
     if args.all_users and args.quiet:
         raise BadOption("--quiet with --all-users: an id without its user names no machine")
@@ -100,7 +100,7 @@ def show(args: argparse.Namespace, house: House) -> int:
         print(as_json(_described(machine, house)))
         return 0
     others = [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in _same_job(machine, house)]
-    for title, facts in [*sections(machine), ("other starts of this job", others)]:
+    for title, facts in [*sections(machine, house.verbose), ("other starts of this job", others)]:
         lines = [(name, value) for name, value in facts if value not in ("", None, [], {})]
         if not lines:
             continue
@@ -118,12 +118,12 @@ def _described(machine: MachineView, house: House) -> dict[str, Any]:
         "records": [
             {"what": name, "path": path, "size": path.stat().st_size} for name, path in _files(machine).items()
         ],
-        "qemu": _argv(machine),
+        "qemu": _last(machine, "spawned", "argv") or [],
         "other_starts": [one.id for one in _same_job(machine, house)],
     }
 
 
-def sections(machine: MachineView) -> list[tuple[str, Facts]]:
+def sections(machine: MachineView, is_verbose: bool) -> list[tuple[str, Facts]]:
     """What the table shows, by heading; empty facts are left out when it is printed."""
     phases = (machine.outcome or {}).get("phases", {})
     return [
@@ -133,7 +133,8 @@ def sections(machine: MachineView) -> list[tuple[str, Facts]]:
         ("outcome", _outcome(machine.outcome or {})),
         ("seconds per phase", [(name, f"{seconds:.3f}") for name, seconds in phases.items()]),
         ("network", _network(machine)),
-        ("records", _records(machine)),
+        ("records", [(name, f"{path} ({size(path.stat().st_size)})") for name, path in _files(machine).items()]),
+        ("QEMU", [("started as", shlex.join(map(str, _last(machine, "spawned", "argv") or ())))] if is_verbose else []),
     ]
 
 
@@ -157,6 +158,7 @@ def _machine(machine: MachineView) -> Facts:
         ("owner", _user(machine.owner)),
         ("created", moment(machine.created)),
         ("ended", moment(machine.ended)),
+        ("deadline", moment(_last(machine, "deadline", "at"))),
         ("QEMU's pid", machine.pid),
         ("folder", machine.folder),
     ]
@@ -194,12 +196,6 @@ def _network(machine: MachineView) -> Facts:
     return lines
 
 
-def _records(machine: MachineView) -> Facts:
-    """Where each thing lies that is kept of it, and how QEMU was started."""
-    found = [(name, f"{path} ({size(path.stat().st_size)})") for name, path in _files(machine).items()]
-    return [*found, ("QEMU", shlex.join(_argv(machine)))]
-
-
 def _files(machine: MachineView) -> dict[str, Path]:
     files = {
         "request": REQUEST, "outcome": OUTCOME, "journal": JOURNAL, "console": CONSOLE_LOG, "QEMU's words": QEMU_LOG,
@@ -210,10 +206,9 @@ def _files(machine: MachineView) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path.is_file()}
 
 
-def _argv(machine: MachineView) -> list[str]:
-    """How QEMU was started, the last time."""
-    found = [event.get("argv") for event in read(machine.folder) if event["event"] == "spawned"]
-    return [str(word) for word in found[-1]] if found and isinstance(found[-1], list) else []
+def _last(machine: MachineView, what: str, key: str) -> Any:
+    """What the journal's last event of this kind tells."""
+    return next((event.get(key) for event in reversed(read(machine.folder)) if event["event"] == what), None)
 
 
 def _payload(payload: dict[str, Any]) -> Facts:
@@ -256,7 +251,7 @@ def _user(uid: int) -> str:
 
 VERBS = {
     "ps": Verb(
-        "List the machines that run, with -a also those that ended and whose records are kept.",
+        "List the machines that run; with -a those that ended and whose records are kept, too, the newest first.",
         ps,
         f"""
         -a --all | ended machines too
@@ -265,7 +260,8 @@ VERBS = {
         {FORMAT}""",
     ),
     "show": Verb(
-        "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took.",
+        "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took. "
+        "QEMU's command line is shown with -v.",
         show,
         f"""
         {MACHINE}
