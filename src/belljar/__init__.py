@@ -3,8 +3,7 @@
 import _signal  # type: ignore[import-not-found]
 import sys
 
-IS_COMMAND = sys.argv[:1] != [] and sys.argv[0].endswith(("/belljar", "/belljar/__main__.py"))
-if IS_COMMAND and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+if "".join(sys.argv[:1]).endswith("/belljar") and _signal.getsignal(2) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until a verb begins, Ctrl-C ends us without Python's traceback
 
 from belljar import modules  # noqa: E402

@@ -25,18 +25,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def as_json(value: Any) -> str:
-    """Indented JSON of anything in belljar's words; paths are text, bytes latin-1."""
+def as_json(value: Any, *, indent: int | None = 2) -> str:
+    """JSON of anything in belljar's words; paths are text, bytes latin-1. *indent* None: on one line."""
     import json
 
-    return json.dumps(_jsonable(value), indent=2, ensure_ascii=False)
-
-
-def as_json_line(value: Any) -> str:
-    """JSON on one line."""
-    import json
-
-    return json.dumps(_jsonable(value), separators=(",", ":"))
+    return json.dumps(_jsonable(value), indent=indent, ensure_ascii=False)
 
 
 def _jsonable(value: Any) -> Any:

@@ -39,7 +39,6 @@ _belljar() {
 complete -F _belljar belljar"""
 ZSH = "autoload -U compinit bashcompinit; (( $+functions[compdef] )) || compinit; bashcompinit"
 FISH = """\
-# Completion of belljar for fish; made by `belljar completion fish`.
 function __belljar
     for word in (belljar completion words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)
         test -n "$word" && echo $word || __fish_complete_path (commandline -ct)

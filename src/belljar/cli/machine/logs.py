@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, MACHINE, Verb
-from belljar.cli.render import as_json_line
+from belljar.cli.render import as_json
 from belljar.errors import BadOption, OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
@@ -182,7 +182,7 @@ def past(house: House, begin: float) -> list[Event]:
 
 
 def _print(event: Event, form: str) -> None:
-    print(as_json_line(event) if form == "json" else f"{event['machine']}  {story(event)}", flush=True)
+    print(as_json(event, indent=None) if form == "json" else f"{event['machine']}  {story(event)}", flush=True)
 
 
 def _key(event: Event) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from belljar.errors import BadSetting, BelljarError, CommandFailed, CommandMissing
 from belljar.host.commands import run
-from belljar.hypervisor import Accelerator, Settings
+from belljar.hypervisor import Settings
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.virtiofs import virtiofsd
 
@@ -53,8 +53,7 @@ def _check_binary(binary: str) -> None:
 
 def _check_cpu(settings: Settings) -> None:
     """Does QEMU know this model, and each of its features?"""
-    accel = "tcg" if settings.accelerator is Accelerator.TCG else "kvm:tcg"
-    words = f"-M q35,accel={accel} -m 16 -nodefaults -display none -S -monitor stdio".split()
+    words = "-M q35,accel=kvm:tcg -m 16 -nodefaults -display none -S -monitor stdio".split()
     try:
         run([abilities.find(settings.binary), "-cpu", settings.cpu, *words], stdin=b"quit\n", timeout=QUESTION_TIMEOUT)
     except CommandFailed as exc:
