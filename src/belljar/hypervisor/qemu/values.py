@@ -53,7 +53,7 @@ def _check_binary(binary: str) -> None:
 
 def _check_cpu(settings: Settings) -> None:
     """Does QEMU know this model, and each of its features?"""
-    words = "-M q35,accel=kvm:tcg -m 16 -nodefaults -display none -S -monitor stdio".split()
+    words = ["-M", "q35,accel=kvm:tcg", "-m", "16", "-nodefaults", "-display", "none", "-S", "-monitor", "stdio"]
     try:
         run([abilities.find(settings.binary), "-cpu", settings.cpu, *words], stdin=b"quit\n", timeout=QUESTION_TIMEOUT)
     except CommandFailed as exc:
