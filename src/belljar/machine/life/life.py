@@ -137,7 +137,7 @@ class Life:
         if self.is_settled:
             return
         self.note(
-            cause=error.cause, klass=class_of_error(error), reason=error.message,
+            cause=error.cause, klass=class_of_error(error), reason=about(error.message, self.request.id),
             hint=about(error.hint, self.request.id), error=type(error).__name__,
         )  # fmt: skip
 
