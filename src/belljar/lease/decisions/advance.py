@@ -113,7 +113,9 @@ def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
 
 def _active(case: Case, seen: Seen, settings: Settings) -> Step:
     lease, now = case.lease, seen.now
-    if now >= lease.ends:
+    if case.live and all(one.deadline and one.cause is None for one in case.live):
+        case = case.but(ends=max(one.deadline for one in case.live))  # the time for staging is over: they run
+    if now >= case.lease.ends:
         return Step(drained(case, Cause.EXPIRED, "its time is over", now))
     case, notices = noticed(case, seen, settings)
     if not case.live and not case.guests and not _lingers(case, seen, settings):

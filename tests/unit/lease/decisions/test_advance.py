@@ -141,6 +141,18 @@ def test_a_queued_lease_that_is_given_up_has_no_pending_machine_and_no_job() -> 
     assert story.case.lease.state is L.CANCELLED
 
 
+def test_a_lease_whose_machines_run_ends_with_the_last_of_them() -> None:
+    """The time for staging and boot counts only until then."""
+    story = Story(lease(2)).active()
+    at_most = story.case.lease.ends
+    story.hears(Tell.INSTANCE, 0, 1, instance="i-0", state=I.RUNNING)
+    story.look()
+    assert story.case.lease.ends == at_most == story.now - 5 + 300 + 3600
+    story.hears(Tell.INSTANCE, 1, 1, instance="i-1", state=I.RUNNING)
+    story.look()
+    assert story.case.lease.ends == max(one.deadline for one in story.case.instances) < at_most
+
+
 def test_a_silent_batch_system_proves_nothing() -> None:
     story = Story(lease()).running()
     story.jobs, story.connected = None, set()

@@ -16,6 +16,7 @@ from tests.unit.lease.ec2.house import KEY, OTHER_KEY, House
 
 from belljar.lease import Slot
 from belljar.lease.ec2 import front
+from belljar.lease.ec2.model import moment
 from belljar.lease.orders import Do, Order
 from belljar.records import replace
 
@@ -188,7 +189,9 @@ def test_what_runs_tells_when_its_lease_ends(site: Site) -> None:
     assert len(site.describe_instance_status(IncludeAllInstances=True)["InstanceStatuses"]) == 1
     site.house.boot()
     (status,) = site.describe_instance_status()["InstanceStatuses"]
-    assert int(status["Events"][0]["NotBefore"].timestamp()) == int(site.house.now + 7200)
+    ends = int(site.house.now + 7200)
+    assert int(status["Events"][0]["NotBefore"].timestamp()) == ends
+    assert {"Key": "lease:ends-at", "Value": moment(ends)} in site.listed()[0]["Tags"]
 
 
 def test_only_what_runs_is_rebooted(site: Site) -> None:

@@ -149,7 +149,7 @@ def test_what_waits_tells_of_its_place_in_the_queue_and_what_runs_of_its_end(hou
     )
     slot = Slot(lease.id, 1, 0, "pilot", facts=Facts("wn7"))
     house.boot()
-    house.change(mine, slot=slot.id)
+    house.change(mine, slot=slot.id, deadline=1.9e9)
     ends = {"lease:node": "wn7", "lease:ends-at": "2030-03-17T17:46:40.000Z"}
     runs = replace(waits, state=LeaseState.ACTIVE, expected=0.0, ends=1.9e9)
     assert told(slot, runs) == (None, {"lease:state": "active", "lease:lrm-job": "4711", **ends})

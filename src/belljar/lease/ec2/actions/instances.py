@@ -222,10 +222,10 @@ def spot_id(instance_id: str) -> str:
 
 def tags(one: Shown) -> list[dict[str, str]]:
     """The owner's, and how its lease stands, which no owner sets."""
-    of = one.lease
+    of, ends = one.lease, one.instance.deadline or one.lease.ends
     facts = {
         "state": of.state.value, "lrm-job": of.job, "node": one.slot.facts.host if one.slot else "",
-        "estimated-start": moment(of.expected) if of.expected else "", "ends-at": moment(of.ends) if of.ends else "",
+        "estimated-start": moment(of.expected) if of.expected else "", "ends-at": moment(ends) if ends else "",
     }  # fmt: skip
     return shown((*one.tags, *((f"lease:{name}", value) for name, value in facts.items() if value)))
 
