@@ -48,16 +48,18 @@ class Clerk:
         def look(book: Book) -> None:
             wanted = desk.checked(asked)
             limits, policy = desk.queue(wanted.queue), policy_of(desk.policies(), owner.name, owner.group)
+            sums = book.sums(owner.name, policy.since(desk.now()))
+            with suppress(LeaseDenied):
+                wanted = desk.allowed(book, owner, wanted)
+            wanted = desk.timed(wanted, policy, sums)
             job = fitting(wanted, desk.settings, limits)
             most = f"{limits.longest:.0f} s" if limits.longest else "any time"
             queue = f"queue {wanted.queue}" if wanted.queue else "the default queue"
             lines.append((f"{wanted.nodes} nodes for {job.walltime} s; {queue} gives {most}", True))
             lines.append((f"policy {policy.name} is for {owner.name}", True))
-            with suppress(LeaseDenied):
-                wanted = desk.allowed(book, owner, wanted)
             if wanted.count < asked.count:
                 lines.append((f"{wanted.count} of the {asked.count} machines, and {asked.least} are enough", True))
-            for check in checks(wanted, policy, book.sums(owner.name, policy.since(desk.now()))):
+            for check in checks(wanted, policy, sums):
                 lines.append((check.what, check.is_met))
                 if not check.is_met:
                     return

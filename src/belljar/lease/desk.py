@@ -17,8 +17,9 @@ from belljar.lease import LARGEST_USER_DATA, Instance, KeyPair, Lease, Pairs, Se
 from belljar.lease.belongings import owned
 from belljar.lease.decisions.advance import drained
 from belljar.lease.decisions.case import Case, ended
-from belljar.lease.decisions.margins import Queue, fitting, margins
-from belljar.lease.decisions.policy import Policy, decide, policy_of
+from belljar.lease.decisions import policy as policies
+from belljar.lease.decisions.margins import Queue, fitting, longest, margins
+from belljar.lease.decisions.policy import Policy, Sums, decide, policy_of
 from belljar.lease.decisions.reports import told_again
 from belljar.lease.network import address_of, class_of, ports_of
 from belljar.lease.orders import Do, Order
@@ -107,7 +108,7 @@ class Desk:
         return self.run(owner, replace(more, seconds=min(wanted.seconds, lease.ends - now)))
 
     def checked(self, asked: Wanted) -> Wanted:
-        """With every default. Raises what no policy decides."""
+        """With every default but the time. Raises what no policy decides."""
         settings, count = self.settings, asked.count
         if not (1 <= count <= MOST and 0 <= asked.least <= count and 1 <= asked.per_node <= count):
             numbers = f"{count} machines, {asked.least} at least, {asked.per_node} on a node"
@@ -120,7 +121,7 @@ class Desk:
             raise BadRequest(f"user data of {length} bytes: {LARGEST_USER_DATA} are the most")
         if (length := len(asked.token)) > LONGEST_TOKEN:
             raise BadRequest(f"a token of {length} characters: {LONGEST_TOKEN} are the most")
-        if not 60 <= asked.seconds <= settings.longest_time:
+        if asked.seconds and not 60 <= asked.seconds <= settings.longest_time:
             raise OverLimit(f"a lease of {asked.seconds:.0f} s; one has 60 to {settings.longest_time:.0f} s")
         usual = settings.spot_queue if asked.bid is not None else settings.queue
         if asked.bid is not None:
@@ -133,11 +134,12 @@ class Desk:
         wanted = replace(asked, queue=asked.queue or usual, account=asked.account or settings.account,
                          network=class_of(settings, asked),
                          deadline=asked.deadline or self.now() + settings.queue_time)  # fmt: skip
-        fitting(wanted, settings, self.queue(wanted.queue))
+        if wanted.seconds:
+            fitting(wanted, settings, self.queue(wanted.queue))
         return wanted
 
     def allowed(self, book: Book, owner: Owner, wanted: Wanted) -> Wanted:
-        """With as many machines as policy allows. Raises LeaseDenied, NoSuchKeyPair, BadRequest."""
+        """With as many machines as policy allows, and a time. Raises LeaseDenied, OverLimit, NoSuchKeyPair, BadRequest."""
         if wanted.deadline <= self.now():
             raise BadRequest("ValidUntil: the moment by which it must have started is over")
         if wanted.key and not book.find(KeyPair, owner=owner.name, name=wanted.key):
@@ -146,11 +148,22 @@ class Desk:
         sums = book.sums(owner.name, policy.since(self.now()))
         least = max(1, wanted.least or wanted.count)
         for count in range(wanted.count, least - 1, -1):
-            fewer = replace(wanted, count=count, per_node=min(wanted.per_node, count))
+            fewer = self.timed(replace(wanted, count=count, per_node=min(wanted.per_node, count)), policy, sums)
             with suppress(LeaseDenied) if count > least else nullcontext():
                 decide(fewer, policy, sums)
                 return fewer
         raise AssertionError("unreachable")
+
+    def timed(self, wanted: Wanted, policy: Policy, sums: Sums) -> Wanted:
+        """Where no time was asked for: the usual one, or the longest that queue and policy give. Raises OverLimit."""
+        if wanted.seconds:
+            return wanted
+        settings, queue = self.settings, self.queue(wanted.queue)
+        most = min(longest(wanted, settings, queue), policies.longest(wanted, policy, sums))
+        seconds = min(settings.default_time, settings.longest_time, most)
+        wanted = replace(wanted, seconds=max(60.0, seconds))
+        fitting(wanted, settings, queue)
+        return wanted
 
     def _written(self, book: Book, owner: Owner, wanted: Wanted, digest: str) -> Made:
         now = self.now()

@@ -12,7 +12,6 @@ from belljar.host.toml import Mistake
 from belljar.lease import SIZE, Settings
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.network import PORTS, WORDS, net_of
-from belljar.records import replace
 
 FILE = Path("/etc/belljar/lease.toml")
 TABLE, POLICY = "lease", "policy"
@@ -24,7 +23,6 @@ def load(path: Path = FILE) -> tuple[Settings, tuple[Policy, ...]]:
     known = {TABLE: keys_of((Settings,), TABLE), POLICY: keys_of((Policy,), POLICY)}
     tables, values = read_values([path], known, {POLICY}, mistakes)
     settings = Settings(**values.pop(TABLE))
-    settings = replace(settings, default_time=min(settings.default_time, settings.longest_time))
     policies = tuple(Policy(full.partition(".")[2], **facts) for full, facts in values.items())
     if not mistakes:
         blame(path, tables, ((TABLE, wrong) for wrong in _wrongs(settings, policies)), mistakes)

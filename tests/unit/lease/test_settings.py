@@ -22,12 +22,6 @@ def test_the_pages_file_is_read(tmp_path: Path) -> None:
     assert types(settings)["large"].cpus == 4
 
 
-def test_who_names_no_time_gets_no_more_than_anybody(tmp_path: Path) -> None:
-    text = '[lease]\naddress = "head"\nimages = ["*"]\nlongest_time = "12h"\n[policy.all]\nusers = ["*"]\n'
-    (tmp_path / "lease.toml").write_text(text)
-    assert load(tmp_path / "lease.toml")[0].default_time == 12 * 3600
-
-
 def test_mistakes_are_told_together(tmp_path: Path) -> None:
     (tmp_path / "lease.toml").write_text('[lease]\nsystm = "slurm"\nport = 0\n[policy.x]\nmachine = 3\n[leases]\n')
     with pytest.raises(BadSettings) as error:

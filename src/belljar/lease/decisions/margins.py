@@ -7,7 +7,7 @@ is only the backstop (Slurm acts on it up to half a minute late, and warns up to
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from belljar.errors import OverLimit
 from belljar.lease import Settings, Wanted
@@ -54,7 +54,14 @@ def fitting(wanted: Wanted, settings: Settings, queue: Queue) -> Margins:
     found = margins(seconds, wanted.nodes, settings, quantum=queue.quantum)
     if limit is None or found.walltime <= limit:
         return found
-    left = queue.quantum * (limit // queue.quantum) - (PILOT + found.before + found.after + settings.margin)
+    left = longest(wanted, settings, queue)
     hint = f"Ask for {left:.0f} s or less, or for another queue." if left > 0 else "Ask for another queue."
     takes = f"a lease of {seconds:.0f} s takes {found.walltime} s of the batch system"
     raise OverLimit(f"{takes}; its queue gives {limit:.0f} s", hint=hint)
+
+
+def longest(wanted: Wanted, settings: Settings, queue: Queue) -> float:
+    """Seconds for which a lease can be promised there."""
+    found = margins(0, wanted.nodes, settings)
+    whole = inf if queue.longest is None else queue.quantum * (queue.longest // queue.quantum)
+    return whole - (PILOT + found.before + found.after + settings.margin)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from math import ceil
+from math import ceil, inf
 
 from belljar.errors import LeaseDenied
 from belljar.lease import Wanted
@@ -102,6 +102,13 @@ def checks(wanted: Wanted, policy: Policy, sums: Sums) -> Iterator[Check]:
     yield _allowed("queue", wanted.queue, policy.queues)
     yield _allowed("network", wanted.network, policy.networks)
     yield Check("spot machines", policy.spot or wanted.bid is None, "Unsupported")
+
+
+def longest(wanted: Wanted, policy: Policy, sums: Sums) -> float:
+    """Seconds for which its limits of time allow such a lease."""
+    cores = sum(wanted.size_of(number).cpus for number in range(wanted.count))
+    limits = ((policy.reserved, sums.reserved), (policy.total, sums.reserved + sums.used))
+    return min(policy.time or inf, *((hours * 3600 - there) // cores if hours else inf for hours, there in limits))
 
 
 def _most(what: str, asked: int, limit: int, show: Callable[[int], str] = str, *, code: str = MACHINES) -> Check:

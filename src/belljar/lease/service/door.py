@@ -123,7 +123,7 @@ class Door:
         return {"steps": [{"what": what, "met": is_met} for what, is_met in lines]}
 
     def _wanted(self, said: Wanted) -> Wanted:
-        """What is 0, of the size and the time, is as usual. Raises BadRequest."""
+        """What is 0 of the size is as usual. Raises BadRequest."""
         settings = self._desk.settings
         for image in (said.image, *said.images):
             if not any(fnmatchcase(image, one) for one in settings.images):
@@ -138,8 +138,7 @@ class Door:
             raise BadRequest(f"{type}: no such type; there are {', '.join(self.types)}")
         usual, asked = self.types[type], said.size
         size = Size(asked.cpus or usual.cpus, asked.memory or usual.memory, asked.disk or usual.disk)
-        seconds = said.seconds or settings.default_time
-        return replace(said, size=size, type=type if size == usual and not said.sizes else "", seconds=seconds)
+        return replace(said, size=size, type=type if size == usual and not said.sizes else "")
 
     def _read(self, act: Act) -> Callable[[Owner, Answer], Awaitable[Answer]]:
         return lambda owner, asked: in_thread(lambda: act(owner, asked))

@@ -86,7 +86,7 @@ def wanted_of(call: Call, asked: Mapping[str, Any], least: int, most: int, spot:
     disk = _disk(asked.get("BlockDeviceMappings") or ()) or size.disk
     return Wanted(
         _image(call, asked.get("ImageId")), most, least, replace(size, disk=disk), type_,
-        seconds_of(duration) if duration is not None else call.office.settings.default_time, key=asked.get("KeyName", ""),
+        seconds_of(duration) if duration is not None else 0.0, key=asked.get("KeyName", ""),
         user_data=_user_data(asked.get("UserData", "")), tags=tuple(tags.items()), token=call.asked.get("ClientToken", ""),
         bid=_bid(spot) if spot else None, deadline=(spot or {}).get("ValidUntil", 0.0),
     )  # fmt: skip

@@ -1,0 +1,61 @@
+"""What is written down of a request, with SQLite and a queue with a limit."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import LeaseDenied, OverLimit
+from belljar.lease import Settings, Size, Wanted
+from belljar.lease.clerk import Clerk
+from belljar.lease.decisions.margins import Queue, fitting
+from belljar.lease.decisions.policy import Policy
+from belljar.lease.desk import Desk, Owner
+from belljar.lease.store import open_store
+
+ADA = Owner("ada")
+UNTIMED = Wanted("alma", size=Size(2), seconds=0.0)
+Make = Callable[..., Desk]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Make]:
+    store = open_store("", tmp_path)
+
+    def make(limit: float | None = None, settings: Settings = Settings(), **policy: float) -> Desk:
+        return Desk(store, settings, lambda: [Policy("all", users=("*",), **policy)], lambda name: Queue(limit, 60))  # type: ignore[arg-type]
+
+    yield make
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "seconds"),
+    [
+        ({}, 86400),
+        ({"settings": Settings(longest_time=7200)}, 7200),
+        ({"limit": 3600}, 3600 - 2 - 300 - 32 - 30),
+        ({"limit": 3600, "time": 1800}, 1800),
+        ({"reserved": 10}, 5 * 3600),
+        ({"reserved": 10, "total": 4}, 2 * 3600),
+    ],
+)
+def test_without_a_time_a_lease_has_the_longest_that_queue_and_policy_give(
+    desk: Make, facts: dict[str, float], seconds: float
+) -> None:
+    found = desk(**facts)
+    lease, (machine,) = found.run(ADA, UNTIMED)
+    assert lease.wanted.seconds == machine.seconds == seconds
+    assert fitting(lease.wanted, found.settings, found.queue(""))
+
+
+def test_it_is_explained_with_the_time_that_it_gets(desk: Make) -> None:
+    steps = Clerk(desk(3600, time=1800)).explain(ADA, UNTIMED)
+    assert all(is_met for _, is_met in steps) and "seconds of one lease: 1800 of at most 1800" in dict(steps)
+
+
+def test_what_gives_less_than_a_minute_is_still_a_refusal(desk: Make) -> None:
+    with pytest.raises(LeaseDenied, match="core-hours"):
+        desk(total=0.01).run(ADA, UNTIMED)
+    with pytest.raises(OverLimit, match="its queue gives 300 s"):
+        desk(300).run(ADA, UNTIMED)
