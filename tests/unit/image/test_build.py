@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,24 @@ def test_mmdebstrap_is_told_everything_in_single_words() -> None:
 def test_a_machine_gets_no_identity_from_its_image() -> None:
     for trace in ("/etc/machine-id", "/etc/ssh/ssh_host_", "random-seed", "/etc/hostname", "/etc/resolv.conf"):
         assert trace in build.CLEAN
+
+
+@pytest.mark.parametrize(
+    ("words", "does"),
+    [
+        (("poweroff",), "poweroff -f"), (("halt",), "poweroff -f"), (("reboot",), "reboot -f"), (("shutdown", "-h", "now"), "poweroff -f"),
+        (("shutdown", "-r", "now"), "reboot -f"), (("shutdown",), "poweroff -f"), (("shutdown", "+5"), ""), (("shutdown", "-r", "23:00"), ""),
+    ],
+)  # fmt: skip
+def test_an_image_has_the_usual_commands_to_end_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], does: str
+) -> None:
+    for folder in ("etc/ssh", "usr/sbin", "var/lib/dbus", "var/lib/systemd"):
+        (tmp_path / folder).mkdir(parents=True)
+    subprocess.run(["sh", "-c", build.CLEAN, "clean", str(tmp_path)], check=True)
+    fake_program(tmp_path / "bin", "busybox", 'echo "$@"', monkeypatch)
+    done = subprocess.run([tmp_path / "usr/sbin" / words[0], *words[1:]], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == does and (does or "not at a later time" in done.stderr)
 
 
 def test_the_mode_follows_from_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,17 @@ CLEAN = """set -e
 rm -f "$1/var/lib/dbus/machine-id" "$1/var/lib/systemd/random-seed" "$1"/etc/ssh/ssh_host_*_key* "$1/etc/hostname"
 rm -f "$1/etc/resolv.conf"
 printf '127.0.0.1\\tlocalhost\\n' > "$1/etc/hosts"
+[ -e "$1/usr/sbin/poweroff" ] && exit  # a package brought its own
+cat > "$1/usr/sbin/shutdown" <<'END'
+#!/bin/sh
+case "${0##*/} $*" in
+    *+[1-9]* | *:*) echo "$0: not at a later time" >&2; exit 1 ;;
+    reboot* | *' -r'*) exec busybox reboot -f ;;
+esac
+exec busybox poweroff -f
+END
+chmod 755 "$1/usr/sbin/shutdown"
+for name in halt poweroff reboot; do ln -s shutdown "$1/usr/sbin/$name"; done
 """
 # Turns the packed system ($1) into an ext4 file system ($3, of $4 bytes) by way of the folder $2. No journal: a disk that
 # is thrown away needs none. Devices are left out: the guest's /dev is the kernel's.
