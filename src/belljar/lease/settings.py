@@ -52,5 +52,8 @@ def _wrongs(settings: Settings, policies: Sequence[Policy]) -> Iterator[Wrong]:
     first, _, last = settings.private_ports.partition("-")
     if not PORTS.fullmatch(settings.private_ports) or not int(first) <= int(last or first) <= 65535:
         yield "private_ports", f"{settings.private_ports!r} are no ports", 'as in "8480-8499"'
+    for name in ("silence", "lost"):
+        if (seconds := getattr(settings, name)) <= (beat := settings.heartbeat):
+            yield name, f"is {seconds:g} s, and a pilot is heard of every {beat:g} s", "a multiple of `heartbeat`"
     if not policies:
         yield "images", "there is no policy: nobody may lease anything", 'as in [policy.all] users = ["*"]'
