@@ -69,6 +69,7 @@ LAST = b"Connection: close"
         (b"hello\r\n\r\n", 400), (b"GET / HTTP/1.1\r\n\r\n", 400), (b"GET /%s HTTP/1.1\r\nHost: h\r\n\r\n" % (b"a" * 100000), 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400), (b"GET / HTTP/1.1\r\nHost: h\r\nA: %s" % (b"a" * 5000), 431),
         (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400), (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked"), 400),
         (post(b"x" * 101), 413), (b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n41\r\n%s\r\n41\r\n%s" % (b"x" * 65, b"x" * 65), 413),
     ],
 )  # fmt: skip
@@ -85,6 +86,21 @@ async def test_who_is_silent_is_hung_up_on(data: bytes) -> None:
     house = House()
     async with house.up(replace(LIMITS, idle=0.02, request=0.02)) as port:
         assert await said(port, data) == b""
+    assert house.sent == []
+
+
+async def test_a_head_has_a_total_time_however_long_a_silent_connection_may_stay() -> None:
+    house, end = House(), asyncio.get_running_loop().time() + 20
+    async with house.up(replace(LIMITS, idle=60, request=0.1)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nA: ")
+        answer = asyncio.ensure_future(reader.read())
+        while not answer.done() and asyncio.get_running_loop().time() < end:
+            with suppress(ConnectionError):
+                writer.write(b"a")
+            await asyncio.wait([answer], timeout=0.02)
+        assert answer.done() and (answer.exception() or answer.result() == b"")
+        writer.transport.abort()
     assert house.sent == []
 
 

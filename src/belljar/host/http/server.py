@@ -64,8 +64,8 @@ class Limits:
     connections: int = 512
     of_one: int = 128  # connections of one address: nobody alone keeps all others out
     requests: int = 10000  # of one connection
-    idle: float = 75.0  # for a whole head, and between two requests
-    request: float = 30.0  # for a whole body
+    idle: float = 75.0  # until a request begins
+    request: float = 30.0  # for a whole one
     send: float = 30.0
     linger: float = 2.0  # what still arrives is dropped for so long, so that a client that still sends sees its answer
 
@@ -181,11 +181,13 @@ class _Talk:
     async def run(self) -> None:
         for _ in range(self._limits.requests):
             try:
-                async with asyncio.timeout(self._limits.idle):
-                    head = await self._next()
-                if not isinstance(head, h11.Request):
-                    return
+                if not self._http.trailing_data[0]:
+                    async with asyncio.timeout(self._limits.idle):
+                        self._http.receive_data(await self._reader.read(CHUNK))
                 async with asyncio.timeout(self._limits.request):
+                    head = await self._next()
+                    if not isinstance(head, h11.Request):
+                        return
                     sent = await self._sent(head)
                 await self._reply(await self._respond(sent), is_head=head.method == b"HEAD")
             except h11.RemoteProtocolError as exc:
@@ -201,6 +203,8 @@ class _Talk:
     async def _sent(self, head: h11.Request) -> Sent:
         """The whole request. Raises _TooLarge."""
         body = bytearray()
+        if {b"content-length", b"transfer-encoding"} <= dict(head.headers).keys():  # RFC 9112, 6.1
+            raise h11.RemoteProtocolError("a content length, and chunks", error_status_hint=400)
         size = int(dict(head.headers).get(b"content-length", b"0"))
         while size <= self._limits.body and isinstance(event := await self._next(), h11.Data):
             body += event.data
