@@ -15,9 +15,9 @@ from hashlib import sha256
 from belljar.errors import BadRequest, LeaseDenied, LeaseEnded, NoSuchKeyPair, NoSuchLease, OverLimit, TokenMismatch
 from belljar.lease import LARGEST_USER_DATA, Instance, KeyPair, Lease, Pairs, Settings, Slot, Tag, Token, Wanted, new_id
 from belljar.lease.belongings import owned
+from belljar.lease.decisions import policy as policies
 from belljar.lease.decisions.advance import drained
 from belljar.lease.decisions.case import Case, ended
-from belljar.lease.decisions import policy as policies
 from belljar.lease.decisions.margins import Queue, fitting, longest, margins
 from belljar.lease.decisions.policy import Policy, Sums, decide, policy_of
 from belljar.lease.decisions.reports import told_again
@@ -73,8 +73,10 @@ class Desk:
     """*policies* and *queue* are asked at each request, so a change of theirs counts at once."""
 
     def __init__(self, store: Store, settings: Settings, policies: Callable[[], Sequence[Policy]],
-                 queue: Callable[[str], Queue] = lambda name: Queue(), now: Callable[[], float] = time.time) -> None:  # fmt: skip
+                 queue: Callable[[str], Queue] = lambda name: Queue(), now: Callable[[], float] = time.time,
+                 least_disk: Callable[[str], int | None] = lambda image: None) -> None:  # fmt: skip
         self.store, self.settings, self.policies, self.queue, self.now = store, settings, policies, queue, now
+        self.least_disk = least_disk  # bytes of an image's own disk, where this host knows the image
 
     # -- new leases ----------------------------------------------------------------------------------------------------
 
@@ -117,6 +119,9 @@ class Desk:
         if min(size.cpus, size.memory) < 1 or size.disk < 0 or most > LARGEST:
             what = f"{size.cpus} processors, {size.memory} bytes of memory, {size.disk} of disk"
             raise BadRequest(f"{what}: no size of a machine")
+        for image, disk in {(asked.image_of(number), asked.size_of(number).disk) for number in range(count)}:
+            if 0 < disk < (least := self.least_disk(image) or 0):
+                raise BadRequest(f"a root disk of {disk >> 20} MiB: that of {image} has {least >> 20} MiB")
         if (length := len(asked.user_data)) > LARGEST_USER_DATA:
             raise BadRequest(f"user data of {length} bytes: {LARGEST_USER_DATA} are the most")
         if (length := len(asked.token)) > LONGEST_TOKEN:
@@ -159,9 +164,8 @@ class Desk:
         if wanted.seconds:
             return wanted
         settings, queue = self.settings, self.queue(wanted.queue)
-        most = min(longest(wanted, settings, queue), policies.longest(wanted, policy, sums))
-        seconds = min(settings.default_time, settings.longest_time, most)
-        wanted = replace(wanted, seconds=max(60.0, seconds))
+        most = min(settings.longest_time, longest(wanted, settings, queue), policies.longest(wanted, policy, sums))
+        wanted = replace(wanted, seconds=max(60.0, min(settings.default_time, most)))
         fitting(wanted, settings, queue)
         return wanted
 

@@ -33,7 +33,7 @@ def serve(args: argparse.Namespace, house: House) -> int:
 
     folder = args.state or house.folders.store / "lease"
     tell = teller(sys.stdout, as_json=args.format == "json")
-    names = lambda: {name: one.created for one in house.images.images() for name in one.names}  # noqa: E731
+    names = lambda: {name: (one.created, one.virtual_size) for one in house.images.images() for name in one.names}  # noqa: E731
     asyncio.run(serve(lambda: settings.load(args.file), folder, tell, names))
     return 0
 

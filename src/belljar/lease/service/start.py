@@ -32,7 +32,8 @@ from belljar.records import replace
 
 LOCK, KEY, CERTIFICATE, OLD_PILOTS = "lock", "site.key", "service.pem", "legacy.secret"
 Load = Callable[[], tuple[Settings, tuple[Policy, ...]]]
-Images = Callable[[], Mapping[str, float]]  # names of those that are known on this host, and when each was made
+# Those that are known on this host, by name: when each was made, and the size of its disk.
+Images = Callable[[], Mapping[str, tuple[float, int]]]
 
 
 async def serve(load: Load, folder: Path, tell: Tell, images: Images = dict) -> None:
@@ -63,7 +64,7 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
         daemon.settings = desk.settings = replace(settings, spot_machines=fresh.spot_machines)
         tell("policies read", count=len(policies))
 
-    desk = Desk(store, settings, lambda: policies, jobs.queue)
+    desk = Desk(store, settings, lambda: policies, jobs.queue, least_disk=lambda name: images().get(name, (0.0, 0))[1])
     sizes, keys = types(settings), partial(keyring.answer, store, site_key)
     door = Door(desk, daemon, jobs, sizes, keys)
     broker = Broker(desk, daemon.channel, door, site_key, tell)
@@ -79,7 +80,8 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
     works = [daemon.looks()]
     if settings.ec2_listen:
         order, console = daemon.channel.order, daemon.channel.console
-        office = Office(desk, settings, sizes, daemon.wake, order, images, console)
+        known = lambda: {name: made for name, (made, _) in images().items()}  # noqa: E731
+        office = Office(desk, settings, sizes, daemon.wake, order, known, console)
         works.append(front_end(office, site_key, folder / CERTIFICATE, tell))
     await serving(*works, reload=reload)
     tell("lease service stopped")
