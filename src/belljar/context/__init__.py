@@ -99,6 +99,7 @@ class Instance:
     zone: str = ""
     size: str = ""
     address: str = ""  # without its prefix
+    mac: str = ""
     base_url: str = ""  # where features are read and outputs are put
     told: tuple[tuple[str, str], ...] = ()  # leaves of EC2's tree in place of these, or beside them
 

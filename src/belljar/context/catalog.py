@@ -22,6 +22,10 @@ DATE = re.compile(r"\d{4}-\d{2}-\d{2}|1\.0|latest")
 PLAIN_PATH = re.compile(r"[A-Za-z0-9._~/:@!$&'()*+,;=-]*")
 TEXT, JSON, HTML, BYTES = "text/plain", "application/json", "text/html", "application/octet-stream"
 KEYS = "public-keys"
+IDENTITY = {
+    "instanceId": "instance-id", "imageId": "ami-id", "instanceType": "instance-type", "privateIp": "local-ipv4",
+    "availabilityZone": "placement/availability-zone", "region": "placement/region",
+}  # fmt: skip
 FEATURES = ("machinefeatures", "jobfeatures")
 
 
@@ -72,23 +76,33 @@ def _feature(rest: list[str], values: Mapping[str, str]) -> Page | None:
 def _ec2(rest: list[str], instance: Instance) -> Page | None:
     match rest:
         case []:
-            return _list(("meta-data", *(() if instance.user_data is None else ("user-data",))))
+            return _list(("dynamic", "meta-data", *(() if instance.user_data is None else ("user-data",))))
         case ["user-data"]:
             return _user_data(instance)
         case ["meta-data.json"]:
             return Page(json.dumps(document(instance)).encode(), JSON)
         case ["meta-data", *path]:
             return _leaf_or_list(path, leaves(instance))
+        case ["dynamic", *path]:
+            return _leaf_or_list(path, {"instance-identity/document": _identity(leaves(instance))})
     return None
+
+
+def _identity(known: Mapping[str, str]) -> str:
+    """As far as it is known; nobody signs it."""
+    facts = {name: known[leaf] for name, leaf in IDENTITY.items() if leaf in known}
+    return json.dumps({**facts, "architecture": "x86_64", "version": "2017-09-30"})
 
 
 def leaves(instance: Instance) -> dict[str, str]:
     """What is below `meta-data/`."""
+    card = f"network/interfaces/macs/{instance.mac}"
     found = {
         "ami-id": instance.uuid, "ami-launch-index": "0", "hostname": instance.hostname, "instance-action": "none",
         "instance-id": instance.uuid, "instance-type": instance.size, "local-hostname": instance.hostname,
         "local-ipv4": instance.address, "placement/availability-zone": instance.zone,
-        "reservation-id": instance.uuid, "security-groups": "default",
+        "reservation-id": instance.uuid, "security-groups": "default", "mac": instance.mac,
+        f"{card}/mac": instance.mac, f"{card}/device-number": "0" if instance.mac else "", f"{card}/local-ipv4s": instance.address if instance.mac else "",
     }  # fmt: skip
     return {path: text for path, text in (found | dict(instance.told)).items() if text}
 

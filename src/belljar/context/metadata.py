@@ -7,11 +7,14 @@ at most 8 KiB, every wait has a deadline, and no path in a request is a path of 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
+import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 import h11
 
@@ -30,6 +33,8 @@ STALL_TIMEOUT = 20.0  # seconds without a byte of it
 SEND_TIMEOUT = 30.0
 LINGER, LINGER_BYTES = 2.0, 1 << 20  # what is read and dropped, so that a client that still sends sees the answer
 CREDENTIAL, LARGEST_CREDENTIAL = re.compile(r"[a-z0-9_]{1,64}"), 256 << 10
+LONGEST_SESSION = 21600  # seconds that a token counts, by IMDSv2
+TTL, TOKEN = b"x-aws-ec2-metadata-token-ttl-seconds", b"x-aws-ec2-metadata-token"
 OPEN = [[name] for name in (*FEATURES, "joboutputs")]  # what a payload needs
 
 
@@ -40,7 +45,8 @@ class Service:
         self, instance: Instance, features: Callable[[], Features], outputs: Outputs, credentials: Path | None = None
     ) -> None:
         self.instance, self.features, self.outputs, self._credentials = instance, features, outputs, credentials
-        self._open = 0
+        self._open, self._secret = 0, secrets.token_bytes(32)
+        self._needs_token = dict(instance.told).get("http-tokens") == "required"
 
     async def serve(self, connection: socket.socket, *, for_everybody: bool = False) -> None:
         """See `belljar.context.Metadata`: until the guest closes, is silent for too long, or asks for the end."""
@@ -51,6 +57,21 @@ class Service:
             pass
         finally:
             self._open -= 1
+
+    def token(self, ttl: bytes) -> bytes:
+        """Of a session of so many seconds. Raises Rejected."""
+        if not re.fullmatch(rb"[1-9][0-9]{0,4}", ttl) or int(ttl) > LONGEST_SESSION:
+            raise Rejected(400, f"a session has 1 to {LONGEST_SESSION} seconds")
+        return self._sealed(b"%d" % (monotonic() + int(ttl)))
+
+    def admits(self, token: bytes | None) -> bool:
+        if token is None:
+            return not self._needs_token
+        until = token.partition(b".")[0]
+        return hmac.compare_digest(token, self._sealed(until)) and monotonic() < int(until)
+
+    def _sealed(self, until: bytes) -> bytes:
+        return b"%s.%s" % (until, hmac.digest(self._secret, until, "sha256").hex().encode())
 
     def page(self, parts: list[str]) -> Page | None:
         """What is at this path."""
@@ -104,17 +125,20 @@ class _Talk:
             raise Rejected(431, "the head is too large")
         if len(request.target) > LONGEST_TARGET:
             raise Rejected(414, "the path is too long")
+        if {b"content-length", b"transfer-encoding"} <= (headers := dict(request.headers)).keys():
+            raise Rejected(400, "a content length, and chunks")
         parts = split(request.target)
         if parts is None:
             raise Rejected(400, "the path is none of ours")
         if self._for_everybody and parts[:1] not in OPEN:
             raise Rejected(404, "not found")
-        headers = dict(request.headers)
         more = [(b"connection", b"close")] if is_last else []
         if request.method == b"PUT":
             return await self._put(parts, headers, more)
         if request.method not in (b"GET", b"HEAD"):
             raise Rejected(405, "GET, HEAD, and PUT of outputs only")
+        if parts[:1] not in OPEN and not self._service.admits(headers.get(TOKEN)):
+            raise Rejected(401, "a session token is needed that counts: see IMDSv2")
         page = self._service.page(parts)
         if page is None:
             raise Rejected(404, "not found")
@@ -122,6 +146,9 @@ class _Talk:
         await self._reply(200, page.data, page.kind, more, is_head=request.method == b"HEAD")
 
     async def _put(self, parts: list[str], headers: dict[bytes, bytes], more: list[tuple[bytes, bytes]]) -> None:
+        if parts == ["latest", "api", "token"]:
+            ttl = headers.get(TTL, b"")
+            return await self._reply(200, self._service.token(ttl), TEXT, [*more, (TTL, ttl)])
         if parts[:1] != ["joboutputs"]:
             raise Rejected(405, "GET and HEAD only")
         if len(parts) != 2:

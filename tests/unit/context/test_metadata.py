@@ -18,7 +18,7 @@ from belljar.records import replace
 
 INSTANCE = Instance(
     uuid="u-u-i-d", hostname="belljar-0f", user_data=b"#!/bin/sh\n\xff\n", machinetype="prod", zone="node1", size="2-1024",
-    address="10.0.2.15", base_url="http://169.254.169.253",
+    address="10.0.2.15", mac="52:54:00:00:00:07", base_url="http://169.254.169.253",
 )  # fmt: skip
 FEATURES = {"machinefeatures": {"total_cpu": "4", "hs06": "42.0"}, "jobfeatures": {"job_id": "7", "cpu<b>": "x"}}
 Client = Callable[["Guest"], Awaitable[None]]
@@ -124,7 +124,11 @@ def put(service: Service, path: str, body: bytes, *lines: str) -> int:
         ("/latest/meta-data/hostname", "belljar-0f"), ("/latest/meta-data/local-hostname", "belljar-0f"),
         ("/latest/meta-data/local-ipv4", "10.0.2.15"), ("/latest/meta-data/instance-type", "2-1024"),
         ("/latest/meta-data/placement/availability-zone", "node1"), ("/latest/meta-data/placement/", "availability-zone"),
-        ("/latest", "meta-data\nuser-data"),
+        ("/latest", "dynamic\nmeta-data\nuser-data"), ("/latest/meta-data/mac", "52:54:00:00:00:07"),
+        ("/latest/meta-data/network/interfaces/macs/", "52:54:00:00:00:07/"),
+        ("/latest/meta-data/network/interfaces/macs/52:54:00:00:00:07/local-ipv4s", "10.0.2.15"),
+        ("/latest/meta-data/network/interfaces/macs/52:54:00:00:00:07/device-number", "0"),
+        ("/latest/dynamic/", "instance-identity/"), ("/latest/dynamic/instance-identity", "document"),
         ("/openstack/2020-01-01/meta-data/ami-id", "u-u-i-d"), ("/machinefeatures/total_cpu", "4"), ("/jobfeatures/job_id", "7"),
     ],
 )  # fmt: skip
@@ -167,6 +171,25 @@ def test_a_machine_of_a_lease_is_told_what_ec2_would_tell(tmp_path: Path) -> Non
     assert found["public-keys"] == {"key-0": "ssh-ed25519 AAAA me"} and found["local-ipv4"] == "10.0.2.15"
 
 
+def test_the_identity_document_has_what_the_leaves_have(tmp_path: Path) -> None:
+    told = {
+        "instance-id": "i-1",
+        "ami-id": "ami-1",
+        "instance-type": "small",
+        "placement/availability-zone": "lab",
+        "placement/region": "lab",
+    }
+    out = Outputs(tmp_path, most_bytes=1, most_files=1)
+    found = get(
+        Service(replace(INSTANCE, told=tuple(told.items())), lambda: {}, out),
+        "/latest/dynamic/instance-identity/document",
+    )[1]
+    assert json.loads(found) == {
+        "instanceId": "i-1", "imageId": "ami-1", "instanceType": "small", "availabilityZone": "lab", "region": "lab",
+        "privateIp": "10.0.2.15", "architecture": "x86_64", "version": "2017-09-30",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["meta_data.json", "meta-data.json"])
 def test_openstacks_documents_in_both_spellings(service: Service, name: str) -> None:
     status, text = get(service, f"/openstack/latest/{name}")
@@ -194,7 +217,7 @@ def test_what_is_not_there(service: Service, path: str) -> None:
 def test_without_user_data_there_is_none(tmp_path: Path) -> None:
     service = Service(Instance("u", "h"), lambda: {}, Outputs(tmp_path, most_bytes=1, most_files=1))
     assert [get(service, path)[0] for path in ("/latest/user-data", "/openstack/latest/user_data")] == [404, 404]
-    assert get(service, "/latest")[1] == "meta-data"
+    assert get(service, "/latest")[1] == "dynamic\nmeta-data"
 
 
 @pytest.mark.parametrize(
@@ -215,10 +238,45 @@ def test_a_hostile_path_is_refused_and_the_next_request_is_served(service: Servi
 # -- what is refused -------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_token_is_neither_given_nor_needed(service: Service) -> None:
-    """Who asks for one by IMDSv2 is refused, and falls back to IMDSv1."""
-    assert put(service, "/latest/api/token", b"", "X-aws-ec2-metadata-token-ttl-seconds: 60") == 405
-    assert get(service, "/latest/user-data", "X-aws-ec2-metadata-token: AAAA")[0] == 200
+TTL = "X-aws-ec2-metadata-token-ttl-seconds: {}"
+
+
+def token(service: Service, *lines: str) -> tuple[int, dict[str, str], str]:
+    found: list[tuple[int, dict[str, str], str]] = []
+
+    async def client(guest: Guest) -> None:
+        status, headers, data = await guest.ask("PUT", "/latest/api/token", *lines)
+        found.append((status, headers, data.decode()))
+
+    talk(service, client)
+    return found[0]
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_a_session_token_opens_what_a_wrong_or_an_old_one_does_not(
+    tmp_path: Path, is_required: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = (("http-tokens", "required"),) if is_required else ()
+    out = Outputs(tmp_path / "out", most_bytes=1000, most_files=3)
+    service = Service(replace(INSTANCE, told=told), lambda: FEATURES, out)
+    status, headers, good = token(service, TTL.format(60))
+    assert (status, headers["x-aws-ec2-metadata-token-ttl-seconds"]) == (200, "60")
+    for path in ("/latest/user-data", "/latest/meta-data/instance-id", "/openstack/latest/user_data"):
+        assert get(service, path, f"X-aws-ec2-metadata-token: {good}")[0] == 200
+        assert get(service, path)[0] == (401 if is_required else 200)
+        for bad in ("AAAA", f"9{good}", f"{good}0", good.partition(".")[0]):
+            assert get(service, path, f"X-aws-ec2-metadata-token: {bad}")[0] == 401
+    assert get(service, "/machinefeatures/total_cpu")[0] == 200 and put(service, "/joboutputs/a", b"x") == 201
+    now = metadata.monotonic()
+    monkeypatch.setattr(metadata, "monotonic", lambda: now + 61)
+    assert get(service, "/latest/user-data", f"X-aws-ec2-metadata-token: {good}")[0] == 401
+
+
+@pytest.mark.parametrize(
+    "lines", [(), (TTL.format(0),), (TTL.format(21601),), (TTL.format("1e3"),), (TTL.format("-5"),)]
+)
+def test_a_session_has_a_second_to_six_hours(service: Service, lines: tuple[str, ...]) -> None:
+    assert token(service, *lines)[0] == 400
 
 
 # -- outputs ---------------------------------------------------------------------------------------------------------------
@@ -330,6 +388,7 @@ def test_requests_may_come_all_at_once(service: Service) -> None:
         (b"PUT /joboutputs/a HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
         (b"PUT /joboutputs/a HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
         (b"PUT /joboutputs/a HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"PUT /joboutputs/a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", 405), (b"PUT /latest HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", 405),
     ],
 )  # fmt: skip

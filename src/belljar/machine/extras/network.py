@@ -80,7 +80,7 @@ class MetadataService(Extra):
             uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.work.user_data,
             machinetype=request.name or request.machine.image, zone=os.uname().nodename,
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
-            address=link.address.partition("/")[0], told=request.work.told if isinstance(request.work, OwnWork) else (),
+            address=link.address.partition("/")[0], mac=link.mac, told=request.work.told if isinstance(request.work, OwnWork) else (),
         )  # fmt: skip
         folder = self._life.folder
         return metadata_service(
