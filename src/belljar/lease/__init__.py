@@ -73,7 +73,9 @@ class Settings:
     private_net: str = setting("10.98.0.0/24", "addresses of private networks; each lease has all of them")
     private_ports: str = setting("0", "FIRST-LAST: ports of nodes where pilots of such a lease connect; 0: any")
     zone: str = setting("lease", "availability zone that EC2 clients are told; its region is the same name")
-    default_time: float = setting(86400.0, "where none is named, if queue and policy give as much", unit="seconds", minimum=60)
+    default_time: float = setting(
+        86400.0, "where none is named, if queue and policy give as much", unit="seconds", minimum=60
+    )
     longest_time: float = setting(1209600.0, "a lease gets no more than this", unit="seconds", minimum=60)
     staging: float = setting(300.0, "for an image's way to a node, and its boot", unit="seconds", minimum=1)
     barrier: float = setting(120.0, "from the first node of a group to its last", unit="seconds", minimum=1)
@@ -128,6 +130,7 @@ class Wanted:
     images: tuple[str, ...] = ()  # of each machine in its order, where not all have `image`
     sizes: tuple[Size, ...] = ()  # the same; `size` is the largest then
     deadline: float = 0.0  # moment by which it must have started; 0: as the service's settings say
+    metadata: Pairs = ()  # EC2's options of each machine's metadata service, as they were asked for
 
     @property
     def nodes(self) -> int:

@@ -20,6 +20,7 @@ OTHERWISE = {
     "state": ("imagestate", "zonestate"), "ownerid": ("imageownerid",), "owneralias": ("imageowneralias",), "endpoint": ("regionendpoint",),
     "fingerprint": ("keyfingerprint",), "launchindex": ("amilaunchindex",), "availabilityzone": ("placementavailabilityzone",), "availabilityzoneid": ("placementavailabilityzoneid",), "tenancy": ("placementtenancy",),
     "manifestlocation": ("imagelocation",),
+    **dict.fromkeys(("groupid", "instancegroupid"), ("groupgroupid",)), **dict.fromkeys(("groupname", "instancegroupname"), ("groupgroupname",)),
     "systemstatusreachability": ("systemstatusdetailsstatus",), "instancestatusreachability": ("instancestatusdetailsstatus",),
 }  # fmt: skip
 ENDINGS = ("", "s", "es", "set", "sset")  # of lists
@@ -46,7 +47,7 @@ def _test_of(given: Mapping[str, Any], shape: Shape, also: Readers, reference: s
         return lambda _, item: any(one.get("Key") == tag and matches(one["Value"]) for one in item.get("Tags", [item]))
     if reader := also.get(name.replace("-", "_")):
         return lambda thing, _: matches(reader(thing))
-    plain = re.sub(r"[.-]", "", re.sub(r"^launch\.", "launch-specification.", name))
+    plain = re.sub(r"[.-]", "", re.sub(r"^launch\.", "launch-specification.", name)).lower()
     path = next(filter(None, (_path(shape, one) for one in (plain, *OTHERWISE.get(plain, ())))), ())
     if not path and f"<li> <p> <code>{name}</code>" in reference:
         return lambda *_: False

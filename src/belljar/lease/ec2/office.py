@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -10,6 +11,11 @@ from typing import Any
 from belljar.lease import Instance, Lease, Order, Pairs, Settings, Size
 from belljar.lease.desk import Desk, Owner, Shown
 from belljar.records import dataclass
+
+# The one network that clients are told of, by which they know their machines again. What a machine's network really is, its class says.
+VPC, SUBNET = (f"{kind}-{1:017x}" for kind in ("vpc", "subnet"))
+TAG = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=-]+")  # keys that can be a part of a path
+DEFAULT = {"GroupId": f"sg-{1:017x}", "GroupName": "default"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,10 @@ def metadata(lease: Lease, one: Instance, keys: Sequence[str], zone: str) -> Pai
         "instance-life-cycle": "on-demand" if lease.wanted.bid is None else "spot", "instance-type": lease.wanted.type,
         "placement/availability-zone": zone, "placement/region": zone, "reservation-id": lease.id,
     }  # fmt: skip
+    asked = dict(lease.wanted.metadata)
+    facts["http-tokens"] = asked.get("HttpTokens", "")
+    if asked.get("InstanceMetadataTags") == "enabled":
+        facts |= {f"tags/instance/{key}": value for key, value in lease.wanted.tags if TAG.fullmatch(key)}
     return (*facts.items(), *((f"public-keys/{number}/openssh-key", key) for number, key in enumerate(keys)))
 
 

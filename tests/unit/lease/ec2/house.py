@@ -113,7 +113,7 @@ class House:
         self.change(
             *waiting,
             state=InstanceState.RUNNING,
-            address="10.0.0.7",
+            address="8.0.0.7",
             deadline=self.now + 7200,
             launched=self.now,
             slot="r-1.1.0",

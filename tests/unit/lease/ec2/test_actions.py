@@ -14,9 +14,10 @@ import pytest
 from tests.unit.lease.ec2.clients import wired
 from tests.unit.lease.ec2.house import KEY, OTHER_KEY, House
 
-from belljar.lease import Slot
+from belljar.lease import Instance, Lease, Slot
 from belljar.lease.ec2 import front
 from belljar.lease.ec2.model import moment
+from belljar.lease.ec2.office import metadata
 from belljar.lease.orders import Do, Order
 from belljar.records import replace
 
@@ -81,7 +82,10 @@ def test_a_reservation_is_a_lease(site: Site) -> None:
     )  # fmt: skip
     (wanted,) = site.house.wanted
     assert (wanted.least, wanted.count, wanted.type, wanted.seconds) == (1, 3, "m1.large", 9000.0)
-    assert (wanted.user_data.decode(), wanted.tags) == ("#!/bin/sh\necho é\n", (("Name", "a b+c~*é"),))
+    assert (wanted.user_data.decode(), wanted.tags) == (
+        "#!/bin/sh\necho é\n",
+        (("Name", "a b+c~*é"), ("lease:duration", "PT2H30M")),
+    )
     assert [one["AmiLaunchIndex"] for one in made["Instances"]] == [0, 1, 2]
     assert {one["State"]["Name"] for one in made["Instances"]} == {"pending"}
     (group,) = site.describe_instances()["Reservations"]
@@ -109,6 +113,9 @@ def test_a_token_is_for_one_lease(site: Site) -> None:
         ({"Placement": {"AvailabilityZone": "moon"}}, "InvalidParameterValue"),
         ({"LaunchTemplate": {"LaunchTemplateId": "lt-1"}}, "UnsupportedOperation"),
         ({"KernelId": "aki-1"}, "UnsupportedOperation"),
+        ({"MetadataOptions": {"HttpEndpoint": "disabled"}}, "UnsupportedOperation"),
+        ({"SubnetId": "subnet-1"}, "InvalidSubnetID.NotFound"),
+        ({"NetworkInterfaces": [{"DeviceIndex": 0, "SubnetId": "subnet-1"}]}, "InvalidSubnetID.NotFound"),
         ({"InstanceInitiatedShutdownBehavior": "stop"}, "UnsupportedOperation"),
         ({"UserData": "x" * 16385}, "InvalidUserData.Malformed"),
         ({"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "lease:state", "Value": "x"}]}]}, "InvalidParameterValue"),
@@ -125,9 +132,43 @@ def test_what_cannot_be_launched_is_refused_and_nothing_is(site: Site, more: dic
 
 def test_what_tunes_amazons_features_is_let_through(site: Site) -> None:
     site.launch(
-        Monitoring={"Enabled": True}, EbsOptimized=True, SecurityGroups=["default"], SubnetId="subnet-1", UserData="x" * 16384,
+        Monitoring={"Enabled": True}, EbsOptimized=True, SecurityGroups=["default"], UserData="x" * 16384,
         IamInstanceProfile={"Name": "p"}, MetadataOptions={"HttpTokens": "required"}, InstanceInitiatedShutdownBehavior="terminate",
     )  # fmt: skip
+
+
+def test_metadata_options_are_those_that_were_asked_for_and_the_machine_is_told(site: Site) -> None:
+    site.launch()
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": key, "Value": "x"} for key in ("Name", "a/b")]}]
+    asked = {"HttpTokens": "required", "InstanceMetadataTags": "enabled", "HttpPutResponseHopLimit": 2}
+    site.launch(MetadataOptions=asked, TagSpecifications=tags)
+    first, second = (one["MetadataOptions"] for one in site.listed())
+    assert (first["HttpTokens"], first["InstanceMetadataTags"], first["HttpPutResponseHopLimit"]) == (
+        "optional", "disabled", 1)  # fmt: skip
+    assert {**second, **asked} == second and second["HttpEndpoint"] == "enabled"
+    leases = site.house.store.read(lambda book: book.find(Lease))
+    told = [dict(metadata(lease, Instance("i-1", lease.id, 0, "alice"), (), "lab")) for lease in leases]
+    assert [(one.get("http-tokens"), one.get("tags/instance/Name")) for one in told] == [("", None), ("required", "x")]
+    assert "tags/instance/a/b" not in told[1]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_public"),
+    [
+        ("10.0.2.15", False),
+        ("192.168.7.7/24", False),
+        ("100.64.0.1", False),
+        ("fd00::7", False),
+        ("8.0.0.7", True),
+        ("1:::2", False),
+    ],
+)
+def test_a_private_address_is_not_told_as_a_public_one(site: Site, address: str, is_public: bool) -> None:
+    ids = site.launch()
+    site.house.boot()
+    site.house.change(*ids, address=address)
+    (one,) = site.listed()
+    assert (one["PrivateIpAddress"], one.get("PublicIpAddress")) == (address, address if is_public else None)
 
 
 def test_a_spot_machine_has_a_bid_and_an_end(site: Site) -> None:
@@ -244,7 +285,7 @@ def test_filters(site: Site) -> None:
     for filters in (
         {"instance_state_name": "running"}, {"instance_state_code": "16"}, {"instance_id": web}, {"tag--Name": "web-*"}, {"tag--Name": "web-?"},
         {"tag_key": "Name"}, {"tag_value": r"x\*y"}, {"tag--a[b]": "x*"}, {"tag_key": "a[b]"},
-        {"instance_type": ["*small", "none"]}, {"client_token": "t1"}, {"private_ip_address": "10.0.0.7"}, {"ip_address": "10.0.*"},
+        {"instance_type": ["*small", "none"]}, {"client_token": "t1"}, {"private_ip_address": "8.0.0.7"}, {"ip_address": "8.0.*"},
         {"reservation_id": site.listed(InstanceIds=[web])[0] and site.describe_instances(InstanceIds=[web])["Reservations"][0]["ReservationId"]},
         {"instance_state_name": ["running", "stopped"], "image_id": "ami-*"}, {"launch_index": "0", "instance_type": "m1.small"}, {"placement_tenancy": "default", "instance_type": "m1.s*"},
     ):  # fmt: skip
@@ -370,6 +411,7 @@ def test_tags_are_set_taken_off_and_found(site: Site) -> None:
     site.delete_tags(Resources=[mine], Tags=[{"Key": "Name", "Value": "other"}])
     site.delete_tags(Resources=[mine], Tags=[{"Key": "b"}])
     assert {one["Key"] for one in site.listed()[0]["Tags"]} == {"Name", "lease:state"}
+    assert [one["Key"] for one in site.describe_tags()["Tags"]] == ["Name"]  # tools take off whatever else stands there
     assert (
         site.refused("create_tags", Resources=[mine], Tags=[{"Key": f"k{n}", "Value": ""} for n in range(51)])
         == "TagLimitExceeded"
@@ -409,10 +451,41 @@ def test_places_images_and_types(site: Site) -> None:
     assert limit["AttributeValues"] == [{"AttributeValue": "20"}]
 
 
+@pytest.mark.parametrize("form", range(3))
+def test_there_is_a_default_network_which_stands_on_every_instance_and_is_found_by_filters(
+    site: Site, form: int
+) -> None:
+    """What Ansible asks before and after it launches."""
+    one = lambda found: next(iter(found.values()))[0]  # noqa: E731
+    named = lambda **filters: {
+        "Filters": [{"Name": name.replace("_", "-"), "Values": [value]} for name, value in filters.items()]
+    }
+    vpc = one(site.describe_vpcs(**named(isDefault="true")))["VpcId"]
+    subnet = one(site.describe_subnets(**named(vpc_id=vpc, state="available", default_for_az="true")))["SubnetId"]
+    group = one(site.describe_security_groups(**named(vpc_id=vpc, group_name="default")))["GroupId"]
+    assert site.describe_vpcs(**named(is_default="false"))["Vpcs"] == []
+    assert one(site.describe_vpcs(VpcIds=[vpc]))["IsDefault"]
+    assert site.refused("describe_subnets", SubnetIds=["subnet-1"]) == "InvalidSubnetID.NotFound"
+    assert site.refused("describe_security_groups", GroupNames=["web"]) == "InvalidGroup.NotFound"
+    place = {"SubnetId": subnet, ("Groups" if form == 2 else "SecurityGroupIds"): [group]}
+    (id,) = site.launch(**[{}, place, {"NetworkInterfaces": [{"DeviceIndex": 0, **place}]}][form])
+    (made,) = site.listed()
+    assert (made["VpcId"], made["SubnetId"], made["SecurityGroups"]) == (
+        vpc, subnet, [{"GroupId": group, "GroupName": "default"}])  # fmt: skip
+    for name, value in {
+        "vpc-id": vpc, "subnet-id": subnet, "group-id": group, "group-name": "default", "instance.group-id": group, "instance.group-name": "default",
+    }.items():  # fmt: skip
+        assert site.found(**{name: value}) == [id] and site.found(**{name: "other"}) == [], name
+    groups = site.describe_instance_attribute(InstanceId=id, Attribute="groupSet")["Groups"]
+    assert [one["GroupId"] for one in groups] == [group]
+    (limit,) = site.describe_account_attributes(AttributeNames=["default-vpc"])["AccountAttributes"]
+    assert limit["AttributeValues"] == [{"AttributeValue": vpc}]
+
+
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("security_groups", "SecurityGroups"), ("volumes", "Volumes"), ("vpcs", "Vpcs"), ("subnets", "Subnets"),
+        ("volumes", "Volumes"), ("launch_templates", "LaunchTemplates"), ("route_tables", "RouteTables"),
         ("addresses", "Addresses"), ("snapshots", "Snapshots"), ("network_interfaces", "NetworkInterfaces"),
     ],
 )  # fmt: skip

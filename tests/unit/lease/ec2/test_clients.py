@@ -67,7 +67,7 @@ def test_boto3(site: Site) -> None:
     made.wait_until_running()
     made.reload()
     tags = {one["Key"]: one["Value"] for one in made.tags}
-    assert (made.public_ip_address, made.image.name, tags["lease:state"]) == ("10.0.0.7", "debian-12", "requested")
+    assert (made.public_ip_address, made.image.name, tags["lease:state"]) == ("8.0.0.7", "debian-12", "requested")
     made.create_tags(Tags=[{"Key": "Name", "Value": "one"}])
     running = ec2.instances.filter(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
     assert [one.id for one in running] == [made.id]
@@ -105,7 +105,7 @@ def test_aws_cli(site: Site) -> None:
     site.aws("wait", "instance-running", "--instance-ids", *ids)
     query = "Reservations[].Instances[].[InstanceId,State.Name,PublicIpAddress]"
     text = site.aws("describe-instances", "--query", query, "--output", "text", "--filters", "Name=tag:Name,Values=o*")
-    assert text.split() == [ids[0], "running", "10.0.0.7", ids[1], "running", "10.0.0.7"]
+    assert text.split() == [ids[0], "running", "8.0.0.7", ids[1], "running", "8.0.0.7"]
     assert "running" in site.aws("describe-instances", "--output", "table", "--page-size", "5")
     site.house.wrote(ids[0], LOGIN)
     assert site.aws("get-console-output", "--instance-id", ids[0])["Output"] == "Debian GNU/Linux 12 ttyS0\n"
@@ -154,7 +154,7 @@ def test_libcloud(site: Site, provider: str, more: dict[str, Any]) -> None:
     assert node.state == NodeState.PENDING
     site.house.boot()
     (found,) = [one for one in driver.list_nodes() if one.id == node.id]
-    assert (found.state, found.public_ips, found.name) == (NodeState.RUNNING, ["10.0.0.7"], "one two")
+    assert (found.state, found.public_ips, found.name) == (NodeState.RUNNING, ["8.0.0.7"], "one two")
     assert driver.reboot_node(found) and site.house.rebooted == [node.id]
     assert driver.destroy_node(found)
     site.house.end()

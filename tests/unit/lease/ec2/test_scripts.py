@@ -242,7 +242,7 @@ def test_libclouds_own_ways(site: Site, provider: str, more: dict[str, Any], rsa
     assert len(driver.create_node(name="n3", image=image, size=size, ex_mincount=2, ex_maxcount=2)) == 2
     site.house.boot()
     ((running, addresses),) = driver.wait_until_running([node], wait_period=0.01, timeout=20)
-    assert (running.state, addresses) == (NodeState.RUNNING, ["10.0.0.7"])
+    assert (running.state, addresses) == (NodeState.RUNNING, ["8.0.0.7"])
     (found,) = driver.list_nodes(ex_filters={"tag:env": "prod", "instance-state-name": "running"})
     assert found.id == node.id and found.extra["availability"] == "lab"
     driver.ex_create_tags(found, {"a": "b"})

@@ -89,13 +89,12 @@ def _pairs(call: Call) -> list[KeyPair]:
 
 
 def _tags(call: Call) -> dict[str, Tags]:
-    """By id of each machine and key pair of the owner's."""
-    machines = call.office.machines(call.owner).items()
-    found: dict[str, Tags] = {one.id: {} for one in _pairs(call)}
+    """By id of each machine and key pair of the owner's. The service's own are not among them: tools would take them off."""
+    found: dict[str, Tags] = {id: {} for id in (*call.office.machines(call.owner), *(one.id for one in _pairs(call)))}
     for tag in call.read(lambda book: book.find(Tag, owner=call.owner.name)):
         if tag.resource in found:
             found[tag.resource][tag.key] = tag.value
-    return found | {id: {tag["Key"]: tag["Value"] for tag in instances.tags(one)} for id, one in machines}
+    return found
 
 
 def _resources(call: Call) -> list[str]:

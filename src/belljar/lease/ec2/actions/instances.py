@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from ipaddress import ip_interface
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +18,7 @@ from belljar.lease import LARGEST_USER_DATA, Do, Instance, Order, Size, Wanted, 
 from belljar.lease.desk import Shown
 from belljar.lease.ec2.call import DURATION, Answer, Call, Page, shown, specified
 from belljar.lease.ec2.model import Shape, model, moment
-from belljar.lease.ec2.office import image_id
+from belljar.lease.ec2.office import DEFAULT, SUBNET, VPC, image_id
 from belljar.lease.ec2.refusals import Refused
 from belljar.lease.states import EC2, InstanceState
 from belljar.model import GIB
@@ -31,6 +33,7 @@ UNSUPPORTED = (
     "ElasticGpuSpecification", "ElasticInferenceAccelerators", "DisableApiTermination",
 )  # fmt: skip
 UNLESS: dict[str, Callable[[Any], bool]] = {
+    "MetadataOptions": lambda given: given.get("HttpEndpoint", "enabled") == "enabled",
     "HibernationOptions": lambda given: not given.get("Configured"),
     "EnclaveOptions": lambda given: not given.get("Enabled"),
     "InstanceInitiatedShutdownBehavior": lambda given: given == "terminate",
@@ -42,6 +45,13 @@ UNITS = (86400, 3600, 60, 1)
 ROOTS = ("/dev/sda", "/dev/sda1", "/dev/xvda")  # what others call the root disk
 VOLUME = {"VolumeSize", "VolumeType", "DeleteOnTermination", "Iops", "Throughput", "Encrypted"}
 LARGEST_DISK = 65536  # GiB
+METADATA = {
+    "State": "applied",
+    "HttpTokens": "optional",
+    "HttpPutResponseHopLimit": 1,
+    "HttpEndpoint": "enabled",
+    "InstanceMetadataTags": "disabled",
+}
 # Their tags are the instances'.
 KINDS = ("instance", "reservation", "spot-instances-request", "volume", "network-interface")
 
@@ -77,18 +87,20 @@ def wanted_of(call: Call, asked: Mapping[str, Any], least: int, most: int, spot:
         raise Refused("UnsupportedOperation", f"{wrong[0]} is not supported here")
     tags = specified(call, *KINDS)
     minutes = (spot or {}).get("BlockDurationMinutes", 0)
-    duration = tags.pop(DURATION, str(minutes * 60) if minutes > 0 else None)
+    duration = tags.get(DURATION, str(minutes * 60) if minutes > 0 else None)
     for name in ("AvailabilityZone", "AvailabilityZoneId"):
         zone = (asked.get("Placement") or {}).get(name)
-        if zone not in (None, call.office.settings.zone):
+        if zone not in (None, "", call.office.settings.zone):
             raise Refused("InvalidParameterValue", f"Invalid availability zone: [{zone[:60]}]")
+    for one in (asked, *(asked.get("NetworkInterfaces") or ())):
+        replace(call, asked=one).of_names("SubnetId", {SUBNET: SUBNET}, "InvalidSubnetID.NotFound")
     type_, size = _size(call, asked.get("InstanceType"))
     disk = _disk(asked.get("BlockDeviceMappings") or ()) or size.disk
     return Wanted(
         _image(call, asked.get("ImageId")), most, least, replace(size, disk=disk), type_,
         seconds_of(duration) if duration is not None else 0.0, key=asked.get("KeyName", ""),
         user_data=_user_data(asked.get("UserData", "")), tags=tuple(tags.items()), token=call.asked.get("ClientToken", ""),
-        bid=_bid(spot) if spot else None, deadline=(spot or {}).get("ValidUntil", 0.0),
+        bid=_bid(spot) if spot else None, metadata=tuple((name, str(value)) for name, value in (asked.get("MetadataOptions") or {}).items()), deadline=(spot or {}).get("ValidUntil", 0.0),
     )  # fmt: skip
 
 
@@ -205,14 +217,21 @@ def instance(call: Call, shown_: Shown) -> Answer:
         "Placement": {"AvailabilityZone": zone, "AvailabilityZoneId": zone, "GroupName": "", "Tenancy": "default"},
         "PrivateDnsName": "", "PublicDnsName": "", "StateTransitionReason": why, "RootDeviceType": "instance-store",
         "RootDeviceName": DISK, "VirtualizationType": "hvm", "EbsOptimized": False, "ClientToken": of.wanted.token,
+        "VpcId": VPC, "SubnetId": SUBNET, "SecurityGroups": [DEFAULT], "SourceDestCheck": True, "MetadataOptions": METADATA | dict(of.wanted.metadata),
         "CpuOptions": {"CoreCount": one.size.cpus, "ThreadsPerCore": 1}, "Tags": tags(shown_),
     }  # fmt: skip
     optional = {
-        "KeyName": of.wanted.key, "PrivateIpAddress": one.address, "PublicIpAddress": one.address,
+        "KeyName": of.wanted.key, "PrivateIpAddress": one.address, "PublicIpAddress": one.address if _is_public(one.address) else "",
         "InstanceLifecycle": "spot" if is_spot else "", "SpotInstanceRequestId": spot_id(one.id) if is_spot else "",
         "StateReason": {"Code": cause, "Message": why or cause} if cause else None,
     }  # fmt: skip
     return facts | {name: value for name, value in optional.items() if value}
+
+
+def _is_public(address: str) -> bool:
+    with suppress(ValueError):
+        return ip_interface(address).is_global
+    return False
 
 
 def spot_id(instance_id: str) -> str:
@@ -297,9 +316,11 @@ def password(call: Call) -> Answer:
 def describe_attribute(call: Call) -> Answer:
     (one,), name = named(call, "InstanceId"), call.asked["Attribute"]
     facts: dict[str, Any] = {
-        "instanceType": one.lease.wanted.type or OTHER, "disableApiTermination": False, "rootDeviceName": DISK, "ebsOptimized": False,
+        "instanceType": one.lease.wanted.type or OTHER, "disableApiTermination": False, "disableApiStop": False, "rootDeviceName": DISK, "ebsOptimized": False,
         "instanceInitiatedShutdownBehavior": "terminate", "userData": base64.b64encode(one.lease.wanted.user_data).decode() or None,
     }  # fmt: skip
+    if name == "groupSet":
+        return {"InstanceId": one.instance.id, "Groups": [DEFAULT]}
     if name in facts:
         return {"InstanceId": one.instance.id, f"{name[0].upper()}{name[1:]}": {"Value": facts[name]}}
     if name not in model().input(call.action).members["Attribute"].enum:

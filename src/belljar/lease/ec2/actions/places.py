@@ -9,6 +9,7 @@ from belljar.lease.decisions.policy import policy_of
 from belljar.lease.ec2.actions.instances import DISK
 from belljar.lease.ec2.call import Answer, Call
 from belljar.lease.ec2.model import elements, model, moment
+from belljar.lease.ec2.office import DEFAULT, SUBNET, VPC
 from belljar.model import GIB, MIB
 from belljar.records import replace
 
@@ -76,7 +77,7 @@ def _size(name: str, one: Size) -> Answer:
 
 def account(call: Call) -> Answer:
     most = policy_of(call.office.leases.policies(), call.owner.name, call.owner.group).machines
-    facts = {"supported-platforms": "VPC", "default-vpc": "none", "max-instances": str(most)}
+    facts = {"supported-platforms": "VPC", "default-vpc": VPC, "max-instances": str(most)}
     asked = [one for one in call.asked.get("AttributeNames") or facts if one in facts]
     found = [{"AttributeName": one, "AttributeValues": [{"AttributeValue": facts[one]}]} for one in asked]
     return {"AccountAttributes": found}
@@ -88,10 +89,32 @@ def offerings(call: Call) -> Answer:
     return call.listing("InstanceTypeOfferings", rows, "InstanceType")
 
 
+def network(call: Call) -> Answer:
+    """The default one: tools look for it before they launch, and find machines by it."""
+    zone, cidr = call.office.settings.zone, call.office.settings.private_net
+    row = {"OwnerId": call.owner.name, "VpcId": VPC}
+    here = {"AvailabilityZone": zone, "AvailabilityZoneId": zone, "DefaultForAz": True, "MapPublicIpOnLaunch": False}
+    member, key, code, facts = {
+        "DescribeVpcs": ("Vpcs", "VpcId", "VpcID", {"CidrBlock": cidr, "IsDefault": True, "InstanceTenancy": "default", "State": "available"}),
+        "DescribeSubnets": ("Subnets", "SubnetId", "SubnetID", {"SubnetId": SUBNET, "CidrBlock": cidr, "State": "available", **here}),
+        "DescribeSecurityGroups": ("SecurityGroups", "GroupId", "Group", {**DEFAULT, "Description": "the default one"}),
+    }[call.action]  # fmt: skip
+    row |= facts
+    for name, id in ((f"{key}s", row[key]), ("GroupNames", "default")):
+        call.of_names(name, {id: row}, f"Invalid{code}.NotFound")
+    return call.listing(member, [row], key, ids=f"{key}s")
+
+
+def attribute(call: Call) -> Answer:
+    """Of the default network: it does nothing of what Amazon's may do by itself."""
+    name: str = call.asked["Attribute"]
+    call.of_names("VpcId", {VPC: VPC}, "InvalidVpcID.NotFound")
+    return {"VpcId": VPC, f"{name[0].upper()}{name[1:]}": {"Value": False}}
+
+
 # What a lease has none of, and how EC2 says that one is not there which is asked for by id or name.
 NONE = {
-    "DescribeSecurityGroups": "InvalidGroup", "DescribeVolumes": "InvalidVolume", "DescribeVpcs": "InvalidVpcID", "DescribeSubnets": "InvalidSubnetID",
-    "DescribeAddresses": "InvalidAddress", "DescribeSnapshots": "InvalidSnapshot", "DescribeNetworkInterfaces": "InvalidNetworkInterfaceID",
+    "DescribeVolumes": "InvalidVolume", "DescribeAddresses": "InvalidAddress", "DescribeSnapshots": "InvalidSnapshot", "DescribeNetworkInterfaces": "InvalidNetworkInterfaceID",
     "DescribePlacementGroups": "InvalidPlacementGroup", "DescribeReservedInstances": "InvalidReservedInstancesId", "DescribeRouteTables": "InvalidRouteTableID",
     "DescribeInternetGateways": "InvalidInternetGatewayID", "DescribeLaunchTemplates": "InvalidLaunchTemplateId",
 }  # fmt: skip
@@ -109,4 +132,5 @@ def none(call: Call) -> Answer:
 ACTIONS: dict[str, Callable[[Call], Answer]] = {
     "DescribeRegions": regions, "DescribeAvailabilityZones": zones, "DescribeImages": images, "DescribeInstanceTypes": sizes,
     "DescribeAccountAttributes": account, "DescribeInstanceTypeOfferings": offerings, **dict.fromkeys(NONE, none),
+    "DescribeVpcAttribute": attribute, **dict.fromkeys(("DescribeVpcs", "DescribeSubnets", "DescribeSecurityGroups"), network),
 }  # fmt: skip
