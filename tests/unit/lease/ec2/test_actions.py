@@ -457,9 +457,10 @@ def test_there_is_a_default_network_which_stands_on_every_instance_and_is_found_
 ) -> None:
     """What Ansible asks before and after it launches."""
     one = lambda found: next(iter(found.values()))[0]  # noqa: E731
-    named = lambda **filters: {
-        "Filters": [{"Name": name.replace("_", "-"), "Values": [value]} for name, value in filters.items()]
-    }
+
+    def named(**filters: str) -> dict[str, Any]:
+        return {"Filters": [{"Name": name.replace("_", "-"), "Values": [one]} for name, one in filters.items()]}
+
     vpc = one(site.describe_vpcs(**named(isDefault="true")))["VpcId"]
     subnet = one(site.describe_subnets(**named(vpc_id=vpc, state="available", default_for_az="true")))["SubnetId"]
     group = one(site.describe_security_groups(**named(vpc_id=vpc, group_name="default")))["GroupId"]

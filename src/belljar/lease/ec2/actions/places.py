@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from belljar.lease import Size
 from belljar.lease.decisions.policy import policy_of
@@ -92,14 +93,14 @@ def offerings(call: Call) -> Answer:
 def network(call: Call) -> Answer:
     """The default one: tools look for it before they launch, and find machines by it."""
     zone, cidr = call.office.settings.zone, call.office.settings.private_net
-    row = {"OwnerId": call.owner.name, "VpcId": VPC}
     here = {"AvailabilityZone": zone, "AvailabilityZoneId": zone, "DefaultForAz": True, "MapPublicIpOnLaunch": False}
-    member, key, code, facts = {
+    found: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "DescribeVpcs": ("Vpcs", "VpcId", "VpcID", {"CidrBlock": cidr, "IsDefault": True, "InstanceTenancy": "default", "State": "available"}),
         "DescribeSubnets": ("Subnets", "SubnetId", "SubnetID", {"SubnetId": SUBNET, "CidrBlock": cidr, "State": "available", **here}),
         "DescribeSecurityGroups": ("SecurityGroups", "GroupId", "Group", {**DEFAULT, "Description": "the default one"}),
-    }[call.action]  # fmt: skip
-    row |= facts
+    }  # fmt: skip
+    member, key, code, facts = found[call.action]
+    row: dict[str, Any] = {"OwnerId": call.owner.name, "VpcId": VPC, **facts}
     for name, id in ((f"{key}s", row[key]), ("GroupNames", "default")):
         call.of_names(name, {id: row}, f"Invalid{code}.NotFound")
     return call.listing(member, [row], key, ids=f"{key}s")
