@@ -6,69 +6,20 @@ import base64
 import hashlib
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.lease.ec2.clients import wired
-from tests.unit.lease.ec2.house import KEY, OTHER_KEY, House
+from tests.unit.lease.ec2.conftest import RUN, Site
+from tests.unit.lease.ec2.house import KEY, OTHER_KEY
 
-from belljar.lease import Instance, Lease, Slot
+from belljar.lease import Slot
 from belljar.lease.ec2 import front
 from belljar.lease.ec2.model import moment
-from belljar.lease.ec2.office import metadata
 from belljar.lease.orders import Do, Order
 from belljar.records import replace
 
-RUN = {"ImageId": "debian-12", "MinCount": 1, "MaxCount": 1}
 UNKNOWN = "i-0123456789abcdef0"
-
-
-class Site:
-    """A house and its clients, which are made once: boto3 takes half a second for one."""
-
-    def __init__(self) -> None:
-        self.house: House
-        self.clients = {key: wired(self, key) for key in (KEY, OTHER_KEY)}  # type: ignore[arg-type]
-
-    def answer(self, *given: Any) -> Any:
-        return self.house.front.answer(*given)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.clients[KEY], name)
-
-    def refused(self, name: str, *, key: str = KEY, **asked: Any) -> str:
-        client = self.clients[key]
-        with pytest.raises(client.exceptions.ClientError) as caught:
-            getattr(client, name)(**asked)
-        return str(caught.value.response["Error"]["Code"])
-
-    def launch(self, count: int = 1, **more: Any) -> list[str]:
-        made = self.run_instances(**{**RUN, "MaxCount": count, "MinCount": count, **more})
-        return [one["InstanceId"] for one in made["Instances"]]
-
-    def listed(self, **asked: Any) -> list[dict[str, Any]]:
-        return [one for group in self.describe_instances(**asked)["Reservations"] for one in group["Instances"]]
-
-    def found(self, **filters: str | list[str]) -> list[str]:
-        given = [
-            {"Name": name.replace("_", "-").replace("--", ":"), "Values": [value] if isinstance(value, str) else value}
-            for name, value in filters.items()
-        ]
-        return [one["InstanceId"] for one in self.listed(Filters=given)]
-
-
-MADE: list[Site] = []
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    if not MADE:
-        MADE.append(Site())
-    MADE[0].house = House(tmp_path / "lease")
-    yield MADE[0]
-    MADE[0].house.store.close()
 
 
 # -- launching ---------------------------------------------------------------------------------------------------------
@@ -135,40 +86,6 @@ def test_what_tunes_amazons_features_is_let_through(site: Site) -> None:
         Monitoring={"Enabled": True}, EbsOptimized=True, SecurityGroups=["default"], UserData="x" * 16384,
         IamInstanceProfile={"Name": "p"}, MetadataOptions={"HttpTokens": "required"}, InstanceInitiatedShutdownBehavior="terminate",
     )  # fmt: skip
-
-
-def test_metadata_options_are_those_that_were_asked_for_and_the_machine_is_told(site: Site) -> None:
-    site.launch()
-    tags = [{"ResourceType": "instance", "Tags": [{"Key": key, "Value": "x"} for key in ("Name", "a/b")]}]
-    asked = {"HttpTokens": "required", "InstanceMetadataTags": "enabled", "HttpPutResponseHopLimit": 2}
-    site.launch(MetadataOptions=asked, TagSpecifications=tags)
-    first, second = (one["MetadataOptions"] for one in site.listed())
-    assert (first["HttpTokens"], first["InstanceMetadataTags"], first["HttpPutResponseHopLimit"]) == (
-        "optional", "disabled", 1)  # fmt: skip
-    assert {**second, **asked} == second and second["HttpEndpoint"] == "enabled"
-    leases = site.house.store.read(lambda book: book.find(Lease))
-    told = [dict(metadata(lease, Instance("i-1", lease.id, 0, "alice"), (), "lab")) for lease in leases]
-    assert [(one.get("http-tokens"), one.get("tags/instance/Name")) for one in told] == [("", None), ("required", "x")]
-    assert "tags/instance/a/b" not in told[1]
-
-
-@pytest.mark.parametrize(
-    ("address", "is_public"),
-    [
-        ("10.0.2.15", False),
-        ("192.168.7.7/24", False),
-        ("100.64.0.1", False),
-        ("fd00::7", False),
-        ("8.0.0.7", True),
-        ("1:::2", False),
-    ],
-)
-def test_a_private_address_is_not_told_as_a_public_one(site: Site, address: str, is_public: bool) -> None:
-    ids = site.launch()
-    site.house.boot()
-    site.house.change(*ids, address=address)
-    (one,) = site.listed()
-    assert (one["PrivateIpAddress"], one.get("PublicIpAddress")) == (address, address if is_public else None)
 
 
 def test_a_spot_machine_has_a_bid_and_an_end(site: Site) -> None:
@@ -449,38 +366,6 @@ def test_places_images_and_types(site: Site) -> None:
     assert site.refused("describe_instance_types", InstanceTypes=["x9.huge"]) == "InvalidInstanceType"
     (limit,) = site.describe_account_attributes(AttributeNames=["max-instances"])["AccountAttributes"]
     assert limit["AttributeValues"] == [{"AttributeValue": "20"}]
-
-
-@pytest.mark.parametrize("form", range(3))
-def test_there_is_a_default_network_which_stands_on_every_instance_and_is_found_by_filters(
-    site: Site, form: int
-) -> None:
-    """What Ansible asks before and after it launches."""
-    one = lambda found: next(iter(found.values()))[0]  # noqa: E731
-
-    def named(**filters: str) -> dict[str, Any]:
-        return {"Filters": [{"Name": name.replace("_", "-"), "Values": [one]} for name, one in filters.items()]}
-
-    vpc = one(site.describe_vpcs(**named(isDefault="true")))["VpcId"]
-    subnet = one(site.describe_subnets(**named(vpc_id=vpc, state="available", default_for_az="true")))["SubnetId"]
-    group = one(site.describe_security_groups(**named(vpc_id=vpc, group_name="default")))["GroupId"]
-    assert site.describe_vpcs(**named(is_default="false"))["Vpcs"] == []
-    assert one(site.describe_vpcs(VpcIds=[vpc]))["IsDefault"]
-    assert site.refused("describe_subnets", SubnetIds=["subnet-1"]) == "InvalidSubnetID.NotFound"
-    assert site.refused("describe_security_groups", GroupNames=["web"]) == "InvalidGroup.NotFound"
-    place = {"SubnetId": subnet, ("Groups" if form == 2 else "SecurityGroupIds"): [group]}
-    (id,) = site.launch(**[{}, place, {"NetworkInterfaces": [{"DeviceIndex": 0, **place}]}][form])
-    (made,) = site.listed()
-    assert (made["VpcId"], made["SubnetId"], made["SecurityGroups"]) == (
-        vpc, subnet, [{"GroupId": group, "GroupName": "default"}])  # fmt: skip
-    for name, value in {
-        "vpc-id": vpc, "subnet-id": subnet, "group-id": group, "group-name": "default", "instance.group-id": group, "instance.group-name": "default",
-    }.items():  # fmt: skip
-        assert site.found(**{name: value}) == [id] and site.found(**{name: "other"}) == [], name
-    groups = site.describe_instance_attribute(InstanceId=id, Attribute="groupSet")["Groups"]
-    assert [one["GroupId"] for one in groups] == [group]
-    (limit,) = site.describe_account_attributes(AttributeNames=["default-vpc"])["AccountAttributes"]
-    assert limit["AttributeValues"] == [{"AttributeValue": vpc}]
 
 
 @pytest.mark.parametrize(
