@@ -58,7 +58,9 @@ def test_metadata_options_are_those_that_were_asked_for_and_the_machine_is_told(
     tags = [{"ResourceType": "instance", "Tags": [{"Key": key, "Value": "x"} for key in ("Name", "a/b")]}]
     asked = {"HttpTokens": "required", "InstanceMetadataTags": "enabled", "HttpPutResponseHopLimit": 2}
     site.launch(MetadataOptions=asked, TagSpecifications=tags)
-    first, second = (one["MetadataOptions"] for one in sorted(site.listed(), key=lambda one: one["InstanceId"] != plain))
+    first, second = (
+        one["MetadataOptions"] for one in sorted(site.listed(), key=lambda one: one["InstanceId"] != plain)
+    )
     assert (first["HttpTokens"], first["InstanceMetadataTags"], first["HttpPutResponseHopLimit"]) == (
         "optional", "disabled", 1)  # fmt: skip
     assert {**second, **asked} == second and second["HttpEndpoint"] == "enabled"

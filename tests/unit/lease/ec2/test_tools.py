@@ -59,7 +59,7 @@ provider "aws" {{
     ec2 = "{url}"
   }}
   ignore_tags {{
-    key_prefixes = ["lease:"]
+    keys = ["lease:state", "lease:lrm-job", "lease:node", "lease:estimated-start", "lease:ends-at"]
   }}
 }}
 data "aws_vpc" "default" {{
