@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,12 @@ from collections.abc import Iterator
 import pytest
 from tests.batch.lab import lease_checks
 from tests.batch.lab.lease import IMAGE, LeaseSite
+
+from belljar.batch import pilots_of
+from belljar.errors import LeaseEnded
+from belljar.host.commands import printed
+from belljar.lease import Settings
+from belljar.lease.service.jobs import Jobs
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +106,34 @@ def test_a_lease_is_extended_at_slurm_too(site: LeaseSite) -> None:
     assert site.lab.job(found["job"])["TimeLimit"].startswith("02:0")
     assert site.status(lease)[0]["ends"] == pytest.approx(found["ends"] + 3600)
     site.give_back(lease)
+
+
+@pytest.mark.slow
+def test_an_account_that_is_not_an_operator_is_told_what_slurm_says(site: LeaseSite) -> None:
+    lab = site.lab
+    words = (
+        "--parsable",
+        "--uid=nobody",
+        "--chdir=/tmp",
+        "--time=10",
+        "--mem=100",
+        "--output=/dev/null",
+        "--wrap=sleep 300",
+    )
+    job = lab.text("sbatch", *words).strip()
+    lab.until(lambda: lab.state(job) == "RUNNING", "the job runs")
+    env = ("env", *(f"{name}={value}" for name, value in lab.env.items()))
+    jobs = Jobs(
+        Settings(),
+        pilots_of("slurm"),
+        b"",
+        "",
+        lambda argv: printed(("runuser", "-u", "nobody", "--", *env, *argv), timeout=30),
+    )
+    with pytest.raises(LeaseEnded, match="permission denied"):
+        asyncio.run(jobs.extend(job, 1200))
+    assert lab.job(job)["TimeLimit"] == "00:10:00"
+    lab.run("scancel", job)
 
 
 @pytest.mark.slow
