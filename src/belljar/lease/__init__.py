@@ -74,7 +74,7 @@ class Settings:
     private_ports: str = setting("0", "FIRST-LAST: ports of nodes where pilots of such a lease connect; 0: any")
     zone: str = setting("lease", "availability zone that EC2 clients are told; its region is the same name")
     default_time: float = setting(
-        86400.0, "where none is named, if queue and policy give as much", unit="seconds", minimum=60
+        86400.0, "where none is named and queue and policy allow it", unit="seconds", minimum=60
     )
     longest_time: float = setting(1209600.0, "a lease gets no more than this", unit="seconds", minimum=60)
     staging: float = setting(300.0, "for an image's way to a node, and its boot", unit="seconds", minimum=1)

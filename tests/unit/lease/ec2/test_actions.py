@@ -65,6 +65,7 @@ def test_a_token_is_for_one_lease(site: Site) -> None:
         ({"LaunchTemplate": {"LaunchTemplateId": "lt-1"}}, "UnsupportedOperation"),
         ({"KernelId": "aki-1"}, "UnsupportedOperation"),
         ({"MetadataOptions": {"HttpEndpoint": "disabled"}}, "UnsupportedOperation"),
+        ({"MetadataOptions": {"HttpTokens": "REQUIRED"}}, "UnsupportedOperation"),
         ({"SubnetId": "subnet-1"}, "InvalidSubnetID.NotFound"),
         ({"NetworkInterfaces": [{"DeviceIndex": 0, "SubnetId": "subnet-1"}]}, "InvalidSubnetID.NotFound"),
         ({"InstanceInitiatedShutdownBehavior": "stop"}, "UnsupportedOperation"),

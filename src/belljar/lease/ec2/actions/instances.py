@@ -33,7 +33,10 @@ UNSUPPORTED = (
     "ElasticGpuSpecification", "ElasticInferenceAccelerators", "DisableApiTermination",
 )  # fmt: skip
 UNLESS: dict[str, Callable[[Any], bool]] = {
-    "MetadataOptions": lambda given: given.get("HttpEndpoint", "enabled") == "enabled",
+    "MetadataOptions": lambda given: (
+        given.get("HttpEndpoint", "enabled") == "enabled"
+        and given.get("HttpTokens", "optional") in ("optional", "required")
+    ),
     "HibernationOptions": lambda given: not given.get("Configured"),
     "EnclaveOptions": lambda given: not given.get("Enabled"),
     "InstanceInitiatedShutdownBehavior": lambda given: given == "terminate",
@@ -46,12 +49,8 @@ ROOTS = ("/dev/sda", "/dev/sda1", "/dev/xvda")  # what others call the root disk
 VOLUME = {"VolumeSize", "VolumeType", "DeleteOnTermination", "Iops", "Throughput", "Encrypted"}
 LARGEST_DISK = 65536  # GiB
 METADATA = {
-    "State": "applied",
-    "HttpTokens": "optional",
-    "HttpPutResponseHopLimit": 1,
-    "HttpEndpoint": "enabled",
-    "InstanceMetadataTags": "disabled",
-}
+    "State": "applied", "HttpTokens": "optional", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled", "InstanceMetadataTags": "disabled",
+}  # fmt: skip
 # Their tags are the instances'.
 KINDS = ("instance", "reservation", "spot-instances-request", "volume", "network-interface")
 
