@@ -64,7 +64,9 @@ def test_from_launch_to_end_as_a_polling_client_sees_it(site: House) -> None:
         return found
 
     assert (
-        one["Tags"] == look()["Tags"] == [{"Key": "Name", "Value": "one"}, {"Key": "lease:state", "Value": "requested"}]
+        {tag["Key"]: tag["Value"] for tag in look()["Tags"]}
+        == {tag["Key"]: tag["Value"] for tag in one["Tags"]}
+        == {"Name": "one", "lease:duration": "7200", "lease:state": "requested"}
     )
     assert (one["ImageId"], one["KeyName"], one["StateReason"]["Code"]) == (image_id("debian-12"), "mine", "pending")
     assert site.woken
