@@ -90,6 +90,25 @@ def test_an_installation_after_a_change_makes_the_verifier_start_anew(cell: Cell
     until(lambda: not cell.lab.run("qstat", "-u", "*").stdout, "no jobs")
 
 
+def test_uninstallation_is_refused_as_a_whole_while_a_queue_offers_images(cell: Cell) -> None:
+    """Without the hooks such a queue would run jobs with `-l vm_image=` on the host."""
+    words = ("--folder", str(ROOT / CELL / "common"), "--prefix", str(cell.site.top))
+    shows = (("-sc",), ("-sconf", "global"), ("-sq", "all.q"))
+    cell.lab.run("qconf", "-mattr", "queue", "complex_values", "vm_image=debian12", "all.q")
+    try:
+        before = [cell.lab.config(*one) for one in shows]
+        for _ in range(2):
+            refused = cell.belljar("batch", "uninstall", "gridengine", *words, check=False)
+            assert refused.returncode == 125 and not refused.stdout
+            assert b'"vm_image" is still referenced in queue "all.q"' in refused.stderr
+            assert b"hint: Nothing was taken out." in refused.stderr and b"qconf -dattr queue" in refused.stderr
+        assert [sorted(cell.lab.config(*one).split("\n")) for one in shows] == [
+            sorted(one.split("\n")) for one in before
+        ]
+    finally:
+        cell.lab.run("qconf", "-dattr", "queue", "complex_values", "vm_image=debian12", "all.q")
+
+
 def test_uninstallation_leaves_nothing(cell: Cell) -> None:
     """The last one: the cell is as it was before `install`, and takes interactive jobs in every queue."""
     words = ("--queue", "all.q", "--folder", str(ROOT / CELL / "common"), "--prefix", str(cell.site.top))

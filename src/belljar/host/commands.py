@@ -60,7 +60,7 @@ def run(
     bound: bool = False,
     hasty: bool = False,
 ) -> Finished:
-    """Run to the end. Raises CommandMissing, CommandFailed with its last line. *bound*: it dies with us in any case. *hasty*: it
+    """Run to the end. Raises CommandMissing, CommandFailed with the line that tells the cause. *bound*: it dies with us in any case. *hasty*: it
     does not wait until a pipe has taken all that it prints, so that goes into memory."""
     import subprocess
 
@@ -131,6 +131,8 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool, out:
 
 def _checked(finished: Finished, check: bool) -> Finished:
     if check and finished.code:
-        lines = finished.err.decode(errors="replace").strip().splitlines()
-        raise CommandFailed(f"{finished.argv[0]}: exit {finished.code}: {lines[-1] if lines else 'no message'}")
+        printed = finished.err.decode(errors="replace").strip().splitlines()
+        lines = [line for line in printed if not line.startswith("hint: ")]  # ours stands below the cause
+        causes = [line for line in lines if line.lower().startswith(("denied:", "error:"))] or lines or ["no message"]
+        raise CommandFailed(f"{finished.argv[0]}: exit {finished.code}: {causes[-1]}")
     return finished

@@ -26,6 +26,20 @@ async def test_a_program_beside_the_loop_is_as_any_other() -> None:
         await run_beside(["sh", "-c", ":" * (1 << 17)], timeout=LONGEST)
 
 
+@pytest.mark.parametrize(
+    ("printed", "cause"),
+    [
+        ("warning: old\nno such queue", "no such queue"),
+        ("belljar: in use\nhint: look there", "belljar: in use"),
+        ("denied: vm is used in all.q\nremoved vm_disk", "denied: vm is used in all.q"),
+        ("hint: look there", "no message"),
+    ],
+)
+def test_of_what_a_failed_program_prints_the_cause_is_told(printed: str, cause: str) -> None:
+    with pytest.raises(CommandFailed, match=f"sh: exit 1: {cause}$"):
+        run(["sh", "-c", 'printf "%s" "$0" >&2; exit 1', printed], timeout=LONGEST)
+
+
 async def test_a_program_that_hangs_keeps_nobody_from_being_heard_and_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     os.mkfifo(told)

@@ -1,20 +1,21 @@
 """Changes of Grid Engine's own lists that `qconf` takes only as a whole file: read, changed by our part, written back.
 
-complexes add|remove          our resources (see COMPLEXES)
+complexes add|remove [NAME]   our resources (see COMPLEXES)
 verifier set|unset FILE       `jsv_url` of the global configuration, and `qalter -a` allowed beside it
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, SHELL
 from belljar.batch.install.commands import Client
 from belljar.batch.system import Call
-from belljar.errors import BadOption, NotOurs
+from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs
 
 TIMEOUT = 20.0
 # name shortcut type relop requestable consumable default urgency, sge_complex(5)
@@ -31,9 +32,11 @@ ALLOWED = "a"  # of jsv_allowed_mod: belljar delays the next start of a job by `
 def run(call: Call) -> int:
     """One change. Raises CommandFailed where the server refuses it."""
     match (call.name, *call.words):
-        case ("complexes", "add" | "remove" as act):
-            change = with_complexes if act == "add" else without_complexes
-            _rewrite(call.client(), ("qconf", "-sc"), "complexes", "-Mc", change)
+        case ("complexes", "add"):
+            _rewrite(call.client(), ("qconf", "-sc"), "complexes", "-Mc", with_complexes)
+        case ("complexes", "remove", *names):
+            fewer = lambda text: without_complexes(text, names or COMPLEXES)  # noqa: E731
+            _rewrite(call.client(), ("qconf", "-sc"), "complexes", "-Mc", fewer)
         case ("verifier", "set" | "unset" as act, path):
             verifier = with_verifier if act == "set" else without_verifier
             # The file must be called "global": that is how `qconf -Mconf` knows whose configuration it is.
@@ -57,9 +60,9 @@ def with_complexes(text: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def without_complexes(text: str) -> str:
-    """The list without ours."""
-    return "".join(f"{line}\n" for line in _lines(text) if line.split()[0] not in COMPLEXES)
+def without_complexes(text: str, names: Collection[str] = COMPLEXES) -> str:
+    """The list without ours, or those of these names."""
+    return "".join(f"{line}\n" for line in _lines(text) if line.split()[0] not in names)
 
 
 def with_verifier(text: str, path: str) -> str:
@@ -109,4 +112,10 @@ def _rewrite(client: Client, show: tuple[str, ...], name: str, option: str, chan
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder:
         path = Path(folder, name)
         path.write_text(after)
-        client.run(("qconf", option, str(path)), TIMEOUT)
+        try:
+            client.run(("qconf", option, str(path)), TIMEOUT)
+        except CommandFailed:  # `-Mc` carries out what of it is possible
+            path.write_text(before)
+            with suppress(BelljarError):
+                client.run(("qconf", option, str(path)), TIMEOUT)
+            raise

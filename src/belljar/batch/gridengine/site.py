@@ -12,18 +12,24 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from belljar import __version__
 from belljar.batch import Settings
+from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
-from belljar.batch.gridengine.jsv import FLAG, RESERVED, SHELL
+from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Finding, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
 LIBRARY = Path(__file__).resolve().parents[2]
+IN_USE = (
+    f"Nothing was taken out. Take {ASKED} and {ASKED_DISK} out of `complex_values` of your queues and hosts, then uninstall again:"
+    f" `qconf -dattr queue complex_values {ASKED}=IMAGE QUEUE`, `qconf -dattr exechost ... HOST`."
+)
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 HOOK_TEXT = """#!/bin/sh
@@ -73,7 +79,7 @@ class GridEngineSite:
         yield from _files(place)
         ours, path = (str(place.belljar), "internal", "hook", "gridengine"), str(place.folder / VERIFIER)
         yield Change(
-            "complexes: what users ask with", ("qconf", "-sc"), _has_complexes,
+            "complexes: what users ask with", ("qconf", "-sc"), partial(_has_complexes, {FLAG, SHELL, NOTICE}),
             do=((*ours, "complexes", "add"),), undo=((*ours, "complexes", "remove"),),
         )  # fmt: skip
         yield _complex_value("all hosts take interactive jobs", "exechost", "global", SHELL, "TRUE", ("TRUE",))
@@ -85,6 +91,12 @@ class GridEngineSite:
             yield from _queue(place, queue)
         if not queues:
             yield Advice("queues whose jobs may have machines", "Say which: --queue all.q, once for each.")
+        # Last here is first out: Grid Engine refuses that while the site's queues or hosts offer one, and jobs with it
+        # would run there without the hooks.
+        yield Change(
+            "complexes: the image and the disk", ("qconf", "-sc"), partial(_has_complexes, {ASKED, ASKED_DISK}),
+            do=((*ours, "complexes", "add"),), undo=((*ours, "complexes", "remove", ASKED, ASKED_DISK),), undo_hint=IN_USE,
+        )  # fmt: skip
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return ()  # the server hears of every change, and tells the hosts
@@ -152,14 +164,14 @@ def _per_slot(place: Place) -> list[str]:
     return [row[0] for row in rows if len(row) == 8 and row[0] in RESERVED and row[5].upper() == "YES"]
 
 
-def _has_complexes(shown: bytes) -> bool:
+def _has_complexes(names: set[str], shown: bytes) -> bool:
+    """False as well where one of ours is the site's own, for `complexes add` to say so."""
     text = shown.decode(errors="replace")
     try:
-        names = {line.split()[0] for line in with_complexes(text).splitlines()}
+        with_complexes(text)
     except BelljarError:
         return False
-    present = {line.split()[0] for line in text.splitlines() if line.strip()}
-    return names <= present
+    return names <= {line.split()[0] for line in text.splitlines() if line.strip()}
 
 
 def _has_verifier(shown: bytes, path: str) -> bool:
