@@ -52,6 +52,8 @@ class CommandMissing(HostError):
 class CommandFailed(HostError):
     """A program belljar called ended with an error."""
 
+    hint = "What it says is the cause; run by hand it may say more."
+
 
 class CommandHung(CommandFailed):
     """A program belljar called was not done in time, and was killed."""

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.errors import BelljarError, ImageUnknown
+from belljar.errors import BelljarError, HostError, ImageUnknown
 from belljar.host import commands, files
 from belljar.jobs import size
 from belljar.model import GIB, MIB
@@ -35,6 +35,8 @@ PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is 
     ("virtiofsd", "virtiofsd", "virtiofsd", "shares folders by virtiofs (`--share virtiofs:...`)", False),
     ("busybox", "busybox-static", "busybox", "makes the small initramfs of images", False),
 )  # fmt: skip
+BUILT = "It is built on first use: `belljar run -- true`, or `belljar image build debian`."
+NAMED = {"qemu-system-x86_64": "binary", "virtiofsd": "virtiofsd"}  # by a setting of [qemu], if the site likes
 
 
 class Grade(str, Enum):
@@ -77,7 +79,7 @@ class Check:
         try:
             return self.look(house)
         except BelljarError as exc:
-            return fail(exc.message, exc.hint)
+            return fail(exc.message, "" if exc.hint == HostError.hint else exc.hint)  # that one is to ask us
         except Exception as exc:  # whatever this host does to one check, the others are made
             text = f"the check broke: {type(exc).__name__}: {exc}"
             return fail(text, "This is a defect of belljar or of the host.")
@@ -90,9 +92,13 @@ def programs(house: House) -> Finding:
         return ok("all there")
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
     grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
-    if commands.which("apt-get") or not commands.which("dnf"):
-        return Finding(grade, text, f"apt-get install --no-install-recommends {_words(one[1] for one in missing)}")
-    return Finding(grade, text, f"dnf install {_words(one[2] for one in missing)} (some are in EPEL)")
+    named = {name: key for name, key in NAMED.items() if getattr(house.settings.qemu, key)}
+    remedies = [f"Correct `qemu.{named[name]}` in the settings." for name, *_ in missing if name in named]
+    packages = [entry[1:3] for entry in missing if entry[0] not in named]
+    has_apt = bool(commands.which("apt-get") or not commands.which("dnf"))
+    get = "apt-get install --no-install-recommends {}" if has_apt else "dnf install {} (some are in EPEL)"
+    remedies += [get.format(_words(pair[not has_apt] for pair in packages))] if packages else []
+    return Finding(grade, text, "\n".join(remedies))
 
 
 def qemu(house: House) -> Finding:
@@ -102,8 +108,8 @@ def qemu(house: House) -> Finding:
     from belljar.hypervisor.qemu.abilities import TRIED
 
     binary = _qemu(house)
-    said = commands.run([binary, "--version"], timeout=20).out.decode(errors="replace")
-    found = re.search(r"version (\d+)\.(\d+)(\.\d+)?", said)
+    said = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
+    found = re.search(r"emulator version (\d+)\.(\d+)(\.\d+)?", said)
     if found is None:
         return fail(f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
     is_tried = (int(found[1]), int(found[2])) in TRIED
@@ -125,10 +131,10 @@ def accelerator(house: House) -> Finding:
 
     try:
         image = house.images.resolve(house.settings.image.default)
-    except BelljarError:
+    except BelljarError as exc:
         flags = Path("/proc/cpuinfo").read_text()
         hint = "has" if "vmx" in flags or "svm" in flags else "does not have"
-        return warn(f"not tried: there is no image yet (the cpu {hint} vmx or svm)", "Run `belljar run -- true` once.")
+        return warn(f"not tried: {exc.message} (the cpu {hint} vmx or svm)", _remedy(house, exc))
     boot = house.images.boot_files(image)
     chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
     right = of_users()
@@ -151,15 +157,15 @@ def clone(house: House) -> Finding:
         return ok(f"not used: {why}")
     try:
         house.images.resolve(image)
-    except BelljarError:
-        return warn("not tried: there is no image yet", "Run `belljar run -- true` once.")
+    except BelljarError as exc:
+        return warn(f"not tried: {exc.message}", _remedy(house, exc))
     try:
         took = _start_time(self_check(house, image, Start.CLONE))
     except BelljarError as exc:
         # Where no machine can be started at all this fails, and so does the check.
         cold = _start_time(self_check(house, image, Start.COLD))
         text = f"no clone can be started: {exc.message}; every job boots its guest, which took {cold:.1f} s"
-        return warn(text, exc.hint or "`belljar logs ID --qemu` shows what QEMU said.")
+        return warn(text, exc.hint)
     return ok(f"a clone of {image} was ready in {took:.1f} s")
 
 
@@ -220,10 +226,8 @@ def images(house: House) -> Finding:
     try:
         house.images.resolve(default)
     except BelljarError as exc:
-        is_built = default == "debian12" and isinstance(exc, ImageUnknown)
-        remedy = "It is built on first use, or now by `belljar image build debian`." if is_built else exc.hint
-        grade = Grade.WARN if is_built else Grade.FAIL
-        return Finding(grade, f"{len(there)} in the store; the default: {exc.message}", remedy)
+        remedy, text = _remedy(house, exc), f"{len(there)} in the store; the default: {exc.message}"
+        return warn(text, remedy) if remedy == BUILT else fail(text, remedy)
     wrong = [(image, why) for image in there if (why := house.images.complaint(image))]
     if wrong:
         remedies = [house.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
@@ -323,6 +327,12 @@ def _qemu(house: House) -> str:
     from belljar.hypervisor.qemu.abilities import find
 
     return find(house.settings.qemu.binary)
+
+
+def _remedy(house: House, missing: BelljarError) -> str:
+    """Where the default image cannot be had."""
+    is_built = house.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
+    return BUILT if is_built else missing.hint
 
 
 def _words(names: Iterable[str]) -> str:

@@ -10,13 +10,14 @@ import pytest
 
 import belljar.hypervisor.qemu.abilities  # noqa: F401 - before a test has `which` lie
 from belljar.cli.host import doctor
-from belljar.errors import BadOption, CommandFailed, ImageUnknown
+from belljar.errors import BadOption, CommandFailed, HostError, ImageUnknown
 from belljar.host import room
 from belljar.host.commands import Finished
 from belljar.jobs import doctor as checks
 from belljar.jobs.doctor import CHECKS, Check, Finding, Grade
 from belljar.machine.cleaning.reaper import Undone
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Start
+from belljar.records import replace
 
 
 def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
@@ -166,6 +167,46 @@ def test_a_missing_default_image_is_no_failure_as_it_is_built_on_first_use(
     assert checks.accelerator(paper).grade is Grade.WARN  # type: ignore[arg-type]
 
 
+def test_without_its_image_a_check_names_what_helps(house: Any) -> None:
+    """`belljar run` builds an image of the default name; any other one has to be made or named."""
+
+    def resolve(name: str) -> None:
+        raise ImageUnknown(f"no image is called {name!r}", hint="Make one.")
+
+    for default, remedy in (("debian12", checks.BUILT), ("el9", "Make one.")):
+        image = replace(house.settings.image, default=default)
+        settings = SimpleNamespace(image=image, machine=house.settings.machine)
+        paper = SimpleNamespace(images=SimpleNamespace(images=lambda: [], resolve=resolve), settings=settings)
+        for check in (checks.accelerator, checks.clone):
+            found = check(paper)  # type: ignore[arg-type]
+            assert found.remedy == remedy and f"no image is called {default!r}" in found.text
+
+
+def test_no_package_is_named_for_a_program_that_a_setting_names(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+    monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x")
+    qemu = replace(house.settings.qemu, binary="/usr/bin/nosuch")
+    found = checks.programs(SimpleNamespace(settings=SimpleNamespace(qemu=qemu)))  # type: ignore[arg-type]
+    assert found.grade is Grade.FAIL and "qemu-system-x86_64 is missing" in found.text
+    assert found.remedy == "Correct `qemu.binary` in the settings."
+    qemu = replace(house.settings.qemu, binary="/usr/bin/nosuch", virtiofsd="/usr/bin/nosuch")
+    monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x" if name != "mmdebstrap" else None)
+    found = checks.programs(SimpleNamespace(settings=SimpleNamespace(qemu=qemu)))  # type: ignore[arg-type]
+    assert found.remedy.splitlines() == [
+        "Correct `qemu.binary` in the settings.",
+        "Correct `qemu.virtiofsd` in the settings.",
+        "apt-get install --no-install-recommends mmdebstrap",
+    ]
+
+
+def test_a_program_that_is_no_qemu_is_told_to_be_none(tmp_path: Path, house: Any) -> None:
+    program = tmp_path / "qemu"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    paper = SimpleNamespace(settings=SimpleNamespace(qemu=replace(house.settings.qemu, binary=str(program))))
+    found = checks.qemu(paper)  # type: ignore[arg-type]
+    assert found.grade is Grade.FAIL and found.remedy == "Set `qemu.binary` to a QEMU for x86_64."
+
+
 def test_leftovers_are_listed_with_the_verb_that_clears_them(house: Any) -> None:
     house.reaper.found = [Undone("aaaaaaaaaaaa", "domain without a machine", "pid 7")]
     finding = checks.leftovers(house)
@@ -193,6 +234,13 @@ def test_wrong_settings_are_a_failed_check_not_a_crash(house: Any, tmp_path: Pat
     house.config_file.write_text("[machine]\ncpus = 'x'")
     finding = doctor.settings(house)
     assert finding.grade is Grade.FAIL and "machine.cpus" in finding.text
+
+
+def test_no_check_sends_to_the_doctor_who_asks(house: Any) -> None:
+    def fails(house: object) -> Finding:
+        raise HostError("no room")
+
+    assert "belljar doctor" not in Check("a", "", fails).examine(house).remedy
 
 
 def test_examine_turns_an_error_of_ours_into_its_message_and_hint(house: Any) -> None:
