@@ -35,43 +35,21 @@ if TYPE_CHECKING:
         Pool,
         machine_of,
         node_of,
-    )
+    )  # fmt: skip
     from belljar.batch.system import System
 
 __all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "Need", "NodeState", "NodeView", "Part", "PilotJob", "Pilots", "Pool", "Settings", "System", "load", "machine_of",
            "names", "node_of", "pilots_of"]  # fmt: skip
-OF_THE_POOL = frozenset(
-    {
-        "UNFIT_CODE",
-        "JobId",
-        "JobState",
-        "JobView",
-        "Member",
-        "Need",
-        "NodeState",
-        "NodeView",
-        "Part",
-        "Pool",
-        "machine_of",
-        "node_of",
-    }
-)
-
-
 OF_PILOTS = frozenset({"NamedJob", "PilotJob", "Pilots"})
 
 
 def __getattr__(name: str) -> Any:
     """The words of the pool and of pilots, for those who ask: no job does."""
-    if name in OF_PILOTS:
-        from belljar.batch import pilots
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        return getattr(pilots, name)
-    if name in OF_THE_POOL:
-        from belljar.batch import pool
-
-        return getattr(pool, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'pilots' if name in OF_PILOTS else 'pool'}"), name)
 
 
 @dataclass(frozen=True)
@@ -100,7 +78,7 @@ class Settings:
     overhead_percent: float = setting(5.0, "the same as a part of the limit; the larger one counts", unit="percent")
     shares: tuple[str, ...] = setting(
         ("/home:rw",),
-        "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`",
+        "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing, which `batch check` and the job say; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`",
     )
     stage_limit: int = setting(
         GIB,

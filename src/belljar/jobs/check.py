@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -59,6 +60,18 @@ def commands(ours: Client, place: Place) -> Iterator[Finding]:
     yield Finding(f"commands of {system}", not missing, detail, remedy)
     if place.belljar.exists():
         yield _asked(system, place)
+    yield from _queues(system, place)
+
+
+def _queues(system: str, place: Place) -> Iterator[Finding]:
+    """A queue of `batch.queue_images` that the system does not have: its jobs would run without a machine."""
+    command, pattern = batch.load(system).site.needs.queues
+    with suppress(BelljarError):  # told with the commands, or with the rules
+        wanted = policy.queue_images(place.settings) if command else {}
+        known = re.findall(pattern, place.said(*command)) if wanted else []
+        for queue in sorted({*wanted} - {*known}):
+            detail, remedy = f"{system} has no queue {queue}", f"Correct the name; there are: {', '.join(known)}."
+            yield Finding("batch.queue_images", False, detail, remedy)
 
 
 def _asked(system: str, place: Place) -> Finding:
@@ -133,16 +146,19 @@ def _images(house: House, place: Place) -> Iterator[Finding]:
 
 
 def _shares(house: House) -> Finding:
-    """What every job would be refused for; the folders and servers themselves are looked for when a job starts."""
-    what = "batch.shares"
+    """What every job would be refused for or go without; servers are looked for when a job starts."""
+    what, missing = "batch.shares", list[str]()
     try:
-        shares = of_site(house.settings.batch.shares)
+        shares = of_site(house.settings.batch.shares, missing.append)
     except BelljarError as exc:
         return Finding(what, False, f"{_file(house)}: {exc.message}", exc.hint)
     exports = [one.source for one in shares if one.kind is ShareKind.NFS]
     if exports and house.settings.machine.network is NetworkMode.NONE:
         detail = f"{_file(house)}: {exports[0]} cannot be reached: machine.network is none"
         return Finding(what, False, detail, 'Set `machine.network = "user"`, or share the folder of the host.')
+    if missing:
+        detail = f"{_file(house)}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
+        return Finding(what, False, detail, "Make or mount it, or take it out of the setting.")
     return Finding(what, True, ", ".join(f"{one.source} on {one.target}" for one in shares) or "none")
 
 

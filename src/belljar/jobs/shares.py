@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from belljar.errors import BadOption, BadSetting, NoSuchNetwork
 from belljar.model import NetworkMode, Share, ShareKind
@@ -31,8 +31,8 @@ def check_number(option: str, count: int) -> None:
         )
 
 
-def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
-    """Of `batch.shares`: a folder that this host does not have is left out, a server's export never. Raises BadSetting."""
+def of_site(texts: Iterable[str], left_out: Callable[[str], object] = str) -> tuple[Share, ...]:
+    """Of `batch.shares`: a folder that this host does not have is told to *left_out*. Raises BadSetting."""
     try:
         found = shares(texts, "batch.shares: ")
     except BadOption as exc:
@@ -41,7 +41,10 @@ def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
     for one in targets:
         if targets.count(one) > 1:
             raise BadSetting(f"batch.shares: two folders at {one}")
-    return tuple(one for one in found if one.kind is ShareKind.NFS or os.path.isdir(one.source))
+    missing = [share for share in found if share.kind is not ShareKind.NFS and not os.path.isdir(share.source)]
+    for gone in missing:
+        left_out(gone.source)
+    return tuple(one for one in found if one not in missing)
 
 
 def share(text: str, before: str = "--share ") -> Share:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -155,6 +156,32 @@ def test_check_is_1_with_remedies_where_something_is_missing(
     assert "BAD  a hook" in said and "remedy: belljar batch install slurm" in said
 
 
+@pytest.mark.parametrize(
+    "break_it", [Path.unlink, lambda hook: hook.write_text("by hand"), lambda hook: hook.chmod(0o600)]
+)
+def test_the_remedy_that_check_names_mends_a_hook_as_it_stands(
+    site: PaperSite, tmp_path: Path, capsys: pytest.CaptureFixture[str], break_it: Callable[[Path], object]
+) -> None:
+    """Word for word, with the folder, the options and the settings that this installation has."""
+    etc, options = site.default_folder.rename(tmp_path / "my etc"), ("--queue", "a,b", "--set", "host=h")
+    (tmp_path / "site.toml").touch()
+    words = ["--config", str(tmp_path / "site.toml"), "batch", "install", "slurm", "--folder", str(etc)]
+    assert main([*words, "--prefix", str(tmp_path / "opt"), *options]) == 0
+    before = files(tmp_path)
+    break_it(etc / "hook.sh")
+    check = [*words[:3], "check", *words[4:], "--prefix", str(tmp_path / "opt"), "--format", "json"]
+    capsys.readouterr()
+    assert main(check) == 1
+    (bad,) = (one for one in json.loads(capsys.readouterr().out)["findings"] if "a hook" in one["what"])
+    program, *remedy = shlex.split(bad["remedy"])
+    assert program == "belljar" and main(remedy) == 0
+    capsys.readouterr()
+    main(check)
+    (good,) = (one for one in json.loads(capsys.readouterr().out)["findings"] if "a hook" in one["what"])
+    assert good["is_good"]
+    assert before.items() <= files(tmp_path).items()
+
+
 def test_a_system_that_does_not_reread_is_told_and_the_files_stay(
     site: PaperSite, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +293,33 @@ def test_a_nodes_folder_that_is_not_roots_is_found_by_check() -> None:
     assert not good(node)
     assert good(None)
     made.close()
+
+
+def test_a_share_that_is_not_there_is_found_by_check(tmp_path: Path) -> None:
+    settings = SimpleNamespace(batch=batch.Settings(shares=(f"{tmp_path}:rw", f"{tmp_path}/gone:/data")))
+    found = batch_look._shares(SimpleNamespace(settings=settings, config_file=None))  # type: ignore[arg-type]
+    assert not found.is_good and f"no such folder on this host: {tmp_path}/gone;" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("system", "printed"),
+    [
+        ("slurm", b"PartitionName=night AllowGroups=ALL\nPartitionName=main AllowGroups=ALL\n"),
+        ("gridengine", b"main\nnight\n"),
+        ("openpbs", b"#\ncreate queue night\nset queue night enabled = True\ncreate queue main\n"),
+        ("torque", b"#\ncreate queue night\nset queue night enabled = True\ncreate queue main\n"),
+        ("lsf", b""),
+        ("htcondor", b""),
+    ],
+)
+def test_a_queue_with_an_image_that_the_system_does_not_have_is_found_by_check(
+    tmp_path: Path, system: str, printed: bytes
+) -> None:
+    settings = batch.Settings(queue_images=("night=debian12", "nihgt=debian12"))
+    place = Place(settings, tmp_path, tmp_path, tmp_path, tmp_path, run=lambda argv: printed)
+    found = list(batch_look._queues(system, place))
+    assert [one.detail for one in found] == ([f"{system} has no queue nihgt"] if printed else [])
+    assert all("main" in one.remedy and "night" in one.remedy for one in found)
 
 
 def test_a_system_without_such_a_hook_is_said(capsys: pytest.CaptureFixture[str]) -> None:

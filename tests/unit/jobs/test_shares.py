@@ -112,7 +112,9 @@ def test_a_site_may_share_by_virtiofs(tmp_path: Path) -> None:
 
 def test_a_sites_exports_stay_and_its_missing_folders_do_not(tmp_path: Path) -> None:
     there, gone = f"{tmp_path}:/there", f"{tmp_path}/gone:/gone"
-    found = of_site((there, gone, "nfs://server/home:/home:rw"))
+    left_out: list[str] = []
+    found = of_site((there, gone, "nfs://server/home:/home:rw"), left_out.append)
+    assert left_out == [f"{tmp_path}/gone"]
     assert [(one.target, one.kind) for one in found] == [("/there", ShareKind.NINEP), ("/home", ShareKind.NFS)]
 
 

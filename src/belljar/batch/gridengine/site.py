@@ -71,6 +71,7 @@ class GridEngineSite:
     needs = Needs(
         ("qconf", "qstat", "qalter", "qmod"),
         ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common, told_by=_cell,
+        queues=(("qconf", "-sql"), r"(?m)^(\S+)$"),
     )  # fmt: skip
 
     def pieces(self, place: Place) -> Iterator[Piece]:

@@ -42,6 +42,8 @@ class Needs:
     # The folder of the system's settings, from those variables; and the variables a folder stands for.
     home: Callable[[Mapping[str, str]], Path | None] = lambda variables: None
     told_by: Callable[[Path], Mapping[str, str]] = lambda folder: {}
+    # The command that lists the queues of a system that has some, and the pattern of a name in what it prints.
+    queues: tuple[tuple[str, ...], str] = ((), "")
     # Programs that lie elsewhere, each with the command that prints in which folder.
     told_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

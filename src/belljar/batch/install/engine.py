@@ -29,9 +29,10 @@ class Engine:
 
     def __init__(
         self, system: str, site: kinds.SiteOfSystem, place: Place, own: Callable[[Place], list[Piece]],
-        execute: Callable[[kinds.Argv, bytes], bytes],
+        execute: Callable[[kinds.Argv, bytes], bytes], command: str = "",
     ) -> None:  # fmt: skip
-        """*own*: the pieces every system needs (the launchers)."""
+        """*own*: the pieces every system needs (the launchers). *command*: what installs just this, for people."""
+        self._command = command or f"belljar batch install {system}"
         self._system, self._site, self._place, self._own, self._execute = system, site, place, own, execute
         self._record_path = files.path_of(place.folder, system)
 
@@ -98,7 +99,8 @@ class Engine:
         for step in self.plan():
             if step.status is not Status.ADVICE:
                 is_ours = step.status in (*TO_DO, Status.CHANGED)
-                remedy = f"belljar batch install {self._system}" if is_ours else "See the detail."
+                again = f"{self._command} --force" if step.status is Status.CHANGED else self._command
+                remedy = again if is_ours else "See the detail."
                 where = f" ({step.path})" if step.path else ""
                 detail = step.detail or step.status.value
                 yield kinds.Finding(f"{step.piece.purpose}{where}", step.status is Status.THERE, detail, remedy)

@@ -55,6 +55,7 @@ class SlurmSite:
     needs = Needs(
         ("scontrol", "squeue"), ("SLURM_CONF",), home=lambda variables: _folder_of(variables.get("SLURM_CONF", "")),
         told_by=lambda folder: _conf_in(folder),
+        queues=(("scontrol", "--all", "--oneliner", "show", "partition"), r"(?m)^PartitionName=(\S+)"),
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:

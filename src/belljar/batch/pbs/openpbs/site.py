@@ -11,7 +11,7 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
-from belljar.batch.pbs.common import is_part, roles
+from belljar.batch.pbs.common import QUEUES, is_part, roles
 from belljar.errors import CommandFailed
 
 FILES = Path(__file__).parent
@@ -40,7 +40,7 @@ class OpenPbsSite:
     default_folder = Path("/var/spool/pbs")
     needs = Needs(
         ("pbsnodes", "qselect", "qmgr"), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
-        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (),
+        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (), queues=QUEUES,
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
-from belljar.batch.pbs.common import is_part, reread, roles
+from belljar.batch.pbs.common import QUEUES, is_part, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError, NotOurs
 
@@ -42,7 +42,7 @@ class TorqueSite:
     """`folder`, Torque's home, tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/torque")
-    needs = Needs(("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",))
+    needs = Needs(("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",), queues=QUEUES)
 
     def pieces(self, place: Place) -> list[Piece]:
         """`--set hooks=own`: prologue and epilogue are put beside the wrapper, for the site's own ones to call."""
