@@ -3,10 +3,12 @@ called as root as Slurm calls them. What the systems themselves do is in the tes
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
 import resource
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from tests.batch.lab.load import stretched
 from tests.batch.lab.site import Site
+from tests.live.conftest import STORE
 
 START = 120.0  # seconds for a first machine, which may have to make its template
 HOOK_LIMIT = 1.0  # seconds
@@ -180,6 +183,34 @@ def test_the_self_check_runs_as_an_ordinary_user_in_a_folder_of_the_node(node: N
     done = node.site.command("batch", "node", "slurm", "test", "--node", "n2")
     assert b"passed: a machine ran" in done.stdout
     assert node.site.leftovers() == []
+
+
+def test_the_self_check_makes_the_template_that_users_first_jobs_are_cloned_from(node: Node) -> None:
+    """With the site's shares in it: a user's first job boots none of its own."""
+    site, uid = node.site, pwd.getpwnam("bjbob").pw_uid
+    store, theirs, before = site.top / "store", site.node / str(uid) / "store/templates", site.config.read_text()
+    store.mkdir(mode=0o755)
+    (store / "images").symlink_to(STORE / "images")
+    shutil.rmtree(theirs, ignore_errors=True)
+    site.config.write_text(before.replace(str(STORE), str(store)))
+    root = {"BELLJAR_PATHS_SITE_STORE": "", "BELLJAR_PATHS_STORE": str(store)}
+    try:
+        for name in ("n3", "n4"):  # the second time it is there
+            site.command("batch", "node", "slurm", "test", "--node", name, env=root)
+            (made,) = memories(store / "templates")
+        assert memories(theirs) == []
+        assert node.job(61, "exit 3", user="bjbob").wait(timeout=60) == 3
+        assert memories(theirs) in ([], [made]), "none, or a copy of root's"
+    finally:
+        site.config.write_text(before)
+        shutil.rmtree(store)
+        shutil.rmtree(theirs, ignore_errors=True)
+
+
+def memories(templates: Path) -> list[str]:
+    """The digests of what the guests of these templates had in their memory: equal for one boot alone."""
+    found = [json.loads(path.read_text()) for path in templates.glob("*/manifest.json")]
+    return [one["files"]["ram"]["sha256"] for one in found]
 
 
 def test_users_of_a_node_have_what_belljar_needs(node: Node) -> None:

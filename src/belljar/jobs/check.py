@@ -19,8 +19,8 @@ from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
 from belljar.jobs import doctor
-from belljar.jobs.doctor import node, qemu
-from belljar.jobs.node import of_users, tester
+from belljar.jobs.doctor import Grade, node, qemu
+from belljar.jobs.node import of_users, tester, without_template
 from belljar.jobs.shares import of_site
 from belljar.model import NetworkMode, Share, ShareKind
 from belljar.network import shortfalls
@@ -135,11 +135,14 @@ def _kvm(house: House) -> Finding:
 
 
 def _images(house: House, place: Place) -> Iterator[Finding]:
-    settings = place.settings
-    wanted = {settings.default_image, settings.check_image}
+    wanted, lacking, test = list[str](), list[str](), place.wrapper.name.replace("wrap-", "belljar batch node ", 1)
     with suppress(BelljarError):  # told with the rules
-        wanted |= set(policy.queue_images(settings).values())
-    for name in sorted(wanted - {""}):
+        wanted = policy.images_of(place.settings)
+    with suppress(BelljarError):  # told here
+        lacking = without_template(house)
+    for name in lacking:
+        yield Finding(f"template of {name}", True, f"none yet: each user's first job boots; `{test} test` makes one")
+    for name in wanted:
         found = os.path.lexists(place.store / "images/names" / name)
         remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."
         yield Finding(f"image {name}", found, "" if found else f"not in {place.store}", remedy)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from belljar import batch
 from belljar.batch import node as faults
 from belljar.batch.install import commands as client
+from belljar.batch.job import policy
 from belljar.batch.job.terms import one_line
 from belljar.errors import BelljarError, CommandFailed
 from belljar.host.privileges import User, as_user, user_of
+from belljar.jobs.shares import of_site
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
     from belljar.jobs import House
-    from belljar.model import Outcome, Start
+    from belljar.model import Outcome, Share, Start
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
 TESTERS = ("belljar", "nobody")
@@ -157,16 +159,20 @@ def test(house: House, node: Known) -> Tested:
 
 
 def as_a_job(house: House, image: str) -> None:
-    """The self-check, as root by an ordinary user in a folder below `paths.node`, where that is set. Raises
-    CommandFailed when no machine could be started."""
+    """The self-check, as root by an ordinary user in a folder below `paths.node`, where that is set: once root has the
+    templates of the site's jobs. Raises CommandFailed when no machine could be started."""
+    shares = of_site(house.settings.batch.shares)
+    for name in without_template(house):
+        with suppress(BelljarError):  # then each user's first job boots one
+            self_check(house, name, shares=shares)
     if os.geteuid() != 0 or house.settings.paths.node is None:
-        self_check(house, image)
+        self_check(house, image, shares=shares)
         return
     user = tester()
     make_folder(house, user)
 
     def check() -> bytes:
-        self_check(house.of_user(user.uid, user.home), image)
+        self_check(house.of_user(user.uid, user.home), image, shares=shares)
         return b""
 
     as_user(user, check, timeout=TEST_TIMEOUT + 30, what="start a machine")
@@ -182,7 +188,25 @@ def tester() -> User:
     return user_of("65534")
 
 
-def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
+def without_template(house: House) -> list[str]:
+    """Images of the site's jobs of which root has no template that serves all users. Raises BelljarError."""
+    from belljar.model import ShareKind, Start
+
+    settings = house.settings
+    serves = os.geteuid() == 0 and settings.machine.hypervisor == "qemu" and settings.qemu.site_templates
+    if not serves or settings.machine.start is Start.COLD:
+        return []
+    ports = sum(share.kind is ShareKind.NINEP for share in of_site(settings.batch.shares))
+    facts = [one.facts for one in house.hypervisor.templates() if one.grows]
+    there = {one["image_digest"] for one in facts if str(one["hardware"]).count("virtio-9p-pci") == ports}
+    lacking = list[str]()
+    for name in policy.images_of(settings.batch) or [settings.image.default]:
+        with suppress(BelljarError):  # an image that is not here
+            lacking += [name] if house.images.resolve(name).digest not in there else []
+    return lacking
+
+
+def self_check(house: House, image: str, start: Start | None = None, shares: tuple[Share, ...] = ()) -> Outcome:
     """A machine of this image that ran `true`, started as the settings say unless told how. Raises CommandFailed."""
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
@@ -193,7 +217,7 @@ def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
     payload = Payload((b"true",), caller(), cwd=b"/", stdin=null, stdout=null, stderr=null)
     request = make_request(
         house.settings, RunPayload(payload), image=image, cpus=1, start=start, name="self-check", requester="node test",
-        timeout=TEST_TIMEOUT, grace=1.0,
+        timeout=TEST_TIMEOUT, grace=1.0, shares=shares,
     )  # fmt: skip
     widen_limits()
     house.reaper.quick()

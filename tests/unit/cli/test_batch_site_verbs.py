@@ -29,6 +29,7 @@ from belljar.jobs.install import _libraries
 from belljar.jobs.node import own_prefix
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
+from belljar.records import replace
 
 
 @dataclass
@@ -299,6 +300,29 @@ def test_a_share_that_is_not_there_is_found_by_check(tmp_path: Path) -> None:
     settings = SimpleNamespace(batch=batch.Settings(shares=(f"{tmp_path}:rw", f"{tmp_path}/gone:/data")))
     found = batch_look._shares(SimpleNamespace(settings=settings, config_file=None))  # type: ignore[arg-type]
     assert not found.is_good and f"no such folder on this host: {tmp_path}/gone;" in found.detail
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root's templates")
+def test_a_template_that_users_first_jobs_would_boot_is_told_by_check(tmp_path: Path) -> None:
+    shares = (f"{tmp_path}:rw",)
+    settings = replace(
+        House().settings, batch=batch.Settings(shares=shares, queue_images=("night=el9", "day=debian12"))
+    )
+    digests = {"el9": "a" * 64, "debian12": "b" * 64}
+    port = ["-device", "virtio-9p-pci-non-transitional,mount_tag=share0"]
+    made = [
+        SimpleNamespace(facts={"image_digest": digests["el9"], "hardware": port}, grows={"memory"}),
+        SimpleNamespace(facts={"image_digest": digests["debian12"], "hardware": []}, grows={"memory"}),
+        SimpleNamespace(facts={"image_digest": digests["debian12"], "hardware": port}, grows=frozenset()),
+    ]
+    house = SimpleNamespace(
+        settings=settings, hypervisor=SimpleNamespace(templates=lambda: made),
+        images=SimpleNamespace(resolve=lambda name: SimpleNamespace(digest=digests[name])),
+    )  # fmt: skip
+    place = Place(settings.batch, tmp_path / "wrap-slurm", tmp_path, tmp_path, tmp_path)
+    (told,) = (one for one in batch_look._images(house, place) if "template" in one.what)  # type: ignore[arg-type]
+    assert (told.what, told.is_good) == ("template of debian12", True)
+    assert "each user's first job boots; `belljar batch node slurm test` makes one" in told.detail
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ def queue_images(settings: Settings) -> dict[str, str]:
     return found
 
 
+def images_of(settings: Settings) -> list[str]:
+    """The images that the settings name. Raises BadSetting."""
+    return sorted({settings.default_image, settings.check_image, *queue_images(settings).values()} - {""})
+
+
 def rules(settings: Settings) -> list[tuple[str, str, str]]:
     """`batch.allow` as (kind, name, pattern); kind "*" for everybody. Raises BadSetting."""
     found = []
