@@ -419,6 +419,19 @@ def test_sizes_that_no_node_gives_are_refused(hooks: Hooks, store: Path, asked: 
     )  # no image: no limit
 
 
+def test_a_disk_that_the_image_does_not_fit_on_is_refused(hooks: Hooks, store: Path) -> None:
+    hooks.settings["scratch"] = 0
+    (store / "el8").mkdir()
+    (store / "el8/manifest.json").write_text(json.dumps({"virtual_size": 3 << 30}))
+    submit(hooks, vm_image="el8", vm_disk="3gb")
+    submit(hooks, vm_image="el9", vm_disk="1mb")  # its size cannot be seen from here
+    for asked in ({"vm_image": "el8", "vm_disk": "1gb"}, {"select": "1:vm_image=el8:mem=1gb", "vm_disk": "1gb"}):
+        with pytest.raises(Refused, match="belljar: 1024 MiB of disk: the image el8 needs at least 3072"):
+            submit(hooks, **asked)
+    hooks.settings["scratch"] = 1 << 30  # then it is the size of another disk
+    submit(hooks, vm_image="el8", vm_disk="1gb")
+
+
 def test_qalter_is_looked_at_where_it_asks_for_an_image(hooks: Hooks, store: Path) -> None:
     submit(hooks, "MODIFYJOB", Variable_List=None)
     with pytest.raises(Refused, match="there is none of this name"):

@@ -80,9 +80,21 @@ def check_image(event, image, user, queue, config):
         refuse(event, "%s. %s" % (wrong, hint))
 
 
-def check_sizes(event, job, config):
+def least_disk(image, config):
+    """Bytes of the image's own disk; 0 where this host does not see it, or a scratch disk has the size that is asked for."""
+    try:
+        with open(os.path.join(config["store"], "images", "names", image, "manifest.json")) as file:
+            return 0 if config["scratch"] else int(json.load(file)["virtual_size"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def check_sizes(event, job, image, config):
     """Of each chunk: a machine is made on one node."""
-    disk = size(asked(job, "vm_disk"))
+    disk, least = size(asked(job, "vm_disk")), least_disk(image, config)
+    if disk and disk < least:
+        words = "%d MiB of disk: the image %s needs at least %d"
+        refuse(event, words % (disk >> 20, image, -(-least >> 20)))
     for one in chunks(job):
         cpus = one.get("ncpus") or str(job.Resource_List["ncpus"] or "")
         memory = size(one.get("mem") or str(job.Resource_List["mem"] or ""))
@@ -106,7 +118,7 @@ def check(event, config):
     if not image:
         return
     check_image(event, image, user, queue, config)
-    check_sizes(event, job, config)
+    check_sizes(event, job, image, config)
 
 
 def main():

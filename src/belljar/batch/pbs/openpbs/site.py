@@ -101,7 +101,7 @@ def config_of(place: Place) -> bytes:
     """What both hooks read. Raises BadSetting for settings that mean nothing."""
     values = {
         "wrapper": str(place.wrapper), "belljar": str(place.belljar), "store": str(place.store),
-        "notes": NOTES, **policy.site_of(place.settings), "retries": place.settings.retries,
+        "notes": NOTES, "scratch": place.settings.scratch, **policy.site_of(place.settings), "retries": place.settings.retries,
     }  # fmt: skip
     return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"
 
