@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from belljar.jobs import House
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
+DELETED = "--deleted"  # after the user's name: somebody deleted the job
 LONGEST_AGO = 60 * 86400.0  # seconds since a job that ends now was started
 
 
@@ -93,7 +94,8 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     user = user_of(name)
     job = f"{dialect.name}:{id}"
     what = f"end the machines of {job}"
-    said = asked_as(house, user, lambda theirs: finish(theirs, job), timeout=USER_TIMEOUT, what=what)
+    is_deleted = DELETED in words
+    said = asked_as(house, user, lambda theirs: finish(theirs, job, is_deleted), timeout=USER_TIMEOUT, what=what)
     raw = said if isinstance(said, dict) else {}
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:
@@ -103,7 +105,7 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
         account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), report, house)
 
 
-def finish(house: House, job: str) -> dict[str, Any]:
+def finish(house: House, job: str, is_deleted: bool = False) -> dict[str, Any]:
     """In the child, as the user: end the job's machines and tell about the newest of them."""
     node = house.settings.paths.node
     try:
@@ -114,7 +116,7 @@ def finish(house: House, job: str) -> dict[str, Any]:
         return {"machine": id, "started": now, "class": "node", "error": "HostError", "reason": exc.message}
     if not (house.folders.run.is_dir() or house.folders.logs.is_dir()):
         return {}
-    ended = {"ended": end_machines(house, job)[:20]}
+    ended = {"ended": end_machines(house, job, is_deleted)[:20]}
     newest = house.machines.newest(job)
     if newest is None or newest.created < time.time() - LONGEST_AGO:  # the system began its numbers anew
         return ended
@@ -123,11 +125,16 @@ def finish(house: House, job: str) -> dict[str, Any]:
     return {"machine": newest.id, "started": newest.created, **facts, **ended}
 
 
-def end_machines(house: House, job: str) -> list[str]:
+def end_machines(house: House, job: str, is_deleted: bool) -> list[str]:
     """What was done with those machines of this job that were still there."""
+    from belljar.host.files import append_line
+    from belljar.journal import JOB_DELETED, JOURNAL
     from belljar.machine.outside.registry import jobs_of
+    from belljar.model import dumps
 
     views = [view for view in house.machines.list() if job in jobs_of(view)]
+    for view in views if is_deleted else ():
+        append_line(view.folder / JOURNAL, dumps({"time": time.time(), "event": JOB_DELETED}))
     results = ((view.id, house.reaper.end(view)) for view in views)
     return [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in results]
 

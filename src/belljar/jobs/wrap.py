@@ -300,11 +300,13 @@ def refused(error: BelljarError, job: Job, image: str, settings: Any) -> Outcome
 
 def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:
     """End as the verdict says, in the system's own way."""
-    from belljar.batch.job.verdict import AGAIN, carry_out, judge, let_in, take_back
+    from belljar.batch.job.verdict import AGAIN, carry_out, has_begun, judge, let_in, take_back
 
     job, tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else (job, 1)
     verdict = judge(outcome, job, tries, settings)
-    tell(outcome, verdict)
+    # One that had begun may fail yet, for the system's hook to decide.
+    if not (job.keeps_output and verdict in (Verdict.REQUEUE, Verdict.HOLD)) or has_begun(outcome):
+        tell(outcome, verdict)
     tell_troubles(outcome)
     ignore_signals(verdict)
     ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)

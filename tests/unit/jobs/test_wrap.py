@@ -234,6 +234,18 @@ def test_a_requeue_says_why_on_stderr_and_counts(
     assert capsys.readouterr().err.splitlines()[0] == "belljar: waited 30 s"
 
 
+@pytest.mark.parametrize(("retries", "phases", "is_told"), [(3, {}, False), (1, {}, False), (3, {"run": 2.0}, True)])
+def test_a_start_that_failed_leaves_no_word_where_it_would_stay_for_ever(
+    retries: int, phases: dict[str, float], is_told: bool,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """PBS appends what later starts write. One that had begun may be one that is not started again."""
+    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
+    lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, reason="waited 30 s", phases=phases)
+    leave(Fake(Ending(exit_code=99)), replace(JOB, keeps_output=True), lost, Settings(retries=retries), ran)  # type: ignore[arg-type]
+    assert ("waited 30 s" in capsys.readouterr().err) is is_told
+
+
 def test_an_ending_whose_command_fails_leaves_the_other_way(capsys: pytest.CaptureFixture[str]) -> None:
     ending = Ending(0, commands=(("true",), ("false",)), otherwise=Ending(125))
     held, trouble = carry_out(ending, ran)

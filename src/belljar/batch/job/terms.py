@@ -82,6 +82,9 @@ class Job:
     lingers: bool = False  # after TERM the system waits for all of the job's processes, not for its first alone
     staged: Staged = Staged()
     redirect: tuple[bytes, ...] = ()  # variables that are there for the redirect's sake: the job gets none of them
+    keeps_output: bool = (
+        False  # what a start writes to its standard error is there at the job's end, after those of later starts
+    )
     failed_starts: int = 0  # for want of a machine, as the system's own record of the job has it (`Dialect.counted`)
 
 

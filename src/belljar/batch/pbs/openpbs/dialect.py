@@ -53,7 +53,7 @@ class OpenPbs(common.Pbs):
             queue=_text(facts, "queue") or here.var("PBS_QUEUE"), image=_text(facts, "image"), native=command, inside=command,
             script=found or b"", cpus=_number(facts, "cpus"), memory=_number(facts, "memory"),
             disk=_number(facts, "disk"), wall=float(wall) if wall else None,
-            started_before=max((_number(facts, "runs") or 1) - 1, 0), lingers=True,
+            started_before=max((_number(facts, "runs") or 1) - 1, 0), lingers=True, keeps_output=True,
             grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE), staged=common.staged(here),
             note=_text(facts, "note").encode("utf-8", "surrogateescape"),
         )  # fmt: skip

@@ -77,7 +77,7 @@ def _server(place: Place) -> Iterator[Piece]:
         "comments of jobs",
         "The reason of a job that is started again or held is written into its comment by the node. PBS lets only"
         " operators do that: `qmgr -c 'set server operators += root@NODE'` for each node. Without it the reason is"
-        " in the job's standard error, in the node's log and in `belljar show openpbs:ID`.",
+        " in the node's log and in `belljar show openpbs:ID`.",
     )
     yield Advice(
         "nodes with different images",
