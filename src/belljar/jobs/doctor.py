@@ -109,7 +109,7 @@ def qemu(house: House) -> Finding:
 
     binary = _qemu(house)
     said = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
-    found = re.search(r"emulator version (\d+)\.(\d+)(\.\d+)?", said)
+    found = re.search(r"(?<=emulator )version (\d+)\.(\d+)(\.\d+)?", said)
     if found is None:
         return fail(f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
     is_tried = (int(found[1]), int(found[2])) in TRIED
