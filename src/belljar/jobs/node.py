@@ -193,8 +193,8 @@ def without_template(house: House) -> list[str]:
     from belljar.model import ShareKind, Start
 
     settings = house.settings
-    serves = os.geteuid() == 0 and settings.machine.hypervisor == "qemu" and settings.qemu.site_templates
-    if not serves or settings.machine.start is Start.COLD:
+    serves = settings.qemu.site_templates and settings.paths.site_store is None and os.geteuid() == 0
+    if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
         return []
     ports = sum(share.kind is ShareKind.NINEP for share in of_site(settings.batch.shares))
     facts = [one.facts for one in house.hypervisor.templates() if one.grows]
