@@ -87,18 +87,15 @@ class Check:
 
 def programs(house: House) -> Finding:
     """the programs belljar calls are installed"""
-    missing = [entry for entry in PROGRAMS if not _program(house, entry[0])]
+    named = [name for name, key in NAMED.items() if getattr(house.settings.qemu, key)]  # no package makes these right
+    missing = [entry for entry in PROGRAMS if entry[0] not in named and not _program(house, entry[0])]
     if not missing:
         return ok("all there")
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
     grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
-    named = {name: key for name, key in NAMED.items() if getattr(house.settings.qemu, key)}
-    remedies = [f"Correct `qemu.{named[name]}` in the settings." for name, *_ in missing if name in named]
-    packages = [entry[1:3] for entry in missing if entry[0] not in named]
-    has_apt = bool(commands.which("apt-get") or not commands.which("dnf"))
-    get = "apt-get install --no-install-recommends {}" if has_apt else "dnf install {} (some are in EPEL)"
-    remedies += [get.format(_words(pair[not has_apt] for pair in packages))] if packages else []
-    return Finding(grade, text, "\n".join(remedies))
+    if commands.which("apt-get") or not commands.which("dnf"):
+        return Finding(grade, text, f"apt-get install --no-install-recommends {_words(one[1] for one in missing)}")
+    return Finding(grade, text, f"dnf install {_words(one[2] for one in missing)} (some are in EPEL)")
 
 
 def qemu(house: House) -> Finding:

@@ -116,17 +116,6 @@ def finish(house: House, job: str, is_deleted: bool = False) -> dict[str, Any]:
         return {"machine": id, "started": now, "class": "node", "error": "HostError", "reason": exc.message}
     if not (house.folders.run.is_dir() or house.folders.logs.is_dir()):
         return {}
-    ended = {"ended": end_machines(house, job, is_deleted)[:20]}
-    newest = house.machines.newest(job)
-    if newest is None or newest.created < time.time() - LONGEST_AGO:  # the system began its numbers anew
-        return ended
-    outcome = newest.outcome or {}
-    facts = {name: str(outcome.get(name, ""))[:400] for name in ("class", "error", "reason")}
-    return {"machine": newest.id, "started": newest.created, **facts, **ended}
-
-
-def end_machines(house: House, job: str, is_deleted: bool) -> list[str]:
-    """What was done with those machines of this job that were still there."""
     from belljar.host.files import append_line
     from belljar.journal import JOB_DELETED, JOURNAL
     from belljar.machine.outside.registry import jobs_of
@@ -135,8 +124,14 @@ def end_machines(house: House, job: str, is_deleted: bool) -> list[str]:
     views = [view for view in house.machines.list() if job in jobs_of(view)]
     for view in views if is_deleted else ():
         append_line(view.folder / JOURNAL, dumps({"time": time.time(), "event": JOB_DELETED}))
-    results = ((view.id, house.reaper.end(view)) for view in views)
-    return [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in results]
+    done = ((view.id, house.reaper.end(view)) for view in views)
+    ended = {"ended": [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in done][:20]}
+    newest = house.machines.newest(job)
+    if newest is None or newest.created < time.time() - LONGEST_AGO:  # the system began its numbers anew
+        return ended
+    outcome = newest.outcome or {}
+    facts = {name: str(outcome.get(name, ""))[:400] for name in ("class", "error", "reason")}
+    return {"machine": newest.id, "started": newest.created, **facts, **ended}
 
 
 def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:

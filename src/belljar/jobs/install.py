@@ -83,8 +83,9 @@ def site_for(system: str, asked: Asked, house: House) -> Site:
         store=settings.paths.site_store or settings.paths.store, folder=folder, options={**before.options, **asked.options},
         node=settings.paths.node, run=lambda argv: execute(argv, b""),
     )  # fmt: skip
-    own = functools.partial(launchers, ours, config_file=house.config_file)
-    words = ["belljar", *_config(house.config_file), "batch", "install", system, "--folder", str(folder)]
+    config = ["--config", str(house.config_file.absolute())] if house.config_file else []
+    own = functools.partial(launchers, ours, config=config)
+    words = ["belljar", *config, "batch", "install", system, "--folder", str(folder)]
     words += ["--prefix", str(prefixes[0]), *(f"--set={key}={value}" for key, value in place.options.items())]
     return Site(
         Engine(system, site, place, own, execute, shlex.join(words)), place, site, ours, asked.prefix or before.prefix
@@ -102,9 +103,9 @@ def client_for(system: str, asked: Asked, site: SiteOfSystem, folder: Path, pref
     )
 
 
-def launchers(ours: Client, place: Place, config_file: Path | None) -> list[Piece]:
+def launchers(ours: Client, place: Place, config: list[str]) -> list[Piece]:
     """The executables that systems and hooks start, one word each; and the list of the system's commands for them."""
-    config, system = _config(config_file), ours.system
+    system = ours.system
     # Where the redirect says nothing to us, all that follows is the job's, dashes or not.
     wrap = [*config, "internal", "wrap", system, *(["--"] if batch.load(system).ends_words else [])]
     return [
@@ -112,10 +113,6 @@ def launchers(ours: Client, place: Place, config_file: Path | None) -> list[Piec
         _launcher(system, "belljar for hooks, with this site's settings", place.belljar, config),
         _launcher(system, "what the system starts in place of a job", place.wrapper, wrap),
     ]
-
-
-def _config(file: Path | None) -> list[str]:
-    return ["--config", str(file.absolute())] if file else []
 
 
 def _launcher(system: str, purpose: str, path: Path, words: list[str]) -> OurFile:

@@ -273,16 +273,12 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
     settings = house.settings
     caller = Caller(
         account=own(), umask=umask(), rlimits=rlimits(),
-        stdio=(kind(0), kind(1), kind(2)), shares=of_site(settings.batch.shares, _tell_missing),
+        stdio=(kind(0), kind(1), kind(2)), shares=of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node", "")),
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
         context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     return build(here, job, image, caller, settings.batch, time.time())
-
-
-def _tell_missing(folder: str) -> None:
-    complain(f"batch.shares: {folder}: there is no such folder on this node, so it is not in the machine", "")
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------

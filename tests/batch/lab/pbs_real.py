@@ -96,10 +96,11 @@ def torque(prefix: Path) -> Iterator[tuple[str, ...]]:
         _run(entry, sbin / "trqauthd")
         _run(entry, sbin / "pbs_server", "-t", "create", "-f")
         (home / "server_priv/nodes").write_text(f"{HOST} np=2\n")  # a server that makes its database reads no nodes
-        # Again and again: qterm succeeds, too, where the server does not listen yet.
+        # qterm and qmgr succeed, too, where the server does not listen yet.
         is_gone = "ps -o stat= -C pbs_server | grep -qv Z || echo gone"
         _until(entry, "gone", "sh", "-c", f"{prefix}/bin/qterm -t quick; {is_gone}")
         _run(entry, sbin / "pbs_server")
+        _until(entry, "set server", prefix / "bin/qmgr", "-c", "print server")
         for directive in OF_TORQUE:
             _until(entry, "it is so", "sh", "-c", f"{prefix}/bin/qmgr -c '{directive}' && echo it is so")
         _run(entry, sbin / "pbs_mom")
