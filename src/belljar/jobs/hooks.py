@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from belljar.jobs import House
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
-DELETED = "--deleted"  # after the user's name: somebody deleted the job
+KILLED = "--killed"  # after the user's name: the job was killed, and what keeps its machine with it
 LONGEST_AGO = 60 * 86400.0  # seconds since a job that ends now was started
 
 
@@ -94,8 +94,8 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     user = user_of(name)
     job = f"{dialect.name}:{id}"
     what = f"end the machines of {job}"
-    is_deleted = DELETED in words
-    said = asked_as(house, user, lambda theirs: finish(theirs, job, is_deleted), timeout=USER_TIMEOUT, what=what)
+    is_killed = KILLED in words
+    said = asked_as(house, user, lambda theirs: finish(theirs, job, is_killed), timeout=USER_TIMEOUT, what=what)
     raw = said if isinstance(said, dict) else {}
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:
@@ -105,7 +105,7 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
         account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), report, house)
 
 
-def finish(house: House, job: str, is_deleted: bool = False) -> dict[str, Any]:
+def finish(house: House, job: str, is_killed: bool = False) -> dict[str, Any]:
     """In the child, as the user: end the job's machines and tell about the newest of them."""
     node = house.settings.paths.node
     try:
@@ -117,13 +117,13 @@ def finish(house: House, job: str, is_deleted: bool = False) -> dict[str, Any]:
     if not (house.folders.run.is_dir() or house.folders.logs.is_dir()):
         return {}
     from belljar.host.files import append_line
-    from belljar.journal import JOB_DELETED, JOURNAL
+    from belljar.journal import JOB_KILLED, JOURNAL
     from belljar.machine.outside.registry import jobs_of
     from belljar.model import dumps
 
     views = [view for view in house.machines.list() if job in jobs_of(view)]
-    for view in views if is_deleted else ():
-        append_line(view.folder / JOURNAL, dumps({"time": time.time(), "event": JOB_DELETED}))
+    for view in views if is_killed else ():
+        append_line(view.folder / JOURNAL, dumps({"time": time.time(), "event": JOB_KILLED}))
     done = ((view.id, house.reaper.end(view)) for view in views)
     ended = {"ended": [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in done][:20]}
     newest = house.machines.newest(job)

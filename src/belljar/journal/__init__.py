@@ -21,7 +21,7 @@ from belljar.host.files import append_line, no_space_as_error, write_all
 from belljar.model import State, dumps, to_json
 
 JOURNAL = "journal.jsonl"
-JOB_DELETED = "job-deleted"  # told by the batch system, after its machine was killed with it
+JOB_KILLED = "job-killed"  # told by the batch system, after its machine was killed with it
 LONGEST_JOURNAL = 16 << 20
 DAY = 86400.0
 MONTH = r"\d{4}-\d\d"

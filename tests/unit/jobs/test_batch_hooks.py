@@ -199,17 +199,15 @@ def test_what_a_dead_wrapper_left_is_finished_as_its_user(node: Node, capsys: py
     assert "machine 0123456789ab ended" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "klass"), [(("--deleted",), "cancelled"), ((), "node")])
-def test_a_machine_that_was_killed_with_its_deleted_job_was_cancelled(
-    node: Node, words: tuple[str, ...], klass: str
-) -> None:
+@pytest.mark.parametrize(("words", "klass"), [(("--killed",), "cancelled"), ((), "node")])
+def test_a_machine_that_was_killed_with_its_job_was_cancelled(node: Node, words: tuple[str, ...], klass: str) -> None:
     node.ended(ALICE, "0123456789ab", "slurm:7", None, abandoned=True)
     assert call(node, "epilog", "7", "nobody", *words) == 0
     logs = node.house.of_user(ALICE.uid, ALICE.home).folders.logs
     outcome = json.loads((logs / "0123456789ab/outcome.json").read_text())
     (row,) = (json.loads(line) for path in logs.glob("ledger-*") for line in path.read_text().splitlines())
     assert outcome["class"] == row["class"] == klass and outcome["cause"] == row["cause"]
-    assert outcome["reason"].startswith("its job was deleted while" if words else "belljar was killed while")
+    assert outcome["reason"].startswith("its job was killed while" if words else "belljar was killed while")
 
 
 def test_a_supervisor_that_outlived_its_job_is_ended_and_those_of_other_jobs_are_not(node: Node) -> None:

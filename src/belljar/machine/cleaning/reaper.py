@@ -21,7 +21,7 @@ from belljar.host.files import check_ours, read_json, remove_tree
 from belljar.host.locks import is_locked, locked
 from belljar.host.processes import boot_id, kill_and_wait, owner, start_time
 from belljar.hypervisor import Hypervisor, Traces
-from belljar.journal import JOB_DELETED, Event, Ledger, read
+from belljar.journal import JOB_KILLED, Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
 from belljar.machine.life import control
@@ -327,9 +327,9 @@ def _post_mortem(folder: Path, id: MachineId, events: list[Event], disks: list[P
     rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
     states = [event.get("state", "") for event in events if event["event"] == "state"]
     ends = [event for event in events if event["event"] == "payload-ended"]
-    deleted = any(event["event"] == JOB_DELETED for event in events)
-    cause = Cause.CANCELLED if deleted else Cause.NODE_FAULT
-    who = "the host was restarted" if rebooted else "its job was deleted" if deleted else "belljar was killed"
+    job_killed = any(event["event"] == JOB_KILLED for event in events)
+    cause = Cause.CANCELLED if job_killed else Cause.NODE_FAULT
+    who = "the host was restarted" if rebooted else "its job was killed" if job_killed else "belljar was killed"
     how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
     over = _last_sign(folder, disks) if rebooted else time.time()
     worked = [max(over - float(one["time"]), 0.0) for one in events if one.get("state") == State.RUNNING.value]

@@ -33,7 +33,6 @@ ARGUMENTS = re.compile(rb"\0?argument_list\0((?:<jsdl-hpcpa:Argument>[^<\0]*</js
 ARGUMENT = re.compile(rb"<jsdl-hpcpa:Argument>([^<]*)</jsdl-hpcpa:Argument>")
 ESCAPES = ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&apos;", b"'"), (b"&amp;", b"&"))
 MARKED = re.compile(rb"^ *Exit_status = -18$", re.MULTILINE)  # JOB_EXEC_HOOK_RERUN
-DELETED = re.compile(rb"^ *comment = .* and terminated by ", re.MULTILINE)
 KILLED = "265"  # Exit_status: 256 and the number of KILL
 UNHARMED = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
 
@@ -237,10 +236,9 @@ def end(event, config):
     folder = folder_of(job, config)
     if not os.path.isdir(folder):
         return
-    # Killed with its machine, which cannot know why: in the launch window nothing hears the TERM of a qdel.
-    is_deleted = str(getattr(job, "Exit_status", "")) == KILLED and DELETED.search(qstat(job))
-    deleted = ("--deleted",) if is_deleted else ()
-    belljar(config, "internal", "epilog", "openpbs", str(job.id), str(job.euser), *deleted)
+    # A machine that was killed with its job cannot say so: while a job is launched no process hears the TERM of a qdel.
+    killed = ("--killed",) if str(getattr(job, "Exit_status", "")) == KILLED else ()
+    belljar(config, "internal", "epilog", "openpbs", str(job.id), str(job.euser), *killed)
     shutil.rmtree(folder, ignore_errors=True)
 
 
