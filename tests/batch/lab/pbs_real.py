@@ -95,10 +95,10 @@ def torque(prefix: Path) -> Iterator[tuple[str, ...]]:
         (home / "mom_priv/config").write_text(f"$pbsserver {HOST}\n$usecp *:/ /\n")
         _run(entry, sbin / "trqauthd")
         _run(entry, sbin / "pbs_server", "-t", "create", "-f")
-        (home / "server_priv/nodes").write_text(f"{HOST} np=2\n")  # a server that makes its database reads no nodes
         # qterm and qmgr succeed, too, where the server does not listen yet.
         is_gone = "ps -o stat= -C pbs_server | grep -qv Z || echo gone"
         _until(entry, "gone", "sh", "-c", f"{prefix}/bin/qterm -t quick; {is_gone}")
+        (home / "server_priv/nodes").write_text(f"{HOST} np=2\n")  # a server that makes its database reads no nodes
         _run(entry, sbin / "pbs_server")
         _until(entry, "set server", prefix / "bin/qmgr", "-c", "print server")
         for directive in OF_TORQUE:
