@@ -44,6 +44,18 @@ def test_twice_is_as_once_and_check_finds_all_in_place(cluster: Cluster) -> None
     assert [one for one in said["findings"] if not one["is_good"]] == []
 
 
+def test_a_partition_with_an_image_that_slurm_does_not_have_is_told_by_check(cluster: Cluster) -> None:
+    there = cluster.lab.run("scontrol", "--oneliner", "show", "partition").stdout.decode().split()[0].partition("=")[2]
+    text = cluster.site.config.read_text()
+    try:
+        images = f'queue_images = ["{there}=debian12", "nihgt=debian12"]'
+        cluster.site.config.write_text(text.replace("[batch]", f"[batch]\n{images}"))
+        found = cluster.belljar("batch", "check", "slurm", *words(cluster), check=False)
+        assert found.count(b"BAD  batch.queue_images") == 1 and b"slurm has no queue nihgt" in found
+    finally:
+        cluster.site.config.write_text(text)
+
+
 def test_reap_asks_slurm_and_ends_only_what_it_does_not_know(cluster: Cluster) -> None:
     begun = time.time()
     job = cluster.submit("echo started; sleep 120", VM)
