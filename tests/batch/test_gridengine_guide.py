@@ -110,7 +110,9 @@ def test_a_queue_and_a_share_that_are_not_there_are_told_by_check_and_the_share_
         settings = text.replace(f'["{cell.site.homes}:rw"]', shares)
         cell.site.config.write_text(settings.replace("[batch]", '[batch]\nqueue_images = ["al.q=debian12"]'))
         found = cell.belljar(*check, check=False).stdout
-        assert b"BAD  batch.queue_images: gridengine has no queue al.q" in found and b"there are: all.q, plain.q." in found
+        assert (
+            b"BAD  batch.queue_images: gridengine has no queue al.q" in found and b"there are: all.q, plain.q." in found
+        )
         assert b"BAD  batch.shares:" in found and b"no such folder on this host: /nonexistent/data" in found
         ended = cell.run("echo ran", *IN_MACHINE)
         assert (ended.exit, ended.out) == (0, b"ran\n")

@@ -161,18 +161,17 @@ def test(house: House, node: Known) -> Tested:
 def as_a_job(house: House, image: str) -> None:
     """The self-check, as root by an ordinary user in a folder below `paths.node`, where that is set: once root has the
     templates of the site's jobs. Raises CommandFailed when no machine could be started."""
-    shares = of_site(house.settings.batch.shares)
     for name in without_template(house):
         with suppress(BelljarError):  # then each user's first job boots one
-            self_check(house, name, shares=shares)
+            self_check(house, name, shares=of_site(house.settings.batch.shares))
     if os.geteuid() != 0 or house.settings.paths.node is None:
-        self_check(house, image, shares=shares)
+        self_check(house, image)
         return
     user = tester()
     make_folder(house, user)
 
     def check() -> bytes:
-        self_check(house.of_user(user.uid, user.home), image, shares=shares)
+        self_check(house.of_user(user.uid, user.home), image)
         return b""
 
     as_user(user, check, timeout=TEST_TIMEOUT + 30, what="start a machine")
