@@ -45,11 +45,9 @@ def test_twice_is_as_once_and_check_finds_all_in_place(cluster: Cluster) -> None
 
 
 def test_a_partition_with_an_image_that_slurm_does_not_have_is_told_by_check(cluster: Cluster) -> None:
-    there = cluster.lab.run("scontrol", "--oneliner", "show", "partition").stdout.decode().split()[0].partition("=")[2]
     text = cluster.site.config.read_text()
     try:
-        images = f'queue_images = ["{there}=debian12", "nihgt=debian12"]'
-        cluster.site.config.write_text(text.replace("[batch]", f"[batch]\n{images}"))
+        cluster.site.config.write_text(text.replace("queue_images = [", 'queue_images = ["nihgt=debian12", '))
         found = cluster.belljar("batch", "check", "slurm", *words(cluster), check=False)
         assert found.count(b"BAD  batch.queue_images") == 1 and b"slurm has no queue nihgt" in found
     finally:
