@@ -19,7 +19,7 @@ from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
 from belljar.jobs import doctor
-from belljar.jobs.doctor import Grade, node, qemu
+from belljar.jobs.doctor import node, qemu
 from belljar.jobs.node import of_users, tester, without_template
 from belljar.jobs.shares import of_site
 from belljar.model import NetworkMode, Share, ShareKind

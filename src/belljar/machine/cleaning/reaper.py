@@ -327,7 +327,7 @@ def _post_mortem(folder: Path, id: MachineId, events: list[Event], disks: list[P
     rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
     states = [event.get("state", "") for event in events if event["event"] == "state"]
     ends = [event for event in events if event["event"] == "payload-ended"]
-    job_killed = any(event["event"] == JOB_KILLED for event in events)
+    job_killed = not rebooted and any(event["event"] == JOB_KILLED for event in events)
     cause = Cause.CANCELLED if job_killed else Cause.NODE_FAULT
     who = "the host was restarted" if rebooted else "its job was killed" if job_killed else "belljar was killed"
     how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
