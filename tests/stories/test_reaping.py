@@ -467,6 +467,22 @@ def test_a_supervisor_that_is_killed_after_its_last_act_but_one_has_its_row_once
     assert rows(house) == [("0123456789ab", "finished")] and not os.listdir(house.folders.begun)
 
 
+def test_a_machine_whose_supervisor_ends_it_while_a_reaper_looks_is_left_to_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(put_away, "remove_tree", lambda path: None)
+    house.run()
+    begun = house.folders.begun / "0123456789ab"
+
+    def claimed_by(folder: Path) -> int:
+        shutil.rmtree(begun)  # as its supervisor's last act, between two looks of ours
+        return os.getpid()
+
+    monkeypatch.setattr(reaper, "claimed_by", claimed_by)
+    assert begun.exists() and house.reaper.quick() == []
+    assert len(rows(house)) == 1 and not begun.exists()
+
+
 def test_whoever_asks_for_a_machine_after_a_power_cut_learns_of_its_end(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,9 @@ class Reaper:
     def _undo(self, id: MachineId, deadline: float, folder: Path) -> Iterator[Undone]:
         """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
         pid = claimed_by(folder) if folder == self._folders.begun / id else None
-        if pid and start_time(pid) == read(folder)[0].get("started"):  # it is just ending
+        if pid and start_time(pid) == next(iter(read(folder)), {}).get(
+            "started"
+        ):  # it is just ending, or has ended since
             return
         with ExitStack() as held:
             try:
