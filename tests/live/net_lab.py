@@ -7,6 +7,7 @@ namespace that answers every connection or datagram with its own name, and ends 
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -50,7 +51,7 @@ class Lab:
         tag = os.urandom(3).hex()
         self.host, self.world = f"bjh{tag}", f"bjw{tag}"
         self._servers: list[subprocess.Popen[str]] = []
-        self._resolv = Path("/etc/netns") / self.host
+        self._etc = Path("/etc/netns") / self.host
         for name in (self.host, self.world):
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
@@ -63,8 +64,15 @@ class Lab:
 
     def resolver(self, address: str) -> None:
         """What /etc/resolv.conf says in the host."""
-        self._resolv.mkdir(parents=True)
-        (self._resolv / "resolv.conf").write_text(f"nameserver {address}\n")
+        self._etc.mkdir(parents=True, exist_ok=True)
+        (self._etc / "resolv.conf").write_text(f"nameserver {address}\n")
+
+    def hosts(self, *lines: str) -> Path:
+        """What /etc/hosts says in the host, to whatever `ip netns exec` starts there."""
+        self._etc.mkdir(parents=True, exist_ok=True)
+        file = self._etc / "hosts"
+        file.write_text("\n".join(("127.0.0.1 localhost", *lines, "")))
+        return file
 
     def inside(self, name: str, *argv: str) -> list[str]:
         return ["ip", "netns", "exec", name, *argv]
@@ -88,9 +96,7 @@ class Lab:
                 server.stdout.close()
         for name in (self.host, self.world):
             ip("netns", "delete", name)
-        if self._resolv.exists():
-            (self._resolv / "resolv.conf").unlink()
-            self._resolv.rmdir()
+        shutil.rmtree(self._etc, ignore_errors=True)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import subprocess
 from pathlib import Path
@@ -25,23 +26,31 @@ STEP = r"""#!/bin/sh
 printf '\0\0\0\0'
 exec cat >/dev/null
 """
+BIND = 'mount --bind "$0" /etc/hosts; exec "$@"'
 MARK = "@0123456789abcdef@"
 
 
-def entering(namespace: str) -> tuple[str, ...]:
-    """Not `ip netns exec`: that takes the control groups away, without which slurmd does not start."""
-    return ("nsenter", f"--net=/run/netns/{namespace}")
+def entering(namespace: str, hosts: Path | None = None) -> tuple[str, ...]:
+    """Not `ip netns exec`: that takes the control groups away, without which slurmd does not start. *hosts*: in place of /etc/hosts."""
+    words = ("nsenter", f"--net=/run/netns/{namespace}")
+    return (*words, "unshare", "--mount", "sh", "-ec", BIND, str(hosts)) if hosts else words
 
 
 class PooledSlurm:
     """`lab` is the Slurm; `run` carries out a command of the pool; `join` adds a node that lives in the other namespace."""
 
-    def __init__(self, net: Lab, site: Site, address: str = "10.77.0.2", lines: str = "", **settings: str) -> None:
-        """*lines*: further ones of slurm.conf."""
+    def __init__(
+        self, net: Lab, site: Site, address: str = "10.77.0.2", lines: str = "", *, like_a_site: bool = False, **settings: str
+    ) -> None:  # fmt: skip
+        """*lines*: further ones of slurm.conf. *like_a_site*: slurmctld is not root, and slurm.conf has names that only the
+        hosts file of this host knows."""
+        hosts = net.hosts(f"{address} {os.uname().nodename.partition('.')[0]}") if like_a_site else None
+        settings = {**({"SlurmUser": "slurm"} if like_a_site else {}), **settings}
         self.net, self.site, self.lines, self.pool = net, site, lines, load("slurm").pool
         self.baits: tuple[str, ...] = ()  # nodes on which no job starts
         self.lab = Slurm(
-            site.top / "slurm", nodes=2, prefix="bait", partitions=PARTITIONS, inside=entering(net.host), address=address,
+            site.top / "slurm", nodes=2, prefix="bait", partitions=PARTITIONS, inside=entering(net.host, hosts), address=address,
+            names=like_a_site,
             **{"CommunicationParameters": "", "MaxNodeCount": "32", "MinJobAge": "30", **settings},
         )  # fmt: skip
 

@@ -72,14 +72,16 @@ class Slurm:
         prefix: str = "n",
         inside: tuple[str, ...] = (),
         address: str = "",
+        names: bool = False,
         **settings: str,
     ) -> None:
-        """*inside*: words before every command, as of a network namespace; *address*: of this host in there."""
+        """*inside*: words before every command, as of a network namespace; *address*: of this host in there. *names*: slurm.conf has
+        no address, only the host's name, as at most sites: whoever reads it must be able to resolve that."""
         self.folder, self.conf, self.etc = folder, folder / "etc/slurm.conf", folder / "etc"
         self.nodes = [f"{prefix}{number + 1}" for number in range(nodes)]
         self.node_line, self.partitions = node, tuple(partitions)
         self.cred_expire, self.cgroup = cred_expire, cgroup
-        self.inside, self.address = inside, address
+        self.inside, self.address, self.names = inside, address, names
         self.options: dict[str, tuple[str, ...]] = {}  # of a node's slurmd
         self.settings = {**DEFAULTS, **(CGROUP if cgroup else {}), **settings}
         self.env = {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf)}
@@ -94,6 +96,8 @@ class Slurm:
             (self.folder / part).mkdir(mode=0o755, parents=True, exist_ok=True)
         for private in ("state", "munge/key"):
             (self.folder / private).chmod(0o700)
+        for part in ("run", "log", "state"):
+            shutil.chown(self.folder / part, self.settings["SlurmUser"])
         if not self.pid("munged"):
             self._munge()
         if not self.conf.exists():
@@ -135,7 +139,7 @@ class Slurm:
         # Where the daemons listen: Debian's own hosts have 127.0.1.1.
         address = self.address or socket.gethostbyname(socket.gethostname())
         lines = [
-            f"SlurmctldHost={host}({address})",
+            f"SlurmctldHost={host}" if self.names else f"SlurmctldHost={host}({address})",
             f"SlurmctldPort={self.ports[0]}",
             f"SlurmdPort={self.ports[1]}",
             f"AuthInfo=socket={self.folder}/munge/run/munge.socket,cred_expire={self.cred_expire}",
@@ -150,9 +154,8 @@ class Slurm:
             *(f"{key}={value}" for key, value in self.settings.items() if value),
         ]
         for node, port in zip(self.nodes, self.ports[2:], strict=True):
-            lines.append(
-                f"NodeName={node} NodeHostname={host} NodeAddr={address} Port={port} {self.node_line} State=UNKNOWN"
-            )
+            where = f"NodeHostname={host}" if self.names else f"NodeHostname={host} NodeAddr={address}"
+            lines.append(f"NodeName={node} {where} Port={port} {self.node_line} State=UNKNOWN")
         lines += [f"PartitionName={partition}" for partition in self.partitions]
         self.conf.write_text("\n".join(lines) + "\n")
         if self.cgroup:

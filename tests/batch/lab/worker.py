@@ -42,7 +42,7 @@ networks = {{ open = "br0" }}
 shares = ["{homes}:{homes}:rw"]
 conf = "{conf}"
 key = "{key}"
-hosts = ["{address} {head}"]
+{hosts}
 max_cpus = {cpus}
 min_memory = "64M"
 min_disk = "64M"
@@ -78,10 +78,11 @@ class Installed(Belljar):
 
 
 class Worker:
-    """The host. *lines*: further ones of slurm.conf; *more*: of bait.toml; *conf*: settings of slurm.conf."""
+    """The host. *lines*: further ones of slurm.conf; *more*: of bait.toml; *conf*: settings of slurm.conf. *like_a_site*: as the
+    pool's; bait.toml has no `hosts` then."""
 
     def __init__(
-        self, net: Lab, site: Site, folder: Path, lines: str = "", *, images: Sequence[str] = (IMAGE,), more: str = "", cpus: int = 8, **conf: str
+        self, net: Lab, site: Site, folder: Path, lines: str = "", *, images: Sequence[str] = (IMAGE,), more: str = "", cpus: int = 8, like_a_site: bool = False, **conf: str
     ) -> None:  # fmt: skip
         self.net, self.site, self.state = net, site, folder / "bait"
         self.belljar = Installed(site, folder)
@@ -93,16 +94,22 @@ class Worker:
         ):  # fmt: skip
             ip("-n", net.host, *words)
         self.slurm = PooledSlurm(
-            net, site, ADDRESS, lines, **{"Prolog": str(folder / "prolog"), "SlurmdTimeout": "30", **conf}
+            net,
+            site,
+            ADDRESS,
+            lines,
+            like_a_site=like_a_site,
+            **{"Prolog": str(folder / "prolog"), "SlurmdTimeout": "30", **conf},
         )
         self.slurm.baits = (BAIT, "bait2")
         self.daemon: subprocess.Popen[bytes] | None = None
         self.log, self.file = folder / "bait.log", folder / "bait.toml"
+        hosts = "" if like_a_site else f'hosts = ["{ADDRESS} {os.uname().nodename.partition(".")[0]}"]'
         key = self.slurm.lab.folder / "munge/key/munge.key"
         self.file.write_text(
             SETTINGS.format(
                 bait=BAIT, queue=QUEUE, images=", ".join(f'"{one}"' for one in images), homes=site.homes,
-                conf=self.slurm.lab.conf, key=key, address=ADDRESS, head=os.uname().nodename.partition(".")[0], more=more, cpus=cpus,
+                conf=self.slurm.lab.conf, key=key, hosts=hosts, more=more, cpus=cpus,
             )
         )  # fmt: skip
         words = map(str, self.belljar.argv("bait", "arrive", "$SLURM_JOB_ID", "--state", str(self.state)))
