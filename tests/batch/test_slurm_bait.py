@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # builds an image with slurmd, and waits for real
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     net, site = Lab(), Site("bait")
-    made = Worker(net, site, tmp_path_factory.mktemp("bait"))
+    made = Worker(net, site, tmp_path_factory.mktemp("bait"), like_a_site=True)
     try:
         made.slurm.up()
         made.start()

@@ -133,6 +133,7 @@ class Member:
     hosts: str  # lines for its /etc/hosts
     is_known: bool = False  # the system's own configuration has it; else it adds itself
 
+    job: str = ""  # the one job that may start there, by its number; "": each of that user's
 
 class Client(Protocol):
     """The jobs of one system. A command that changes a job may fail where the job is gone: that is seen at the next look."""

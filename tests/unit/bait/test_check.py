@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from belljar.bait import Settings, check
-from belljar.batch import Need, load
+from belljar.batch import Member, Need, load
 from belljar.batch.slurm import fitness
 from belljar.errors import CommandFailed
 
@@ -141,6 +141,30 @@ def test_a_machine_has_to_find_slurmctld(
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     assert fitness.head(conf, hosts).wrong == what
+
+
+@pytest.mark.parametrize(
+    ("conf", "hosts", "lines"),
+    [
+        ("SlurmctldHost=far", "", "10.9.9.9 far"), ("SlurmctldHost=far\nSlurmctldHost=here2", "", "10.9.9.9 far\n10.0.0.2 here2"),
+        ("SlurmctldHost=far(10.0.0.1)", "", ""), ("SlurmctldHost=far", "10.0.0.7 far f", "10.0.0.7 far f"),
+        ("SlurmctldHost=lost", "10.0.0.1 ntp", "10.0.0.1 ntp"), ("SlurmctldHost=here", "", ""),
+    ],
+)  # fmt: skip
+def test_a_machine_is_handed_the_address_that_the_host_resolved(
+    monkeypatch: pytest.MonkeyPatch, conf: str, hosts: str, lines: str
+) -> None:
+    known = {"far": "10.9.9.9", "here2": "10.0.0.2", "10.0.0.1": "10.0.0.1", "here": "127.0.1.1"}
+
+    def resolve(name: str) -> str:
+        if name not in known:
+            raise OSError("unknown")
+        return known[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    member = Member("vm1x", 1, 600 << 20, ("belljar",), (), hosts)
+    env = dict(POOL.nodes.joining(member, Path("/etc/slurm/slurm.conf"), f"{conf}\n".encode()).env)
+    assert env[b"HOSTS"].decode().strip() == lines
 
 
 def test_what_the_host_lacks_is_named_and_a_slurm_that_does_not_answer(

@@ -26,6 +26,7 @@ from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
 from belljar.host.caller import describe
 from belljar.host.files import read_capped
 from belljar.host.room import host_memory
+from belljar.host.threads import in_thread
 from belljar.model import Account, NetworkMode, Payload, PlainFile, Request, RunPayload, Share, StdinKind
 from belljar.records import replace
 
@@ -97,7 +98,8 @@ class Machines:
         return ""
 
     async def start(self, job: JobView, id: str) -> None:
-        request = request_for(job, id, self._name, self._settings, self._pool, self._shares)
+        # It asks the resolver.
+        request = await in_thread(lambda: request_for(job, id, self._name, self._settings, self._pool, self._shares))
         await api.astart(request, stdin=secret(self._settings))
 
     async def prove(self, id: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from belljar.batch.pool import Need, NodeView
 from belljar.errors import BelljarError
@@ -14,6 +15,7 @@ from belljar.host.processes import all_pids, command_line
 Ask = Callable[..., str]  # what a command prints; raises BelljarError
 MOST_OF_A_SCRIPT = 1 << 20
 ON_ITSELF = "jobs would run on the bait itself"
+HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:\(([^)\s]+)\))?")
 PARTITION = """NodeSet={0} Feature={1} and PartitionName={0} Nodes={0} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"""
 
 
@@ -45,17 +47,24 @@ def whole(conf: str) -> Need:
 
 
 def head(conf: str, hosts: tuple[str, ...]) -> Need:
-    """A machine finds slurmctld by the address in slurm.conf, by a line of its own /etc/hosts, or by its resolver."""
-    match = re.search(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:\(([^)\s]+)\))?", conf)
-    name = (match[2] or match[1]) if match else ""
-    wrong = "" if name else "slurm.conf names none"
-    if name and name not in {word for line in hosts for word in line.split()[1:]}:
-        try:
-            address = socket.gethostbyname(name)
-            wrong = f"{name} is {address}: a machine would look in itself" if address.startswith("127.") else ""
-        except OSError:
-            wrong = f"{name}: this host knows no address of it"
+    """A machine finds slurmctld by the address in slurm.conf, or by a line of its own /etc/hosts."""
+    addresses = heads(conf, hosts)
+    wrong = "" if addresses else "slurm.conf names none"
+    for name, address in addresses.items():
+        wrong = wrong or ("" if address else f"{name}: this host knows no address of it")
+        if address.startswith("127."):
+            wrong = f"{name} is {address}: a machine would look in itself"
+    name = next(iter(addresses), "NAME")
     return Need("SlurmctldHost", wrong, f'In bait.toml: hosts = ["ADDRESS {name}"], as machines reach it.')
+
+
+def heads(conf: str, hosts: Iterable[str]) -> dict[str, str]:
+    """slurmctld's hosts, with their addresses: by these lines, else as this host resolves them; "" where it cannot."""
+    addresses = {name: line.split()[0] for line in hosts for name in line.split()[1:]}
+    for name, address in re.findall(HEAD, conf):
+        with suppress(OSError):
+            addresses.setdefault(address or name, socket.gethostbyname(address or name))
+    return {address or name: addresses.get(address or name, "") for name, address in re.findall(HEAD, conf)}
 
 
 def settings_of(printed: str) -> dict[str, str]:

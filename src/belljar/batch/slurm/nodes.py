@@ -176,11 +176,16 @@ class SlurmNodes(Nodes):
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
+        from belljar.batch.slurm.fitness import heads
+
+        known, addresses = member.hosts.split(), heads(text.decode("utf-8", "replace"), ()).items()
+        resolved = (f"{it} {name}" for name, it in addresses if name not in (*known, it) and it[:4] not in ("", "127."))
+        hosts = "\n".join((member.hosts, *resolved))
         conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
         passwd, groups = member.account[:1], member.account[1:]
         env = {
-            "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": member.hosts, "PASSWD": "".join(passwd),
-            "GROUPS_OF": "\n".join(groups), "JOB_UID": "".join(passwd).split(":")[2] if passwd else "", "SLURM_CONF": str(conf_file), "HOME": "/root",
+            "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": hosts, "PASSWD": "".join(passwd),
+            "GROUPS_OF": "\n".join(groups), "JOB_UID": "".join(passwd).split(":")[2] if passwd else "", "JOB_ID": member.job, "SLURM_CONF": str(conf_file), "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         }  # fmt: skip
         files = (
