@@ -85,6 +85,34 @@ def test_a_user_alters_releases_and_moves_a_job_while_its_machine_boots(worker: 
     worker.closed(moved)
 
 
+def test_what_cannot_be_moved_is_refused_when_it_arrives_and_an_exclusive_job_has_the_whole_bait(
+    worker: Worker,
+) -> None:
+    words = (
+        "ReservationName=night",
+        "StartTime=now",
+        "Duration=60",
+        "Users=bjalice",
+        "Nodes=bait1",
+        "Flags=IGNORE_JOBS",
+    )
+    worker.slurm.run(("scontrol", "create", "reservation", *words))
+    reserved = worker.slurm.submit("true", "--reservation=night")
+    is_in(worker, reserved, "closed")
+    assert "reservation night: machines that are made" in worker.slurm.lab.text("scontrol", "show", "job", reserved)
+    both = worker.slurm.submit("#SBATCH --mem=100\n#SBATCH hetjob\n#SBATCH --mem=100\ntrue")
+    is_in(worker, both, "closed")
+    assert "a component of a heterogeneous job" in worker.slurm.lab.text("scontrol", "show", "job", both)
+    assert not worker.belljar.domains() and worker.slurm.lab.job(both)["Priority"] == "0"
+    worker.slurm.run(worker.slurm.pool.client.cancel(reserved), worker.slurm.pool.client.cancel(both))
+    worker.slurm.run(("scontrol", "delete", "ReservationName=night"))
+    job = worker.slurm.submit("nproc > got; exit 3", "--exclusive", "--nodes=1-2", "--mem-per-cpu=300")
+    record = worker.slurm.lab.ended(job, PATIENCE)
+    assert record["ExitCode"] == "3:0" and worker.written("got") == "2\n", worker.said()
+    worker.closed(job)
+    assert worker.belljar.leftovers() == []
+
+
 def test_a_user_holds_a_job_that_is_moved_already_or_runs(worker: Worker) -> None:
     first = worker.slurm.submit("sleep 600", "--hold")  # never comes: what depends on it waits on its node
     job = worker.slurm.submit("sleep 600")

@@ -16,7 +16,9 @@ from belljar.batch import JobState, JobView, NodeState, Part
 from belljar.model import MIB
 
 VM, OTHER = "vm0123456789abx", "vm0123456789acx"
-ROOM = "PartitionName=room Nodes=bait2 Hidden=YES PriorityTier=100 MaxTime=INFINITE State=UP\n"
+ROOM = """PartitionName=room Nodes=bait2 Hidden=YES PriorityTier=100 MaxTime=INFINITE State=UP
+PartitionName=alone Nodes=bait1,bait2 OverSubscribe=EXCLUSIVE MaxTime=INFINITE State=UP
+"""
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,36 @@ def test_a_job_that_may_run_once_is_taken_back_and_may_run_once_again(slurm: Poo
     assert again.on == ("bait2",) and not again.reruns
     slurm.run(client.cancel(job))
     until(slurm, job, JobState.ENDED)
+
+
+def test_a_job_of_a_range_of_nodes_gets_those_it_is_moved_to_and_no_others(slurm: PooledSlurm) -> None:
+    job = slurm.submit("sleep 60", "--nodes=1-2", "--ntasks=2", "--mem=100", "--hold")
+    slurm.run(*slurm.pool.nodes.move(slurm.jobs()[job], ("bait1",), "alone"))
+    assert until(slurm, job, JobState.RUNNING).on == ("bait1",)
+    slurm.run(slurm.pool.client.cancel(job))
+    until(slurm, job, JobState.ENDED)
+
+
+def test_what_a_job_was_given_on_the_bait_is_not_what_it_asks_for_when_it_is_held(slurm: PooledSlurm) -> None:
+    job = slurm.submit("sleep 60", "--exclusive")
+    running = until(slurm, job, JobState.RUNNING)
+    assert (running.cpus, running.memory) == (2, 1200 * MIB)
+    slurm.run(*slurm.pool.client.take_back(running))
+    held = until(slurm, job, JobState.HELD)
+    assert (held.cpus, held.memory) == (1, 600 * MIB)
+    slurm.run(slurm.pool.client.cancel(job))
+
+
+def test_a_job_that_cannot_be_moved_says_so(slurm: PooledSlurm) -> None:
+    words = ("ReservationName=night", "StartTime=now+3600", "Duration=60", "Users=bjalice", "Nodes=bait1")
+    slurm.run(("scontrol", "create", "reservation", *words))
+    job = slurm.submit("sleep 60", "--reservation=night")
+    assert slurm.jobs()[job].unmovable == "reservation night: machines that are made for a job are not in it"
+    both = slurm.submit("#SBATCH --mem=100\n#SBATCH hetjob\n#SBATCH --mem=100\nsleep 60", "--hold")
+    for component in (both, str(int(both) + 1)):
+        assert slurm.jobs()[component].unmovable.startswith("it is a component of a heterogeneous job")
+    slurm.run(slurm.pool.client.cancel(job), slurm.pool.client.cancel(both))
+    slurm.run(("scontrol", "delete", "ReservationName=night"))
 
 
 def test_somebody_at_a_terminal_is_no_batch_job(slurm: PooledSlurm) -> None:

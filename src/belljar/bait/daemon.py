@@ -27,6 +27,7 @@ from belljar.bait.decisions.decide import (
     Judge,
     Room,
     Turn,
+    as_given,
     as_here,
     asked_of,
     bait_now,
@@ -156,7 +157,8 @@ class Daemon:
             await self._acts.run(client.cancel(job.id), about)
             return
         if not self._has(job):
-            self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns, on=job.on))
+            entry = Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns, on=job.on)
+            self._write(replace(entry, given=(job.cpus, job.memory)))
         await self._acts.run_all(client.arrive((job,)), about)
 
     async def _take_untold(self, jobs: Mapping[str, JobView]) -> None:
@@ -200,7 +202,8 @@ class Daemon:
     async def _see(self) -> Seen:
         machines = await in_thread(self._keeper.living)
         nodes, jobs = await asyncio.gather(self._ask(self._nodes, "nodes"), self._ask(self._jobs))
-        jobs = as_here(jobs, nodes, self.settings.names) if jobs and nodes else jobs
+        if jobs and nodes:
+            jobs = as_given(as_here(jobs, nodes, self.settings.names), self.journal.entries)
         wanted = {one for entry in self.journal.entries.values() for one in entry.machines}
         for id in wanted - machines - self._acts.ended.keys() - self._acts.working.keys():
             if (why := await in_thread(lambda id=id: self._keeper.ended(id))) is not None:  # type: ignore[misc]

@@ -64,6 +64,8 @@ class JobView:
     reruns: bool = True  # the system may start it anew; False: its user wants it to run once at most
     is_batch: bool = True  # a script, not somebody at a terminal: such a job cannot be taken back
     note: str = ""  # what an administrator, or a bait, wrote at it; its user cannot
+    unmovable: str = ""  # why it could not start on another node than its system chooses; "" where it could
+    is_limited: bool = False  # it waits for the end of other jobs, or for a date, not for its nodes
     selection: str = ""  # what it asks for in the system's own words, where moving it alters them
     keeps: tuple[str, str] = ("", "")  # a job of ours, that keeps room: for which machine, and on which node
 
@@ -131,9 +133,9 @@ class Member:
     features: tuple[str, ...]
     account: tuple[str, ...]  # of the one user whose job it runs: lines of passwd and group
     hosts: str  # lines for its /etc/hosts
+    job: str = ""  # the one job that may start there, by its number; "": each of that user's
     is_known: bool = False  # the system's own configuration has it; else it adds itself
 
-    job: str = ""  # the one job that may start there, by its number; "": each of that user's
 
 class Client(Protocol):
     """The jobs of one system. A command that changes a job may fail where the job is gone: that is seen at the next look."""

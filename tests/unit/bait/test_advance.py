@@ -57,9 +57,38 @@ def test_one_answer_without_it_does_not_end_a_job(state: State) -> None:
 def test_each_wait_has_its_end() -> None:
     asked = advance(entry(S.IMAGE_WAIT), seen(ASKED_FOR + 1, HELD, None, lives=False), SETTINGS).entry
     joins = advance(entry(S.VM_BOOTING), seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
-    moves = advance(entry(S.MIGRATING), seen(MOVED + 1, replace(HELD, state=JobState.WAITING)), SETTINGS).entry
-    assert [one.state for one in (asked, joins, moves)] == [S.REPROCESS] * 3
-    assert "did not join within 300 s" in joins.why and "did not start on its nodes" in moves.why
+    assert [one.state for one in (asked, joins)] == [S.REPROCESS] * 2 and "did not join within 300 s" in joins.why
+
+
+def test_a_move_that_does_not_succeed_ends_after_one_round_with_the_job_held_and_the_reason_shown() -> None:
+    waits = replace(HELD, state=JobState.WAITING, queue="belljar", reason="Reservation")
+    early = advance(entry(S.MIGRATING), seen(30.0, waits), SETTINGS)
+    assert early.entry.why == "it waits on its nodes: Reservation" and early.acts == ()
+    late = advance(entry(S.MIGRATING), seen(MOVED + 1, waits), SETTINGS).entry
+    why = "it did not start on its nodes within 300 s: Reservation"
+    assert (late.state, late.why) == (S.REPROCESS, why)
+    states, acts = settled(S.REPROCESS, waits, why=why)
+    assert states == [S.REPROCESS, S.REJECTED, S.CLOSED]
+    assert acts[:5] == [Do.TAKE_BACK, Do.CLOSE, Do.END, Do.REMOVE, Do.REFUSE]
+    # What other jobs of its user keep it waiting for is not its fault.
+    limited = replace(waits, reason="QOSMaxJobsPerUserLimit", is_limited=True)
+    assert advance(entry(S.MIGRATING), seen(MOVED + 1, limited), SETTINGS).entry.state is S.REQUEUE
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.LOST, S.FINISHED])
+@pytest.mark.parametrize("believed", [JobState.WAITING, JobState.HELD])
+def test_a_job_that_runs_once_at_most_does_not_run_again_whatever_was_forgotten(
+    state: State, believed: JobState
+) -> None:
+    began, job = entry(state, reruns=False, starts=1), replace(HELD, state=believed, starts=1)
+    step = advance(began, seen(job=job), SETTINGS)
+    assert step.entry.state is state and [act.do for act in step.acts] == [Do.NOTE, Do.FORCE_END]
+    assert "is not to run twice" in step.acts[0].of
+    assert advance(step.entry, seen(job=replace(job, state=JobState.ENDED)), SETTINGS).entry.state is S.FINISHED
+    for may in (replace(began, reruns=True), replace(began, starts=0)):
+        assert Act(Do.FORCE_END) not in advance(may, seen(job=job), SETTINGS).acts
+    somebody_requeued_it = replace(job, starts=2)
+    assert Act(Do.FORCE_END) not in advance(began, seen(job=somebody_requeued_it), SETTINGS).acts
 
 
 def test_a_machine_that_dies_under_its_job_costs_the_job_nothing_but_time() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.bait import Order, Settings
-from belljar.bait.decisions.decide import Bait, Faults, Room, bait_now, choose, claims, impossible, size_of
+from belljar.bait.decisions.decide import Bait, Faults, Room, as_given, bait_now, choose, claims, impossible, size_of
+from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.states import BaitState, Entry, State
 from belljar.batch import JobState, JobView, Part
 from belljar.model import GIB, MIB
@@ -64,12 +65,28 @@ def test_a_good_start_forgives_all_faults() -> None:
         ({"network": "lab"}, "network class lab: there is open, closed here"),
         ({"cpus": 9}, "9 processors: this host gives 8 to machines"),
         ({"memory": 16 * GIB}, "16576 MiB of memory: this host has 16384 MiB"),
+        ({"unmovable": "reservation r1: not there"}, "reservation r1: not there"),
         ({"memory": 0}, "it has no memory limit: a machine's size follows from it (--mem, or DefMemPerCPU)"),
     ],
 )  # fmt: skip
 def test_what_no_machine_here_can_be_has_one_clear_line(facts: dict[str, object], why: str) -> None:
     assert impossible(job(**facts), size_of(job(**facts), SETTINGS), ROOM, SETTINGS) == why
     assert choose([stopped()], {"1": job(**facts)}, OPEN, ROOM, SETTINGS).wrong == ((("1", why),) if why else ())
+
+
+def test_a_machine_has_what_its_job_was_given_on_the_bait() -> None:
+    """A node of its own has more processors than the job asks for; a range of nodes has memory for each."""
+    asked = job(cpus=1, memory=600 * MIB)
+    given = replace(stopped(), given=(16, 1200 * MIB))
+    (whole,) = as_given({"1": asked}, {"1": given}).values()
+    assert (whole.cpus, whole.memory) == (16, 1200 * MIB)
+    assert size_of(whole, SETTINGS).cpus == 16
+    larger = replace(asked, memory=2 * GIB)  # altered since
+    assert as_given({"1": larger}, {"1": given})["1"].memory == 2 * GIB
+    assert as_given({"1": replace(asked, memory=0)}, {"1": given})["1"].memory == 0  # it is refused
+    note = "belljar: " + write(Parts((("bait1", "a" * 12), ("bait2", "b" * 12)), given=(32, 2 * GIB)))
+    other = as_given({"1": replace(asked, note=note)}, {})["1"]  # as another host's bait sees it
+    assert (other.cpus, other.memory) == (32, 2 * GIB) and as_given({"1": asked}, {})["1"] == asked
 
 
 def test_jobs_are_served_in_their_order() -> None:

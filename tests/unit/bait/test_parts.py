@@ -262,6 +262,13 @@ def test_a_part_that_fails_is_told_to_its_leader_until_that_has_seen_it() -> Non
     assert follow(late, seen(replace(HELD, note=note), 400.0, lives=False), SECOND).entry.state is S.CLOSED
 
 
+def test_what_the_job_was_given_stays_in_a_note_that_tells_of_a_failure() -> None:
+    parts = Parts((("bait1", "a" * 12), ("bait2", "b" * 12)), given=(4, 1200 << 20))
+    assert read("belljar: " + write(parts)) == parts
+    failed = refusal(replace(HELD, note="belljar: " + write(parts)), "b" * 12, "no space")
+    assert read(f"belljar: {failed.of}") == replace(parts, failed="b" * 12, why="no space")
+
+
 def test_a_note_that_is_not_ours_names_no_parts() -> None:
     assert read(NOTE).machines == (("bait1", "a" * 12), ("bait2", "b" * 12)) and read(NOTE).of(("bait2",)) == (
         "b" * 12,

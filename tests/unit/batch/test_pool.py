@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from belljar.batch import JobState, JobView, Member, NodeState, Part, Pool, load, machine_of, node_of
 from belljar.batch.gridengine.nodes import GridEngineNodes
 from belljar.batch.slurm.client import FIELDS
-from belljar.batch.slurm.nodes import guest_conf
+from belljar.batch.slurm.nodes import JOIN, guest_conf
 from belljar.errors import BadOption
 from belljar.model import GIB, MIB
 from belljar.records import replace
@@ -84,6 +86,42 @@ def test_a_list_of_nodes_is_read_in_no_time_whatever_it_says() -> None:
     assert job.on == (wide.decode(),)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("hetjobid", b"11", "it is a component of a heterogeneous job: machines are made for jobs of one component"),
+        ("reservation", b"night", "reservation night: machines that are made for a job are not in it"),
+        ("tres-alloc", b"cpu=1,mem=1G,node=1,gres/gpu=1", "gres/gpu: machines do not have it"),
+        ("reservation", b"(null)", ""), ("hetjobid", b"0", ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_start_on_a_machine_is_told(field: str, value: bytes, why: str) -> None:
+    row = SQUEUE.split(b"\n")[0].ljust(sum(width + 1 for _, width in FIELDS) + len(MARK))
+    names = [name for name, _ in FIELDS]
+    at = len(MARK) + sum(width + 1 for _, width in FIELDS[: names.index(field)]) - 1
+    (job,) = SLURM.client.jobs(
+        row[:at] + value.ljust(dict(FIELDS)[field]) + row[at + dict(FIELDS)[field] :], MARK
+    ).values()
+    assert job.unmovable == why
+
+
+@pytest.mark.parametrize(
+    ("number", "uid", "owner", "is_let_in"),
+    [
+        ("7", "1001", "1001 7", True), ("8", "1001", "1001 7", False), ("7", "1002", "1001 7", False),
+        ("8", "1001", "1001 ", True), ("8", "1002", "", True),
+    ],
+)  # fmt: skip
+def test_a_nodes_own_prolog_lets_in_the_one_job_that_it_is_for(
+    tmp_path: Path, number: str, uid: str, owner: str, is_let_in: bool
+) -> None:
+    (script,) = re.findall(rb"(?s)cat > /run/belljar/prolog <<'END'\n(.*?)^END$", JOIN, re.MULTILINE)
+    (tmp_path / "owner").write_text(f"{owner}\n")
+    (tmp_path / "prolog").write_bytes(script.replace(b"/run/belljar/owner", os.fsencode(tmp_path / "owner")))
+    env = {"SLURM_JOB_UID": uid, "SLURM_JOB_ID": number}
+    assert (subprocess.run(["sh", tmp_path / "prolog"], env=env, check=False).returncode == 0) is is_let_in
+
+
 def test_slurms_nodes_are_read_with_their_states() -> None:
     nodes = SLURM.nodes.nodes(NODES)
     assert {name: (one.state, one.features) for name, one in nodes.items()} == {
@@ -109,7 +147,12 @@ def test_each_state_of_slurms_means_something(state: str, is_now: NodeState) -> 
 def test_slurms_commands_take_one_job_and_one_node() -> None:
     job = SLURM.client.jobs(SQUEUE, MARK)["1"]
     update, release = SLURM.nodes.move(job, ("vm1x", "vm2x"), "belljar")
-    assert update[-3:] == ("Partition=belljar", "ReqNodeList=vm1x,vm2x", "StartTime=now") and release == (
+    assert update[-4:] == (
+        "Partition=belljar",
+        "ReqNodeList=vm1x,vm2x",
+        "NumNodes=2-2",
+        "StartTime=now",
+    ) and release == (
         "scontrol",
         "release",
         "1",

@@ -24,8 +24,10 @@ ASKED_FOR = 900.0  # seconds in which a machine is claimed: fetching its image c
 QUIET = 120.0  # seconds in which a node whose job is over is quiet; then its machine ends all the same
 TOLD = 5.0
 UNFIT = "unfit image: "  # begins the reason of a machine that ended because its image cannot join: no other one would
+UNMOVED = "it did not start on its nodes"  # nor would it on others
 ALTERED = "it was altered: "
 HELD_BY_USER = "its user holds it"
+BEGAN = "it had begun, which the batch system has forgotten, and it is not to run twice"
 BESIDE = "it waits for room beside native jobs"
 ELSEWHERE = "elsewhere: "  # begins the reason of a failure on another host
 MOVED = 300.0  # seconds in which a job starts on nodes that wait for it alone
@@ -95,7 +97,10 @@ def advance(entry: Entry, seen: Seen, settings: Settings) -> Step:
         return Step(entry)
     if job.state is JobState.ENDED and entry.state is not S.FINISHED:
         return to(entry, S.FINISHED, seen, entry.why)
-    if entry.state is S.FINISHED and job.state in (JobState.RUNNING, JobState.WAITING, JobState.HELD):
+    back = (JobState.WAITING, JobState.HELD, *((JobState.RUNNING,) if entry.state is S.FINISHED else ()))
+    if job.state in back and not entry.reruns and 0 < entry.starts >= job.starts:
+        return Step(replace(entry, why=BEGAN), (Act(Do.NOTE, BEGAN), Act(Do.FORCE_END)))
+    if job.state in back and entry.state is S.FINISHED:
         return to(entry, S.REPROCESS, seen, "it runs again: its end was forgotten")
     if entry.state in CLEANING:
         return _clean(entry, job, seen, settings)
@@ -203,9 +208,13 @@ def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> St
     if job.state is JobState.HELD and any(node_state(one, seen) is None for one in entry.machines):
         # It may have run there: slurmd starts nothing of it again for a while.
         return to(entry, S.REPROCESS, seen, "its nodes were forgotten")
-    if seen.now - entry.since > MOVED:
-        return to(entry, S.REPROCESS, seen, f"it did not start on its nodes within {MOVED:.0f} s: {job.reason}")
-    return Step(entry, (Act(Do.MOVE),) if job.state is JobState.HELD else ())
+    age = seen.now - entry.since
+    if age > MOVED:
+        why = f"{UNMOVED} within {MOVED:.0f} s: {job.reason}"
+        return to(entry, S.REQUEUE if job.is_limited else S.REPROCESS, seen, why)
+    if job.state is JobState.HELD:
+        return Step(entry, (Act(Do.MOVE),))
+    return Step(replace(entry, why=f"it waits on its nodes: {job.reason}") if age > TOLD else entry)
 
 
 def _running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
@@ -282,7 +291,7 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) ->
 
 
 def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    if entry.why.startswith(UNFIT):
+    if entry.why.startswith((UNFIT, UNMOVED)):
         return to(entry, S.REJECTED, seen, entry.why)
     if moved := _moved(entry, job, settings):
         return to(replace(entry, home=job.queue), S.REQUEUE, seen, moved)
@@ -334,7 +343,7 @@ def _leave_elsewhere(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, .
 
 def _announce(entry: Entry, job: JobView, settings: Settings) -> tuple[Act, ...]:
     """The other hosts' baits are told what they are to make."""
-    parts = Parts(tuple(zip(entry.on, entry.machines, strict=False)))
+    parts = Parts(tuple(zip(entry.on, entry.machines, strict=False)), given=entry.given)
     if len(entry.here(settings.names)) == len(entry.machines) or read(job.note).machines == parts.machines:
         return ()
     return (Act(Do.NOTE, write(parts)),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from belljar.bait import Order, Settings
-from belljar.bait.decisions.note import is_too_long
+from belljar.bait.decisions.note import is_too_long, read
 from belljar.bait.decisions.states import STARTING, BaitState, Entry, State
 from belljar.batch import JobView, NodeView, Part
 from belljar.model import MIB
@@ -120,6 +120,18 @@ def as_here(jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], names: I
     return {id: replace(job, features=tuple(one for one in job.features if one in own)) for id, job in jobs.items()}
 
 
+def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mapping[str, JobView]:
+    """The jobs with what they were given on their baits: more than they ask for, where a node is a job's own, or it asks for a range
+    of nodes with memory for each."""
+
+    def whole(job: JobView) -> JobView:
+        entry = entries.get(job.id)
+        cpus, memory = entry.given if entry is not None and entry.leads else read(job.note).given
+        return replace(job, cpus=max(job.cpus, cpus), memory=max(job.memory, memory)) if job.memory > 0 else job
+
+    return {id: whole(job) for id, job in jobs.items()}
+
+
 def claims(
     entries: Iterable[Entry], jobs: Mapping[str, JobView], living: Mapping[str, tuple[int, int]], settings: Settings
 ) -> tuple[Part, ...]:
@@ -157,6 +169,8 @@ def bait_now(
 
 def impossible(job: JobView, size: Size, room: Room, settings: Settings) -> str:
     """Why this host could never serve it; "" where it could. *size*: of its machines here."""
+    if job.unmovable:
+        return job.unmovable
     if job.image and job.image not in settings.images:
         return f"image {job.image}: not among the images that may become nodes here ({', '.join(settings.images)})"
     if job.network and job.network not in dict(settings.networks):

@@ -29,7 +29,7 @@ from belljar.bait.decisions.advance import (
     to,
 )
 from belljar.bait.decisions.decide import Bait, Judge, Room, impossible, size_of
-from belljar.bait.decisions.note import Parts, read, write
+from belljar.bait.decisions.note import read, write
 from belljar.bait.decisions.states import BaitState, Entry, State
 from belljar.batch import JobState, JobView, NodeState, node_of
 from belljar.records import dataclass, replace
@@ -68,7 +68,7 @@ def invitation(
 
 def refusal(job: JobView, machine: str, why: str) -> Act:
     """Where the leader sees it."""
-    return Act(Do.NOTE, write(Parts(read(job.note).machines, machine, why)))
+    return Act(Do.NOTE, write(replace(read(job.note), failed=machine, why=why)))
 
 
 def follow(entry: Entry, seen: Seen, settings: Settings) -> Step:

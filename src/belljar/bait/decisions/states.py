@@ -91,6 +91,7 @@ class Entry:
     uses: int = 0  # jobs that its machines served before
     born: float = 0.0  # when its machines were asked for
     on: tuple[str, ...] = ()  # the baits it was given: each makes a machine, in this order; none: all are made here
+    given: tuple[int, int] = (0, 0)  # processors and bytes of memory that it was given on them
     leads: bool = True  # False: another bait's job, which has a part here
 
     def here(self, names: Iterable[str]) -> tuple[str, ...]:

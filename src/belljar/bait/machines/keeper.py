@@ -109,7 +109,7 @@ class Machines:
             return told(exc)
 
     async def admit(self, job: JobView, id: str) -> None:
-        lines = "\n".join((str(job.uid), *account_of(job), ""))
+        lines = "\n".join((f"{job.uid} {job.number}", *account_of(job), ""))
         code, _, err = await self._as_root(id, scrub.ADMIT.encode(), lines.encode())
         if code:
             raise HostError(f"{id}: {job.owner} could not be added: {err[:200].decode('ascii', 'replace')}")
@@ -158,7 +158,7 @@ def request_for(
     """The request for one machine of this job. Raises BelljarError."""
     size, hosts = size_of(job, settings), "\n".join(settings.hosts)
     features = tuple(dict.fromkeys((settings.feature, feature_of(name), *job.features)))
-    member = Member(pool.nodes.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts)
+    member = Member(pool.nodes.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts, job.number)
     labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue}
     request = joining_request(
         member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network,

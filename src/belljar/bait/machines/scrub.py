@@ -88,11 +88,11 @@ if [ -e "$place/mark" ]; then found=$(scrub 2>&1); else found="no baseline"; fi
 if [ -z "$found" ]; then echo clean; else printf '%s\n' "$found" | head -n 5; fi
 """
 )
-# Whose jobs the node lets in; then one line of passwd, all others are of group.
+# The job that the node lets in, and its user; then one line of passwd, all others are of group.
 ADMIT = r"""
 set -eu
-IFS= read -r uid
-printf '%s\n' "$uid" > /run/belljar/owner
+IFS= read -r owner
+printf '%s\n' "$owner" > /run/belljar/owner
 add() { grep -q "^${line%%:*}:" "$1" || printf '%s\n' "$line" >> "$1"; }
 IFS= read -r line
 add /etc/passwd

@@ -17,7 +17,7 @@ from belljar.model import GIB, KIB, MIB
 FIELDS = (
     ("jobid", 12), ("arrayjobid", 12), ("arraytaskid", 12), ("state", 20), ("prioritylong", 14), ("username", 40),
     ("userid", 12), ("groupname", 40), ("partition", 80), ("numnodes", 8), ("tres-alloc", 200), ("mintmpdisk", 20),
-    ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("batchhost", 80), ("reqnodes", 1000),
+    ("requeue", 6), ("batchflag", 9), ("hetjobid", 12), ("reservation", 80), ("feature", 200), ("nodelist", 1000), ("batchhost", 80), ("reqnodes", 1000),
     ("restartcnt", 8), ("reason", 60), ("admin_comment", 1000), ("comment", 200),
 )  # fmt: skip
 WIDTH = dict(FIELDS)
@@ -40,6 +40,8 @@ RANGE = "[0-9]{1,6}(?:-[0-9]{1,6})?"
 HOSTLIST = re.compile(rf"([^\[\]]*)\[({RANGE}(?:,{RANGE})*)\]([^\[\]]*)")
 LONGEST_NOTE = 900
 HELD_BY_USER = "JobHeldUser"  # not so one that was requeued in held state
+# https://slurm.schedmd.com/job_reason_codes.html
+LIMITED = ("Assoc", "BeginTime", "Dependency", "JobArrayTaskLimit", "Licenses", "MaxMemPerLimit", "QOS")
 
 
 class SlurmClient(Client):
@@ -117,8 +119,18 @@ def _job(row: str, mark: str) -> JobView:
         nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"], fields["batchhost"]), wants=_nodes(fields["reqnodes"]), array=(array, task) if is_task else ("", ""),
         number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
         note=one_line(fields["admin_comment"].removeprefix("(null)"), WIDTH["admin_comment"]), keeps=keeps,
-        is_held_by_user=fields["reason"] == HELD_BY_USER,
+        is_held_by_user=fields["reason"] == HELD_BY_USER, is_limited=fields["reason"].startswith(LIMITED),
+        unmovable=_unmovable(fields, tres),
     )  # fmt: skip
+
+
+def _unmovable(fields: Mapping[str, str], tres: Mapping[str, str]) -> str:
+    """Nodes that are made for a job are in no reservation, have no GRES, and wait for no other component."""
+    if whole(fields["hetjobid"]):
+        return "it is a component of a heterogeneous job: machines are made for jobs of one component"
+    if (reservation := fields["reservation"]) not in ("", "(null)"):
+        return f"reservation {one_line(reservation)}: machines that are made for a job are not in it"
+    return next((f"{name}: machines do not have it" for name in tres if name.startswith("gres/")), "")
 
 
 def _state(state: str, priority: str) -> JobState:

@@ -78,7 +78,11 @@ hostname "$NODE"
 printf '%s\n' "$HOSTS" >> /etc/hosts
 for address in $(hostname -I); do printf '%s %s\n' "$address" "$NODE" >> /etc/hosts; done
 mkdir -p /var/spool/slurmd /var/log/slurm /run/belljar
-printf '#!/bin/sh\nread -r uid < /run/belljar/owner\n[ -z "$uid" ] || [ "$SLURM_JOB_UID" = "$uid" ]\n' > /run/belljar/prolog
+cat > /run/belljar/prolog <<'END'
+#!/bin/sh
+read -r uid job < /run/belljar/owner
+[ -z "$uid" ] || [ "$SLURM_JOB_UID $SLURM_JOB_ID" = "$uid ${job:-$SLURM_JOB_ID}" ]
+END
 chmod 0755 /run/belljar/prolog
 [ -e /sys/fs/cgroup/cgroup.procs ] || mount -t cgroup2 none /sys/fs/cgroup
 mkdir -p /sys/fs/cgroup/system.slice
@@ -87,7 +91,7 @@ setpriv --reuid=munge --regid=munge --init-groups munged
 [ -z "${BASELINE-}" ] || sh -c "$BASELINE"
 unset BASELINE
 add() { while IFS= read -r line; do grep -q "^${line%%:*}:" "$1" || printf '%s\n' "$line" >> "$1"; done; }
-printf '%s\n' "$JOB_UID" > /run/belljar/owner
+printf '%s\n' "$JOB_UID $JOB_ID" > /run/belljar/owner
 [ -z "$PASSWD" ] || printf '%s\n' "$PASSWD" | add /etc/passwd
 [ -z "$GROUPS_OF" ] || printf '%s\n' "$GROUPS_OF" | add /etc/group
 if [ -n "$CONF" ]; then exec slurmd -D -f "$SLURM_CONF" -Z -N "$NODE" --conf "$CONF" </dev/null; fi
@@ -136,6 +140,7 @@ class SlurmNodes(Nodes):
             f"JobId={job.id}",
             f"Partition={queue}",
             f"ReqNodeList={where}",
+            f"NumNodes={len(nodes)}-{len(nodes)}",  # of a range Slurm would add nodes of other jobs
             "StartTime=now",
         )
         once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
