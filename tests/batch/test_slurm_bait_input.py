@@ -97,15 +97,16 @@ def test_what_cannot_be_moved_is_refused_when_it_arrives_and_an_exclusive_job_ha
         "Flags=IGNORE_JOBS",
     )
     worker.slurm.run(("scontrol", "create", "reservation", *words))
-    reserved = worker.slurm.submit("true", "--reservation=night")
+    reserved = worker.slurm.submit("true", "--reservation=night", f"--comment=vm={IMAGE} mine")
     is_in(worker, reserved, "closed")
-    assert "reservation night: machines that are made" in worker.slurm.lab.text("scontrol", "show", "job", reserved)
+    text = worker.slurm.lab.text("scontrol", "show", "job", reserved)
+    assert text.count("belljar: reservation night: machines that are made") == 2 and " Comment=vm=" in text, text
+    worker.slurm.run(worker.slurm.pool.client.cancel(reserved), ("scontrol", "delete", "ReservationName=night"))
     both = worker.slurm.submit("#SBATCH --mem=100\n#SBATCH hetjob\n#SBATCH --mem=100\ntrue")
     is_in(worker, both, "closed")
     assert "a component of a heterogeneous job" in worker.slurm.lab.text("scontrol", "show", "job", both)
     assert not worker.belljar.domains() and worker.slurm.lab.job(both)["Priority"] == "0"
-    worker.slurm.run(worker.slurm.pool.client.cancel(reserved), worker.slurm.pool.client.cancel(both))
-    worker.slurm.run(("scontrol", "delete", "ReservationName=night"))
+    worker.slurm.run(worker.slurm.pool.client.cancel(both))
     job = worker.slurm.submit("nproc > got; exit 3", "--exclusive", "--nodes=1-2", "--mem-per-cpu=300")
     record = worker.slurm.lab.ended(job, PATIENCE)
     assert record["ExitCode"] == "3:0" and worker.written("got") == "2\n", worker.said()

@@ -81,7 +81,7 @@ class Acts:
                 Do.MOVE: lambda: nodes.move(job, members, settings.queue, reruns=entry.reruns),
                 # slurmctld changes nothing else of a job in a partition that has no node left: first it goes home.
                 Do.GIVE_BACK: lambda: (*back(stays_held=entry.stays_held), client.note(job, entry.why)),
-                Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), client.note(job, entry.why)),
+                Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), client.refuse(job, entry.why)),
                 Do.UNPIN: lambda: self._unpin(job, entry),
                 Do.NOTE: lambda: (client.note(job, act.of),),
                 Do.FORCE_END: lambda: (client.force_end(job.id),),

@@ -63,6 +63,7 @@ class JobView:
     is_held_by_user: bool = False  # and its user may release it
     reruns: bool = True  # the system may start it anew; False: its user wants it to run once at most
     is_batch: bool = True  # a script, not somebody at a terminal: such a job cannot be taken back
+    comment: str = ""  # what its user wrote at it
     note: str = ""  # what an administrator, or a bait, wrote at it; its user cannot
     unmovable: str = ""  # why it could not start on another node than its system chooses; "" where it could
     is_limited: bool = False  # it waits for the end of other jobs, or for a date, not for its nodes
@@ -178,7 +179,11 @@ class Client(Protocol):
     def release(self, job: JobId) -> Command: ...
     def cancel(self, job: JobId) -> Command: ...
     def note(self, job: JobView, text: str) -> Command:
-        """*text* where a user looks for the reason why a job waits."""
+        """*text* where an administrator looks."""
+
+    def refuse(self, job: JobView, why: str) -> Command:
+        """Say why it is held where its user looks for it, too."""
+        return self.note(job, why)
 
 
 class Nodes(Protocol):

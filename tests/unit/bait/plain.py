@@ -12,6 +12,7 @@ class Plain:
     """What a system says where it says nothing: its machines' names, and how a job comes."""
 
     moves_whole_arrays, is_back, has_forgotten = Client.moves_whole_arrays, Client.is_back, Client.has_forgotten
+    refuse = Client.refuse
     tells_reasons, new_machine, name_of, machine_of = (
         Nodes.tells_reasons,
         Nodes.new_machine,

@@ -105,6 +105,19 @@ def test_what_cannot_start_on_a_machine_is_told(field: str, value: bytes, why: s
     assert job.unmovable == why
 
 
+def test_why_a_job_is_held_stands_in_its_comment_behind_what_its_user_wrote() -> None:
+    job = SLURM.client.jobs(SQUEUE, MARK)["1"]
+    assert (job.comment, job.image) == ("vm=debian12 net=open", "debian12")
+    *_, admin, comment = SLURM.client.refuse(job, "no host has\nsuch an image")
+    assert admin == "AdminComment=belljar: no host has?such an image"
+    assert comment == "Comment=vm=debian12 net=open belljar: no host has?such an image"
+    again = SQUEUE.replace(b"vm=debian12 net=open", b"belljar: 1 vm=other  ", 1)
+    told = SLURM.client.jobs(again, MARK)["1"]
+    assert told.image == "" and SLURM.client.refuse(told, "x")[-1].endswith("Comment= belljar: x")
+    cut = replace(job, comment="x" * 200)
+    assert SLURM.client.refuse(cut, "x") == SLURM.client.note(cut, "x")  # the rest of it would be lost
+
+
 @pytest.mark.parametrize(
     ("number", "uid", "owner", "is_let_in"),
     [

@@ -38,7 +38,7 @@ SIZE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 RANGE = "[0-9]{1,6}(?:-[0-9]{1,6})?"
 HOSTLIST = re.compile(rf"([^\[\]]*)\[({RANGE}(?:,{RANGE})*)\]([^\[\]]*)")
-LONGEST_NOTE = 900
+OURS, LONGEST_NOTE = "belljar: ", 900
 HELD_BY_USER = "JobHeldUser"  # not so one that was requeued in held state
 # https://slurm.schedmd.com/job_reason_codes.html
 LIMITED = ("Assoc", "BeginTime", "Dependency", "JobArrayTaskLimit", "Licenses", "MaxMemPerLimit", "QOS")
@@ -93,7 +93,14 @@ class SlurmClient(Client):
         return ("scancel", job)
 
     def note(self, job: JobView, text: str) -> Command:
-        return ("scontrol", "update", f"JobId={job.id}", f"AdminComment=belljar: {one_line(text, LONGEST_NOTE)}")
+        return ("scontrol", "update", f"JobId={job.id}", f"AdminComment={OURS}{one_line(text, LONGEST_NOTE)}")
+
+
+    def refuse(self, job: JobView, why: str) -> Command:
+        """In the comment, behind what its user wrote there. One that was not read whole stays."""
+        words = job.comment.partition(OURS)[0].strip()
+        is_whole = len(job.comment) < WIDTH["comment"]
+        return (*self.note(job, why), *((f"Comment={words} {OURS}{one_line(why, LONGEST_NOTE)}",) if is_whole else ()))
 
 
 def _job(row: str, mark: str) -> JobView:
@@ -109,7 +116,8 @@ def _job(row: str, mark: str) -> JobView:
     array, task = fields["arrayjobid"], fields["arraytaskid"]
     is_task = whole(task) is not None and whole(array) is not None
     tres = dict(one.partition("=")[::2] for one in fields["tres-alloc"].split(",") if "=" in one)
-    asked, uid = words_of(fields["comment"], "vm", "net", "room", "at"), _number(fields["userid"], -1)
+    comment = fields["comment"].removeprefix("(null)")
+    asked, uid = words_of(comment.partition(OURS)[0], "vm", "net", "room", "at"), _number(fields["userid"], -1)
     keeps = (machine_of(asked.get("room", "")), asked.get("at", "")) if uid == 0 else ("", "")
     return JobView(
         id=f"{array}_{task}" if is_task else number, state=_state(fields["state"], fields["prioritylong"]),
@@ -120,7 +128,7 @@ def _job(row: str, mark: str) -> JobView:
         number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
         note=one_line(fields["admin_comment"].removeprefix("(null)"), WIDTH["admin_comment"]), keeps=keeps,
         is_held_by_user=fields["reason"] == HELD_BY_USER, is_limited=fields["reason"].startswith(LIMITED),
-        unmovable=_unmovable(fields, tres),
+        comment=one_line(comment, WIDTH["comment"]), unmovable=_unmovable(fields, tres),
     )  # fmt: skip
 
 
