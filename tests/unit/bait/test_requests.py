@@ -44,6 +44,7 @@ def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeyp
     assert env[b"BASELINE"] == b"" and b"BASELINE" in (request.work.payload.script or b"")
     kept = request_for(job, "0123456789ab", "bait1", replace(said, cache="same-user"), load("slurm").pool)
     assert isinstance(kept.work, RunPayload) and b"nosuid" in dict(kept.work.payload.env)[b"BASELINE"]
+    assert ("alias", "slurm:7") in request.labels  # for `belljar show slurm:7`
     assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")
     with pytest.raises(BadOption, match="has the uid 5, and 0 on this host"):
         account_of(replace(job, uid=5))

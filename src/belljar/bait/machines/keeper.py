@@ -159,7 +159,7 @@ def request_for(
     size, hosts = size_of(job, settings), "\n".join(settings.hosts)
     features = tuple(dict.fromkeys((settings.feature, feature_of(name), *job.features)))
     member = Member(pool.nodes.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts, job.number)
-    labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue}
+    labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue, "alias": f"{settings.system}:{job.id}"}
     request = joining_request(
         member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network,
         address=pool.nodes.address_of(id), disk=job.disk, requester=f"bait:{job.id}",
