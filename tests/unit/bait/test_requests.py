@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from belljar.bait import Settings, settings
 from belljar.bait.machines.keeper import account_of, request_for
 from belljar.batch import JobState, JobView
+from belljar.batch import Settings as BatchSettings
+from belljar.cli.bait.bait import _judge
 from belljar.errors import BadOption, BadSettings
-from belljar.model import MIB, RunPayload, StdinKind, to_json
+from belljar.model import GIB, MIB, RunPayload, StdinKind, to_json
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),), cycle=0.1)
@@ -40,16 +44,23 @@ def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeyp
     assert env[b"CONF"] == b"CPUs=2 RealMemory=500 Feature=belljar,bait_bait1,el9" and env[b"PASSWD"].startswith(
         b"root:x:0:0:"
     )
+    assert ("alias", "slurm:7") in request.labels  # for `belljar show slurm:7`
     assert b"NodeName" not in request.work.payload.files[0].data  # type: ignore[operator]
     assert env[b"BASELINE"] == b"" and b"BASELINE" in (request.work.payload.script or b"")
     kept = request_for(job, "0123456789ab", "bait1", replace(said, cache="same-user"), load("slurm").pool)
     assert isinstance(kept.work, RunPayload) and b"nosuid" in dict(kept.work.payload.env)[b"BASELINE"]
-    assert ("alias", "slurm:7") in request.labels  # for `belljar show slurm:7`
     assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")
     with pytest.raises(BadOption, match="has the uid 5, and 0 on this host"):
         account_of(replace(job, uid=5))
     with pytest.raises(BadOption, match="is not known on this host"):
         account_of(replace(job, owner="nobody-of-this-name"))
+
+
+def test_the_least_memory_of_a_wrapped_job_is_not_that_of_a_job_whose_machine_comes_beside_its_limit() -> None:
+    house: Any = SimpleNamespace(settings=SimpleNamespace(batch=BatchSettings(max_memory=GIB)))
+    judge = _judge(house, "worker")
+    assert judge(replace(HELD, memory=100 * MIB)) == ""
+    assert judge(replace(HELD, memory=2 * GIB)) == "2048 MiB of memory: a job in a machine may have at most 1024 here"
 
 
 GOOD = '[bait]\nimages = ["worker"]\nnetworks = { open = "br0" }\n'

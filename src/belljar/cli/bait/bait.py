@@ -55,7 +55,8 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
             account = describe(who.pw_uid, who.pw_gid, None)
             asker = policy.Asker(job.owner, (account.group, *(name for _, name in account.groups)), job.queue)
             policy.check_allowed(job.image or usual, asker, house.settings.batch)
-            policy.check_limits(job.cpus, job.memory, job.disk or None, house.settings.batch)
+            least = policy.smallest_limit(house.settings.batch)  # of a wrapped job, whose limit holds its machine
+            policy.check_limits(job.cpus, max(job.memory, least), job.disk or None, house.settings.batch)
         except UsageError as exc:
             return exc.message
         except KeyError:
