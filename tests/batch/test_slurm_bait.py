@@ -3,8 +3,11 @@ joins as a node of its own."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +43,8 @@ def test_a_job_runs_on_a_node_that_is_made_for_it(worker: Worker) -> None:
     says = "hostname; id -un; echo $SLURM_JOB_ID $SLURMD_NODENAME $1; exit 7"
     job = worker.slurm.submit(f"{waits}; {says}", args=("an arg",))
     until(lambda: "running" in worker.states(job), f"job {job} to run\n{worker.said()}", PATIENCE)
+    shown = worker.belljar("show", f"slurm:{job}")
+    assert shown.returncode == 0 and b"slurm-node" in shown.stdout, shown.stderr
     (worker.site.home("bjalice") / "seen").touch()
     worker.slurm.lab.ended(job, PATIENCE)
     record = worker.slurm.lab.job(job)
@@ -56,6 +61,38 @@ def test_a_job_runs_on_a_node_that_is_made_for_it(worker: Worker) -> None:
     key = (worker.slurm.lab.folder / "munge/key/munge.key").read_bytes()
     for folder in (worker.belljar.folder, worker.state):
         assert not [path for path in folder.rglob("*") if path.is_file() and key[:16] in path.read_bytes()]
+
+
+def checked(worker: Worker, *words: str, **settings: str) -> dict[str, str]:
+    """What `belljar bait check` finds wrong, with other settings in bait.toml."""
+    text = worker.file.read_text()
+    for key, value in settings.items():
+        text = re.sub(rf"(?m)^{key} = .*\n|\Z", "", text) + f"{key} = {value}\n"
+    file = worker.file.with_name("other.toml")
+    file.write_text(text)
+    env = {**worker.belljar.env, "SLURM_CONF": str(worker.slurm.lab.conf)}
+    argv = worker.argv("bait", "check", str(file), "--format", "json", *words)
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=300, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    needs = json.loads(done.stdout)["needs"]
+    assert not words or needs[-1]["what"] == "a machine joins", needs
+    return {one["what"]: one["wrong"] for one in needs if one["wrong"]}
+
+
+def test_check_proves_a_join_with_a_tiny_machine(worker: Worker, tmp_path: Path) -> None:
+    here = {"max_cpus": "2"}
+    assert checked(worker, **here) == {}
+    assert checked(worker, "--join", **here) == {}
+    (tmp_path / "key").write_bytes(os.urandom(128))
+    foreign = checked(worker, "--join", **here, key=f'"{tmp_path}/key"', join="30")
+    assert "it did not join within 30 s" in foreign["a machine joins"], foreign
+    nowhere = checked(worker, "--join", **here, hosts=f'["10.99.0.77 {os.uname().nodename}"]', join="30")
+    assert list(nowhere) == ["a machine joins"], nowhere
+    assert set(worker.slurm.nodes()) == {BAIT, "bait2"} and worker.belljar.leftovers() == []
+    wrong = checked(
+        worker, max_cpus="999", native='"wn77"', shares='["/nowhere/at/all:rw"]', feature='"other"', room='"room"'
+    )
+    assert set(wrong) == {"max_cpus", "native node wn77", "share /nowhere/at/all", "partition belljar"}, wrong
 
 
 def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Worker) -> None:
@@ -78,6 +115,28 @@ def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Wo
     assert len(runs.read_text().splitlines()) == 1
     worker.closed(job)
     assert worker.belljar.leftovers() == []
+
+
+def test_a_job_that_may_run_once_does_not_run_again_where_slurmctld_has_forgotten_that_it_began(worker: Worker) -> None:
+    lab, saved = worker.slurm.lab, worker.slurm.lab.folder / "state/job_state"
+    job = worker.slurm.submit("echo >> once; sleep 60; echo >> once", "--no-requeue")
+    until(lambda: "vm-booting" in worker.states(job), f"job {job} to be held\n{worker.said()}", PATIENCE)
+    worker.daemon.send_signal(signal.SIGSTOP)  # so that it stays held
+    asked = time.time()
+    worker.slurm.run(("scontrol", "update", f"JobId={job}", "Comment=mine"))
+    until(lambda: saved.stat().st_mtime > asked, f"slurmctld to write job {job} down")
+    before = saved.read_bytes()
+    worker.daemon.send_signal(signal.SIGCONT)
+    until(lambda: worker.written("once"), f"job {job} to begin\n{worker.said()}", PATIENCE)
+    until(lambda: "running" in worker.states(job), f"job {job} to run\n{worker.said()}", PATIENCE)
+    lab.stop("slurmctld", signal.SIGKILL)
+    saved.write_bytes(before)  # as if it had been killed before it wrote down that the job began
+    lab.start_slurmctld()
+    record = lab.ended(job, PATIENCE)
+    assert (record["JobState"], record["Restarts"]) == ("CANCELLED", "1"), worker.said()
+    assert "is not to run twice" in lab.text("scontrol", "show", "job", job)
+    worker.closed(job)
+    assert worker.written("once") == "\n" and worker.states(job).count("running") == 1
 
 
 @pytest.mark.parametrize("known", ["held", "waiting"])

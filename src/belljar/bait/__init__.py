@@ -68,7 +68,10 @@ class Settings:
         (), "lines for a node's /etc/hosts, `ADDRESS NAME`: of the server, where DNS does not know it"
     )
     overhead: int = setting(
-        192 * MIB, "memory of a machine beside what its job may use: its system and slurmd", unit="bytes", minimum=0
+        192 * MIB,
+        "memory of a machine beside what its job may use: its system and slurmd",
+        unit="bytes",
+        minimum=64 * MIB,
     )
     max_cpus: int = setting(0, "processors of all its machines together; 0: as many as this host has", minimum=0)
     min_memory: int = setting(1 * GIB, "with less free memory the bait is closed", unit="bytes", minimum=0)

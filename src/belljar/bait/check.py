@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from belljar import api
 from belljar.bait import Settings
-from belljar.bait.machines.keeper import LARGEST_CONF, secret
+from belljar.bait.acts import command
+from belljar.bait.machines.keeper import GRACE, LARGEST_CONF, joining_request, last_line, secret, told, why_ended
 from belljar.bait.networks.classes import FAMILIES, TABLE
-from belljar.batch import Need, Pool
+from belljar.batch import Member, Need, NodeState, Pool
 from belljar.errors import BelljarError
 from belljar.host.commands import run, which
 from belljar.host.files import read_capped
+from belljar.model import MIB, Share, ShareKind
+from belljar.records import replace
 
 LEAST_SECRET = 32  # bytes, as munge has it
+TINY = 256 * MIB
 
 
-def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_addresses: bool) -> Iterator[Need]:
+def needs(
+    settings: Settings, pool: Pool, image: Callable[[str], str], shares: tuple[Share, ...] = (), *, has_addresses: bool
+) -> Iterator[Need]:
     """*image*: what is wrong with an image of this name; *has_addresses*: `network.bridge_addresses` is set."""
     packages = " ".join(pool.nodes.packages) or "..."
     for name in settings.images:
@@ -29,6 +38,11 @@ def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_ad
         yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
     yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
+    for share in (one for one in shares if one.kind is not ShareKind.NFS):
+        wrong = "" if os.path.isdir(share.source) else "this host has no such folder"
+        yield Need(f"share {share.source}", wrong, "Make it, or correct `shares` in bait.toml.")
+    wrong = "" if settings.max_cpus <= (most := os.cpu_count() or 1) else f"{settings.max_cpus}: this host has {most}"
+    yield Need("max_cpus", wrong, "Correct `max_cpus` in bait.toml, or leave it out.")
     if settings.key != Path():
         yield Need("key", _key(settings), "Name the pool's key in bait.toml: `key`.")
     text = wrong = ""
@@ -40,9 +54,46 @@ def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_ad
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
     try:
         yield from pool.nodes.needs(ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
+        if settings.native not in ("", *pool.nodes.nodes(ask(*pool.nodes.query()).encode())):
+            yield Need(f"native node {settings.native}", "there is no such node", "Correct `native` in bait.toml.")
     except (BelljarError, ValueError) as exc:
         said = str(getattr(exc, "message", exc)).replace("\n", " ")
         yield Need(settings.system, said, "Is it there, and does it answer on this host?")
+
+
+async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Need:
+    """A tiny machine becomes a node, and goes. So image, key, addresses, hosts, shares and feature prove themselves."""
+    why, id = "", pool.nodes.new_machine(())
+    name = pool.nodes.name_of(id)
+    try:
+        member = Member(name, 1, TINY, (settings.feature,), (), "\n".join(settings.hosts))
+        request = joining_request(member, settings.images[0], settings, pool, shares, {}, requester="bait check")
+        machine = await api.astart(replace(request, id=id), stdin=secret(settings))
+        try:
+            why = await _joined(machine, name, settings, pool)
+        finally:
+            with suppress(BelljarError):  # it may not have joined
+                await command(pool.nodes.close(name, "it was only tried"))
+            await machine.astop(GRACE)
+            for argv in pool.nodes.remove(name):
+                with suppress(BelljarError):
+                    await command(argv)
+    except (BelljarError, OSError, ValueError) as exc:
+        why = told(exc)
+    return Need("a machine joins", why, "The reason is the last line of what the machine wrote: `belljar logs ID`.")
+
+
+async def _joined(machine: api.Machine, name: str, settings: Settings, pool: Pool) -> str:
+    """Slurm tells nobody that a node has come: it is asked, as a bait does."""
+    end = time.monotonic() + settings.join
+    while time.monotonic() < end:
+        with suppress(TimeoutError):
+            await machine.await_end(settings.cycle)
+            return why_ended(machine.view.outcome or {}, settings.images[0], machine.stderr)
+        node = pool.nodes.nodes(await command(pool.nodes.query())).get(name)
+        if node is not None and node.state is NodeState.IDLE:
+            return "" if settings.queue in node.queues else f"its node is not in partition {settings.queue}"
+    return f"{machine.id}: it did not join within {settings.join:.0f} s: {last_line(machine.stderr)}"
 
 
 def _apart() -> str:

@@ -92,6 +92,7 @@ class NodeView:
     cpus: int = 0
     memory: int = 0  # bytes
     free_cpus: int = -1  # in the system's books; -1: it does not tell
+    queues: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -255,14 +256,8 @@ class Nodes(Protocol):
         """*conf_file*, *text*: the system's settings on this host."""
 
     def needs(
-        self,
-        ask: Callable[..., str],
-        text: str,
-        baits: tuple[str, ...],
-        queue: str,
-        feature: str,
-        hosts: tuple[str, ...],
-    ) -> Iterable[Need]:
+        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
+    ) -> Iterable[Need]:  # fmt: skip
         """Can machines join, and baits take jobs for them? *ask*: carries out a command, raises BelljarError; *text*: as above."""
         return ()
 

@@ -13,6 +13,7 @@ from belljar.bait import Settings, check
 from belljar.batch import Member, Need, load
 from belljar.batch.slurm import fitness
 from belljar.errors import CommandFailed
+from belljar.model import Share, ShareKind
 
 POOL = load("slurm").pool
 RECORDINGS = Path(__file__).parents[2] / "recordings/slurm"
@@ -53,8 +54,8 @@ def test_a_slurm_that_has_everything_is_good(prolog: Path) -> None:
 def test_a_system_without_a_key_is_asked_for_none(tmp_path: Path) -> None:
     settings = Settings(system="gridengine", images=("worker",), conf=tmp_path / "bootstrap", key=Path())
     found = list(check.needs(settings, load("gridengine").pool, lambda name: "", has_addresses=True))
-    assert [one.what for one in found] == ["image worker", "addresses of machines", "conf", "gridengine"]
-    assert found[0].remedy.endswith("--packages gridengine-exec") and "No such file" in found[2].wrong
+    assert [one.what for one in found] == ["image worker", "addresses of machines", "max_cpus", "conf", "gridengine"]
+    assert found[0].remedy.endswith("--packages gridengine-exec") and "No such file" in found[3].wrong
 
 
 def said(**values: str) -> str:
@@ -114,11 +115,19 @@ def test_a_slurmd_that_could_start_a_job_is_named(prolog: Path, monkeypatch: pyt
         ("", "slurmctld knows no such partition"),
         (PARTITION.replace("EXCLUSIVE", "NO"), "OverSubscribe is not EXCLUSIVE: another job could come onto a job's node"),
         (PARTITION.replace("RootOnly=NO", "RootOnly=YES"), "RootOnly or AllocNodes keep the bait from moving jobs there"),
+        (PARTITION.replace("NodeSets=belljar", "NodeSets=other"),
+         "none of its NodeSets has the feature belljar, which nodes that join have"),
         (PARTITION.replace("NodeSets=belljar", ""), "it has no NodeSet: nodes that join would not be in it"),
     ],
 )  # fmt: skip
 def test_a_partition_that_machines_cannot_join_is_named(prolog: Path, partition: str, what: str) -> None:
-    assert wrong(slurm(said(Prolog=str(prolog)), partition)) == {"partition belljar": what}
+    conf = "SlurmctldHost=head(10.0.0.1)\nNodeSet=belljar Feature=belljar\nNodeSet=other Feature=gpu\n"
+    assert wrong(slurm(said(Prolog=str(prolog)), partition), conf) == {"partition belljar": what}
+
+
+def test_what_a_host_cannot_give_is_named(prolog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert wrong(slurm(said(Prolog=str(prolog)))) == {"bait bait1": "CPUs=2, and this host has 1"}
 
 
 @pytest.mark.parametrize(
@@ -175,10 +184,13 @@ def test_what_the_host_lacks_is_named_and_a_slurm_that_does_not_answer(
     (tmp_path / "slurm.conf").write_text("SlurmctldHost=head(10.0.0.1)\n include more.conf\n")
     (tmp_path / "key").write_bytes(b"short")
     settings = Settings(
-        name="bait1", images=("worker",), networks=(("open", "nobridge0"),), conf=tmp_path / "slurm.conf", key=tmp_path / "key"
+        name="bait1", images=("worker",), networks=(("open", "nobridge0"),), max_cpus=9999, conf=tmp_path / "slurm.conf", key=tmp_path / "key"
     )  # fmt: skip
-    found = list(check.needs(settings, POOL, lambda name: f"{name}: no such image", has_addresses=False))
+    share, export = Share(str(tmp_path / "no"), "/home"), Share("nfs://fs/home", "/home", kind=ShareKind.NFS)
+    image = "{}: no such image".format
+    found = list(check.needs(settings, POOL, image, (share, export), has_addresses=False))
     assert {one.what: one.wrong for one in found if one.wrong} == {
+        f"share {tmp_path}/no": "this host has no such folder", "max_cpus": f"9999: this host has {os.cpu_count()}",
         "image worker": "worker: no such image", "bridge nobridge0": "this host has none",
         "addresses of machines": "none are set, and machines ask nobody for one",
         "key": f"{tmp_path}/key: shorter than 32 bytes", "slurm.conf": "it includes other files, which machines do not get",

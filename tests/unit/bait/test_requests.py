@@ -83,3 +83,10 @@ def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
         with pytest.raises(BadSettings) as caught:
             settings.load(file)
         assert what in caught.value.message
+
+
+def test_a_machine_has_memory_beside_its_jobs(tmp_path: Path) -> None:
+    file = tmp_path / "bait.toml"
+    file.write_text(GOOD + 'overhead = "0"\n')
+    with pytest.raises(BadSettings, match=r"bait\.overhead"):
+        settings.load(file)

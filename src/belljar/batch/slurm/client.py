@@ -95,7 +95,6 @@ class SlurmClient(Client):
     def note(self, job: JobView, text: str) -> Command:
         return ("scontrol", "update", f"JobId={job.id}", f"AdminComment={OURS}{one_line(text, LONGEST_NOTE)}")
 
-
     def refuse(self, job: JobView, why: str) -> Command:
         """In the comment, behind what its user wrote there. One that was not read whole stays."""
         words = job.comment.partition(OURS)[0].strip()

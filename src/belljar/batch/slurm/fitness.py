@@ -19,11 +19,15 @@ HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:
 PARTITION = """NodeSet={0} Feature={1} and PartitionName={0} Nodes={0} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"""
 
 
-def needs(ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue: str, feature: str) -> Iterator[Need]:
-    """*baits*: their names. Raises BelljarError where slurmctld does not answer."""
+def needs(
+    ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue: str, feature: str, conf: str
+) -> Iterator[Need]:
+    """*baits*: their names; *conf*: the text of slurm.conf. Raises BelljarError where slurmctld does not answer."""
     said = settings_of(ask("scontrol", "show", "config"))
     for name in baits:
-        wrong = "" if name in nodes else "slurmctld knows no such node"
+        wrong, there = "" if name in nodes else "slurmctld knows no such node", os.cpu_count() or 1
+        if name in nodes and nodes[name].cpus > there:
+            wrong = f"CPUs={nodes[name].cpus}, and this host has {there}"
         yield Need(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
         yield Need(f"slurmd of {name}", _daemon(name), "Start it with `-d`, and the script of docs/bait.md.")
     most, select = said.get("MaxNodeCount", ""), said.get("SelectType", "")
@@ -34,10 +38,10 @@ def needs(ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue
     has_memory = any(said.get(key, "").isdigit() for key in ("DefMemPerCPU", "DefMemPerNode"))
     wrong = "" if has_memory else "not set: a job that asks for no memory is refused"
     yield Need("DefMemPerCPU", wrong, "In slurm.conf: DefMemPerCPU=1000, in MiB.")
-    yield Need(
-        "Prolog", _prolog(said.get("Prolog", "(null)")), "In slurm.conf: Prolog=..., the script of docs/bait.md."
-    )
-    yield Need(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {PARTITION.format(queue, feature)}")
+    wrong = _prolog(said.get("Prolog", "(null)"))
+    yield Need("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait.md.")
+    wrong = _partition(ask, queue, feature, conf)
+    yield Need(f"partition {queue}", wrong, f"In slurm.conf: {PARTITION.format(queue, feature)}")
 
 
 def whole(conf: str) -> Need:
@@ -83,11 +87,8 @@ def _prolog(path: str) -> str:
         return ""
     try:
         with open(path, "rb") as file:
-            return (
-                ""
-                if b"bait arrive" in file.read(MOST_OF_A_SCRIPT)
-                else f"{path} has no `belljar bait arrive`: {ON_ITSELF}"
-            )
+            has_it = b"bait arrive" in file.read(MOST_OF_A_SCRIPT)
+            return "" if has_it else f"{path} has no `belljar bait arrive`: {ON_ITSELF}"
     except OSError as exc:
         return f"{path}: {exc.strerror}"
 
@@ -105,7 +106,7 @@ def _daemon(name: str) -> str:
     return ""
 
 
-def _partition(ask: Ask, queue: str) -> str:
+def _partition(ask: Ask, queue: str, feature: str, conf: str) -> str:
     try:
         line = ask("scontrol", "--oneliner", "--all", "show", "partition", queue)
     except BelljarError:
@@ -115,4 +116,8 @@ def _partition(ask: Ask, queue: str) -> str:
         return "OverSubscribe is not EXCLUSIVE: another job could come onto a job's node"
     if words.get("RootOnly") == "YES" or words.get("AllocNodes", "ALL") != "ALL":
         return "RootOnly or AllocNodes keep the bait from moving jobs there"
-    return "" if words.get("NodeSets") else "it has no NodeSet: nodes that join would not be in it"
+    features = dict(re.findall(r"(?im)^\s*NodeSet\s*=\s*(\S+)\s.*?Feature\s*=\s*(\S+)", conf))
+    if not words.get("NodeSets"):
+        return "it has no NodeSet: nodes that join would not be in it"
+    is_its = not features or feature in map(features.get, words["NodeSets"].split(","))
+    return "" if is_its else f"none of its NodeSets has the feature {feature}, which nodes that join have"

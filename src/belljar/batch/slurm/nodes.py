@@ -37,15 +37,8 @@ OURS = "belljar:"
 # `State=` is one base state and flags. https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
 BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 ABSENT = {
-    "UNKNOWN",
-    "FUTURE",
-    "NOT_RESPONDING",
-    "POWERED_DOWN",
-    "POWERING_UP",
-    "POWERING_DOWN",
-    "POWER_DOWN",
-    "REBOOT_ISSUED",
-}
+    "UNKNOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED",
+}  # fmt: skip
 CLOSED = {"DOWN", "DRAIN", "FAIL"}
 # Lines of slurm.conf that a guest has its own of, or may not have: places on this host, and for a dynamic node those of nodes.
 OF_NODES = ("nodename", "partitionname", "nodeset", "downnodes")
@@ -119,14 +112,12 @@ class SlurmNodes(Nodes):
         return ("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME")
 
     def close(self, node: str, reason: str) -> Command:
-        return (
-            "scontrol", "update", f"NodeName={one_node(node)}", "State=DRAIN", f"Reason={OURS} {one_line(reason)}",
-        )  # fmt: skip
+        where = f"NodeName={one_node(node)}"
+        return ("scontrol", "update", where, "State=DRAIN", f"Reason={OURS} {one_line(reason)}")
 
     def lose(self, node: str, reason: str) -> tuple[Command, ...]:
-        return (
-            ("scontrol", "update", f"NodeName={one_node(node)}", "State=DOWN", f"Reason={OURS} {one_line(reason)}"),
-        )
+        where = f"NodeName={one_node(node)}"
+        return (("scontrol", "update", where, "State=DOWN", f"Reason={OURS} {one_line(reason)}"),)
 
     def remove(self, node: str) -> tuple[Command, ...]:
         return (("scontrol", "delete", f"NodeName={one_node(node)}"),)
@@ -134,15 +125,10 @@ class SlurmNodes(Nodes):
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
         """StartTime: a job that was requeued waits for the old credential to expire else, two minutes (cred_expire)."""
         where = ",".join(one_node(node) for node in nodes)
+        exactly = f"NumNodes={len(nodes)}-{len(nodes)}"  # of a range Slurm would add nodes of other jobs
         update = (
-            "scontrol",
-            "update",
-            f"JobId={job.id}",
-            f"Partition={queue}",
-            f"ReqNodeList={where}",
-            f"NumNodes={len(nodes)}-{len(nodes)}",  # of a range Slurm would add nodes of other jobs
-            "StartTime=now",
-        )
+            "scontrol", "update", f"JobId={job.id}", f"Partition={queue}", f"ReqNodeList={where}", exactly, "StartTime=now",
+        )  # fmt: skip
         once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
         return (update, *once, CLIENT.release(job.id))
 
@@ -153,14 +139,8 @@ class SlurmNodes(Nodes):
         return (("scontrol", "update", f"JobId={job.id}", *home, "ReqNodeList="),)
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
-        update = (
-            "scontrol",
-            "update",
-            f"JobId={job.id}",
-            f"Partition={queue}",
-            "ReqNodeList=",
-            f"StartTime=now+{int(delay)}",
-        )
+        where, when = (f"Partition={queue}", "ReqNodeList="), f"StartTime=now+{int(delay)}"
+        update = ("scontrol", "update", f"JobId={job.id}", *where, when)
         return (update,) if stays_held else (update, CLIENT.release(job.id))
 
     def reserve(
@@ -200,19 +180,13 @@ class SlurmNodes(Nodes):
         return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
 
     def needs(
-        self,
-        ask: Callable[..., str],
-        text: str,
-        baits: tuple[str, ...],
-        queue: str,
-        feature: str,
-        hosts: tuple[str, ...],
-    ) -> Iterator[Need]:
+        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
+    ) -> Iterator[Need]:  # fmt: skip
         from belljar.batch.slurm import fitness  # for who asks; no job does
 
         yield fitness.whole(text)
         yield fitness.head(text, hosts)
-        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature)
+        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature, text)
 
 
 def _keep(node: str, part: Part, queue: str) -> Command:
@@ -261,7 +235,8 @@ def _node(line: str) -> NodeView | None:
     sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory", "CPUAlloc"))
     cpus, memory, taken = (int(one[1]) if one else 0 for one in sizes)
     why = one_line(reason[1].strip()) if reason else ""
-    return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, max(cpus - taken, 0))
+    queues = tuple(re.sub(r".*\sPartitions=(\S*).*|.*", r"\1", line).split(","))
+    return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, max(cpus - taken, 0), queues)
 
 
 def _state(text: str) -> NodeState:

@@ -69,8 +69,9 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
 def check(args: argparse.Namespace, house: House) -> int:
     """A line for each thing a bait needs, and the remedy where it is not so; exit 1 then."""
     from belljar.bait import settings
-    from belljar.bait.check import needs
+    from belljar.bait.check import joins, needs
     from belljar.jobs import plain
+    from belljar.jobs.shares import shares
 
     def image(name: str) -> str:
         try:
@@ -82,7 +83,10 @@ def check(args: argparse.Namespace, house: House) -> int:
 
     said = settings.load(args.file)
     pool = settings.pool_of(said)
-    found = list(needs(said, pool, image, has_addresses=bool(house.settings.network.bridge_addresses)))
+    mounts, has_addresses = shares(said.shares, "bait.shares: "), bool(house.settings.network.bridge_addresses)
+    found = list(needs(said, pool, image, mounts, has_addresses=has_addresses))
+    if args.join and said.system == "slurm" and not any(one.wrong for one in found):
+        found.append(asyncio.run(joins(said, pool, mounts)))
     if args.format == "json":
         print(as_json({"needs": found}))
     for one in found if args.format != "json" else ():
@@ -135,16 +139,9 @@ def jobs(args: argparse.Namespace, house: House) -> int:
 
     found, names = list(read(folder_of(args, house)).values()), _names(folder_of(args, house))
     rows = [
-        (
-            one.job,
-            one.state.value,
-            duration(time.time() - one.since),
-            " ".join(map(names, one.machines)),
-            one.tries,
-            one.why,
-        )
+        (one.job, one.state.value, duration(time.time() - one.since), " ".join(map(names, one.machines)), one.tries, one.why)
         for one in found
-    ]
+    ]  # fmt: skip
     show({"jobs": found}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
     return 0
 
@@ -155,13 +152,9 @@ def nodes(args: argparse.Namespace, house: House) -> int:
 
     folder = folder_of(args, house)
     status, names = read_status(folder), _names(folder)
+    states = status.nodes if status else {}
     found = [
-        {
-            "node": names(id),
-            "machine": id,
-            "job": one.job,
-            "state": (status.nodes if status else {}).get(names(id), ""),
-        }
+        {"node": names(id), "machine": id, "job": one.job, "state": states.get(names(id), "")}
         for one in read(folder).values()
         for id in one.machines
     ]
@@ -204,6 +197,7 @@ FILE ? :path =/etc/belljar/bait.toml | its settings
 {FORMAT}
 # check | is everything there that a bait needs? exit 1: no
 FILE ? :path =/etc/belljar/bait.toml | its settings
+--join | where all else is good, make a tiny machine and see it join (Slurm)
 {FORMAT}
 # status | say whether the bait takes jobs; exit 1: no, 2: it is not running
 {STATE_OPTION}
@@ -227,16 +221,9 @@ JOB | its number
 {STATE_OPTION}
 """
 FUNCTIONS = {
-    "run": run,
-    "check": check,
-    "status": status,
-    "open": open_,
-    "close": close,
-    "jobs": jobs,
-    "nodes": nodes,
-    "rules": rules,
-    "arrive": arrive,
-}
+    "run": run, "check": check, "status": status, "open": open_, "close": close, "jobs": jobs, "nodes": nodes,
+    "rules": rules, "arrive": arrive,
+}  # fmt: skip
 VERBS = {
     "bait": Verb(
         "Worker nodes on demand: this host attracts jobs of a batch system, makes a machine for each, which joins as a node, and moves the job there.",
