@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.batch.lab.gridengine import ENV as OF_THE_CELL
@@ -27,7 +28,7 @@ from tests.live.net_lab import Lab, ip
 CHECKOUT, USER = Path(__file__).resolve().parents[3], "alice"
 LONGEST = 600.0  # seconds for one step
 ADDRESS = "10.77.0.2"  # of the host in a network of its own
-FETCHING = ("make install", "image build")  # packages, by the host's network
+FETCHING = ("apt-get", "make install", "image build")  # packages, by the host's network
 # The cards of a network namespace are seen in a /sys that was mounted there; slurmd wants the control groups that lie below the other.
 OWN_SYS = 'mount --rbind /sys/fs/cgroup /mnt; mount -t sysfs sysfs /sys; mount --rbind /mnt /sys/fs/cgroup; exec "$@"'
 
@@ -55,14 +56,15 @@ def slurm() -> Iterator[Node]:
 
 
 @contextmanager
-def bait() -> Iterator[Node]:
+def bait(like_a_site: bool = True) -> Iterator[Node]:
     """slurmctld and one slurmd, in a network of their own, where a bridge can be made; settings and key in their usual places."""
     net = Lab()
     ip("-n", net.host, "route", "del", "default")  # no resolver answers there, and none is to be waited for
     inside = ("nsenter", f"--net=/run/netns/{net.host}")
     lab = Slurm(
-        Path("/srv/slurm"), node="CPUs=2 RealMemory=4000", inside=inside, address=ADDRESS, CommunicationParameters=""
-    )
+        Path("/srv/slurm"), node="CPUs=2 RealMemory=4000", inside=inside, address=ADDRESS, names=like_a_site,
+        SlurmUser="slurm" if like_a_site else "root", CommunicationParameters="",
+    )  # fmt: skip
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS} {os.uname().nodename}\n")
     for folder, usual in ((lab.etc, "/etc/slurm"), (lab.folder / "munge/key", "/etc/munge")):
         folder.mkdir(parents=True)
@@ -107,7 +109,14 @@ def torque() -> Iterator[Node]:
             yield Node(env={"PATH": f"{server.bin}:{PATH}"})
 
 
-SYSTEMS = {"bait": bait, "gridengine": gridengine, "lease": bait, "openpbs": openpbs, "slurm": slurm, "torque": torque}
+SYSTEMS = {
+    "bait": bait,
+    "gridengine": gridengine,
+    "lease": partial(bait, False),
+    "openpbs": openpbs,
+    "slurm": slurm,
+    "torque": torque,
+}
 
 
 def run(commands: str, as_user: bool, node: Node) -> str:
