@@ -32,7 +32,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngineWorke
 
 
 def test_what_a_bait_needs_is_there(worker: GridEngineWorker) -> None:
-    words = worker.argv("bait", "check", str(worker.file))
+    file = worker.file.with_name("here.toml")
+    file.write_text(worker.file.read_text().replace("max_cpus = 4\n", ""))  # this host may have fewer
+    words = worker.argv("bait", "check", str(file))
     done = subprocess.run(words, env={**worker.belljar.env, **ENV}, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     assert f"ok   bait {BAIT}" in done.stdout.decode()
