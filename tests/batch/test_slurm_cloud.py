@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from belljar.batch import NodeState
 
 pytestmark = pytest.mark.slow
 
+SUDOERS = Path("/etc/sudoers.d/belljar-test")
 LINES = f"""NodeName=cloud[1-2] CPUs=1 RealMemory=700 Feature={IMAGE} State=CLOUD
 PartitionName=cloud Nodes=cloud[1-2] SuspendTime=1 OverSubscribe=EXCLUSIVE State=UP
 """
@@ -35,21 +37,29 @@ class Clouds(Worker):
     """slurmctld's programs, and a prolog of slurmctld's where *waits*."""
 
     def __init__(self, net: Lab, site: Site, folder: Path, *, waits: bool) -> None:
+        self.programs = site.top / "programs"  # where `slurm` may go
+        self.programs.mkdir(mode=0o755)
         programs = {
-            "ResumeProgram": str(folder / "resume"), "SuspendProgram": str(folder / "suspend"), "ResumeTimeout": "200",
+            "ResumeProgram": str(self.programs / "resume"), "SuspendProgram": str(self.programs / "suspend"), "ResumeTimeout": "200",
             "SuspendTimeout": "20", "SuspendTime": "INFINITE", "ResumeRate": "0", "SuspendRate": "0", "BatchStartTimeout": "60",
             "SlurmctldParameters": "cloud_reg_addrs,idle_on_node_suspend", "TreeWidth": "65533",
         }  # fmt: skip
         if waits:
-            programs["PrologSlurmctld"] = str(folder / "nodes-are-there")
+            programs["PrologSlurmctld"] = str(self.programs / "nodes-are-there")
             exports = f"export SLURM_CONF={site.top}/slurm/etc/slurm.conf PATH=/usr/bin:/bin\n"
-            self.script(folder / "nodes-are-there", NODES_ARE_THERE.replace("sh\n", f"sh\n{exports}", 1))
-        super().__init__(net, site, folder, LINES, **programs)
-        for name in ("resume", "suspend"):
-            words = self.argv("node", name, "$1", "--file", str(self.file), "--state", str(folder / "cloud"))
-            line = " ".join(one if one.startswith("$") else shlex.quote(one) for one in words)
-            exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in self.exported().items())
-            self.script(folder / name, f"#!/bin/sh\n{exports}exec {line} >> {folder}/{name}.log 2>&1\n")
+            self.script(self.programs / "nodes-are-there", NODES_ARE_THERE.replace("sh\n", f"sh\n{exports}", 1))
+        super().__init__(net, site, folder, LINES, like_a_site=True, **programs)
+        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in self.exported().items())
+        words = self.argv("node", "$1", "$2", "--file", str(self.file), "--state", str(folder / "cloud"))
+        line = " ".join(one if one.startswith("$") else shlex.quote(one) for one in words)
+        self.script(self.programs / "belljar-node", f'#!/bin/sh\n{exports}exec {line} ${{3:+--resume-file "$3"}}\n')
+        for name in ("resume", "suspend"):  # as in docs/bait.md: slurmctld runs them as `slurm`
+            (log := self.programs / f"{name}.log").touch()
+            shutil.chown(log, "slurm")
+            call = f'sudo -n {self.programs}/belljar-node {name} "$1" "$SLURM_RESUME_FILE" >>{log} 2>&1'
+            self.script(self.programs / name, f"#!/bin/sh\nexec {call}\n")
+        SUDOERS.write_text(f"slurm ALL=(root) NOPASSWD: {self.programs}/belljar-node\n")
+        SUDOERS.chmod(0o440)
 
     @staticmethod
     def script(path: Path, text: str) -> None:
@@ -65,6 +75,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clouds]:
         made.slurm.up()
         yield made
     finally:
+        SUDOERS.unlink(missing_ok=True)
         made.close()
         site.close()
         net.close()
@@ -78,7 +89,7 @@ def test_a_cloud_node_is_a_machine_while_a_job_wants_it(worker: Clouds, tmp_path
     until(lambda: worker.slurm.nodes()["cloud1"].state not in (NodeState.AWAY, NodeState.OUT), "its node", PATIENCE)
     there = time.time()
     record = worker.slurm.lab.ended(job, PATIENCE)
-    log = read(tmp_path / "resume.log").decode() or "ResumeProgram was not run"
+    log = read(worker.programs / "resume.log").decode() or "ResumeProgram was not run"
     assert (record["ExitCode"], record["NodeList"]) == ("6:0", "cloud1"), log + worker.slurm.lab.tail()
     assert (worker.site.home("bjalice") / f"{job}.out").read_text() == "cloud1\nbjalice\n"
     print(f"the job began {float(worker.written('began')) - there:.1f} s after its node was there")
@@ -86,3 +97,12 @@ def test_a_cloud_node_is_a_machine_while_a_job_wants_it(worker: Clouds, tmp_path
     complete = read(worker.slurm.lab.folder / "log/slurmctld.log").decode()
     assert ("prolog_running_decr: Configuration for JobId=" in complete) is waits, complete[-4000:]
     until(lambda: worker.belljar.leftovers() == [], f"the machine to end\n{worker.slurm.lab.tail()}", PATIENCE)
+
+
+@pytest.mark.parametrize("worker", [False], indirect=True, ids=["alone"])
+def test_without_root_nothing_is_done_and_that_is_an_error(worker: Clouds) -> None:
+    log = worker.programs / "resume.log"
+    worker.script(worker.programs / "resume", f'#!/bin/sh\nexec {worker.site.belljar} node resume "$1" >>{log} 2>&1\n')
+    worker.slurm.submit("true", "--partition=cloud", f"--constraint={IMAGE}")
+    said = until(lambda: read(log).decode(), "slurmctld to run its program", PATIENCE)
+    assert "cloud nodes are root's machines" in said and "sudo" in said, said

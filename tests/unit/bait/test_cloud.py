@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from belljar.bait import Settings
 from belljar.bait.cloud import nodes as cloud
 from belljar.batch import JobState, JobView, NodeState, NodeView, load
-from belljar.errors import BadOption, HostError
+from belljar.cli.bait import node as verbs
+from belljar.errors import BadOption, HostError, NotPermitted
 from belljar.model import GIB, MIB, RunPayload
 from belljar.records import replace
 
@@ -87,3 +90,14 @@ async def test_what_slurm_says_in_no_known_words_is_no_defect(
 async def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(BadOption, match="is no list of nodes"):
         await cloud.hostnames(text)
+
+
+@pytest.mark.parametrize("verb", [verbs.suspend, verbs.list_])
+def test_who_is_not_root_hears_that_the_machines_are_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Namespace, Any], int]
+) -> None:
+    """slurmctld runs its programs as SlurmUser; a suspend that found no machine of that user's once exited with 0."""
+    monkeypatch.setattr("os.geteuid", lambda: 64030)
+    with pytest.raises(NotPermitted, match="root's machines, and this is uid 64030") as refused:
+        verb(Namespace(here=True, file=tmp_path / "none", nodes="cloud1", format="table"), None)
+    assert "sudo" in refused.value.hint

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 STATE = "cloud"
+AS_ROOT = "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/bait.md shows (Cloud nodes)."
 
 
 def resume(args: argparse.Namespace, house: House) -> int:
@@ -28,10 +29,9 @@ def resume(args: argparse.Namespace, house: House) -> int:
     from belljar.batch import load
     from belljar.jobs.shares import shares
 
-    said = settings.load(args.file)
-    if said.placement and not args.here:
-        return _tell(asyncio.run(_placed(args, house, said, "resume")), args)
-    told = os.environ.get("SLURM_RESUME_FILE", "")
+    if (placing := _placing(args)) is not None:
+        return _tell(asyncio.run(_placed(args, house, placing, "resume")), args)
+    said, told = settings.load(args.file), os.environ.get("SLURM_RESUME_FILE", "")
     file = args.resume_file or (Path(told) if told else None)
     made = asyncio.run(
         cloud.resume(args.nodes, file, said, load(said.system).pool, shares(said.shares, "bait.shares: "))
@@ -41,23 +41,33 @@ def resume(args: argparse.Namespace, house: House) -> int:
 
 def suspend(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where a node may live on a host that does not answer."""
-    from belljar.bait import settings
     from belljar.bait.cloud import nodes as cloud
 
-    said = settings.load(args.file) if not args.here and args.file.exists() else None
-    if said is not None and said.placement:
-        return _tell(asyncio.run(_placed(args, house, said, "suspend")), args)
+    if (placing := _placing(args)) is not None:
+        return _tell(asyncio.run(_placed(args, house, placing, "suspend")), args)
     return _tell(asyncio.run(cloud.suspend(args.nodes)), args)
 
 
 def list_(args: argparse.Namespace, house: House) -> int:
-    from belljar.bait import settings
     from belljar.bait.cloud import nodes as cloud
+
+    if (placing := _placing(args)) is not None:
+        return _tell(asyncio.run(_placed(args, house, placing, "list")), args)
+    return _tell(cloud.living(), args)
+
+
+def _placing(args: argparse.Namespace) -> Settings | None:
+    """The settings, where hosts of a placement list have the machines. Else this host has them, and they are root's: anybody else
+    would find none to end, and say nothing. Raises NotPermitted."""
+    from belljar.bait import settings
+    from belljar.errors import NotPermitted
 
     said = settings.load(args.file) if not args.here and args.file.exists() else None
     if said is not None and said.placement:
-        return _tell(asyncio.run(_placed(args, house, said, "list")), args)
-    return _tell(cloud.living(), args)
+        return said
+    if os.geteuid() != 0:
+        raise NotPermitted(f"cloud nodes are root's machines, and this is uid {os.geteuid()}", hint=AS_ROOT)
+    return None
 
 
 async def _placed(args: argparse.Namespace, house: House, said: Settings, act: str) -> Made:
