@@ -1,9 +1,8 @@
-"""Settings files in TOML: read whole with every mistake in its place, and written. What the keys mean is for those who read them."""
+"""Settings files in TOML: read whole with every mistake in its place. What the keys mean is for those who read them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from belljar.errors import HostError
@@ -80,26 +79,3 @@ def place(path: Path, text: str, section: str, key: str = "") -> str:
         if key and ((current == section and name == key) or (current == "" and name == f"{section}.{key}")):
             return f"{path}:{number}"
     return str(path)
-
-
-def written(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tables by their dotted names, as a TOML file. Values are text, numbers, truth values and lists of those."""
-    parts = []
-    for name, table in tables.items():
-        heads = [] if not name else [f"[{'.'.join(_key(part) for part in name.split('.'))}]"]
-        parts.append("\n".join([*heads, *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _key(word: str) -> str:
-    return word if word and word.isascii() and word.replace("-", "").replace("_", "").isalnum() else _value(word)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""`belljar vacuum config`, `check-config` and `import-config`, as people and programs see them."""
+"""`belljar vacuum config` and `check-config`, as people and programs see them."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.image.http_server import serving
 
-from belljar.errors import BadSettings, OutputUnwritable
+from belljar.errors import BadSettings
 
 Call = Callable[..., int]
 GOOD = """\
@@ -94,25 +94,3 @@ def test_a_silent_pipe_is_a_note(file: Path, call: Call, capsys: pytest.CaptureF
     file.write_text(f"{GOOD}[pipe.gds]\nurl = 'http://127.0.0.1:1/pipe'\n")
     assert call("vacuum", "check-config", str(file), "--pipes") == 0
     assert "note: pipe gds: http://127.0.0.1:1/pipe: " in (told := capsys.readouterr().out) and "no copy" in told
-
-
-def test_import_config_writes_a_file_that_loads_and_reports(
-    tmp_path: Path, call: Call, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, new = tmp_path / "vac.conf", tmp_path / "new.toml"
-    old.write_text(
-        "[settings]\nvac_space = v.example.org\nvolume_group = vg\n[machinetype a]\nroot_image = http://8.8.8.8/x\n"
-        "user_data_option_a = \x1b[2J"
-    )
-    assert call("vacuum", "import-config", str(old)) == 1
-    out, err = capsys.readouterr()
-    assert out.startswith("# Made by") and "refused" in err and "\x1b" not in out + err
-    old.write_text(old.read_text().partition("user_data_option_a")[0])
-    assert call("vacuum", "import-config", str(old), "--output", str(new), "--format", "json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] is True and told["text"] == new.read_text()
-    fates = {line["option"]: line["fate"] for line in told["report"]}
-    assert (fates["vac_space"], fates["volume_group"]) == ("mapped", "ignored")
-    assert call("vacuum", "config", str(new)) == 0
-    with pytest.raises(OutputUnwritable):
-        call("vacuum", "import-config", str(old), "--output", str(tmp_path / "no/new.toml"))

@@ -1,16 +1,14 @@
-"""`belljar vacuum config`, `check-config` and `import-config`: vacuum.toml, shown, checked, made of Vac's own files."""
+"""`belljar vacuum config` and `check-config`: vacuum.toml, shown and checked."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, acts
-from belljar.cli.render import as_json, show, table
+from belljar.cli.render import as_json, show
 from belljar.jobs import plain
 from belljar.records import fields
 
@@ -71,33 +69,6 @@ def check(args: argparse.Namespace, house: House) -> int:
     return 1 if mistakes else 0
 
 
-def import_config(args: argparse.Namespace, house: House) -> int:
-    """A vacuum.toml of Vac's files; the report goes to stdout, or to stderr where the file does."""
-    from belljar.vacuum.settings.vacconf import read
-
-    made = read(args.files)
-    heads = ("FATE", "SECTION", "OPTION", "VALUE", "BECAME", "WHY")
-    rows = [(one.fate.value, one.section, one.option, _short(one.value), one.key, one.why) for one in made.lines]
-    if args.output is None and args.format == "table":
-        print(made.text, end="")
-        print(table(heads, rows), file=sys.stderr)
-    else:
-        if args.output is not None:
-            _write(args.output, made.text)
-        show({"ok": made.is_whole, "text": made.text, "report": made.lines}, heads, rows, as_=args.format)
-    return 0 if made.is_whole else 1
-
-
-def _write(path: Path, text: str) -> None:
-    from belljar.errors import OutputUnwritable
-    from belljar.host.files import write_whole
-
-    try:
-        write_whole(path, text.encode(), mode=0o644)
-    except OSError as exc:
-        raise OutputUnwritable(f"{path}: {exc.strerror}", hint="Name a file in a folder you may write to.") from exc
-
-
 def _loaded(args: argparse.Namespace, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
     """The settings, and the documents of their pipes: as they are kept, or asked for now."""
     from belljar.host.files import private_folder
@@ -155,10 +126,6 @@ ACTS = acts(
     # check-config | find every mistake at once; exit 1 when there is one
     {FILE}
     --pipes | ask the vacuum pipes now, too
-    {FORMAT}
-    # import-config | make a vacuum.toml of Vac's own files, with a report of each word; exit 1 when one is refused
-    FILE + :path @files | vac.conf and the like; a later one stands before an earlier one
-    --output FILE :path | where to write it (default: to stdout, and the report to stderr)
     {FORMAT}""",
-    {"config": config, "check-config": check, "import-config": import_config},
+    {"config": config, "check-config": check},
 )

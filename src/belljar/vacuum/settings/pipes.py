@@ -25,7 +25,7 @@ from belljar.reading import strict_json
 from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.settings import keys, machinetype, overlaid, wrong_type
-from belljar.vacuum.settings.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, translate
+from belljar.vacuum.settings.vocabulary import WORDS, SetsNothing, translate
 
 FOLDER = "vacuum/pipes"  # of the copies, in the store
 LARGEST, MOST_TYPES = 1 << 20, 200
@@ -130,28 +130,24 @@ def _entries(pipe: Pipe, entries: Iterable[Any], notes: list[Mistake]) -> Iterat
 
 def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]) -> dict[str, Any] | None:
     """The fields a document's entry sets, but for those the site sets; None where one of its values is wrong."""
-    said = dict(pipe.given).keys() | dict(dict(pipe.own).get(name, ())).keys()
-    words, wrong, raw = dict[str, str](), list[tuple[str, str]](), dict[str, Any]()
+    sites = dict(pipe.given).keys() | dict(dict(pipe.own).get(name, ())).keys()
+    wrong, raw = list[tuple[str, str]](), dict[str, Any]()
     for option, value in entry.items():
-        if option not in FROM_PIPES and not option.startswith(tuple(FREE)):
-            if option != "suffix":
-                notes.append(Mistake(pipe.url, f"{name}.{option[:60]}", "is not taken from a pipe", "ignored"))
-        elif not isinstance(value, (str, int, float)):
-            wrong.append((option, "is neither text nor a number"))
-        elif KEYS.get(option) not in said:
-            words[option] = str(value)
-    for line in translate(name, words, Places("" if pipe.files is None else str(pipe.files), "", is_trusted=False)):
-        table, dot, inner = line.key.partition(".")
-        if line.fate is Fate.REFUSED:
-            wrong.append((line.option, line.why))
-        elif is_url(str(line.raw)) and not dot and not may_name(line.raw, pipe.url):
-            wrong.append((line.option, "is an address of this host or of a private network"))
-        elif line.fate is Fate.IGNORED:
-            notes.append(Mistake(pipe.url, f"{name}.{line.option}", line.why, "ignored"))
-        elif dot:
-            raw.setdefault(table, {})[inner] = line.raw
+        if option == "suffix" or (option in WORDS and WORDS[option][0] in sites):
+            continue
+        try:
+            key, inner, word = translate(option, value, pipe.files)
+        except SetsNothing as exc:
+            notes.append(Mistake(pipe.url, f"{name}.{option[:60]}", str(exc), "ignored"))
+        except ValueError as exc:
+            wrong.append((option, str(exc)))
         else:
-            raw[line.key] = line.raw
+            if inner:
+                raw.setdefault(key, {})[inner] = word
+            elif is_url(str(word)) and not may_name(word, pipe.url):
+                wrong.append((option, "is an address of this host or of a private network"))
+            else:
+                raw[key] = word
     mistakes: list[Mistake] = []
     values = {key: Value(value, pipe.url) for key, value in raw.items()}
     given = converted(f"machinetype.{name}", values, keys("machinetype"), mistakes)

@@ -1,5 +1,6 @@
 """vacuum.toml: what it becomes, and every way in which it can be wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,14 @@ def test_every_key_has_a_help_text() -> None:
         assert all(key.field.metadata["help"] for key in keys(table).values())
     assert keys("pipe")["share"].field is not keys("machinetype")["share"].field
     assert keys("factory")["name"].field.name == "factory"
+
+
+def test_the_page_for_sites_that_had_vac_names_keys_that_there_are() -> None:
+    page = (Path(__file__).parents[4] / "docs/vacuum/from-vac.md").read_text()
+    _, settings, machinetypes, pipes = (part.split("|\n") for part in page.split("\n## "))
+    for kind, rows in (("machinetype", machinetypes), ("pipe", pipes)):
+        rights = [row.rpartition(" | ")[2] for row in rows[2:] if row.startswith("|")]
+        named = [word for right in rights for word in re.findall(r"^`([a-z_]+)`", right)]
+        assert named and set(named) <= keys(kind).keys()
+    named = re.findall(r"`(space|factory)\.([a-z0-9_]+)", "".join(settings))
+    assert len(named) > 10 and all(key in keys(kind) for kind, key in named)
