@@ -38,7 +38,7 @@ from belljar.bait.decisions.decide import (
     size_of,
 )
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
-from belljar.bait.decisions.states import KEEPING, STARTING, STILL, BaitState, Entry, State
+from belljar.bait.decisions.states import KEEPING, STARTING, BaitState, Entry, State, is_moving
 from belljar.bait.journal import Journal
 from belljar.bait.machines.keeper import Keeper, feature_of, told
 from belljar.bait.status import Status, order, read_status, show_status
@@ -197,7 +197,7 @@ class Daemon:
                 await self._gather(seen.jobs)
                 done.append(await self._serve_next(seen, seen.jobs, seen.nodes))
             self._write_status(seen)
-            return any(done) or not STILL.issuperset(entry.state for entry in self.journal.entries.values())
+            return any(done) or any(is_moving(entry, seen.machines) for entry in self.journal.entries.values())
 
     async def _see(self) -> Seen:
         machines = await in_thread(self._keeper.living)

@@ -102,6 +102,13 @@ class Entry:
         return tuple(one for name, one in zip(self.on, self.machines, strict=False) if name in known)
 
 
+def is_moving(entry: Entry, machines: frozenset[str]) -> bool:
+    """Something is expected of it within a moment. Of a job that is over, and its machines too, only a name stays for a while. *machines*:
+    that live."""
+    is_left = entry.state is S.FINISHED and machines.isdisjoint(entry.machines)
+    return entry.state not in STILL and not is_left
+
+
 class BaitState(str, Enum):
     """Whether the bait takes jobs, and why not."""
 
