@@ -45,10 +45,13 @@ def test_a_job_runs_on_a_node_that_is_made_for_it(worker: Worker) -> None:
     until(lambda: "running" in worker.states(job), f"job {job} to run\n{worker.said()}", PATIENCE)
     shown = worker.belljar("show", f"slurm:{job}")
     assert shown.returncode == 0 and b"slurm-node" in shown.stdout, shown.stderr
+    assert worker.daemon is not None
+    worker.daemon.send_signal(signal.SIGSTOP)  # the machine ends when its job has, whether the bait looks or not
     (worker.site.home("bjalice") / "seen").touch()
-    worker.slurm.lab.ended(job, PATIENCE)
-    record = worker.slurm.lab.job(job)
+    record = worker.slurm.lab.ended(job, PATIENCE)
     assert (record["JobState"], record["ExitCode"]) == ("FAILED", "7:0"), worker.said()
+    until(lambda: not worker.belljar("ps", "-q").stdout, f"its machine to end\n{worker.said()}")
+    worker.daemon.send_signal(signal.SIGCONT)
     node = record["NodeList"]
     assert node.startswith("vm") and record["BatchHost"] == node
     out = (worker.site.home("bjalice") / f"{job}.out").read_text()

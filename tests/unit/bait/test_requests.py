@@ -49,6 +49,9 @@ def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeyp
     assert env[b"BASELINE"] == b"" and b"BASELINE" in (request.work.payload.script or b"")
     kept = request_for(job, "0123456789ab", "bait1", replace(said, cache="same-user"), load("slurm").pool)
     assert isinstance(kept.work, RunPayload) and b"nosuid" in dict(kept.work.payload.env)[b"BASELINE"]
+    alone = request_for(replace(job, nodes=1), "0123456789ab", "bait1", said, load("slurm").pool)
+    envs = [dict(one.work.payload.env) for one in (request, kept, alone) if isinstance(one.work, RunPayload)]
+    assert [one[b"ONE_JOB"] for one in envs] == [b"", b"", b"1"]  # of several nodes none ends before the others
     assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")
     with pytest.raises(BadOption, match="has the uid 5, and 0 on this host"):
         account_of(replace(job, uid=5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -128,11 +129,32 @@ def test_why_a_job_is_held_stands_in_its_comment_behind_what_its_user_wrote() ->
 def test_a_nodes_own_prolog_lets_in_the_one_job_that_it_is_for(
     tmp_path: Path, number: str, uid: str, owner: str, is_let_in: bool
 ) -> None:
-    (script,) = re.findall(rb"(?s)cat > /run/belljar/prolog <<'END'\n(.*?)^END$", JOIN, re.MULTILINE)
+    (script,) = re.findall(rb"(?s)put /run/belljar/prolog <<'END'\n(.*?)^END$", JOIN, re.MULTILINE)
     (tmp_path / "owner").write_text(f"{owner}\n")
     (tmp_path / "prolog").write_bytes(script.replace(b"/run/belljar/owner", os.fsencode(tmp_path / "owner")))
     env = {"SLURM_JOB_UID": uid, "SLURM_JOB_ID": number}
     assert (subprocess.run(["sh", tmp_path / "prolog"], env=env, check=False).returncode == 0) is is_let_in
+
+
+@pytest.mark.parametrize(("number", "is_for_one", "ends"), [("7", True, True), ("8", True, False), ("7", False, False)])
+def test_slurmd_ends_when_the_epilog_of_the_one_job_has_ended(
+    tmp_path: Path, number: str, is_for_one: bool, ends: bool
+) -> None:
+    joining = JOIN.replace(b"/run/belljar", os.fsencode(tmp_path))
+    (epilog,) = re.findall(rb"(?s)/epilog <<'END'\n(.*?)^END$", joining, re.MULTILINE)
+    (waiting,) = re.findall(rb"(?ms)^if \[ -n \"\$\{ONE_JOB-\}.*?^fi$", joining)
+    (tmp_path / "owner").write_text("1001 7\n")
+    argv, one_job = ["sh", "-euc", waiting + b"\necho\nexec cat"], {"ONE_JOB": "1"} if is_for_one else {}
+    with subprocess.Popen(argv, env=one_job, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as slurmd:
+        assert slurmd.stdin and slurmd.stdout and slurmd.stdout.readline()
+        env = {"SLURM_JOB_UID": "1001", "SLURM_JOB_ID": number}
+        done = subprocess.run(["sh", "-c", epilog], env=env, timeout=30, check=False)
+        assert done.returncode == 0  # else slurmctld drains the node for an epilog that failed
+        if not ends:
+            slurmd.stdin.close()
+        assert slurmd.wait(30) == (-signal.SIGTERM if ends else 0)
+        if is_for_one and not ends:  # nothing of it stays behind
+            (tmp_path / "over").write_text("\n")
 
 
 def test_slurms_nodes_are_read_with_their_states() -> None:

@@ -163,23 +163,23 @@ def request_for(
     request = joining_request(
         member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network,
         address=pool.nodes.address_of(id), disk=job.disk, requester=f"bait:{job.id}",
-        baseline=scrub.baseline() if settings.cache != NEVER else b"",
+        baseline=scrub.baseline() if settings.cache != NEVER else b"", one_job=settings.cache == NEVER and size.count == 1,
     )  # fmt: skip
     return replace(request, id=id)
 
 
 def joining_request(
     member: Member, image: str, settings: Settings, pool: Pool, shares: tuple[Share, ...], labels: Mapping[str, str], *,
-    network: str = "", address: str = "", disk: int = 0, requester: str, baseline: bytes = b"",
+    network: str = "", address: str = "", disk: int = 0, requester: str, baseline: bytes = b"", one_job: bool = False,
 ) -> Request:  # fmt: skip
-    """The request for a machine that becomes this node. Raises BelljarError."""
+    """The request for a machine that becomes this node. *one_job*: it ends when its job has. Raises BelljarError."""
     bridges, kind = dict(settings.networks), network or settings.networks[0][0]
     if kind not in bridges:
         raise BadOption(f"network class {kind}: there is {', '.join(bridges)} here")
     joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
     copies = (PlainFile(bytes(one), _read(one, "conf", LARGEST_CONF)) for one in joining.copies)
     payload = Payload(
-        (b"join-the-pool",), ROOT, script=joining.script, cwd=b"/", env=(*joining.env, (b"BASELINE", baseline)),
+        (b"join-the-pool",), ROOT, script=joining.script, cwd=b"/", env=(*joining.env, (b"BASELINE", baseline), (b"ONE_JOB", b"1" * one_job)),
         stdin=StdinKind.STREAM, files=(*joining.files, *copies),
     )  # fmt: skip
     return api.request_of(
