@@ -188,7 +188,11 @@ def folders(house: House) -> Finding:
 
 def node(house: House) -> Finding:
     """jobs' users can enter the folder of this node (`paths.node`), and change nothing of others in it"""
-    folder, mode = house.settings.paths.node, f"0711 {house.settings.paths.node} (1777 for HTCondor)"
+    return examine_node(house.settings.paths.node)
+
+
+def examine_node(folder: Path | None) -> Finding:
+    mode = f"0711 {folder} (1777 for HTCondor)"
     if folder is None:
         return ok("not set: each job's machine lives in its user's own folders")
     try:

@@ -2,11 +2,13 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.jobs.paper_node import make_node
 
 from belljar.cli import main
 from belljar.config import inspect
@@ -103,6 +105,24 @@ def test_check_exits_1_and_lists_every_mistake(call: Any, file: Path, capsys: An
     assert call("config", "check", "--format", "json") == 1
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is False and {one["key"] for one in said["mistakes"]} == {"machine.memory", "machine.cpus"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="folders of root")
+def test_check_says_that_the_nodes_folder_is_missing_or_keeps_users_out(call: Any, file: Path, capsys: Any) -> None:
+    with closing(make_node()) as made:
+        file.write_text(f"[paths]\nnode = '{made.node}'")
+        assert call("config", "check") == 0
+        made.node.chmod(0o700)
+        capsys.readouterr()
+        assert call("config", "check") == 1
+        why = f"{made.node}: users cannot pass {made.node} (chmod o+x {made.node})"
+        assert capsys.readouterr().out == f"{file}:2, paths.node: {why}\n"
+        made.node.chmod(0o711)
+        file.write_text(f"[paths]\nnode = '{made.node}-not'\n[machine]\ncpus = 'y'")
+        assert call("config", "check", "--format", "json") == 1
+        cpus, node = json.loads(capsys.readouterr().out)["mistakes"]
+        assert cpus["key"] == "machine.cpus" and node["key"] == "paths.node"
+        assert (node["what"], node["hint"].split()[0]) == (f"{made.node}-not: No such file or directory", "mkdir")
 
 
 def test_check_of_good_settings_names_the_files(call: Any, file: Path, capsys: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Verb
@@ -13,6 +14,7 @@ from belljar.records import replace
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.config import Loaded
+    from belljar.host.toml import Mistake
 
 
 def config(args: argparse.Namespace, house: House) -> int:
@@ -24,7 +26,8 @@ def config(args: argparse.Namespace, house: House) -> int:
         from belljar.config.reference import all_mistakes, notes
 
         told = notes(loaded, inspect(house.config_file, in_job=True))
-        return _check(replace(loaded, mistakes=all_mistakes(loaded)), told, args.format)
+        mistakes = (*all_mistakes(loaded), *_of_node(loaded))
+        return _check(replace(loaded, mistakes=mistakes), told, args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
         raise BadSettings(loaded.mistakes)
@@ -53,6 +56,16 @@ def _locked(name: str, loaded: Loaded) -> str:
     lock = loaded.settings.site.lock
     always = (*ALWAYS_LOCKED, *(lock if "site.lock" in loaded.origins else ()))
     return "always" if is_locked(name, always) else "in batch jobs" if is_locked(name, lock) else ""
+
+
+def _of_node(loaded: Loaded) -> Iterator[Mistake]:
+    """What doctor finds wrong with the folder that `paths.node` names."""
+    from belljar.host.toml import Mistake
+    from belljar.jobs.doctor import Grade, examine_node
+
+    seen = examine_node(loaded.settings.paths.node)
+    if seen.grade is Grade.FAIL:
+        yield Mistake(loaded.origins["paths.node"], "paths.node", seen.text, seen.remedy)
 
 
 def _check(loaded: Loaded, told: tuple[str, ...], form: str) -> int:
