@@ -26,7 +26,8 @@ class Refused(Exception):
 
 class Resources(dict[str, Any]):
     def __missing__(self, key: str) -> None:
-        return None
+        if key == "ngpus":
+            raise KeyError("a resource that this site has not defined")
 
 
 class Job:

@@ -352,7 +352,7 @@ def test_a_reason_from_a_user_is_one_plain_line(hooks: Hooks) -> None:
 
 def submit(hooks: Hooks, kind: str = "QUEUEJOB", queue: str = "", user: str = USER, **facts: Any) -> None:
     resources = Resources(
-        {name: facts.pop(name) for name in ("select", "ncpus", "mem", "vm_image", "vm_disk") if name in facts}
+        {name: facts.pop(name) for name in ("select", "ncpus", "mem", "ngpus", "vm_image", "vm_disk") if name in facts}
     )
     job = pbs_module.Job(**{
         "Resource_List": resources, "queue": queue, "Variable_List": {"PBS_O_PATH": "/bin"}, "executable": None,
@@ -417,6 +417,8 @@ def test_a_queue_with_an_image_of_its_own_is_looked_at_too(hooks: Hooks, store: 
         ({"ncpus": 8}, "8 cpus"),
         ({"mem": "100mb"}, "100 MiB of memory: a job in a machine needs at least 480"),
         ({"mem": "1gb", "vm_disk": "1tb"}, "1048576 MiB of disk: a job in a machine may have at most 102400 here"),
+        ({"select": "1:ncpus=1:mem=1gb:ngpus=1"}, "a machine has no GPU"),
+        ({"ngpus": 1}, "a machine has no GPU"),
     ],
 )
 def test_sizes_that_no_node_gives_are_refused(hooks: Hooks, store: Path, asked: dict[str, Any], sentence: str) -> None:
@@ -425,7 +427,7 @@ def test_sizes_that_no_node_gives_are_refused(hooks: Hooks, store: Path, asked: 
     with pytest.raises(Refused, match=sentence):
         submit(hooks, **asked)
     submit(
-        hooks, **{name: value for name, value in asked.items() if name in ("ncpus", "vm_disk")}
+        hooks, **{name: value for name, value in asked.items() if name in ("ncpus", "ngpus", "vm_disk")}
     )  # no image: no limit
 
 

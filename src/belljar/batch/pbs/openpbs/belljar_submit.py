@@ -95,10 +95,12 @@ def check_sizes(event, job, image, config):
     if disk and disk < least:
         words = "%d MiB of disk: the image %s needs at least %d"
         refuse(event, words % (disk >> 20, image, -(-least >> 20)))
+    resources = job.Resource_List
+    wide = str(resources["ngpus"] or "") if "ngpus" in resources else ""  # it is there only where a site has defined it
     for one in chunks(job):
         cpus = one.get("ncpus") or str(job.Resource_List["ncpus"] or "")
         memory = size(one.get("mem") or str(job.Resource_List["mem"] or ""))
-        gpus = one.get("ngpus", "").strip("0")  # a resource of the site's: the list knows it only where it is defined
+        gpus = (one.get("ngpus") or wide).strip("0")
         sizes = {"cpus": int(cpus) if cpus.isdigit() else None, "memory": memory, "disk": disk, "gpus": gpus}
         for wrong in excess(sizes, config):
             refuse(event, wrong)
