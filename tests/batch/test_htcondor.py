@@ -58,6 +58,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
         jobs += [condor.job(script) for script in NOT_EXECUTABLE]
         looked, bare, *unstarted = (condor.wait(job) for job in jobs)
         condor.run("condor_rm", "-all")
+        condor.write("/etc/condor/config.d/99-often.conf", "STARTD_CRON_BELLJAR_PERIOD = 2s\n")
         for section in ("1. Settings", "2. Install"):
             as_the_page_says(condor, section)
         condor.until(lambda: b"debian12" in images_of(condor), "the schedd knows the pool's images", 90)
@@ -268,7 +269,7 @@ def test_what_only_the_node_knows_to_be_forbidden_is_held_with_a_sentence(pool: 
 @pytest.mark.slow
 def test_a_node_that_is_closed_takes_other_jobs_only(pool: Pool) -> None:
     pool.condor.belljar("batch", "node", "htcondor", "close", "the disk is full")
-    publish(pool.condor)
+    publish(pool.condor, works=False)
     try:
         waiting = pool.condor.job(b"#!/bin/sh\necho ran\n", **IMAGE)
         assert pool.condor.execute(b"#!/bin/sh\necho native\n").out == b"native\n"
@@ -276,18 +277,44 @@ def test_a_node_that_is_closed_takes_other_jobs_only(pool: Pool) -> None:
         assert "belljar: the disk is full" in pool.condor.text("condor_status", "-af", "BelljarClosedReason")
     finally:
         pool.condor.belljar("batch", "node", "htcondor", "open")
-        publish(pool.condor)
+        publish(pool.condor, works=True)
     assert pool.condor.wait(waiting).out == b"ran\n"
 
 
-def publish(condor: Condor) -> None:
-    """The next look at the node, without waiting a minute for it."""
-    closed = condor.run("test", "-L", "/var/lib/belljar/htcondor-closed", check=False).returncode == 0
-    condor.run("condor_reconfig", "-daemon", "startd")
-    wanted = b"false" if closed else b"true"
+def publish(condor: Condor, works: bool) -> None:
+    """The next look at the node."""
+    wanted = b"true" if works else b"false"
     condor.until(
         lambda: wanted in condor.run("condor_status", "-af", "BelljarWorks").stdout.lower(), "the slots say so", 90
     )
+
+
+@pytest.mark.parametrize("make_another", ["true", "mkdir -m 0711"], ids=["missing", "0711"])
+def test_a_node_whose_folder_keeps_users_out_takes_no_more_jobs_and_loses_none(pool: Pool, make_another: str) -> None:
+    condor, folder = pool.condor, "/var/lib/belljar-node"
+    publisher = condor.outside("/opt/belljar/libexec/belljar-publish")
+    condor.configure("retry_delay = 10")
+    text = publisher.read_bytes()
+    publisher.write_bytes(b"#!/bin/sh\n")  # a job comes before the node has said anything
+    condor.run("sh", "-ec", f"mv {folder} {folder}-away; {make_another} {folder}")
+    try:
+        met = condor.job(b"#!/bin/sh\necho ran\n", **IMAGE)
+        condor.happened(met, "ExecuteEvent")
+        publisher.write_bytes(text)
+        publish(condor, works=False)
+        told = condor.text("condor_status", "-af", "BelljarClosedReason")
+        assert f"{folder} (paths.node) must be" in told and "belljar batch install htcondor" in told, told
+        condor.happened(met, "RemoteErrorEvent", "JobHeldEvent", "JobTerminatedEvent")
+        waiting = condor.job(b"#!/bin/sh\necho ran\n", **IMAGE)
+        assert condor.execute(b"#!/bin/sh\necho native\n").out == b"native\n", "other jobs run"
+        assert [one["MyType"] for one in condor.events(waiting)] == ["SubmitEvent"]
+    finally:
+        publisher.write_bytes(text)
+        condor.run("sh", "-ec", f"rm -rf {folder}; mv {folder}-away {folder}")
+    publish(condor, works=True)
+    assert [condor.wait(job).out for job in (met, waiting)] == [b"ran\n", b"ran\n"]
+    kinds = [one["MyType"] for one in condor.events(met)]
+    assert kinds.count("ExecuteEvent") == 2 and "JobHeldEvent" not in kinds, kinds
 
 
 # -- the site ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def place(folder: Path, settings: Settings | None = None, **answers: bytes) -> P
     libexec = folder / "lib exec"
     return Place(
         settings=settings or Settings(), wrapper=libexec / "wrap-htcondor", belljar=libexec / "belljar",
-        store=folder / "store", folder=folder / "config.d", run=run,
+        store=folder / "store", folder=folder / "config.d", run=run, node=folder / "node",
     )  # fmt: skip
 
 
@@ -101,6 +101,7 @@ def test_a_node_whose_machines_fail_takes_other_jobs_only(changes: dict[str, obj
     assert isinstance(value_of(text), Expression)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="folders of root")
 def test_the_node_publishes_its_images_and_why_it_is_closed(tmp_path: Path) -> None:
     names = tmp_path / "store/images/names"
     names.mkdir(parents=True)
@@ -110,6 +111,9 @@ def test_the_node_publishes_its_images_and_why_it_is_closed(tmp_path: Path) -> N
     script = tmp_path / "publish"
     text = file(tmp_path, "belljar-publish").content.replace(b"/var/lib/belljar/htcondor-closed", os.fsencode(closed))
     script.write_bytes(text)
+    node = tmp_path / "node"
+    node.mkdir()
+    node.chmod(0o1777)
     assert published(script) == [
         "BelljarWorks = True",
         "BelljarClosedReason = undefined",
@@ -118,6 +122,16 @@ def test_the_node_publishes_its_images_and_why_it_is_closed(tmp_path: Path) -> N
     ]
     closed.symlink_to('belljar: "no" space\\ left\n$(id)')
     assert published(script)[:2] == ["BelljarWorks = False", 'BelljarClosedReason = "belljar: ?no? space? left?$(id)"']
+    closed.unlink()
+    for make_wrong in (
+        *(lambda mode=mode: node.chmod(mode) for mode in (0o711, 0o700, 0o777, 0o1770, 0o1776, 0o1775)),
+        lambda: node.chmod(0o1777) or os.chown(node, 65534, 0),
+        node.rmdir,
+        lambda: node.symlink_to("/tmp"),
+    ):
+        make_wrong()  # type: ignore[no-untyped-call]
+        works, why, *_ = published(script)
+        assert works == "BelljarWorks = False" and f'"belljar: {node} (paths.node) must be a folder of root' in why
 
 
 def published(script: Path) -> list[str]:

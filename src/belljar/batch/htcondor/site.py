@@ -50,7 +50,12 @@ fi
 CRON = """#!/bin/sh
 # STARTD_CRON: what this node's slots say about machines.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-if why=$(readlink {closed}); then
+node={node}
+why=$(readlink {closed}) || case $(stat -c '%u %A' -- "$node") in
+    '0 d'???????wt) ;;
+    *) why="belljar: $node (paths.node) must be a folder of root's with mode 1777; belljar batch install htcondor makes it" ;;
+esac
+if [ -n "$why" ]; then
     echo '{works} = False'
     printf '{reason} = "%s"\\n' "$(printf %s "$why" | tr -c ' !#-[]-~' '?')"
 else
@@ -122,7 +127,8 @@ class HTCondorSite:
         prepare, publish, pool = (place.wrapper.parent / name for name in (PREPARE, PUBLISH, POOL))
         hook = HOOK.format(belljar=shlex.quote(str(place.belljar)), deadline=HOOK_DEADLINE, path_lines=PATH_LINES)
         session = SESSION.format(belljar=shlex.quote(str(place.belljar)))
-        cron = CRON.format(closed=CLOSED, names=shlex.quote(str(place.store / "images/names")), **NAMES)
+        node, images = (shlex.quote(str(path)) for path in (place.node, place.store / "images/names"))
+        cron = CRON.format(closed=CLOSED, node=node, names=images, **NAMES)
         starter = "" if calls_ours(place) else WRAPPER_LINES.format(wrapper=place.wrapper)
         starter += HOOK_LINES.format(prepare=prepare, **NAMES)
         config = TEMPLATE.format(
