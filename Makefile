@@ -1,6 +1,6 @@
 # What one does with a checkout. Each target installs what it lacks and does nothing twice.
 PREFIX ?= /opt/belljar
-EXTRAS ?= ssh
+EXTRAS ?=
 
 .PHONY: help demo test test-all quick live test-batch torture lint bench install uninstall clean
 

@@ -1,6 +1,6 @@
 """Each way to contextualize: its start, cold and as a clone, and many jobs in turn of which none may fail.
 
-The image must be able to do each way that is measured: a stock image with systemd, cloud-init, an ssh server and Python. A
+The image must be able to do each way that is measured: a stock image with systemd, cloud-init and Python. A
 job counts as failed unless it exits 0 and prints what was asked of it. `--jobs 20000` is what VmBatch was proved with.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from common import interleaved, parser, publish, summary, table
 
-WAYS = ("ramdisk", "cloud-init", "inject", "ssh")
+WAYS = ("ramdisk", "cloud-init", "inject")
 LONGEST = 3600.0  # seconds one job may take
 
 

@@ -17,17 +17,14 @@ from belljar.machine import Folders
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from belljar.guest import Guest, SshKeys
     from belljar.guest.conversation import Conversation
-    from belljar.hypervisor import Domain, Hypervisor
+    from belljar.hypervisor import Hypervisor
     from belljar.image.images import Images
     from belljar.image.store.qcow2 import DiskOverlays
     from belljar.machine.cleaning.reaper import Reaper
     from belljar.machine.outside.registry import Machines
-    from belljar.machine.parts import SshHouse
     from belljar.machine.supervisor import Supervisor
     from belljar.machine.workshop.workshop import Workshop
 
@@ -125,23 +122,9 @@ class House:
                 folders=self.folders, settings=settings.machine, networks=Networks(settings.network, self.folders.run),
                 boot_timeout=settings.qemu.boot_timeout, point=self._point, qemu_owner=settings.qemu.user,
                 default_image=settings.image.default, hs06_per_cpu=settings.batch.hs06_per_cpu, context=settings.context,
-                host=settings.host, ssh=self.ssh, showing=self._showing,
+                host=settings.host, showing=self._showing,
             )
         )  # fmt: skip
-
-    def ssh(self) -> SshHouse:
-        """What guests without an agent are reached with."""
-        from belljar.guest.ssh import Parcel, SshGuest
-        from belljar.guest.ssh_link import fresh_keys
-        from belljar.image import agent_unit
-        from belljar.machine.parts import SshHouse
-
-        settings, parcel = self.settings.guest, Parcel(agent_unit(), self.images.interpreter)
-
-        def guest(domain: Domain, keys: SshKeys, tell: Callable[[str], None], is_draft: bool) -> Guest:
-            return SshGuest(domain.channel, domain.dial, keys, parcel, settings, tell, is_draft=is_draft)
-
-        return SshHouse(guest, fresh_keys)
 
     def workshop(self) -> Workshop:
         """A machine of the default image that works on a disk nobody trusts."""

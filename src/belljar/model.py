@@ -83,7 +83,6 @@ class Context(str, Enum):
     RAMDISK = "ramdisk"  # belljar's own ramdisk and init bring the agent; the image's init never runs
     CLOUD_INIT = "cloud-init"  # the image's own init; a NoCloud disc whose user-data installs the agent
     INJECT = "inject"  # the image's own init; the agent is written into its file system before the first boot
-    SSH = "ssh"  # the image's own init; its sshd brings the agent, and a Python where there is none
     NONE = "none"  # the image knows its own work, or brings its own agent
 
 
@@ -231,14 +230,13 @@ class Sign(str, Enum):
 
     NONE = "none"  # nothing does: it is ready as soon as it runs
     AGENT = "agent"  # belljar's agent answers
-    PORT = "port"  # a TCP port of the guest answers
     FILE = "file"  # a file is there, in the guest
     LINE = "line"  # a line with this text is written to the console
 
 
 @dataclass(frozen=True)
 class Probe:
-    """How it is found out that a guest is ready. `of`: number of the port, path of the file, text of the line."""
+    """How it is found out that a guest is ready. `of`: path of the file, text of the line."""
 
     sign: Sign = Sign.NONE
     of: str = ""

@@ -22,9 +22,7 @@ def outcome_of(belljar: Belljar, *words: str) -> tuple[dict[str, Any], str, str]
     return json.loads(report.read_bytes()), done.stdout.decode(), done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    ("context", "missing"), [("cloud-init", "no cloud-init"), ("inject", "no systemd"), ("ssh", "no ssh server")]
-)
+@pytest.mark.parametrize(("context", "missing"), [("cloud-init", "no cloud-init"), ("inject", "no systemd")])
 def test_a_way_that_the_image_cannot_go_is_refused_before_anything_is_started(
     belljar: Belljar, context: str, missing: str
 ) -> None:

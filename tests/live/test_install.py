@@ -65,7 +65,7 @@ class Host:
         return done.stdout + done.stderr
 
     def install(self) -> str:
-        return self(str(self.source / "scripts/install"), str(self.prefix), "ssh")
+        return self(str(self.source / "scripts/install"), str(self.prefix), "")
 
     def remove(self, *more: str, code: int = 0) -> str:
         return self(str(self.source / "scripts/install"), "--remove", str(self.prefix), *more, code=code)

@@ -100,7 +100,7 @@ def test_a_stock_disk_boots_by_its_own_loader(
     nothing_is_left(own_store, daemon)
 
 
-@pytest.mark.parametrize("context", [pytest.param(way, marks=slow) for way in ("cloud-init", "inject", "ssh")])
+@pytest.mark.parametrize("context", [pytest.param(way, marks=slow) for way in ("cloud-init", "inject")])
 def test_the_images_own_init_is_up_when_the_job_begins(
     belljar: Belljar, daemon: Daemon, tmp_path: Path, context: str
 ) -> None:

@@ -33,7 +33,6 @@ FOREIGN = {
     "botocore": "lease",
     "prometheus_client": "host",
     "matplotlib": "vacuum",
-    "asyncssh": "guest",
     "psycopg": "lease",
     # The image room signs and verifies bytes; on host's shelf certificates are made for machines: nothing of one would serve the other.
     "cryptography": "image host",

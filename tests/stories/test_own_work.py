@@ -315,36 +315,6 @@ def test_a_line_on_the_console_in_two_pieces_shows_that_it_is_ready(networked: H
     assert State.RUNNING in networked.states() and outcome.cause is Cause.CANCELLED
 
 
-def test_a_port_that_answers_shows_that_it_is_ready(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the port is at first nobody, then one that hangs up, one that says nothing, one that answers."""
-    dialled: list[socket.socket] = []
-
-    async def dial(domain: FakeDomain, number: int = 0) -> socket.socket:
-        if not dialled and domain.spec.nic is not None and not domain.done.count("refused"):
-            domain.done.append("refused")
-            raise ConnectionRefusedError
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        dialled.append(theirs)
-        if len(dialled) == 1:
-            theirs.close()
-        elif len(dialled) == 3:
-            asyncio.get_running_loop().call_later(1.0, theirs.send, b"SSH-2.0-x\r\n")
-        return ours
-
-    monkeypatch.setattr(FakeDomain, "dial", dial)
-    outcome = networked.run(own_work(networked, work={"ready": Probe(Sign.PORT, "22")}), (100.0, Stop()))
-    for end in dialled:
-        end.close()
-    assert State.RUNNING in networked.states() and outcome.cause is Cause.CANCELLED and len(dialled) == 3
-    assert networked.domain().spec.nic.forward == 22  # type: ignore[union-attr]
-
-
-def test_a_port_that_nobody_could_reach_is_refused(house: House) -> None:
-    outcome = house.run(own_work(house, machine={}, work={"user_data": None, "ready": Probe(Sign.PORT, "22")}))
-    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "ContextImpossible") and "port:22" in outcome.reason
-
-
 @pytest.mark.parametrize(
     ("message", "code", "reason"),
     [

@@ -53,7 +53,6 @@ class Means:
     ramdisk: bool = False  # belljar starts its kernel with a ramdisk of belljar's own
     init: str = ""  # "systemd", "other", or "" where it is not known
     cloud_init: bool = False
-    sshd: bool = False
     agent: bool = False  # it starts the agent itself, as docs/images.md says
     own: Context = Context.AUTO  # what its importer chose
     is_known: bool = True  # its root file system was examined; else any context that is asked for is tried
@@ -141,14 +140,6 @@ def cloud_init_seed(
     return AgentSeed(agent, unit, user_data, grows, python)
 
 
-def ssh_seed(user: str, public: str, host_private: str, host_public: str, *, grows: bool = False) -> Seed:
-    """A seed that lets the holder of a key in as *user*, and gives the guest's ssh server its own. Keys are no part of its
-    digest: all such seeds make the same guest, but for them."""
-    from belljar.context.discs import SshSeed
-
-    return SshSeed(user, public, host_private, host_public, grows)
-
-
 def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
     """A seed for guests without the agent: the user's own data alone, in the forms of several clouds."""
     from belljar.context.discs import UserSeed
@@ -174,7 +165,6 @@ PREFERENCE = (
     (Context.NONE, "it starts the agent itself"),
     (Context.CLOUD_INIT, "it has cloud-init"),
     (Context.INJECT, "it has systemd"),
-    (Context.SSH, "it has an ssh server"),
 )
 
 
@@ -199,7 +189,6 @@ def lacks(context: Context, means: Means) -> list[str]:
             ("cloud-init", means.cloud_init), ("systemd", means.init == "systemd"),
         ),
         Context.INJECT: (("systemd", means.init == "systemd"),),
-        Context.SSH: (("ssh server", means.sshd),),
     }  # fmt: skip
     return [what for what, has in wants.get(context, ()) if not has]
 

@@ -114,37 +114,6 @@ class AgentSeed:
 
 
 @dataclass(frozen=True)
-class SshSeed:
-    """A disc that lets belljar in as *user*, and gives the guest's ssh server its key. Implements `Seed`.
-
-    https://docs.cloud-init.io/en/latest/reference/modules.html#ssh"""
-
-    user: str
-    public: str
-    host_private: str
-    host_public: str
-    grows: bool
-
-    @cached_property
-    def digest(self) -> str:
-        return _digest(self._config("", "", ""), VENDOR.encode(), b"%d" % self.grows)
-
-    def write(self, path: Path) -> None:
-        config = self._config(self.public, self.host_private, self.host_public)
-        write_disc(path, _cloud_init(f"belljar-{self.digest[:16]}", config, grows=self.grows))
-
-    def _config(self, public: str, host_private: str, host_public: str) -> bytes:
-        config = {
-            "disable_root": False,
-            "users": ["default", {"name": self.user, "ssh_authorized_keys": [public]}],
-            "ssh_deletekeys": True,
-            "ssh_keys": {"ed25519_private": host_private, "ed25519_public": host_public},
-            "ssh_quiet_keygen": True,
-        }
-        return b"#cloud-config\n" + _yaml(config)
-
-
-@dataclass(frozen=True)
 class UserSeed:
     """A disc with user data for guests that have no agent, in the forms of several clouds at once. Implements `Seed`.
 

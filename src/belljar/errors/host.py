@@ -66,13 +66,6 @@ class PortRefused(HostError):
     retry = Retry.LATER
 
 
-class SshMissing(HostError):
-    """The library that speaks ssh is not installed."""
-
-    hint = "In a checkout: `make install`, or `pip install '.[ssh]'`."
-    retry = Retry.NEVER
-
-
 class NoCredentials(HostError):
     """A machine cannot be given the proxy or the token its machinetype has: the site's own file is missing, wrong or over."""
 
@@ -268,14 +261,6 @@ class GuestRefused(GuestError):
 
     retry = Retry.NEVER
     cause = Cause.REFUSED
-
-
-class SshRefused(GuestError):
-    """A guest's ssh server answers, and does not let belljar in."""
-
-    hint = "See `belljar logs ID --console`: its ssh server must let root, or the image's `--ssh-user`, in with belljar's key."
-    retry = Retry.NEVER
-    cause = Cause.BOOT_FAILED
 
 
 class NoNineP(GuestRefused):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from belljar.hints import TYPE_CHECKING, Protocol
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, Transfer, Usage, setting
-from belljar.records import dataclass, field
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     import socket
@@ -190,18 +190,6 @@ class Guest(Protocol):
 
     def close(self) -> None:
         """Stop talking; every waiting call raises AgentLost."""
-
-
-@dataclass(frozen=True)
-class SshKeys:
-    """How belljar and the ssh server of a guest know each other, for one boot. Keys are texts in OpenSSH's formats."""
-
-    private: str = field(repr=False)  # belljar's
-    user: str = "root"  # another one must be allowed `sudo -n`
-    public: str = ""  # belljar's, for the user's authorized_keys
-    host_private: str = field(default="", repr=False)
-    host_public: str = ""  # the only one that the server may show; "": whichever it shows
-    host_dropbear: bytes = field(default=b"", repr=False)  # the private one once more, in dropbear's format
 
 
 async def second_client(guest: Guest, connection: socket.socket) -> None:

@@ -82,8 +82,6 @@ class Nic:
     egress: Egress | None = None  # user network: where the machine may go; None: wherever its host may
     has_line: bool = False  # its frames are carried by a descriptor
     fd: int = -1  # that descriptor, ours, lent to the domain: a tap, or a socket; -1 (a template's): nothing there
-    forward: int = 0  # user network: a port of the guest that `Domain.dial` reaches; nobody else does
-    is_shut: bool = False  # user network: nothing goes out
 
 
 @dataclass(frozen=True)
@@ -237,9 +235,6 @@ class Domain(Protocol):
 
     def traffic(self) -> AsyncIterator[Call | Refusal]:
         """What the guard of a user network tells, to one listener, until the domain's end. Untaken calls are closed."""
-
-    async def dial(self) -> socket.socket:
-        """A connection to the port of the guest that its card forwards, non-blocking. Raises OSError."""
 
     def usage(self) -> tuple[float, float, int]:
         """User seconds, system seconds, peak resident bytes of the QEMU process so far (final once it ended)."""

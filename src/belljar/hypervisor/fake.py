@@ -122,9 +122,6 @@ class FakeDomain:
                 self._heard.clear()
                 await self._heard.wait()
 
-    async def dial(self) -> socket.socket:
-        raise ConnectionRefusedError("nobody listens in a guest that is not there")
-
     def usage(self) -> tuple[float, float, int]:
         return 0.25, 0.125, 64 << 20
 

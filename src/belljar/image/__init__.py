@@ -133,7 +133,7 @@ class ImageStore(Protocol):
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
         """What to boot it with, for a context that `Image.facts` allow. An image that is booted directly has one ramdisk for
-        all: RAMDISK (and AUTO) end in belljar's own init with the present agent; CLOUD_INIT, SSH and NONE in the image's init
+        all: RAMDISK (and AUTO) end in belljar's own init with the present agent; CLOUD_INIT and NONE in the image's init
         (`belljar.init=`); INJECT too, after agent and unit were written into the root file system (`belljar.inject`).
         With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
 
@@ -205,14 +205,6 @@ def name_of(source: str) -> str:
     return f"from-{words}-{sha256(source.encode()).hexdigest()[:12]}"
 
 
-def agent_digest() -> str:
-    """A digest of the agent and its unit, as they are put into guests."""
-    from belljar.agent import bundle
-    from belljar.host.quick_imports import sha256
-
-    return sha256("\n".join((bundle.digest().hex(), agent_unit())).encode()).hexdigest()
-
-
 def layer_name(image: Image, python: Interpreter | None = None) -> str:
     """The name of the layer that puts the present agent, and this interpreter, into this image's disk, in the store's folder
     `layers`."""
@@ -223,20 +215,6 @@ def layer_name(image: Image, python: Interpreter | None = None) -> str:
     words = [AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit(), repr(image.created)]
     agent = sha256("\n".join([*words, *([python.digest] if python else [])]).encode())
     return f"{image.digest[:32]}-{agent.hexdigest()[:16]}"
-
-
-# Tells belljar's ramdisk to put the keys of `ssh_part` into the image, and to set the card up.
-SSH_WORD = "belljar.inject-ssh"
-
-
-def ssh_part(public: str, host_private: str, host_public: str, host_dropbear: bytes) -> bytes:
-    """An archive to be appended to a ramdisk: keys for root of an image that nobody else would give them to."""
-    from belljar.image.boot import cpio
-
-    files = {"authorized_keys": public, "ssh_host_ed25519_key": host_private, "ssh_host_ed25519_key.pub": host_public}
-    entries = [cpio.file(f"ssh/{name}", f"{key.strip()}\n".encode(), 0o600) for name, key in files.items()]
-    entries.append(cpio.file("ssh/dropbear_ed25519_host_key", host_dropbear, 0o600))
-    return cpio.archive([cpio.folder("ssh"), *entries])
 
 
 def agent_unit(*, is_carried: bool = False) -> str:

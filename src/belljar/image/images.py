@@ -3,19 +3,16 @@ what the importer of an image said of it can be changed."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BadOption, ImageNotAllowed, ImageUnfit, ImageUnknown, NoStore
+from belljar.errors import ImageNotAllowed, ImageUnfit, ImageUnknown, NoStore
 from belljar.hints import Any
 from belljar.image import Image
 from belljar.image.store import manifest
 from belljar.image.store.store import DEFAULT_NAME, PREFIX, Store
 from belljar.model import Context, Firmware
-
-ROOT = "root"  # whom `--context ssh` logs in as, where nothing else is said
 
 
 class Images(Store):
@@ -92,10 +89,9 @@ class Images(Store):
         *,
         context: Context | None = None,
         firmware: Firmware | None = None,
-        ssh_user: str | None = None,
     ) -> Image:
         """Change what the importer of an image said of it; None leaves a thing as it is. Running machines are not touched,
-        older templates of the image are not used any more. Raises BadOption, ImageUnfit, NotPermitted."""
+        older templates of the image are not used any more. Raises ImageUnfit, NotPermitted."""
         self._ours(image, "changed")
         changes: dict[str, Any] = {}
         if context is not None:
@@ -103,13 +99,6 @@ class Images(Store):
         if firmware is not None:
             _check(image, firmware)
             changes["use_firmware"] = firmware.value
-        if ssh_user is not None:
-            if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", ssh_user):
-                raise BadOption(
-                    f"--ssh-user {ssh_user!r} is not a valid user name",
-                    hint="Small letters, digits, - and _, at most 32; root is the default.",
-                )
-            changes["ssh_user"] = None if ssh_user == ROOT else ssh_user
         manifest.set_facts(image.disk.parent, changes, mode=self.file_mode)
         return manifest.read(image.disk.parent, image.names)
 

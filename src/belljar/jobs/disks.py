@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from belljar.image import Image
     from belljar.jobs import House
 
-KEPT_FACTS = ("context", "ssh_user", "suite", "added")
+KEPT_FACTS = ("context", "suite", "added")
 TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
 NOT_LOOKED_INTO = (
     "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"

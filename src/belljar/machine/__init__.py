@@ -92,9 +92,7 @@ class Folders:
 
 
 # files of a machine's folder
-RAMDISK = "ramdisk"  # one of this machine's own
-FORWARD = "forward.sock"  # of the hypervisor
-VIRTIOFSD_LOG, VIRTIOFS_SOCKET = "virtiofsd.log", "virtiofs.sock"  # of the hypervisor, too
+VIRTIOFSD_LOG, VIRTIOFS_SOCKET = "virtiofsd.log", "virtiofs.sock"  # of the hypervisor
 SEED = "seed.iso"
 KEPT_DISK = "overlay.qcow2"  # after `run --keep`
 JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
@@ -108,7 +106,7 @@ DISK_NOT_WHOLE = "QEMU may not have written all of its disk"  # a trouble of a m
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip
-NOT_KEPT = (SEED, RAMDISK, CONTROL, FORWARD, VIRTIOFS_SOCKET)  # when it has ended
+NOT_KEPT = (SEED, CONTROL, VIRTIOFS_SOCKET)  # when it has ended
 
 
 @dataclass(frozen=True)

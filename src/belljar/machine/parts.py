@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from belljar.context import Settings as ContextSettings
-from belljar.guest import Guest, SshKeys, Streams
+from belljar.guest import Guest, Streams
 from belljar.hints import Protocol
 from belljar.host.room import Settings as HostSettings
-from belljar.hypervisor import Domain, Hypervisor
+from belljar.hypervisor import Hypervisor
 from belljar.image import ImageStore, Overlays
 from belljar.machine import Folders, Settings
 from belljar.machine.extras import Extra
@@ -21,7 +21,6 @@ from belljar.records import dataclass, field
 
 # Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
 Showing = Callable[[str], AbstractContextManager[None]]
-MakeSshGuest = Callable[[Domain, SshKeys, Callable[[str], None], bool], Guest]  # the last: is it to become a template?
 
 
 class Keep(Protocol):
@@ -30,14 +29,6 @@ class Keep(Protocol):
     async def __call__(
         self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = ()
     ) -> Outcome: ...
-
-
-@dataclass(frozen=True)
-class SshHouse:
-    """What guests are reached with by ssh."""
-
-    make_guest: MakeSshGuest
-    fresh_keys: Callable[[str], SshKeys]  # for this user. Raises SshMissing
 
 
 def in_silence(what: str) -> AbstractContextManager[None]:
@@ -62,5 +53,4 @@ class Parts:
     hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told
     context: ContextSettings = field(default_factory=ContextSettings)
     host: HostSettings = field(default_factory=HostSettings)
-    ssh: Callable[[], SshHouse] | None = None  # what guests are reached with by ssh; made where one is
     showing: Showing = in_silence

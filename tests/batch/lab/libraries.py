@@ -30,17 +30,13 @@ def libraries() -> Path:
 
 
 def _needed(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
-    """A distribution and all it requires here; extras are no requirements, but that of ssh is installed too."""
+    """A distribution and all it requires here; extras are not required."""
     if name in found:
         return found
     found[name] = metadata.distribution(name)
     for line in found[name].requires or ():
         word = re.match(r"[A-Za-z0-9._-]+", line)
-        if (
-            word is not None
-            and ("extra ==" not in line or 'extra == "ssh"' in line.replace("'", '"'))
-            and _is_here(word[0])
-        ):
+        if word is not None and "extra ==" not in line and _is_here(word[0]):
             _needed(word[0].lower(), found)
     return found
 

@@ -66,7 +66,7 @@ def test_a_stock_disk_boots_by_its_own_loader_and_is_cloned(belljar: Belljar, tm
 
 
 @pytest.mark.parametrize("firmware", ["bios", "uefi"])
-@pytest.mark.parametrize("context", ["inject", "cloud-init", "ssh"])
+@pytest.mark.parametrize("context", ["inject", "cloud-init"])
 @pytest.mark.parametrize("suite", PYTHONS)
 def test_the_agent_is_brought_into_a_disk_that_boots_by_its_own_loader(
     belljar: Belljar, tmp_path: Path, suite: str, firmware: str, context: str

@@ -38,7 +38,7 @@ def ran(belljar: Belljar, image: str, context: str, start: str, *words: str) -> 
     return [program, init]
 
 
-@pytest.mark.parametrize("context", ["ramdisk", "inject", "ssh"])
+@pytest.mark.parametrize("context", ["ramdisk", "inject"])
 def test_an_image_without_any_python_is_brought_one(belljar: Belljar, context: str) -> None:
     image = stock(belljar, "bookworm-bare")
     assert belljar.json("image", "show", image)["facts"]["python"] == ""

@@ -8,8 +8,8 @@ from belljar.context import Means, choose
 from belljar.errors import ContextImpossible
 from belljar.model import Context
 
-AUTO, RAMDISK, CLOUD_INIT, INJECT, SSH, NONE = Context
-STOCK = Means(ramdisk=True, init="systemd", cloud_init=True, sshd=True)
+AUTO, RAMDISK, CLOUD_INIT, INJECT, NONE = Context
+STOCK = Means(ramdisk=True, init="systemd", cloud_init=True)
 NOTHING = Means()
 
 
@@ -17,15 +17,14 @@ NOTHING = Means()
     ("means", "context"),
     [
         (STOCK, RAMDISK),
-        (replace(STOCK, own=SSH), SSH),
+        (replace(STOCK, own=INJECT), INJECT),
         (replace(STOCK, own=NONE), NONE),
         (replace(STOCK, ramdisk=False), CLOUD_INIT),
         (replace(STOCK, ramdisk=False, agent=True), NONE),
         (replace(STOCK, agent=True), RAMDISK),
         (replace(STOCK, ramdisk=False, cloud_init=False), INJECT),
-        (replace(STOCK, ramdisk=False, init="other"), SSH),
+        (replace(STOCK, ramdisk=False, init="other"), NONE),
         (Means(ramdisk=True), RAMDISK),
-        (Means(sshd=True), SSH),
         (NOTHING, NONE),
     ],
 )
@@ -37,7 +36,7 @@ def test_auto_takes_what_the_importer_said_and_else_the_first_way_that_can_be_go
     assert chosen.reason
 
 
-@pytest.mark.parametrize("wanted", [RAMDISK, CLOUD_INIT, INJECT, SSH, NONE])
+@pytest.mark.parametrize("wanted", [RAMDISK, CLOUD_INIT, INJECT, NONE])
 def test_what_is_asked_for_goes_before_what_the_importer_said(wanted: Context) -> None:
     assert choose(wanted, replace(STOCK, own=NONE), "some").context is wanted
     assert choose(wanted, STOCK, "some").reason == "asked for"
@@ -51,7 +50,6 @@ def test_what_is_asked_for_goes_before_what_the_importer_said(wanted: Context) -
         (CLOUD_INIT, replace(STOCK, init="other"), ["systemd"]),
         (CLOUD_INIT, NOTHING, ["cloud-init", "systemd"]),
         (INJECT, replace(STOCK, init=""), ["systemd"]),
-        (SSH, replace(STOCK, sshd=False), ["ssh server"]),
     ],
 )
 def test_what_the_image_cannot_do_is_refused_with_what_is_missing(
@@ -65,7 +63,7 @@ def test_what_the_image_cannot_do_is_refused_with_what_is_missing(
 
 def test_an_importers_wish_that_cannot_be_had_is_refused_and_not_replaced() -> None:
     with pytest.raises(ContextImpossible, match="the image was imported so"):
-        choose(AUTO, replace(STOCK, own=SSH, sshd=False), "site")
+        choose(AUTO, replace(STOCK, own=INJECT, init="other"), "site")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,6 @@ def test_an_importers_wish_that_cannot_be_had_is_refused_and_not_replaced() -> N
         (RAMDISK, Means(ramdisk=True)),
         (CLOUD_INIT, Means(init="systemd", cloud_init=True)),
         (INJECT, Means(init="systemd")),
-        (SSH, Means(sshd=True)),
     ],
 )
 def test_no_way_needs_a_python_of_the_image(wanted: Context, means: Means) -> None:
@@ -82,7 +79,7 @@ def test_no_way_needs_a_python_of_the_image(wanted: Context, means: Means) -> No
     assert choose(wanted, means, "old").context is wanted
 
 
-@pytest.mark.parametrize("wanted", [CLOUD_INIT, INJECT, SSH, NONE])
+@pytest.mark.parametrize("wanted", [CLOUD_INIT, INJECT, NONE])
 def test_an_image_that_was_not_looked_into_is_believed_to_whoever_insists(wanted: Context) -> None:
     unknown = Means(is_known=False)
     assert choose(wanted, unknown, "xfs").context is wanted

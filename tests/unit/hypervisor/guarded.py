@@ -86,32 +86,6 @@ def hostile_calls(port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def listening(port: int) -> dict[str, str]:
-    """What a guard lets listen, where it lets anything."""
-    anywhere, here, unbound, plain = (socket.socket(2, kind) for kind in (1, 1, 1, 2))
-    return {
-        "anywhere": outcome(lambda: anywhere.bind(("0.0.0.0", 0))), "one port": outcome(lambda: anywhere.bind(("127.0.0.1", port))),
-        "datagrams": outcome(lambda: plain.bind(("127.0.0.1", 0))), "unbound": outcome(lambda: unbound.listen()),
-        "loopback": outcome(lambda: here.bind(("127.0.0.1", 0))), "then": outcome(lambda: here.listen(1)),
-        "port": outcome(lambda: here.getsockname()[1] > 0),
-    }  # fmt: skip
-
-
-def forwarding() -> dict[str, str]:
-    """As QEMU's user network listens for connections to a guest's port, and takes one."""
-    line, other, number = (socket.socket() for _ in range(3))
-    found = {
-        "bind": outcome(lambda: line.bind(("127.0.0.1", 22))), "listen": outcome(lambda: line.listen(1)),
-        "family": str(os.fstat(line.fileno()).st_mode), "a second one": outcome(lambda: other.bind(("127.0.0.1", 22))),
-        "a number": outcome(lambda: number.bind(("127.0.0.1", 0))), "and no more": outcome(lambda: number.listen(1)),
-    }  # fmt: skip
-    line = socket.socket(fileno=line.detach())
-    sys.stdout.flush()
-    taken, _ = line.accept()
-    with taken:
-        return {**found, "heard": taken.recv(100).decode()}
-
-
 def seals(number: int, port: int) -> dict[str, str]:
     """The inherited socket may be used, and nothing can take its number."""
     mine = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -193,7 +167,7 @@ def main() -> None:
     found = {
         "connect": lambda: {"connect": connect(*words)}, "udp": lambda: {"udp": udp(*words)},
         "hostile_addresses": lambda: hostile_addresses(*words), "hostile_calls": lambda: hostile_calls(*words),
-        "listening": lambda: listening(*words), "forwarding": forwarding, "seals": lambda: seals(*words), "race": lambda: race(*words), "abi": lambda: foreign_abi(*words),
+        "seals": lambda: seals(*words), "race": lambda: race(*words), "abi": lambda: foreign_abi(*words),
         "answered": lambda: answered(*words), "many": lambda: many(*words),
     }[what]()  # fmt: skip
     print(json.dumps(found))

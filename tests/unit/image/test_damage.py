@@ -217,7 +217,7 @@ def test_a_damaged_image_names_the_command_that_brings_it_again(
     node.ensure("base")
     node.tag(damaged(node, node.resolve("base")), "mine")
     damaged(store, publish("built", b"content"))
-    damaged(store, bring(store, Order(str(ext4(tmp_path / "disk")), "disk", context=Context.SSH), None))
+    damaged(store, bring(store, Order(str(ext4(tmp_path / "disk")), "disk", context=Context.INJECT), None))
     for images, name, command in (
         (node, "mine", "belljar image sync base"),
         (store, "built", "belljar image build debian --suite bookworm --name built"),

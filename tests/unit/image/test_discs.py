@@ -53,7 +53,7 @@ def test_what_is_no_disc_is_refused(store: Store, tmp_path: Path, data: bytes) -
         bring(store, Order(str(tmp_path / "a.iso"), "cernvm", is_disc=True))
 
 
-@pytest.mark.parametrize("more", [{"firmware": "uefi"}, {"context": Context.SSH}, {"kernel": Path("/etc/hosts")}])
+@pytest.mark.parametrize("more", [{"firmware": "uefi"}, {"context": Context.INJECT}, {"kernel": Path("/etc/hosts")}])
 def test_a_disc_has_its_own_kernel_and_context(store: Store, tmp_path: Path, more: dict[str, object]) -> None:
     with pytest.raises(BadOption, match="--kind iso"):
         bring(store, Order(str(disc(tmp_path / "a.iso")), "cernvm", is_disc=True, **more))  # type: ignore[arg-type]

@@ -52,7 +52,6 @@ def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Pa
         "init": "",
         "init_system": "",
         "cloud_init": False,
-        "sshd": "",
         "mounts": [],
         "firmware": [],
         "least_memory": 8 * MIB,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.errors import BadOption, ImageUnfit, NotPermitted
+from belljar.errors import ImageUnfit, NotPermitted
 from belljar.image import Image
 from belljar.image.boot import initramfs
 from belljar.image.images import Images
@@ -69,21 +69,6 @@ def test_a_context_is_changed_and_taken_back(store: Images, publish: Publish) ->
     assert store.verify(store.resolve("mine")) == []
 
 
-@pytest.mark.parametrize("user", ["", "-x", "Root", "a b", "a;b", "x" * 33, "a\nb"])
-def test_what_is_no_name_of_a_user_is_not_kept(store: Images, publish: Publish, user: str) -> None:
-    image = publish("mine")
-    with pytest.raises(BadOption, match="--ssh-user"):
-        store.amend(image, context=Context.SSH, ssh_user=user)
-    assert "ssh_user" not in store.resolve("mine").facts and "context" not in store.resolve("mine").facts
-
-
-def test_whom_ssh_logs_in_as_is_changed_and_taken_back(store: Images, publish: Publish) -> None:
-    image = publish("mine")
-    assert store.amend(image, ssh_user="debian").facts["ssh_user"] == "debian"
-    assert store.resolve("mine").facts["ssh_user"] == "debian"
-    assert "ssh_user" not in store.amend(image, ssh_user="root").facts
-
-
 def test_a_firmware_is_changed_only_where_that_can_work(store: Images, publish: Publish) -> None:
     with pytest.raises(ImageUnfit, match="booted directly"):
         store.amend(publish("direct"), firmware=Firmware.UEFI)
@@ -96,4 +81,4 @@ def test_a_firmware_is_changed_only_where_that_can_work(store: Images, publish: 
 
 def test_another_owners_image_is_not_changed(store: Images, publish: Publish) -> None:
     with pytest.raises(NotPermitted):
-        store.amend(replace(publish("mine"), store=store.folder.parent), context=Context.SSH)
+        store.amend(replace(publish("mine"), store=store.folder.parent), context=Context.INJECT)

@@ -31,6 +31,7 @@ from belljar.image.site.master import Master
 from belljar.image.site.publish import Change, publish, read_index
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
+from belljar.model import Context
 
 DISK = "disk.qcow2"
 
@@ -281,10 +282,10 @@ def test_a_new_kernel_or_a_new_word_of_the_publisher_comes_though_the_disk_is_th
     image = site.put("base", b"1")
     node = site.trusting()
     node.ensure("base")
-    site.publisher.amend(image, ssh_user="debian")
+    site.publisher.amend(image, context=Context.INJECT)
     site.change({"base": site.publisher.resolve(image.digest)})
     (row,) = sync.sync(node, (), node.settings.sources)
-    assert row.what == sync.UPDATED and node.resolve("base").facts["ssh_user"] == "debian"
+    assert row.what == sync.UPDATED and node.resolve("base").facts["context"] == "inject"
     put_same_disk(site, image, "base", "key", append="noisy")
     (row,) = sync.sync(node, (), node.settings.sources)
     assert row.what == sync.UPDATED and node.resolve("base").append == "noisy"

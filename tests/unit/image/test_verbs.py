@@ -54,8 +54,8 @@ def test_the_list_shows_names_and_where_an_image_comes_from(
 def test_a_context_the_image_cannot_do_is_not_set(typed: Typed, publish: Publish, store: Store) -> None:
     folder = publish("base").disk.parent
     manifest.set_facts(folder, {"python": "3.11", "init_system": "systemd", "boots_by": "kernel"}, mode=store.file_mode)
-    with pytest.raises(ContextImpossible, match=r"image base: --context ssh is not possible.*no ssh server"):
-        typed("set", "base", "--context", "ssh")
+    with pytest.raises(ContextImpossible, match=r"image base: --context cloud-init is not possible.*no cloud-init"):
+        typed("set", "base", "--context", "cloud-init")
     assert "context" not in store.resolve("base").facts
     assert typed("set", "base", "--context", "ramdisk") == 0 and store.resolve("base").facts["context"] == "ramdisk"
     assert typed("set", "base", "--context", "auto") == 0 and "context" not in store.resolve("base").facts
@@ -65,7 +65,7 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
     typed: Typed, publish: Publish, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disk, root, base = str(ext4(tmp_path / "disk")), system(tmp_path / "root"), publish("base")
-    for context, missing in (("ssh", "no ssh server"), ("cloud-init", "no cloud-init and no systemd")):
+    for context, missing in (("inject", "no systemd"), ("cloud-init", "no cloud-init and no systemd")):
         with pytest.raises(ContextImpossible, match=rf"image mine: --context {context} is not possible.*{missing}"):
             typed("import", disk, "--name", "mine", "--context", context, root=root)
         assert store.images() == [base] and list((store.folder / "drafts").iterdir()) == []
@@ -73,11 +73,11 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
     assert store.resolve("mine").facts["context"] == "ramdisk"
     store.drop("base")
     unknown = str(ext4(tmp_path / "unknown"))  # what nobody has looked for may be there all the same
-    assert typed("import", unknown, "--name", "other", "--context", "ssh") == 0
+    assert typed("import", unknown, "--name", "other", "--context", "inject") == 0
     capsys.readouterr()
 
 
-SYSTEMD = {"python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cloud_init": False, "sshd": ""}
+SYSTEMD = {"python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cloud_init": False}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,6 @@ SYSTEMD = {"python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cl
     [
         (SYSTEMD, "boots by firmware; its guests get the agent by inject"),
         ({**SYSTEMD, "cloud_init": True}, "its guests get the agent by cloud-init"),
-        ({**SYSTEMD, "init_system": "other", "sshd": "/usr/sbin/sshd"}, "its guests get the agent by ssh"),
         ({**SYSTEMD, "agent": True}, "it starts the agent itself"),
         ({**SYSTEMD, "init_system": "other"}, "it boots by firmware; nothing in it is known to start the agent"),
         ({}, "it boots by firmware; its file systems were not looked into, which takes"),

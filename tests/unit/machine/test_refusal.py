@@ -14,9 +14,8 @@ from belljar.machine import Folders
 from belljar.machine.cleaning.reaper import Reaper
 from belljar.machine.life.claim import claim
 from belljar.machine.outside.registry import Machines
-from belljar.machine.planning.guest_context import AWAITED
 from belljar.machine.planning.refusal import checked_image, outcome_of, put_on_record
-from belljar.model import MIB, Cause, Context, MachineSpec, OutcomeClass, OwnWork, Request
+from belljar.model import MIB, Cause, MachineSpec, OutcomeClass, OwnWork, Request
 from belljar.records import replace
 
 
@@ -37,7 +36,7 @@ def test_an_image_with_nothing_to_start_is_refused_instead_of_waited_for() -> No
 def test_what_failed_names_the_machine_in_its_reason_and_its_hint(tmp_path: Path) -> None:
     request = Request("0123456789ab", MachineSpec("plain", 1, 64 * MIB), OwnWork())
     life = claim(request, folders(tmp_path), lambda point: None)
-    life.fail(BootTimeout(f"waited 3 s for {AWAITED[Context.SSH]}"))
+    life.fail(BootTimeout("waited 3 s (`belljar logs ID --journal` shows for what)"))
     for words in (life.outcome.reason, life.outcome.hint):
         assert "`belljar logs 0123456789ab --" in words
 

@@ -114,14 +114,14 @@ def tag(args: argparse.Namespace, house: House) -> int:
 
 
 def set_(args: argparse.Namespace, house: House) -> int:
-    if args.context is None and args.firmware is None and args.ssh_user is None:
-        raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")
+    if args.context is None and args.firmware is None:
+        raise BadOption("nothing to change", hint="Give --context or --firmware.")
     context = None if args.context is None else Context(args.context)
     firmware = None if args.firmware is None else Firmware(args.firmware)
     image = house.images.resolve(args.image)
     if context not in (None, Context.AUTO):
         choose(context, means_of(image), args.image)
-    house.images.amend(image, context=context, firmware=firmware, ssh_user=args.ssh_user)
+    house.images.amend(image, context=context, firmware=firmware)
     return 0
 
 
@@ -261,7 +261,6 @@ NAME | its new name
 {IMAGE}
 --firmware {{bios,uefi}} | of a disk that is not booted directly
 --context {CONTEXT} | {CONTEXT_HELP}
---ssh-user NAME | whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)
 # extract | copy files and folders out of an image, or out of a kept machine
 {DISK}
 PATH + @paths | a path in it

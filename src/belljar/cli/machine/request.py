@@ -102,11 +102,9 @@ def _work(args: argparse.Namespace, account: Account) -> Work:
 def probe(text: str) -> Probe:
     """What `--ready` says."""
     word, colon, of = text.partition(":")
-    is_whole = bool(of) if word in ("port", "file", "line") else not colon
+    is_whole = bool(of) if word in ("file", "line") else not colon
     if word not in {sign.value for sign in Sign} or not is_whole:
-        raise BadOption(f"--ready {text}: not one of none, agent, port:N, file:/PATH, line:TEXT")
-    if word == "port" and not (of.isdecimal() and 0 < int(of) < 1 << 16):
-        raise BadOption(f"--ready {text}: a port is a number from 1 to 65535")
+        raise BadOption(f"--ready {text}: not one of none, agent, file:/PATH, line:TEXT")
     if word == "file" and not of.startswith("/"):
         raise BadOption(f"--ready {text}: not an absolute path")
     if len(of) > LONGEST_SIGN or not of.isprintable():

@@ -145,7 +145,7 @@ OPTIONS = f"""
 -n --no-input | the payload reads nothing: in a loop of a shell, standard input is the loop's
 -t --tty | give the payload a terminal
 [without a command: images that know their own work (docs/pilots.md)]
---ready SIGN | the guest is ready when: agent, belljar's agent answers, and it takes exec and cp; port:N, its TCP port N answers;
+--ready SIGN | the guest is ready when: agent, belljar's agent answers, and it takes exec and cp;
 | file:/PATH, that file is there; line:TEXT, its console shows that; none, it runs (default)
 --user-data FILE|URL | a template of at most 1 MiB; its ##user_data_...## patterns are filled in
 --user-data-option K=V * | the value of ##user_data_option_K##

@@ -57,7 +57,6 @@ class Egress:
     deny: tuple[Rule, ...] = ()
     resolvers: tuple[str, ...] = ()  # the host's own, which a guest reaches through its gateway
     answers: tuple[Place, ...] = ()
-    listens: bool = False  # a port of the host's 127.0.0.1, of the kernel's choice, may lead into the guest
 
 
 class Verdict(str, Enum):

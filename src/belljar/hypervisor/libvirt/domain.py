@@ -4,7 +4,6 @@ reason for it is what libvirt tells, and its use of the host is measured as long
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import socket
@@ -26,7 +25,6 @@ from belljar.hypervisor import DomainEvent, DomainSpec, EventKind
 from belljar.hypervisor.libvirt.starting import Started, undo
 from belljar.hypervisor.qemu import cmdline
 from belljar.hypervisor.qemu.domain import LAST_RESORT, History, measure
-from belljar.hypervisor.qemu.driver import FORWARD
 from belljar.hypervisor.qemu.network.guard import Outside
 from belljar.hypervisor.qemu.process.launch import Child, confined
 
@@ -114,11 +112,6 @@ class LibvirtDomain:
             return
         async for item in self._carrier.outside.traffic():
             yield item
-
-    async def dial(self) -> socket.socket:
-        if self._carrier is None:
-            raise OSError(errno.ENOTCONN, "this machine forwards no port")
-        return await self._carrier.outside.dial()
 
     def usage(self) -> tuple[float, float, int]:
         self._measure()
@@ -271,7 +264,7 @@ class Carrier:
         """Raises NoGuard, HostError."""
         assert spec.nic is not None
         nic, self._on_end, self._is_closed = spec.nic, on_end, False
-        self.outside = Outside(nic.egress, spec.folder / FORWARD if nic.forward else None)
+        self.outside = Outside(nic.egress)
         argv = confined(cmdline.carrier(binary, spec.id, nic, wire.fileno()), spec.owner)
         lines = [wire.fileno(), *([nic.fd] if nic.fd >= 0 else [])]
         os.set_blocking(wire.fileno(), False)

@@ -25,7 +25,6 @@ MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump
 # Devices that a template never has sit at the far end of the bus, eight in a slot, so that all others keep their places.
 LAST_SLOT = 0x1E  # the one behind it is the board's own
 FUNCTIONS = 8
-FORWARD_ADDRESS, FORWARD_PORT = "127.0.0.1", 22  # never listened on
 BELOW = 100  # the file sets of what such disks stand on begin here
 STATE_SET = 99  # the file set of the device state
 SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
@@ -283,8 +282,8 @@ def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
 def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
     """QEMU's own user network, a tap, a socket that carries frames, or, without a *line*, a hub with nobody else."""
     if not nic.has_line:
-        shut = ",restrict=on" if is_draft or nic.is_shut else ""
-        return "user,id=net,ipv6=off" + shut + forwarding(nic.forward)
+        shut = ",restrict=on" if is_draft else ""
+        return "user,id=net,ipv6=off" + shut
     if line < 0:
         return "hubport,id=net,hubid=0"
     kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
@@ -299,11 +298,6 @@ def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
         *("-netdev", network_backend(nic, nic.fd), "-netdev", "hubport,id=outside,hubid=0,netdev=net"),
         *("-netdev", f"socket,id=wire,fd={wire}", "-netdev", "hubport,id=inside,hubid=0,netdev=wire"),
     ]
-
-
-def forwarding(port: int) -> str:
-    """A port of the guest. QEMU asks for a port of the host at this address; the guard gives it a socket instead."""
-    return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT}-:{port}" if port else ""
 
 
 def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -69,7 +68,6 @@ class QemuDomain:
         timeout: float,
         doing: str,
         egress: Egress | None = None,
-        forward: Path | None = None,
         servers: Sequence[FolderServer] = (),
     ) -> None:
         """*servers* end with it; until it is made they are the caller's."""
@@ -86,7 +84,7 @@ class QemuDomain:
         self._to_plug: Callable[[], Sequence[Command]] | None = None  # asked when the state is loaded
         self._is_plugged: asyncio.Future[None] | None = None
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._outside = None if egress is None and forward is None else _outside(egress, forward)
+        self._outside = None if egress is None else _outside(egress)
         try:
             self._child = Child(argv, fds, log, self._ended, self._outside.start if self._outside else None)
         except BaseException:
@@ -157,11 +155,6 @@ class QemuDomain:
             return
         async for item in self._outside.traffic():
             yield item
-
-    async def dial(self) -> socket.socket:
-        if self._outside is None:
-            raise OSError(errno.ENOTCONN, "this machine forwards no port")
-        return await self._outside.dial()
 
     def usage(self) -> tuple[float, float, int]:
         user, system, peak = self._child.usage or measure(self.pid)
@@ -277,11 +270,11 @@ class QemuDomain:
         return explain(self._child.said(), self._child.status, self._doing)
 
 
-def _outside(egress: Egress | None, forward: Path | None) -> Outside:
+def _outside(egress: Egress) -> Outside:
     """Imported by machines that have a network alone."""
     from belljar.hypervisor.qemu.network.guard import Outside
 
-    return Outside(egress, forward)
+    return Outside(egress)
 
 
 def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:

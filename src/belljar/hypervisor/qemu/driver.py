@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
 
 FEW_WORKERS = 8  # where a limit counts their stacks (batch/sizes.py, DATA_SPACE)
-FORWARD = "forward.sock"  # in a machine's folder: where its guest's forwarded port is reached
 OF_LIBVIRT = b",debug-threads=on"  # how libvirt ends a domain's name
 RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
 
@@ -185,12 +184,10 @@ class QemuHypervisor(QemuHost):
             )
             argv = self._confined(spec, cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs))
             log = spec.folder / "qemu.log"
-            forward = spec.folder / FORWARD if spec.nic and spec.nic.forward else None
-            egress = spec.nic.egress if spec.nic and (not is_draft or forward) else None
+            egress = spec.nic.egress if spec.nic and not is_draft else None
             timeout = self._settings.qmp_timeout
             domain = QemuDomain(
-                argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, forward=forward,
-                servers=servers,
+                argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, servers=servers,
             )  # fmt: skip
         except BaseException:
             lines.hang_up(ours=True)

@@ -23,7 +23,7 @@ INSIDE = Path(__file__).parent / "inside"
 UNIT = INSIDE / "belljar-agent.service"
 OUR_FILES = (("init", INSIDE / "init"), ("belljar/init", INSIDE / "guest-init"))  # in the ramdisk, besides the agent
 DEFAULT_INIT = "/sbin/init"
-OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.SSH, Context.NONE)
+OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.NONE)
 APPLETS = (
     "sh", "mount", "insmod", "switch_root", "poweroff", "sleep", "mkdir", "cp", "ln", "ifconfig", "chroot",
 )  # fmt: skip

@@ -24,7 +24,6 @@ MOST_MEMBERS = 200_000
 KINDS = ("ext4", "xfs", "btrfs")
 PLAIN = re.compile(r"[A-Za-z0-9@._-]{0,60}")
 INITS = ("/usr/sbin", "/sbin")
-SERVERS = {"sshd": ("/usr/sbin", "/usr/bin"), "dropbear": ("/usr/sbin", "/usr/bin", "/usr/local/sbin")}
 PROGRAMS = ("/usr/bin", "/bin", "/usr/local/bin")
 SYSTEMD = ("/usr/lib/systemd", "/lib/systemd")
 UNIT = "/etc/systemd/system/multi-user.target.wants/belljar-agent.service"
@@ -43,7 +42,6 @@ WANTED = {
         *(f"{folder}/init" for folder in INITS),
         *(f"{folder}/systemd" for folder in SYSTEMD),
         *(f"{folder}/cloud-init" for folder in PROGRAMS),
-        *(f"{folder}/{name}" for name, folders in SERVERS.items() for folder in folders),
     ],
 }
 
@@ -119,12 +117,10 @@ class Survey:
 
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name, and the facts of `Image.facts`; those that were not found are left out."""
-    servers = (f"{folder}/{name}" for name, folders in SERVERS.items() for folder in folders)
     facts: dict[str, Any] = {
         "python": _python(root),
         **_init(root),
         "cloud_init": any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS),
-        "sshd": next(filter(root.has, servers), ""),
     }
     if root.has(UNIT):
         facts["agent"] = True

@@ -34,7 +34,7 @@ def model() -> Model:
         from botocore.model import ServiceModel  # type: ignore[import-untyped]
     except ImportError as exc:
         what = "lease: the EC2 front end needs the library botocore, for EC2's shapes"
-        raise CommandMissing(what, hint="`make install EXTRAS=ssh,lease`, or `pip install '.[lease]'`.") from exc
+        raise CommandMissing(what, hint="`make install EXTRAS=lease`, or `pip install '.[lease]'`.") from exc
     return Model(ServiceModel(Loader().load_service_model("ec2", "service-2"), "ec2"))
 
 

@@ -26,7 +26,7 @@ class Postgres:
             import psycopg
         except ImportError as exc:
             what = "lease.database names a server, and the library that speaks to it is not installed"
-            raise BadSetting(what, hint="`make install EXTRAS=ssh,lease`, or `pip install '.[lease]'`.") from exc
+            raise BadSetting(what, hint="`make install EXTRAS=lease`, or `pip install '.[lease]'`.") from exc
         self._library: Any = psycopg
         self._address, self._free, self._closed = address, deque[Any](), Event()
         try:

@@ -163,9 +163,7 @@ class Keeping:
             from belljar.machine.extras.network import listen
 
             self._tasks += [loop.create_task(listen(domain.traffic(), life, self.now.equipment.answer))]
-        if plan.template is None and plan.context.ssh is not None:
-            self.now.guest = plan.context.ssh.guest(life, is_draft=False)(domain)
-        elif life.request.work.has_agent:
+        if life.request.work.has_agent:
             self.now.guest = self.parts.make_guest(domain.channel)
 
     async def _greet(self, longest: float, awaited: str) -> None:

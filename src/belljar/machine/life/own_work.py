@@ -13,32 +13,25 @@ from contextlib import suppress
 from belljar.errors import (
     BelljarError,
     BootFailed,
-    ContextImpossible,
     GuestError,
     GuestPoweredOff,
     GuestRebooted,
     HypervisorError,
 )
 from belljar.guest import Streams
-from belljar.host.guard.egress import Egress, rule
-from belljar.hypervisor import EventKind, Nic
+from belljar.hypervisor import EventKind
 from belljar.machine.cleaning.put_away import OURS, deadline
 from belljar.machine.life.life import Life
 from belljar.machine.life.work import Present, Run, conclude, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
-from belljar.model import Account, Cause, Context, NetworkMode, OwnWork, Payload, Sign, State
-from belljar.records import replace
+from belljar.model import Account, Cause, Context, OwnWork, Payload, Sign, State
 
 ROOT = Account("root", 0, 0, "root", home="/root")
-EVERYWHERE = rule("0.0.0.0/0")
-# Seconds between two looks at a port or a file. There is no event: QEMU takes connections before the guest does, and the guest's
-# kernel tells nothing of a file in a folder that is not there yet, or that comes with a mount.
+# Seconds between two looks at a file. There is no event: the guest's kernel tells nothing of a file in a folder that is
+# not there yet, or that comes with a mount.
 LOOK_AGAIN = 1.0
-GREETING = 2.0  # seconds in which a server that speaks first has spoken
-ANYBODY = b"HEAD / HTTP/1.0\r\n\r\n"  # said to one that waits to be spoken to
 AWAITED = {
     Sign.AGENT: "the guest's agent to answer{}",
-    Sign.PORT: "TCP port {} of the guest to answer",
     Sign.FILE: "the file {} in the guest",
     Sign.LINE: "a line with {!r} on the guest's console",
 }
@@ -67,8 +60,6 @@ class OwnRun(Run):
             return
         async with deadline(timeout if probe.within is None else probe.within, AWAITED[probe.sign].format(probe.of)):
             match probe.sign:
-                case Sign.PORT:
-                    await _until(self._answers)
                 case Sign.FILE:
                     await _until(self._has_file)
                 case Sign.LINE:
@@ -123,21 +114,6 @@ class OwnRun(Run):
         for extra in self._now.extras:
             extra.left_in_order()
 
-    async def _answers(self) -> bool:
-        """A server speaks first, as ssh's does, or answers HTTP. QEMU takes connections before the guest does."""
-        assert self._now.domain is not None
-        loop = asyncio.get_running_loop()
-        try:
-            with await self._now.domain.dial() as line:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(GREETING):
-                        return bool(await loop.sock_recv(line, 1))
-                await loop.sock_sendall(line, ANYBODY)
-                async with asyncio.timeout(GREETING):
-                    return bool(await loop.sock_recv(line, 1))
-        except (OSError, TimeoutError):
-            return False
-
     async def _has_file(self) -> bool:
         assert self._now.guest is not None
         sink = Anything()
@@ -165,15 +141,3 @@ class Anything:
 
     async def close(self) -> None:
         pass
-
-
-def with_port(nic: Nic | None, work: OwnWork) -> Nic | None:
-    """The card, by which the port is reached at which a guest shows that it is ready. Raises ContextImpossible."""
-    if work.ready.sign is not Sign.PORT:
-        return nic
-    if nic is None or nic.mode is not NetworkMode.USER or nic.forward:
-        raise ContextImpossible(
-            f"--ready port:{work.ready.of}: only a port in a user network is reached from this host",
-            hint="Give the machine `--network user` and another context than ssh, or wait for another sign.",
-        )
-    return replace(nic, forward=int(work.ready.of), egress=nic.egress or Egress(allow=(EVERYWHERE,)))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from belljar.context import Chosen
 from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
-from belljar.guest import Guest
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Boot, Domain, DomainSpec, Nic, SharedFolder, Template, cloning_of
+from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, cloning_of
 from belljar.image import Image
 from belljar.machine import SEED, VIRTIOFS_SOCKET
 from belljar.machine.extras import Equipment
@@ -132,11 +130,8 @@ class Planner:
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
         parts, life = self._parts, self._life
-        make_guest: Callable[[Domain], Guest] = lambda domain: parts.make_guest(domain.channel)  # noqa: E731
-        if context.ssh is not None:
-            make_guest = context.ssh.guest(life, is_draft=True)
         account = life.request.work.account
-        making = Making(context.image.disk, make_guest, account, context.awaited, parts.boot_timeout)
+        making = Making(context.image.disk, parts.make_guest, account, context.awaited, parts.boot_timeout)
         with life.phase("template"):
             context.make_seed(spec)
             with parts.showing(
@@ -149,12 +144,8 @@ class Planner:
         assert template is not None
         self._parts.overlays.check_room(spec.disk.parent)
         self._intend(spec)
-        if plan.context.ssh is not None and spec.nic is not None:
-            from belljar.machine.planning.ssh import card_of_clone
-
-            spec = replace(spec, nic=card_of_clone(spec.nic, plan.link))
         cloning_of(self._parts.hypervisor).clone_disk(template, spec)
-        return replace(plan, spec=spec)
+        return plan
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image
@@ -184,19 +175,11 @@ class Planner:
                 f"image {machine.image}: nothing would bring the user data to the guest",
                 hint="Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`.",
             )
-        initrd = context.ramdisk(life.folder)
-        boot = Boot(files.kernel, initrd, files.append, context.digest, files.firmware, image.is_disc)
-        shared = replace(boot, initrd=files.initrd)  # a ramdisk of the machine's own is not there yet
-        accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(shared))
+        boot = Boot(files.kernel, files.initrd, files.append, context.digest, files.firmware, image.is_disc)
+        accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
         nic = None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
-        if context.ssh is not None:
-            nic = context.ssh.card(link)
-        if isinstance(request.work, OwnWork):
-            from belljar.machine.life.own_work import with_port
-
-            nic = with_port(nic, request.work)
         folders = host_folders(machine)
         spec = DomainSpec(
             id=request.id, cpus=machine.cpus, memory=-(-machine.memory // LARGE_PAGE) * LARGE_PAGE,

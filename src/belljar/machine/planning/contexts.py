@@ -19,7 +19,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from belljar.context import Chosen, Means, choose, cloud_init_seed, ssh_seed, user_seed
+from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
 from belljar.errors import BelljarError, ContextImpossible
 from belljar.host.files import no_space_as_error, read_json, sync, write_whole
 from belljar.host.python.interpreter import Interpreter
@@ -28,12 +28,10 @@ from belljar.hypervisor import guest_uuid
 from belljar.image import (
     AGENT_PATH,
     PYTHON_PATH,
-    SSH_WORD,
     UNIT_PATH,
     BootFiles,
     Image,
     ImageStore,
-    agent_digest,
     agent_source,
     agent_unit,
     layer_name,
@@ -58,7 +56,7 @@ PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeou
 
 
 async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> GuestContext:
-    """How the guest of a request is contextualized. Raises ContextImpossible, SshMissing, WorkshopFailed."""
+    """How the guest of a request is contextualized. Raises ContextImpossible, WorkshopFailed."""
     images = parts.images
     work = request.work
     if not work.has_agent:
@@ -71,17 +69,6 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
     chosen = choose(request.machine.context, means_of(image), request.machine.image)
     files = patient(images.boot_files(image, chosen.context), image)
     grows = (request.machine.disk or 0) > image.virtual_size
-    if chosen.context is Context.SSH:
-        from belljar.machine.planning.ssh import make
-
-        context, agent = make(parts, image, files, grows=grows), agent_digest()
-        if not context.injects:
-            any_seed = ssh_seed(context.user, "", "", "", grows=grows)  # keys are no part of a seed's digest
-            return GuestContext(chosen, files, image, any_seed, layer=agent, ssh=context)
-        # The ramdisk is the machine's own: belljar's, with the keys behind it.
-        return GuestContext(
-            chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=f"{SSH_WORD} {agent}", ssh=context
-        )
     if files.init and request.machine.network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:
@@ -124,7 +111,6 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
         ramdisk=has_kernel and bool(facts.get("agent_in_initrd")),
         init=str(facts.get("init_system") or ""),
         cloud_init=bool(facts.get("cloud_init")),
-        sshd=bool(facts.get("sshd")),
         agent=bool(facts.get("agent")),
         is_known="python" in facts,  # the least an import tells of a root it has looked into
         own=Context(own) if own in {one.value for one in Context} else Context.AUTO,

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from belljar.context import Chosen, Seed
-from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import DomainSpec
 from belljar.image import BootFiles, Image
-from belljar.machine import RAMDISK
 from belljar.model import Context, Request
 from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    from belljar.machine.planning.ssh import SshContext
 
 AWAITED = {
     Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
     Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
-    Context.SSH: "the guest's ssh server to let belljar in, and then its agent to answer (how far it came is in"
-    " `belljar logs ID --journal`)",
     Context.NONE: "the agent that the image has to start itself to answer",
 }
 
@@ -32,8 +23,7 @@ class GuestContext:
     files: BootFiles
     image: Image  # whose disk is the one the machine's own stands on
     seed: Seed | None = None
-    layer: str = ""  # digest of what was put into the image's disk, or will be over ssh
-    ssh: SshContext | None = None
+    layer: str = ""  # digest of what was put into the image's disk
     private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
 
     @property
@@ -56,19 +46,9 @@ class GuestContext:
         """What a boot waits for, for a person who waited in vain."""
         return AWAITED.get(self.chosen.context, "the guest's agent to answer")
 
-    def ramdisk(self, folder: Path) -> Path | None:
-        """Where the ramdisk lies, or will, of a machine with this folder."""
-        return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
-
     def make_seed(self, spec: DomainSpec) -> None:
         """Make the seed of a cold start or a template, if it is not there; a clone has its template's."""
-        if self.ssh is not None and self.ssh.injects:
-            assert spec.boot.initrd is not None and self.files.initrd is not None
-            self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd)
-        elif self.ssh is not None and spec.seed is not None:
-            spec.seed.unlink(missing_ok=True)  # one that was made for a template has other keys
-            self.ssh.seed().write(spec.seed)
-        elif self.seed is not None and spec.seed is not None and not spec.seed.exists():
+        if self.seed is not None and spec.seed is not None and not spec.seed.exists():
             self.seed.write(spec.seed)
 
 

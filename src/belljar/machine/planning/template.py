@@ -70,7 +70,7 @@ class Making:
     """How a template's guest is booted and spoken to."""
 
     disk: Path  # of its image
-    make_guest: Callable[[Domain], Guest]
+    make_guest: Callable[[socket.socket], Guest]
     account: Account | None  # made in it: whoever it is made for is most likely to come again
     awaited: str  # what its boot waits for, in words
     timeout: float
@@ -134,7 +134,7 @@ async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Te
 
 async def _boot_and_freeze(templates: Templates, spec: DomainSpec, making: Making) -> Template:
     domain = templates.start_template(spec)
-    guest = making.make_guest(domain)
+    guest = making.make_guest(domain.channel)
     said = bytearray()
     drain = asyncio.ensure_future(_drain(domain.console, said))
     died = asyncio.ensure_future(_exit_of(domain))

@@ -17,7 +17,7 @@ def plot(reports: Sequence[Report], stem: Path) -> tuple[Path, ...]:
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:
-        hint = "In a checkout: `make install EXTRAS=ssh,plot`, or `pip install '.[plot]'`."
+        hint = "In a checkout: `make install EXTRAS=plot`, or `pip install '.[plot]'`."
         raise CommandMissing("plots: the library matplotlib is not installed", hint=hint) from exc
     figure = Figure(figsize=(6.4 * len(reports), 6.0), layout="constrained")
     axes = figure.subplots(2, len(reports), squeeze=False, sharex=True, sharey="row")

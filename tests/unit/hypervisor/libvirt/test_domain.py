@@ -195,9 +195,6 @@ class Carrier:
     async def traffic(self) -> AsyncIterator[str]:
         yield "a refusal"
 
-    async def dial(self) -> str:
-        return "connection"
-
 
 async def test_a_domain_ends_its_carrier_and_asks_it_for_what_its_network_tells(tmp_path: Path) -> None:
     made: list[Carrier] = []
@@ -210,7 +207,6 @@ async def test_a_domain_ends_its_carrier_and_asks_it_for_what_its_network_tells(
     async with running(tmp_path, carry=carry, card=card) as bench:
         assert card.fileno() == -1 and made[0].closed == 0
         assert [item async for item in bench.domain.traffic()] == ["a refusal"]
-        assert await bench.domain.dial() == "connection"
     assert made[0].closed == 1
     far.close()
 

@@ -254,7 +254,7 @@ OLD = Abilities("/usr/bin/qemu-kvm", "x", (6, 2, 0), "QEMU emulator version 6.2.
 @pytest.mark.parametrize(
     "spec",
     [
-        with_nic(), with_nic(egress=Egress()), with_nic(is_shut=True, forward=22), with_nic(is_shut=True), with_nic(has_line=True),
+        with_nic(), with_nic(egress=Egress()), with_nic(has_line=True),
         with_nic(mode=NetworkMode.BRIDGE, has_line=True), with_nic(mode=NetworkMode.ISOLATED, has_line=True),
     ],
 )  # fmt: skip

@@ -249,7 +249,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(CommandMissing, match="matplotlib") as caught:
         plot([], tmp_path / "x")
-    assert "make install EXTRAS=ssh,plot" in caught.value.hint
+    assert "make install EXTRAS=plot" in caught.value.hint
 
 
 def test_the_verb_tells_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

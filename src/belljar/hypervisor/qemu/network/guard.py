@@ -9,7 +9,6 @@ docs/decisions/0012-the-guard.md.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import select
@@ -20,7 +19,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from belljar.errors import CommandMissing, NoGuard
 from belljar.host.commands import which
@@ -29,7 +27,6 @@ from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
 from belljar.host.guard.traffic import Call, Refusal, Tell, Traffic
 from belljar.host.threads import begin_thread
-from belljar.hypervisor.qemu.cmdline import FORWARD_ADDRESS, FORWARD_PORT
 from belljar.hypervisor.qemu.process.launch import Spawn, spawn
 
 CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 49, 50, 54
@@ -45,13 +42,12 @@ TRANSPORTS: dict[tuple[int, int], Transport] = {
     (socket.SOCK_DGRAM, socket.IPPROTO_UDP): Transport.UDP,
     (socket.SOCK_DGRAM, socket.IPPROTO_ICMP): Transport.ICMP,
 }
-ANY_PORT, BACKLOG = ("127.0.0.1", 0), 16
 
 
-def program(sealed: Sequence[int], *, listens: bool = False) -> bytes:
+def program(sealed: Sequence[int]) -> bytes:
     """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there."""
     rules = Program()
-    rules.always((CONNECT, *((BIND, LISTEN) if listens else ())), seccomp.NOTIFY)
+    rules.always((CONNECT,), seccomp.NOTIFY)
     rules.unless_null(SENDTO, 4, seccomp.NOTIFY)
     rules.unless_in(SENDMSG, 0, sealed, failing(errno.EACCES))
     rules.if_in(CLOSE, 0, sealed, failing(0))
@@ -70,7 +66,7 @@ def program(sealed: Sequence[int], *, listens: bool = False) -> bytes:
 class QemuGuard:
     """Guards one QEMU. `tell` is called on the guard's thread."""
 
-    def __init__(self, egress: Egress, tell: Tell, forward: Path | None = None) -> None:
+    def __init__(self, egress: Egress, tell: Tell) -> None:
         self.refused = 0  # calls, in all
         self._egress, self._tell = egress, tell
         self._told: set[tuple[str, int, str]] = set()
@@ -78,18 +74,12 @@ class QemuGuard:
         self._libc = Libc()
         self._listener = self._pidfd = self._pid = -1
         self._failure: BaseException | None = None
-        self._may_listen = egress.listens or forward is not None
-        self._forwarding: set[int] = set()  # the inodes of such sockets
-        # Where a socket is to listen in place of the port QEMU asks for.
-        self._forwards = {} if forward is None else {(FORWARD_ADDRESS, FORWARD_PORT): forward}
-        self._calls: dict[int, Callable[[Notice], int]] = {
-            CONNECT: self._connect, SENDTO: self._send, BIND: self._bind, LISTEN: self._listen,
-        }  # fmt: skip
+        self._calls: dict[int, Callable[[Notice], int]] = {CONNECT: self._connect, SENDTO: self._send}
 
     def spawn(self, start: Spawn, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         """Start a program under guard, as *start* would. Raises NoGuard, and what *start* raises."""
         wanted, has_started = list(fds), threading.Event()
-        filter = program(_sockets(wanted), listens=self._may_listen)
+        filter = program(_sockets(wanted))
         begin = lambda: start(argv, wanted, stderr)  # noqa: E731
         keeper = begin_thread(self._keep, begin, filter, has_started, name="guard-parent")
         has_started.wait()
@@ -231,40 +221,6 @@ class QemuGuard:
             raise OSError(REFUSED, os.strerror(REFUSED))
         return verdict
 
-    # -- what is QEMU's own -------------------------------------------------------------------------------------------
-
-    def _bind(self, notice: Notice) -> int:
-        """To the host's loopback alone, at a port the kernel chooses: libslirp does so without listening there, too, to have
-        a number for each connection it takes. In place of the port it forwards it gets a socket of ours."""
-        fd, pointer, size = notice.args[:3]
-        address = self._address(notice, pointer, size)
-        if (path := self._forwards.pop(place_of(address), None)) is not None:
-            return self._give_forward(notice, fd, path)
-        with self._socket(fd) as ours:
-            if transport_of(ours) is not Transport.TCP or place_of(address) != ANY_PORT:
-                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-            self._libc.bind(ours.fileno(), address)
-        return 0
-
-    def _listen(self, notice: Notice) -> int:
-        """Where it was bound before: otherwise the kernel would choose all addresses of the host."""
-        with self._socket(notice.args[0]) as ours:
-            if os.fstat(ours.fileno()).st_ino in self._forwarding:
-                return 0  # it does so already
-            is_bound = self._egress.listens and transport_of(ours) is Transport.TCP
-            if not is_bound or ours.getsockname()[0] != ANY_PORT[0] or not ours.getsockname()[1]:
-                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-            ours.listen(BACKLOG)
-        return 0
-
-    def _give_forward(self, notice: Notice, fd: int, path: Path) -> int:
-        """A socket in the machine's folder that listens: QEMU takes who connects there for a client of its port."""
-        with socket.socket(socket.AF_UNIX) as line:
-            listen_at(line, path)
-            self._forwarding.add(os.fstat(line.fileno()).st_ino)
-            seccomp.put_descriptor(self._listener, notice, line.fileno(), fd & 0xFFFFFFFF)
-        return 0
-
     def _take_call(self, notice: Notice, ours: socket.socket, address: bytes) -> int:
         """Put one end of a socket pair in the place of QEMU's socket; the other end is told."""
         line, theirs = socket.socketpair()
@@ -293,18 +249,6 @@ def transport_of(one: socket.socket) -> Transport:
 def place_of(address: bytes) -> tuple[str, int]:
     port, host = struct.unpack_from("!H4s", address, 2)
     return socket.inet_ntoa(host), port
-
-
-def listen_at(line: socket.socket, path: Path) -> None:
-    """Listen at a path, in a folder that is ours alone, however long that path is."""
-    path.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
-    try:
-        line.bind(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
-    path.chmod(0o600)
-    line.listen(BACKLOG)
 
 
 def _sockets(fds: Iterable[int]) -> list[int]:
@@ -343,35 +287,17 @@ def prove(confine: Callable[[list[str]], list[str]]) -> str:
 
 
 class Outside:
-    """What a QEMU's user network has to do with the host: the guard it is started under, and the port of its guest that is
-    forwarded to a socket of ours. Made in the event loop that listens to it; `end` when the process has ended."""
+    """What a QEMU's user network has to do with the host: the guard it is started under. Made in the event loop that
+    listens to it; `end` when the process has ended."""
 
-    def __init__(self, egress: Egress | None, forward: Path | None) -> None:
-        self._forward, self._traffic = forward, Traffic()
-        guard = QemuGuard(egress, self._traffic.tell, forward) if egress is not None else None
+    def __init__(self, egress: Egress | None) -> None:
+        self._traffic = Traffic()
+        guard = QemuGuard(egress, self._traffic.tell) if egress is not None else None
         self.start: Spawn | None = partial(guard.spawn, spawn) if guard else None  # None: as any other
 
     def traffic(self) -> AsyncIterator[Call | Refusal]:
         """See `Domain.traffic`."""
         return self._traffic.items()
 
-    async def dial(self) -> socket.socket:
-        """See `Domain.dial`."""
-        if self._forward is None:
-            raise OSError(errno.ENOTCONN, "this machine forwards no port")
-        line = socket.socket(socket.AF_UNIX)
-        line.setblocking(False)
-        folder = os.open(self._forward.parent, os.O_PATH | os.O_CLOEXEC)
-        try:  # by a path that is short however long the folder's own is
-            await asyncio.get_running_loop().sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
-        except BaseException:
-            line.close()
-            raise
-        finally:
-            os.close(folder)
-        return line
-
     def end(self) -> None:
-        if self._forward is not None:
-            self._forward.unlink(missing_ok=True)
         self._traffic.end()
