@@ -92,6 +92,8 @@ def test_a_cloud_node_is_a_machine_while_a_job_wants_it(worker: Clouds, tmp_path
     log = read(worker.programs / "resume.log").decode() or "ResumeProgram was not run"
     assert (record["ExitCode"], record["NodeList"]) == ("6:0", "cloud1"), log + worker.slurm.lab.tail()
     assert (worker.site.home("bjalice") / f"{job}.out").read_text() == "cloud1\nbjalice\n"
+    rows = worker.slurm.lab.text("sacct", "-nXP", "-j", job, "-o", "State,ExitCode,NodeList").split()
+    assert rows == ["FAILED|6:0|cloud1"], "slurmdbd has the job once"
     print(f"the job began {float(worker.written('began')) - there:.1f} s after its node was there")
     waits = "nodes-are-there" in worker.slurm.lab.conf.read_text()
     complete = read(worker.slurm.lab.folder / "log/slurmctld.log").decode()

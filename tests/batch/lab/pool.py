@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.batch.lab.site import Site
 from tests.batch.lab.slurm import Slurm
+from tests.batch.lab.slurmdbd import Accounting
 from tests.live.net_lab import Lab
 
 from belljar.batch import JobView, NodeView, load
@@ -43,7 +44,7 @@ class PooledSlurm:
         self, net: Lab, site: Site, address: str = "10.77.0.2", lines: str = "", *, like_a_site: bool = False, **settings: str
     ) -> None:  # fmt: skip
         """*lines*: further ones of slurm.conf. *like_a_site*: slurmctld is not root, and slurm.conf has names that only the
-        hosts file of this host knows."""
+        hosts file of this host knows; slurmdbd keeps the accounts."""
         hosts = net.hosts(f"{address} {os.uname().nodename.partition('.')[0]}") if like_a_site else None
         settings = {**({"SlurmUser": "slurm"} if like_a_site else {}), **settings}
         self.net, self.site, self.lines, self.pool = net, site, lines, load("slurm").pool
@@ -53,6 +54,10 @@ class PooledSlurm:
             names=like_a_site,
             **{"CommunicationParameters": "", "MaxNodeCount": "32", "MinJobAge": "30", **settings},
         )  # fmt: skip
+
+        if like_a_site:
+            self.lab.accounting = Accounting(self.lab)
+            self.lab.settings |= self.lab.accounting.settings
 
     def up(self) -> None:
         self.lab.etc.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 PROGRAMS = {
     "slurmctld": "slurmctld", "slurmd": "slurmd", "munged": "munge", "sbatch": "slurm-client", "scontrol": "slurm-client",
@@ -83,9 +84,11 @@ class Slurm:
         self.cred_expire, self.cgroup = cred_expire, cgroup
         self.inside, self.address, self.names = inside, address, names
         self.options: dict[str, tuple[str, ...]] = {}  # of a node's slurmd
+        self.ending: list[subprocess.Popen[bytes]] = []  # children that `down` waits for
+        self.accounting: Any = None  # a lab of slurmdbd's, which begins before slurmctld and ends after it
         self.settings = {**DEFAULTS, **(CGROUP if cgroup else {}), **settings}
         self.env = {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf)}
-        self.ports = [_free_port() for _ in range(nodes + 2)]
+        self.ports = [free_port() for _ in range(nodes + 2)]
 
     # ------------------------------------------------------------------ up and down
 
@@ -102,6 +105,8 @@ class Slurm:
             self._munge()
         if not self.conf.exists():
             self.write_conf()
+        if self.accounting is not None and not self.pid("slurmdbd"):
+            self.accounting.up()
         if not self.pid("slurmctld"):
             self.start_slurmctld()
         for node in self.nodes:
@@ -116,8 +121,10 @@ class Slurm:
                 self.run("scancel", job, check=False)
             with suppress(AssertionError):
                 self.until(lambda: not self.text("squeue", "-h", check=False).strip(), "the jobs have ended", 15)
-        for name in (*(f"slurmd-{node}" for node in self.nodes), "slurmctld", "munged"):
+        for name in (*(f"slurmd-{node}" for node in self.nodes), "slurmctld", "slurmdbd", "mariadbd", "munged"):
             self.stop(name)
+        for child in self.ending:
+            child.wait(LONGEST)
         self._end_steps()
         self._rid_of_cgroups()
 
@@ -130,7 +137,7 @@ class Slurm:
         command = ("munged", f"--key-file={key}", f"--socket={self.folder}/munge/run/munge.socket")
         command += (f"--pid-file={self.folder}/run/munged.pid", f"--log-file={private}/munged.log")
         command += (f"--seed-file={private}/munged.seed", "--num-threads=2", "--force")
-        _daemon((*self.inside, *command), self.env)
+        daemon((*self.inside, *command), self.env)
         self.until(lambda: (self.folder / "munge/run/munge.socket").exists(), "munged listens")
 
     def write_conf(self) -> None:
@@ -162,12 +169,12 @@ class Slurm:
             (self.etc / "cgroup.conf").write_text(CGROUP_CONF)
 
     def start_slurmctld(self) -> None:
-        _daemon((*self.inside, "slurmctld", "-i"), self.env)
+        daemon((*self.inside, "slurmctld", "-i"), self.env)
         self.until(lambda: "is UP" in self.text("scontrol", "ping", check=False), "slurmctld answers")
 
     def start_slurmd(self, node: str) -> None:
         (self.folder / "spool" / node).mkdir(mode=0o755, exist_ok=True)
-        _daemon((*self.inside, "slurmd", "-N", node, *self.options.get(node, ())), self.env)
+        daemon((*self.inside, "slurmd", "-N", node, *self.options.get(node, ())), self.env)
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
         """End a daemon of this lab by its pid file: `slurmctld`, `slurmd-NODE`, `munged`."""
@@ -302,7 +309,7 @@ def install(needed: Mapping[str, str]) -> None:
     )
 
 
-def _daemon(command: tuple[str, ...], env: Mapping[str, str]) -> None:
+def daemon(command: tuple[str, ...], env: Mapping[str, str]) -> None:
     """Start what goes to the background by itself. Its standard descriptors must be open: slurmd with a closed one
     puts its listener there, and every launch fails."""
     done = subprocess.run(
@@ -317,7 +324,7 @@ def _daemon(command: tuple[str, ...], env: Mapping[str, str]) -> None:
     assert done.returncode == 0, f"{command}: exit {done.returncode}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
