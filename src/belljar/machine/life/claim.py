@@ -47,6 +47,7 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None], *, p
     try:
         asked, begun, pid = dumps(_without_secrets(request)), folders.begun / request.id, os.getpid()
         with suppress(OSError, BelljarError):  # records that cannot be written stop no machine
+            private_folder(folders.begun)
             write_whole(private_folder(begun) / REQUEST, asked)
         record = Record(folder, copy=begun)
         whose = {"started": start_time(pid), "boot": boot_id(), "requester": request.requester}
