@@ -99,6 +99,7 @@ def test_the_remedy_of_check_done_word_for_word_ends_with_check_green(cell: Cell
     assert found.returncode == 1 and found.stdout.count(b"BAD") == 1
     remedy = found.stdout.partition(b"remedy: ")[2].partition(b"\n")[0].decode()
     cell.lab.run("sh", "-c", f'PATH="{cell.site.top}:$PATH" {remedy}')
+    hook.with_name(f"{hook.name}.before-belljar").unlink()  # what a person wrote is kept, and stays after `uninstall`
     assert b"BAD" not in cell.belljar(*check).stdout
 
 
