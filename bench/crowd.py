@@ -26,7 +26,6 @@ from common import ROOT
 sys.path.insert(0, str(ROOT))
 from tests.stories.lease.wire import LARGE
 
-from belljar.host.credentials.certificates import own_certificate
 from belljar.host.files import write_whole
 from belljar.lease import Cause, InstanceState, jobfile
 from belljar.lease.jobfile import JobFile
@@ -35,6 +34,7 @@ from belljar.lease.protocol import PILOT, SERVICE, Connection, Opening, nonce
 from belljar.lease.service.channel import BACKLOG
 from belljar.model import dumps, to_json
 from belljar.records import replace
+from belljar.service.credentials.certificates import own_certificate
 
 Row = dict[str, float]
 I = InstanceState  # noqa: E741

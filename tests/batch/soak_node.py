@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.guest import FakeGuest, Script
+from tests.fakes.hypervisor import FakeHypervisor
+from tests.fakes.image import FakeOverlays, FakeStore
 
 from belljar.assembly import House
 from belljar.batch import load, node
 from belljar.batch.install import commands as client
 from belljar.batch.job.terms import Ending, Surroundings
 from belljar.errors import ImageCorrupt
-from belljar.guest.fake import FakeGuest, Script
 from belljar.host.privileges import user_of
-from belljar.hypervisor.fake import FakeHypervisor
-from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.jobs import hooks as batch_hooks
 from belljar.jobs import wrap
 from belljar.jobs.node import Known, runner

@@ -14,7 +14,7 @@ from tests.batch.lab.gridengine_bait import BAIT, NATIVE, NODES, NODES_QUEUE, Gr
 from tests.batch.lab.site import Site
 from tests.batch.lab.worker import PATIENCE, until
 
-from belljar.batch import NodeState
+from belljar.pool import NodeState
 
 pytestmark = pytest.mark.slow  # builds an image with execd, and waits for real hosts to come and go
 

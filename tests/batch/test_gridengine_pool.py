@@ -12,10 +12,10 @@ import pytest
 from tests.batch.lab.gridengine import ADMIN, ENV, QUEUE, GridEngine, until
 from tests.batch.lab.site import Site
 
-from belljar.batch import JobState, JobView, NodeState, NodeView
-from belljar.batch.gridengine.client import CLIENT
-from belljar.batch.gridengine.nodes import GridEngineNodes
-from belljar.batch.pool import Command
+from belljar.pool import JobState, JobView, NodeState, NodeView
+from belljar.pool.gridengine.client import CLIENT
+from belljar.pool.gridengine.nodes import GridEngineNodes
+from belljar.pool.terms import Command
 
 NODE, NODES = "vm1", GridEngineNodes(QUEUE)
 

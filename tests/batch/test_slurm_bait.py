@@ -18,7 +18,7 @@ from tests.batch.lab.site import Site
 from tests.batch.lab.worker import BAIT, IMAGE, PATIENCE, Worker, until
 from tests.live.net_lab import Lab
 
-from belljar.batch import NodeState
+from belljar.pool import NodeState
 
 BEGIN = 10  # seconds from now: slurmctld has written the job down by then
 pytestmark = pytest.mark.slow  # builds an image with slurmd, and waits for real nodes to come and go

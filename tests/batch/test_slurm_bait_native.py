@@ -11,7 +11,7 @@ from tests.batch.lab.site import Site
 from tests.batch.lab.worker import BAIT, IMAGE, PATIENCE, Worker, until
 from tests.live.net_lab import Lab
 
-from belljar.batch import JobState, JobView, NodeState
+from belljar.pool import JobState, JobView, NodeState
 
 pytestmark = pytest.mark.slow  # builds an image with slurmd, and waits for real nodes to come and go
 

@@ -25,7 +25,7 @@ from tests.live.net_lab import Lab
 
 from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
-from belljar.batch import node_of
+from belljar.pool import node_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(14400)]
 

@@ -14,7 +14,7 @@ from tests.batch.lab.site import Site
 from tests.batch.lab.worker import IMAGE, PATIENCE, Worker, until
 from tests.live.net_lab import Lab
 
-from belljar.batch import NodeState
+from belljar.pool import NodeState
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from tests.unit.bait.test_daemon import SETTINGS, Machines
 
 from belljar.bait.daemon import Daemon
 from belljar.bait.machines.keeper import feature_of
-from belljar.batch import JobState, NodeState
+from belljar.pool import JobState, NodeState
 
 VM, STRANGER = "vm0123456789abx", "wn05"
 

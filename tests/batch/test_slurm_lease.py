@@ -13,11 +13,11 @@ import pytest
 from tests.batch.lab import lease_checks
 from tests.batch.lab.lease import IMAGE, LeaseSite
 
-from belljar.batch import pilots_of
 from belljar.errors import LeaseEnded
 from belljar.host.commands import printed
 from belljar.lease import Settings
 from belljar.lease.service.jobs import Jobs
+from belljar.pool import pilots_of
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tests.batch.lab.site import Site
 from tests.live.net_lab import Lab
 
 from belljar.bait.decisions.note import Parts, read, write
-from belljar.batch import JobState, JobView, NodeState, Part
 from belljar.model import MIB
+from belljar.pool import JobState, JobView, NodeState, Part
 
 VM, OTHER = "vm0123456789abx", "vm0123456789acx"
 ROOM = """PartitionName=room Nodes=bait2 Hidden=YES PriorityTier=100 MaxTime=INFINITE State=UP

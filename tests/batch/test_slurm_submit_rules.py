@@ -12,7 +12,7 @@ from tests.batch.lab.site import Site
 from tests.live.conftest import ROOT
 from tests.live.net_lab import Lab
 
-from belljar.batch import JobState, NodeState
+from belljar.pool import JobState, NodeState
 
 VM = "vm0123456789abx"
 PAGE = ROOT / "docs/bait-security.md"

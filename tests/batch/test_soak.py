@@ -22,8 +22,7 @@ from pathlib import Path
 import pytest
 from bench.common import slope
 from tests.batch.soak_node import Case, Ended, FakeHouse, Node
-
-from belljar.guest.fake import Script
+from tests.fakes.guest import Script
 
 JOBS = int(os.environ.get("BELLJAR_SOAK", "20000"))
 SEED = int(os.environ.get("BELLJAR_SEED", "0")) or int(time.time())

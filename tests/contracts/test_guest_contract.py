@@ -12,11 +12,11 @@ from socket import socket
 
 import pytest
 from tests.contracts.payloads import IDENTITY, ME, begin, is_running, ran, said, shell, talking
+from tests.fakes.guest import FakeGuest, Script
 from tests.rehearsal import rehearse
 
 from belljar.errors import AgentLost, NoNineP
 from belljar.guest import Guest
-from belljar.guest.fake import FakeGuest, Script
 from belljar.model import MIB, Share, Transfer
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.hypervisor import FakeHypervisor
 
 from belljar.errors import (
     BelljarError,
@@ -35,7 +36,6 @@ from belljar.hypervisor import (
     cloning_of,
     load,
 )
-from belljar.hypervisor.fake import FakeHypervisor
 from belljar.hypervisor.qemu.abilities import DEVICES
 from belljar.hypervisor.qemu.driver import QemuHypervisor
 from belljar.hypervisor.qemu.process.launch import LOG_LIMIT

@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from belljar.batch import JobState
-from belljar.batch import NamedJob as Job
 from belljar.errors import (
     BadRequest,
     LeaseDenied,
@@ -43,6 +41,8 @@ from belljar.lease.decisions.reports import heard
 from belljar.lease.desk import Desk, Owner
 from belljar.lease.store import Book, Store
 from belljar.model import GIB
+from belljar.pool import JobState
+from belljar.pool import NamedJob as Job
 from belljar.records import replace
 
 ADA, BOB = Owner("ada"), Owner("bob", "staff")

@@ -19,7 +19,6 @@ from pathlib import Path
 from tests.live.conftest import Belljar
 from tests.live.net_lab import ip
 
-from belljar.host.credentials.certificates import own_certificate
 from belljar.host.files import write_whole
 from belljar.lease import Do, Instance, Lease, Order, Report, Settings, Slot, Tell, Wanted
 from belljar.lease.decisions.case import Case
@@ -29,6 +28,7 @@ from belljar.lease.orders import MachineOrder
 from belljar.lease.protocol import lease_key
 from belljar.lease.service.channel import Channel
 from belljar.model import MIB, dumps
+from belljar.service.credentials.certificates import own_certificate
 
 LEASE = "r-00000000000000001"
 SITE_KEY = b"k" * 32

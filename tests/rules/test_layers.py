@@ -13,14 +13,17 @@ FLOORS = {
     "hints": -4, "modules": -3, "records": -2, "reading": -1, "errors": 0, "model": 0,
     "host": 1, "journal": 2,
     "hypervisor": 3, "image": 3, "network": 3, "guest": 3, "batch": 3, "context": 3,
-    "machine": 4,
-    "jobs": 5, "accounting": 5, "config": 6, "assembly": 7, "api": 8, "vacuum": 9, "bait": 9, "lease": 9, "cli": 10, "__main__": 11,
+    "machine": 4, "pool": 4,
+    "jobs": 5, "accounting": 5, "service": 5, "config": 6, "assembly": 7, "api": 8, "vacuum": 9, "bait": 9, "lease": 9, "cli": 10, "__main__": 11,
     "agent": 0,  # imports nothing else of ours, for it travels into the guest; the host shares its wire codec
 }  # fmt: skip
 DOWN_WITHIN_A_FLOOR = {("errors", "model")}
-KEEPERS = ("jobs",)  # what a job is on this host: it works with the insides of the keeper and of batch/
+KEEPERS = (
+    "jobs",
+    "pool",
+)  # what a job is on this host, and what a system shows of its jobs: they work with the insides of the rooms below
 PROGRAMS = ("config", "assembly", "api", "cli", "__main__")  # these know every concrete class
-OPEN_ROOMS = ("host", "agent")  # shelves of small modules, each a door of its own
+OPEN_ROOMS = ("host", "service", "agent")  # shelves of small modules, each a door of its own
 HANDS_ON_THE_ENVIRONMENT = {
     "belljar.image.build.debian": "to the program that builds, with the proxies that all downloads of this host go through",
 }
@@ -29,13 +32,13 @@ FOREIGN = {
     "rich": "image",
     "pycdlib": "context",
     "libvirt": "hypervisor",
-    "h11": "context host",  # one serves a guest by bare sockets, the other whoever asks
+    "h11": "context service",  # one serves a guest by bare sockets, the other whoever asks
     "botocore": "lease",
-    "prometheus_client": "host",
+    "prometheus_client": "service",
     "matplotlib": "vacuum",
     "psycopg": "lease",
-    # The image room signs and verifies bytes; on host's shelf certificates are made for machines: nothing of one would serve the other.
-    "cryptography": "image host",
+    # The image room signs and verifies bytes; in service certificates are made for machines: nothing of one would serve the other.
+    "cryptography": "image service",
 }  # a foreign library has one owner
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py"))
@@ -118,8 +121,8 @@ def test_another_room_is_entered_by_its_door() -> None:
 
 
 def test_only_programs_know_the_settings_files_and_the_environment() -> None:
-    """host: PATH, to find a program; agent: it lives in the guest. Any other room is handed its settings."""
-    allowed = (*PROGRAMS, *KEEPERS, "host", "agent")
+    """host: PATH, to find a program; service: what systemd says; agent: it lives in the guest. Any other room is handed its settings."""
+    allowed = (*PROGRAMS, *KEEPERS, "host", "service", "agent")
     rooms = [path for path in MODULES if room_of(name_of(path)) not in allowed]
     texts = {name_of(path): path.read_text() for path in rooms if name_of(path) not in HANDS_ON_THE_ENVIRONMENT}
     assert_none(name for name, text in texts.items() if "os.environ" in text or "os.getenv" in text)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tests.fakes.guest import FakeGuest, Script
+from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
+from tests.fakes.image import FakeOverlays, FakeStore
 
 from belljar.guest import Streams
-from belljar.guest.fake import FakeGuest, Script
 from belljar.host.room import Settings as HostSettings
-from belljar.hypervisor.fake import FakeDomain, FakeHypervisor
-from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.journal import Event, read
 from belljar.machine import Folders, Settings
 from belljar.machine.cleaning.reaper import Reaper

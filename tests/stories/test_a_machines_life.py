@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import ALL_STATES, House
 
 from belljar.errors import (
@@ -23,7 +24,6 @@ from belljar.errors import (
     QmpTimeout,
     TemplateError,
 )
-from belljar.guest.fake import Script
 from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
 from belljar.machine.extras import inputs

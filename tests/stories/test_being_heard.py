@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import LockTimeout
 from belljar.guest import Streams
-from belljar.guest.fake import Script
 from belljar.host.locks import locked, try_lock
 from belljar.hypervisor.qemu.template.making import make_overlay
 from belljar.image import Image

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import AgentLost, GuestRefused
-from belljar.guest.fake import Script
 from belljar.hypervisor import EventKind
 from belljar.machine.orders import Kill, Signal
 from belljar.model import Cause, Outcome, OutcomeClass, Request, Start, Transfer

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
-from belljar.guest.fake import Script
 from belljar.machine.extras.features import values
 from belljar.machine.life.control import short_path
 from belljar.model import Cause, Outcome, Request

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import CommandFailed, GuestRefused, NoPackedFolders, NoSpace
 from belljar.guest import Streams
-from belljar.guest.fake import Script
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import DISK_NOT_WHOLE
 from belljar.machine.extras import Equipment, Extra, disks, inputs

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import GuestRefused
-from belljar.guest.fake import Script
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.machine.extras import Equipment, Extra, network
 from belljar.machine.life.claim import claim

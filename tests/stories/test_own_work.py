@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
+from tests.fakes.hypervisor import FakeDomain
 from tests.stories.conftest import House
 
-from belljar.guest.fake import Script
 from belljar.host.guard.traffic import Call
 from belljar.hypervisor import EventKind
-from belljar.hypervisor.fake import FakeDomain
 from belljar.machine import CREDENTIALS, JOBOUTPUTS
 from belljar.machine.orders import Order, Signal, Stop
 from belljar.model import Cause, NetworkMode, OutcomeClass, OwnWork, Probe, Request, Share, Sign, Start, State

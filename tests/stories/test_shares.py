@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import ExportRefused, MountFailed, NoNfs, ShareNotFlushed
-from belljar.guest.fake import Script
 from belljar.model import Cause, FileServer, NetworkMode, OutcomeClass, Share, ShareKind, Start
 from belljar.network import nfs
 

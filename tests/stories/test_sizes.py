@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.fakes.guest import Script
+from tests.fakes.image import FakeStore, fake_image
 from tests.stories.conftest import House
 
 from belljar.errors import GuestRefused, PlugRefused
-from belljar.guest.fake import Script
 from belljar.image import BootFiles, Image
-from belljar.image.fake import FakeStore, fake_image
 from belljar.machine.planning.template import BASE_MEMORY, CAREFUL_MEMORY
 from belljar.model import GIB, MIB, Context, NetworkMode
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import DomainDied
 from belljar.guest import Streams
-from belljar.guest.fake import Script
 from belljar.hypervisor import EventKind
 from belljar.journal import Ledger
 from belljar.machine.cleaning import reaper

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import CommandMissing, NoFolderServer, NoVirtiofs
-from belljar.guest.fake import Script
 from belljar.hypervisor import EventKind
 from belljar.model import Cause, OutcomeClass, Share, ShareKind, Start
 

@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar import assembly, config
-from belljar.guest.fake import Script
 from belljar.image.progress import begin_and_end
 from belljar.machine import Folders
 from belljar.model import Cause, Transfer

@@ -14,10 +14,10 @@ from belljar.bait.decisions.advance import Act, Do, Seen
 from belljar.bait.decisions.decide import Bait
 from belljar.bait.decisions.states import Entry
 from belljar.bait.machines.keeper import Keeper, told
-from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import printed
 from belljar.host.threads import in_thread
+from belljar.pool import JobState, JobView, NodeState, NodeView, Part, Pool
 
 ASK = 20.0  # seconds one command of the batch system may take
 END_AGAIN = 20.0  # seconds after which a machine that does not end is told again

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
-from belljar.host.streams import peer_uid
+from belljar.service.streams import peer_uid
 
 SOCKET = "arrivals.sock"
 LONGEST = 4096

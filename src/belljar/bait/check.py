@@ -13,11 +13,11 @@ from belljar.bait import Settings
 from belljar.bait.acts import command
 from belljar.bait.machines.keeper import GRACE, LARGEST_CONF, joining_request, last_line, secret, told, why_ended
 from belljar.bait.networks.classes import FAMILIES, TABLE
-from belljar.batch import Member, Need, NodeState, Pool
 from belljar.errors import BelljarError
 from belljar.host.commands import run, which
 from belljar.host.files import read_capped
 from belljar.model import MIB, Share, ShareKind
+from belljar.pool import Member, Need, NodeState, Pool
 from belljar.records import replace
 
 LEAST_SECRET = 32  # bytes, as munge has it

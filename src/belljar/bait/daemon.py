@@ -42,14 +42,14 @@ from belljar.bait.decisions.states import KEEPING, STARTING, BaitState, Entry, S
 from belljar.bait.journal import Journal
 from belljar.bait.machines.keeper import Keeper, feature_of, told
 from belljar.bait.status import Status, order, read_status, show_status
-from belljar.batch import JobState, JobView, NodeView, Part, Pool
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
-from belljar.host.service.systemd import serving
-from belljar.host.service.telling import Tell, Troubles
 from belljar.host.threads import in_thread
+from belljar.pool import JobState, JobView, NodeView, Part, Pool
 from belljar.records import replace
+from belljar.service.systemd import serving
+from belljar.service.telling import Tell, Troubles
 
 LOCK = "lock"
 SOON = 0.3  # seconds to the next look after something was done: what it does shows a moment later

@@ -11,13 +11,14 @@ from belljar.bait import Settings
 from belljar.bait.cloud.placement import rule as rule_of_placement
 from belljar.bait.decisions.cache import NEVER, POLICIES
 from belljar.bait.machines.keeper import feature_of
-from belljar.batch import Pool, names
-from belljar.batch import load as system
+from belljar.batch import names
 from belljar.errors import BadSettings
 from belljar.host.guard.egress import rule
-from belljar.host.service.tables import Value, converted, keys_of, read_table
 from belljar.host.toml import Mistake, meant, place, read
+from belljar.pool import Pool
+from belljar.pool import load as load_pool
 from belljar.records import replace
+from belljar.service.tables import Value, converted, keys_of, read_table
 
 FILE = Path("/etc/belljar/bait.toml")
 TABLE = "bait"
@@ -41,7 +42,7 @@ def load(path: Path = FILE) -> Settings:
     settings = Settings(**converted(TABLE, table, known, mistakes))
     settings = replace(settings, name=settings.name or os.uname().nodename.partition(".")[0])
     if settings.system in BUILT:
-        others = system(settings.system).pool.defaults
+        others = load_pool(settings.system).defaults
         settings = replace(settings, **{key: value for key, value in others.items() if key not in table})
     if not mistakes:
         mistakes += [_mistake(path, table, *wrong) for wrong in _wrongs(settings)]
@@ -52,7 +53,7 @@ def load(path: Path = FILE) -> Settings:
 
 def pool_of(settings: Settings) -> Pool:
     """The batch system, for this bait. Raises ValueError: key, what is wrong with it, hint."""
-    pool = system(settings.system).pool
+    pool = load_pool(settings.system)
     room = settings.room if settings.native else ""
     return pool.of_bait(settings.name, settings.queue, feature_of(settings.name), settings.nodes, room)
 

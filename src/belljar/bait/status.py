@@ -9,8 +9,8 @@ from belljar.bait import Order
 from belljar.bait.decisions.states import BaitState
 from belljar.errors import BelljarError
 from belljar.host.files import private_folder
-from belljar.host.service import kept
 from belljar.records import dataclass, field
+from belljar.service import kept
 
 ORDER, STATUS = "order.json", "status.json"
 

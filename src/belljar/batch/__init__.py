@@ -2,7 +2,6 @@
 
     names()        of all there are
     load(name)     a System: its dialect, what its site installs, its own hooks    system.py
-    pool.py        a batch system from the outside: jobs, nodes, and the commands that change them
     job/           jobs as values: terms, rules, requests, verdicts
     install/       what a site installs: pieces, and the engine that puts them in place and takes them out
     node.py        faults of a node, machines that outlived their jobs
@@ -14,42 +13,16 @@ A dialect reads the surroundings that a job was started in. What becomes of the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from belljar.hints import TYPE_CHECKING, Any, cast
+from belljar.hints import TYPE_CHECKING, cast
 from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
-    from belljar.batch.pilots import NamedJob, PilotJob, Pilots
-    from belljar.batch.pool import (
-        UNFIT_CODE,
-        JobId,
-        JobState,
-        JobView,
-        Member,
-        Need,
-        NodeState,
-        NodeView,
-        Part,
-        Pool,
-        machine_of,
-        node_of,
-    )  # fmt: skip
     from belljar.batch.system import System
 
-__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "Need", "NodeState", "NodeView", "Part", "PilotJob", "Pilots", "Pool", "Settings", "System", "load", "machine_of",
-           "names", "node_of", "pilots_of"]  # fmt: skip
-OF_PILOTS = frozenset({"NamedJob", "PilotJob", "Pilots"})
-
-
-def __getattr__(name: str) -> Any:
-    """The words of the pool and of pilots, for those who ask: no job does."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{'pilots' if name in OF_PILOTS else 'pool'}"), name)
+__all__ = ["Settings", "load", "names", "systems_in"]
 
 
 @dataclass(frozen=True)
@@ -113,41 +86,30 @@ class Settings:
 
 
 def names() -> tuple[str, ...]:
-    """Of all batch systems there are."""
-    return tuple(sorted(name for name, _ in _folders()))
+    """The names of all batch systems."""
+    return tuple(sorted(systems_in(__name__, __path__, "dialect.py")))
 
 
 def load(name: str) -> System:
-    """The system of this name; nothing of the others is imported. Raises BadOption where there is none."""
+    """The system of this name; nothing of the others is imported. Raises BadOption for an unknown name."""
     from importlib import import_module
 
-    for found, package in _folders():
-        if found == name:
-            return cast("System", import_module(package).SYSTEM)
+    package = systems_in(__name__, __path__, "dialect.py").get(name)
+    if package is not None:
+        return cast("System", import_module(package).SYSTEM)
     from belljar.errors import BadOption
 
     raise BadOption(f"{name!r}: no such batch system", hint=f"Known are {', '.join(names())}.")
 
 
-def pilots_of(name: str) -> Pilots:
-    """How jobs of our own are started in this system. Raises BadOption where that is not built."""
-    from importlib import import_module, util
-
-    from belljar.errors import BadOption
-
-    places = {found: package for found, package in _folders()}
-    if name not in places:
-        load(name)
-    able = sorted(one for one, package in places.items() if util.find_spec(f"{package}.pilots"))
-    if name not in able:
-        raise BadOption(f"{name!r}: it cannot run pilots yet", hint=f"Known are {', '.join(able)}.")
-    return cast("Pilots", import_module(f"{places[name]}.pilots").PILOTS)
+def systems_in(package: str, path: Iterable[str], file: str) -> dict[str, str]:
+    """name -> package of each folder on this path, or one level deeper, that holds the file."""
+    return dict(_systems_in(package, path, file))
 
 
-def _folders() -> Iterator[tuple[str, str]]:
-    """(name, package) of each folder here, or one deeper, that has a dialect."""
-    for top in __path__:
+def _systems_in(package: str, path: Iterable[str], file: str) -> Iterator[tuple[str, str]]:
+    for top in path:
         for outer in os.listdir(top):
             for inner in ("", *(os.listdir(f"{top}/{outer}") if os.path.isdir(f"{top}/{outer}") else ())):
-                if os.path.exists(f"{top}/{outer}/{inner}/dialect.py"):
-                    yield inner or outer, ".".join(filter(None, (__name__, outer, inner)))
+                if os.path.exists(f"{top}/{outer}/{inner}/{file}"):
+                    yield inner or outer, ".".join(filter(None, (package, outer, inner)))

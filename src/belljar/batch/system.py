@@ -3,7 +3,6 @@
 __init__.py   SYSTEM, a `System`
 dialect.py    DIALECT: what it says to a job, and how it is answered (batch/job/terms.py)
 site.py       SITE: what a site installs, and whether it is there (batch/install/pieces.py)
-client.py, nodes.py   POOL, where belljar can add worker nodes: its jobs and nodes from the outside (batch/pool.py)
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from belljar.batch.install.pieces import SiteOfSystem
     from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
-    from belljar.batch.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,6 @@ class System:
     @property
     def site(self) -> SiteOfSystem:
         return cast("SiteOfSystem", import_module(f"{self.package}.site").SITE)
-
-    @property
-    def pool(self) -> Pool:
-        """Its jobs and nodes from the outside. Raises BadOption where belljar cannot do that."""
-        from importlib.util import find_spec  # no job comes here
-
-        module = f"{self.package}.nodes"
-        if find_spec(module) is None:
-            raise BadOption(f"{self.name}: belljar adds no worker nodes to this system")
-        return cast("Pool", import_module(module).POOL)
 
     def hook(self, name: str) -> Callable[[Call], int]:
         """Raises BadOption for one it does not have."""

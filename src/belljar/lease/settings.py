@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from belljar.batch import pilots_of
 from belljar.errors import BadOption, BadSettings
-from belljar.host.service.tables import Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.lease import SIZE, Settings
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.network import PORTS, WORDS, net_of
+from belljar.pool import pilots_of
+from belljar.service.tables import Wrong, blame, keys_of, read_values
 
 FILE = Path("/etc/belljar/lease.toml")
 TABLE, POLICY = "lease", "policy"

@@ -10,10 +10,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from belljar.host.credentials.proxies import ProxyKey
 from belljar.host.values import ADDRESS, HOSTS_NAME, HTTP, PLACE, PLAIN_FILE, Form
 from belljar.model import GIB, Context, setting
 from belljar.records import dataclass, field
+from belljar.service.credentials.proxies import ProxyKey
 
 T = TypeVar("T")
 LIKE_A_SPACE: Final = "as in vac01.example.org; all factories of a space have the same"

@@ -14,8 +14,8 @@ from tests.batch.lab.site import Site
 from tests.batch.lab.worker import ADDRESS, PATIENCE, Installed, Worker, until
 from tests.live.conftest import Belljar
 
-from belljar.batch import NodeView
-from belljar.batch.gridengine.nodes import GridEngineNodes
+from belljar.pool import NodeView
+from belljar.pool.gridengine.nodes import GridEngineNodes
 
 IMAGE, BAIT = "gridengine-node-bookworm", f"{QUEUE}@{HOST}"
 NODES_QUEUE, NATIVE = "belljar", "native.q"  # of machines, and of jobs on the host itself

@@ -12,9 +12,9 @@ from tests.batch.lab.slurm import Slurm
 from tests.batch.lab.slurmdbd import Accounting
 from tests.live.net_lab import Lab
 
-from belljar.batch import JobView, NodeView, load
-from belljar.batch.pool import Command
-from belljar.batch.slurm.nodes import guest_conf
+from belljar.pool import JobView, NodeView, load
+from belljar.pool.slurm.nodes import guest_conf
+from belljar.pool.terms import Command
 
 QUEUE = "belljar"
 PARTITIONS = (
@@ -47,7 +47,7 @@ class PooledSlurm:
         hosts file of this host knows; slurmdbd keeps the accounts."""
         hosts = net.hosts(f"{address} {os.uname().nodename.partition('.')[0]}") if like_a_site else None
         settings = {**({"SlurmUser": "slurm"} if like_a_site else {}), **settings}
-        self.net, self.site, self.lines, self.pool = net, site, lines, load("slurm").pool
+        self.net, self.site, self.lines, self.pool = net, site, lines, load("slurm")
         self.baits: tuple[str, ...] = ()  # nodes on which no job starts
         self.lab = Slurm(
             site.top / "slurm", nodes=2, prefix="bait", partitions=PARTITIONS, inside=entering(net.host, hosts), address=address,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from belljar.guest import Sink, Source
-from belljar.host.credentials.certificates import own_certificate
 from belljar.lease import Cause, Do, Facts, InstanceState, MachineOrder, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
 from belljar.lease.pilot.machines import Changed, Machines
@@ -18,6 +17,7 @@ from belljar.lease.pilot.pilot import Pilot
 from belljar.lease.protocol import lease_key
 from belljar.lease.service.channel import Channel
 from belljar.records import replace
+from belljar.service.credentials.certificates import own_certificate
 
 LEASE = "r-0123456789abcdef0"
 SITE_KEY = b"k" * 32

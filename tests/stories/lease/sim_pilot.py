@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from belljar.batch import JobState
 from belljar.lease import Cause, Do, Facts, InstanceState, Order, Report, Settings, Tell
 from belljar.lease.decisions.margins import KILL
+from belljar.pool import JobState
 
 SETTINGS = Settings(
     staging=30, barrier=20, grace=6, margin=30, silence=15, lost=120, unseen=10, queue_time=300, cycle=5, tries=2, linger=90,

@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.stories.lease.sim_pilot import SimPilot
 from tests.stories.lease.world import OWNERS, World
 
-from belljar.batch import JobState
 from belljar.errors import BelljarError
 from belljar.lease import Cause, InstanceState, Lease, LeaseState, Size, Wanted
 from belljar.lease.clerk import Clerk
 from belljar.lease.desk import Owner
+from belljar.pool import JobState
 
 WHO = st.sampled_from(OWNERS)
 ANY = st.integers(0, 1 << 20)

@@ -41,12 +41,12 @@ from tests.stories.lease.test_pilot import START
 from tests.stories.lease.test_service import OWNER, House
 from tests.stories.lease.world import OWNERS, POLICY, World
 
-from belljar.batch import JobState
 from belljar.errors import HostError, LeaseDenied
 from belljar.lease import Cause, Instance, Lease, LeaseState, Size, Wanted
 from belljar.lease.decisions.margins import margins
 from belljar.lease.orders import Do, Order, Tell
 from belljar.lease.pilot.machines import Changed
+from belljar.pool import JobState
 
 ADA = OWNERS[0]
 L = LeaseState

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tests.stories.lease.test_service import OWNER, House
 
-from belljar.host.service.telling import teller
 from belljar.lease import Cause, LeaseState
 from belljar.lease.service.legacy import Notices
+from belljar.service.telling import teller
 
 SECRET = "a-secret-of-the-site"
 NOW = "%Y-%m-%d-%H-%M-%S"

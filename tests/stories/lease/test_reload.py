@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.unit.vacuum.protocol.peers import free_port
 
-from belljar.host.service import systemd
 from belljar.lease import settings
 from belljar.lease.service.start import serve
+from belljar.service import systemd
 
 
 async def test_settings_that_are_wrong_change_nothing_and_systemd_is_told_that_it_is_over(

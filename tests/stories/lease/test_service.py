@@ -18,9 +18,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.stories.lease.house import SITE_KEY, Running
 
-from belljar.batch import pilots_of
 from belljar.errors import CommandFailed, LeaseEnded, NoSpace
-from belljar.host.credentials.certificates import own_certificate
 from belljar.lease import Instance, Lease, LeaseState, Settings, Size, Token, Wanted, jobfile
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.desk import Desk, Owner
@@ -30,7 +28,9 @@ from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
 from belljar.lease.store import Book, Store, open_store
 from belljar.model import GIB, MIB
+from belljar.pool import pilots_of
 from belljar.records import replace
+from belljar.service.credentials.certificates import own_certificate
 
 OWNER = Owner("alice")
 T = TypeVar("T")

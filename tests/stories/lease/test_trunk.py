@@ -14,7 +14,6 @@ import pytest
 from tests.stories.lease.house import Running, Service, job_for
 
 from belljar.errors import HostError
-from belljar.host.service.gate import MOST, Gate, Streams, dial, own_address
 from belljar.lease.jobfile import JobFile
 from belljar.lease.network import trunk as trunks
 from belljar.lease.network.trunk import STREAM, Trunk
@@ -23,6 +22,7 @@ from belljar.lease.protocol import PILOT, Connection, Opening, lease_key, nonce
 from belljar.model import NetworkMode
 from belljar.network import Networks, Settings
 from belljar.records import replace
+from belljar.service.gate import MOST, Gate, Streams, dial, own_address
 
 LEASE = "r-0123456789abcdef0"
 KEY = "5a" * 32
@@ -322,7 +322,7 @@ async def test_ports_of_the_sites_choice(tmp_path: Path) -> None:
 async def test_a_port_without_descriptors_is_open_again_when_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.host.streams.FULL", 0.01)
+    monkeypatch.setattr("belljar.service.streams.FULL", 0.01)
     loop, fails = asyncio.get_running_loop(), [errno.EMFILE]
     accept = loop.sock_accept
 

@@ -6,12 +6,12 @@ import asyncio
 import os
 from typing import Any
 
-from belljar.host.service.gate import dial
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import Facts, Order, Report, Tell
 from belljar.lease.protocol import PILOT, Connection, Message, Opening, nonce
 from belljar.model import GIB, to_json
 from belljar.reading import from_json
+from belljar.service.gate import dial
 
 LARGE = Facts("node1", boot="b", cpus=8, memory=32 * GIB)
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tests.stories.lease.sim_pilot import SETTINGS, SimJob, SimMachine, SimPilot
 
-from belljar.batch import JobState
-from belljar.batch import NamedJob as Job
 from belljar.lease import Cause, Do, Facts, Instance, InstanceState, Lease, Order, Report, Slot, Tell
 from belljar.lease.decisions import spot
 from belljar.lease.decisions.advance import advance, drained, lease_of, strays
@@ -23,6 +21,8 @@ from belljar.lease.desk import Desk, Owner
 from belljar.lease.states import EC2, INSTANCE_MOVES, LEASE_ENDS, LEASE_MOVES, SLOT_MOVES
 from belljar.lease.store import Book, Store, open_store
 from belljar.model import GIB
+from belljar.pool import JobState
+from belljar.pool import NamedJob as Job
 
 POLICY = Policy("all", users=("*",), machines=6, reserved=0.6, spot=True)
 OWNERS = (Owner("ada"), Owner("bob"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from belljar.batch import JobView
-from belljar.batch.pool import Client, Nodes
+from belljar.pool import JobView
+from belljar.pool.terms import Client, Nodes
 
 
 class Plain:

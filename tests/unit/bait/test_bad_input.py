@@ -14,9 +14,9 @@ from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
 from belljar.bait.machines.keeper import last_line, why_ended
 from belljar.bait.status import read_status
-from belljar.batch import UNFIT_CODE, JobView, NodeState, load, node_of
 from belljar.errors import CommandFailed
 from belljar.model import GIB, MIB
+from belljar.pool import UNFIT_CODE, JobView, NodeState, load, node_of
 from belljar.records import replace
 
 RECORDINGS = Path(__file__).parents[2] / "recordings/slurm"
@@ -149,7 +149,7 @@ async def test_an_answer_of_slurms_that_is_late_wrong_or_none_changes_nothing(
     machines = Machines()
     machines.alive = {"0" * 12}
     daemon = Daemon(
-        SETTINGS, tmp_path, load("slurm").pool, machines, lambda event, **facts: told.append((event, facts)), run_command=run
+        SETTINGS, tmp_path, load("slurm"), machines, lambda event, **facts: told.append((event, facts)), run_command=run
     )  # fmt: skip
     before = Entry("1", state, 1.0, machines=("0" * 12,), home="batch")
     daemon.journal.write(before)
@@ -212,9 +212,9 @@ async def test_a_user_who_holds_a_job_that_is_moved_gets_it_back_held(house: Hou
 
 
 def test_a_users_own_hold_is_told_from_ours() -> None:
-    jobs = load("slurm").pool.client.jobs((RECORDINGS / "squeue.txt").read_bytes(), MARK.decode())
+    jobs = load("slurm").client.jobs((RECORDINGS / "squeue.txt").read_bytes(), MARK.decode())
     assert {id: one.is_held_by_user for id, one in jobs.items() if one.state is HELD.state} == {"1": False, "2": True}
-    back = load("slurm").pool.nodes.give_back
+    back = load("slurm").nodes.give_back
     assert back(RUNNING, "batch", 30, stays_held=True) == back(RUNNING, "batch", 30)[:1]
 
 

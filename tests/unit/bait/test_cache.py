@@ -22,8 +22,8 @@ from belljar.bait.decisions.cache import (
 from belljar.bait.decisions.decide import Room, Turn, size_of
 from belljar.bait.decisions.states import Entry, State, Terms
 from belljar.bait.machines import scrub
-from belljar.batch import JobState, JobView, NodeState, NodeView, node_of
 from belljar.model import GIB, MIB
+from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace
 
 SETTINGS = Settings(

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from belljar.bait import Settings, check
-from belljar.batch import Member, Need, load
-from belljar.batch.slurm import fitness
 from belljar.errors import CommandFailed
 from belljar.model import Share, ShareKind
+from belljar.pool import Member, Need, load
+from belljar.pool.slurm import fitness
 
-POOL = load("slurm").pool
+POOL = load("slurm")
 RECORDINGS = Path(__file__).parents[2] / "recordings/slurm"
 CONFIG, PARTITION, NODES = ((RECORDINGS / name).read_text() for name in ("config.txt", "partition.txt", "nodes.txt"))
 
@@ -53,7 +53,7 @@ def test_a_slurm_that_has_everything_is_good(prolog: Path) -> None:
 
 def test_a_system_without_a_key_is_asked_for_none(tmp_path: Path) -> None:
     settings = Settings(system="gridengine", images=("worker",), conf=tmp_path / "bootstrap", key=Path())
-    found = list(check.needs(settings, load("gridengine").pool, lambda name: "", has_addresses=True))
+    found = list(check.needs(settings, load("gridengine"), lambda name: "", has_addresses=True))
     assert [one.what for one in found] == ["image worker", "addresses of machines", "max_cpus", "conf", "gridengine"]
     assert found[0].remedy.endswith("--packages gridengine-exec") and "No such file" in found[3].wrong
 

@@ -11,16 +11,16 @@ import pytest
 
 from belljar.bait import Settings
 from belljar.bait.cloud import nodes as cloud
-from belljar.batch import JobState, JobView, NodeState, NodeView, load
 from belljar.cli.bait import node as verbs
 from belljar.errors import BadOption, HostError, NotPermitted
 from belljar.model import GIB, MIB, RunPayload
+from belljar.pool import JobState, JobView, NodeState, NodeView, load
 from belljar.records import replace
 
 # SLURM_RESUME_FILE of Slurm 22.05.8, and what later releases add.
 RECORDED = {"jobs": [{"job_id": 1, "nodes": "cloud1"}], "all_nodes": "cloud1"}
 LATER = {"all_nodes_resume": "cloud[1-3]", "jobs": [{"job_id": 7, "nodes_resume": "cloud[1-2]", "nodes_alloc": "cloud[1-4]", "features": "el9"}]}  # fmt: skip
-POOL = load("slurm").pool
+POOL = load("slurm")
 NODE = NodeView("cloud1", NodeState.AWAY, ("cloud", "worker"), "", 2, 1000 * MIB)
 JOB = JobView("1", JobState.RUNNING, owner="root", uid=0, network="closed", memory=GIB, number="1")
 

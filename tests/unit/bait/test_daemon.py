@@ -19,11 +19,11 @@ from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
 from belljar.bait.machines.keeper import feature_of
 from belljar.bait.status import give_order, read_status
-from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool, machine_of
-from belljar.batch.slurm.client import SlurmClient
 from belljar.errors import BadOption, CommandFailed, HostError
 from belljar.host.locks import try_lock
 from belljar.model import GIB, MIB
+from belljar.pool import JobState, JobView, NodeState, NodeView, Part, Pool, machine_of
+from belljar.pool.slurm.client import SlurmClient
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),), cycle=0.1)

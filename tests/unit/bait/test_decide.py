@@ -10,8 +10,8 @@ from belljar.bait import Order, Settings
 from belljar.bait.decisions.decide import Bait, Faults, Room, as_given, bait_now, choose, claims, impossible, size_of
 from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.states import BaitState, Entry, State
-from belljar.batch import JobState, JobView, Part
 from belljar.model import GIB, MIB
+from belljar.pool import JobState, JobView, Part
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker", "el9"), networks=(("open", "br0"), ("closed", "br1")))

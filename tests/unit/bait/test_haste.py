@@ -9,7 +9,7 @@ from tests.unit.bait.test_daemon import RUNNING, House
 
 from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
-from belljar.batch import JobState, NodeState
+from belljar.pool import JobState, NodeState
 from belljar.records import replace
 
 

@@ -10,8 +10,8 @@ from tests.unit.bait.test_worlds import World
 
 from belljar.bait.decisions.advance import Act, Do
 from belljar.bait.decisions.states import State
-from belljar.batch import JobState
 from belljar.model import MIB
+from belljar.pool import JobState
 from belljar.records import replace
 
 HOME, OTHER, NODES = "batch", "long", "belljar"

@@ -12,10 +12,10 @@ from tests.unit.bait.test_requests import GOOD
 from belljar.bait import Order, settings
 from belljar.bait.machines.keeper import request_for, secret
 from belljar.bait.status import give_order
-from belljar.batch import JobState, JobView, NodeState, NodeView
-from belljar.batch.gridengine.nodes import BOOTSTRAP
 from belljar.errors import BadSettings
 from belljar.model import RunPayload
+from belljar.pool import JobState, JobView, NodeState, NodeView
+from belljar.pool.gridengine.nodes import BOOTSTRAP
 from belljar.records import replace
 
 __all__ = ["house"]

@@ -13,8 +13,8 @@ from belljar.bait.decisions.decide import Bait, Room, nothing
 from belljar.bait.decisions.note import LONGEST, Parts, is_too_long, read, write
 from belljar.bait.decisions.parts import Invitation, follow, invitation, refusal
 from belljar.bait.decisions.states import MOVES, BaitState, Entry, State
-from belljar.batch import JobState, JobView, NodeState, NodeView, node_of
 from belljar.model import GIB
+from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace
 
 S = State

@@ -20,8 +20,8 @@ from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.cache import MARK
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.states import MOVES, Entry, State
-from belljar.batch import JobState, JobView, NodeState, NodeView, Pool, machine_of, node_of
 from belljar.model import GIB, MIB
+from belljar.pool import JobState, JobView, NodeState, NodeView, Pool, machine_of, node_of
 from belljar.records import replace
 
 SETTINGS = Settings(

@@ -13,8 +13,8 @@ from belljar.bait import Settings
 from belljar.bait.decisions.advance import Act, Do, Seen, advance, recover
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.states import MOVES, Entry, State
-from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.model import MIB
+from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),))

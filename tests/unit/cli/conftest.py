@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.image import FakeStore
 
 from belljar import config
 from belljar.cli import parser_of
-from belljar.image.fake import FakeStore
 from belljar.machine import Folders, MachineView
 from belljar.machine.cleaning.reaper import Undone
 from belljar.machine.outside.registry import Machines

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.hypervisor import FakeHypervisor
 
 from belljar import config
 from belljar.cli import parser_of
 from belljar.errors import TemplateError
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Template
-from belljar.hypervisor.fake import FakeHypervisor
 from belljar.image import Image
 from belljar.model import MIB, MachineSpec, NetworkMode, Request
 

@@ -12,8 +12,8 @@ from tests.unit.vacuum.factory.site import Site
 from belljar.cli import main
 from belljar.cli.render import moment
 from belljar.errors import ImageUnknown
-from belljar.host.service.kept import keep, read
 from belljar.records import replace
+from belljar.service.kept import keep, read
 from belljar.vacuum.factory.daemon import Order, order
 from belljar.vacuum.factory.keeper import Living
 from belljar.vacuum.factory.state import STATUS, Status

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.fakes.image import FakeOverlays, FakeStore
 from tests.unit.image.image_parts import ext4, house, system
 
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import BadOption, ContextImpossible, ImageInUse, ImageUnknown, OutputUnwritable
 from belljar.image import Image
-from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
 from belljar.jobs.disks import told_of

@@ -59,7 +59,7 @@ def test_an_address_that_no_certificate_can_have_is_named(tmp_path: Path) -> Non
         ("silence = 20", "lease.toml:2, lease.silence: is 20 s, and a pilot is heard of every 20 s"),
         ("lost = 5", "lease.toml:2, lease.lost: is 5 s, and a pilot is heard of every 20 s"),
         ("port = 99999", "lease.toml:2, lease.port: must be at most 65535, not 99999"),
-        ('system = "lsf"', "lease.toml:2, lease.system: 'lsf': it cannot run pilots yet (Known are gridengine, openpbs, slurm, torque.)"),
+        ('system = "lsf"', "lease.toml:2, lease.system: lsf: it cannot run pilots yet (Known are gridengine, openpbs, slurm, torque.)"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_named_with_its_line_and_what_it_could_be(

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import pilots_of
 from belljar.lease import Lease, Settings, Size, Wanted
 from belljar.lease.jobfile import read
 from belljar.lease.protocol import lease_key
 from belljar.lease.service.jobs import Jobs
 from belljar.model import GIB
+from belljar.pool import pilots_of
 
 SITE_KEY = b"k" * 32
 PRINTED = {"slurm": b"77\n", "gridengine": b"77\n", "openpbs": b"77.head\n", "torque": b"77.head\n"}

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.image import FakeStore, fake_image
 
 from belljar.context import Chosen, Means
 from belljar.errors import ContextImpossible
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
-from belljar.image.fake import FakeStore, fake_image
 from belljar.machine.planning import contexts
 from belljar.machine.planning.boot_plan import Plan
 from belljar.machine.planning.contexts import decide, means_of

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.image import fake_image
 
 from belljar.errors import CommandFailed, CommandMissing, InputMissing, NoSpace
 from belljar.host.threads import in_thread
-from belljar.image.fake import fake_image
 from belljar.machine import Settings
 from belljar.machine.extras import disks, inputs
 from belljar.machine.extras.disks import make_scratch

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.hypervisor import FakeHypervisor
 
 from belljar.errors import BootTimeout, ImageNotAllowed, ImageUnfit, NoSpace
-from belljar.hypervisor.fake import FakeHypervisor
 from belljar.image import Image
 from belljar.machine import Folders
 from belljar.machine.cleaning.reaper import Reaper

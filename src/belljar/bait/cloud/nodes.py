@@ -16,10 +16,10 @@ from belljar import api
 from belljar.bait import Settings
 from belljar.bait.acts import command
 from belljar.bait.machines.keeper import GRACE, account_of, joining_request, secret
-from belljar.batch import JobState, JobView, Member, NodeView, Pool
 from belljar.errors import BadOption, BelljarError, HostError
 from belljar.host.files import read_json
 from belljar.model import Request, Share
+from belljar.pool import JobState, JobView, Member, NodeView, Pool
 
 CLOUD = "cloud-node"  # a label
 LARGEST = 1 << 24

@@ -17,8 +17,8 @@ from belljar.errors import BadOption, BelljarError, CommandFailed
 from belljar.host.commands import Finished
 from belljar.host.files import private_folder, read_capped
 from belljar.host.locks import locked
-from belljar.host.service import kept
 from belljar.records import dataclass, field
+from belljar.service import kept
 
 LOCK, PLACED = "lock", "placed.json"
 LOOK = 30.0  # seconds a host has to say which nodes it has

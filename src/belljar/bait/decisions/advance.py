@@ -16,7 +16,7 @@ from belljar.bait import Settings
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.note import Parts, read, write
 from belljar.bait.decisions.states import CLEANING, STARTING, Entry, State
-from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
+from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import dataclass, field, replace
 
 S = State

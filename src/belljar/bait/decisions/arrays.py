@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from belljar.bait.decisions.states import Entry
-from belljar.batch import JobState, JobView
+from belljar.pool import JobState, JobView
 
 
 def newcomers(entries: Mapping[str, Entry], jobs: Mapping[str, JobView]) -> tuple[JobView, ...]:

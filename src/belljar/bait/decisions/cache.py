@@ -14,7 +14,7 @@ from belljar.bait.decisions.advance import Act, Do, Seen, Step, advance, node_st
 from belljar.bait.decisions.decide import Room, Size, Turn, size_of
 from belljar.bait.decisions.parts import follow
 from belljar.bait.decisions.states import KEEPING, Entry, State, Terms
-from belljar.batch import JobView, NodeState
+from belljar.pool import JobView, NodeState
 from belljar.records import replace
 
 NEVER, SAME_USER, SAME_GROUP = "never", "same-user", "same-group"

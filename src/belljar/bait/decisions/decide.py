@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.note import is_too_long, read
 from belljar.bait.decisions.states import STARTING, BaitState, Entry, State
-from belljar.batch import JobView, NodeView, Part
 from belljar.model import MIB
+from belljar.pool import JobView, NodeView, Part
 from belljar.records import dataclass, replace
 
 Judge = Callable[[JobView], str]  # why the site's rules forbid a job what it asks for; "" where they do not

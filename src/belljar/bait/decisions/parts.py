@@ -31,7 +31,7 @@ from belljar.bait.decisions.advance import (
 from belljar.bait.decisions.decide import Bait, Judge, Room, impossible, size_of
 from belljar.bait.decisions.note import read, write
 from belljar.bait.decisions.states import BaitState, Entry, State
-from belljar.batch import JobState, JobView, NodeState, node_of
+from belljar.pool import JobState, JobView, NodeState, node_of
 from belljar.records import dataclass, replace
 
 S = State

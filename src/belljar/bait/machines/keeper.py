@@ -21,13 +21,13 @@ from belljar.bait.decisions.cache import NEVER
 from belljar.bait.decisions.decide import Room, size_of
 from belljar.bait.machines import scrub
 from belljar.bait.networks.uplink import Uplinks
-from belljar.batch import UNFIT_CODE, JobView, Member, Pool
 from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
 from belljar.host.caller import describe
 from belljar.host.files import read_capped
 from belljar.host.room import host_memory
 from belljar.host.threads import in_thread
 from belljar.model import Account, NetworkMode, Payload, PlainFile, Request, RunPayload, Share, StdinKind
+from belljar.pool import UNFIT_CODE, JobView, Member, Pool
 from belljar.records import replace
 
 ROOT = Account("root", 0, 0, "root", home="/root")

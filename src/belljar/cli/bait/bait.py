@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from belljar.assembly import House
-    from belljar.batch import JobView
+    from belljar.pool import JobView
 
 STATE = "bait"
 
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.bait import settings
     from belljar.bait.daemon import serve
     from belljar.bait.machines.keeper import Machines
-    from belljar.host.service.telling import teller
     from belljar.jobs.shares import shares
+    from belljar.service.telling import teller
 
     said = settings.load(args.file)
     pool = settings.pool_of(said)
@@ -173,7 +173,7 @@ def rules(args: argparse.Namespace, house: House) -> int:
 def _names(folder: Path) -> Callable[[str], str]:
     """What node a machine is, or is to be."""
     from belljar.bait.status import read_status
-    from belljar.batch import node_of
+    from belljar.pool import node_of
 
     status = read_status(folder)
     return lambda id: (status.names if status else {}).get(id) or node_of(id)
@@ -181,10 +181,10 @@ def _names(folder: Path) -> Callable[[str], str]:
 
 def arrive(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.arrivals import tell
-    from belljar.batch import load
     from belljar.host import processes
+    from belljar.pool import load
 
-    client, began = load("slurm").pool.client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
+    client, began = load("slurm").client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
     tell(folder_of(args, house), args.job, args.timeout, lambda: client.is_off(args.job, began, os.environ))
     return 0
 

@@ -26,16 +26,14 @@ def resume(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where a node gets no machine: slurmctld then sets it down, and requeues its job."""
     from belljar.bait import settings
     from belljar.bait.cloud import nodes as cloud
-    from belljar.batch import load
     from belljar.jobs.shares import shares
+    from belljar.pool import load
 
     if (placing := _placing(args)) is not None:
         return _tell(asyncio.run(_placed(args, house, placing, "resume")), args)
     said, told = settings.load(args.file), os.environ.get("SLURM_RESUME_FILE", "")
     file = args.resume_file or (Path(told) if told else None)
-    made = asyncio.run(
-        cloud.resume(args.nodes, file, said, load(said.system).pool, shares(said.shares, "bait.shares: "))
-    )
+    made = asyncio.run(cloud.resume(args.nodes, file, said, load(said.system), shares(said.shares, "bait.shares: ")))
     return _tell(made, args)
 
 

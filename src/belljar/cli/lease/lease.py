@@ -27,9 +27,9 @@ ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed"
 
 
 def serve(args: argparse.Namespace, house: House) -> int:
-    from belljar.host.service.telling import teller
     from belljar.lease import settings
     from belljar.lease.service.start import serve
+    from belljar.service.telling import teller
 
     folder = args.state or house.folders.store / "lease"
     tell = teller(sys.stdout, as_json=args.format == "json")

@@ -27,7 +27,7 @@ def folder_of(args: argparse.Namespace, house: House) -> Path:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.host.service.telling import teller
+    from belljar.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
@@ -45,7 +45,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
 
 
 def drain(args: argparse.Namespace, house: House) -> int:
-    from belljar.host.service import kept
+    from belljar.service import kept
     from belljar.vacuum import Space
     from belljar.vacuum.factory.daemon import Order, give_order
     from belljar.vacuum.factory.keeper import Machines
@@ -116,7 +116,7 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def check(args: argparse.Namespace, house: House) -> int:
-    from belljar.host.service import kept
+    from belljar.service import kept
     from belljar.vacuum.factory import monitor, state
 
     level, line = monitor.check(kept.read(folder_of(args, house) / state.STATUS, state.Status), time.time())

@@ -14,8 +14,8 @@ from belljar.records import fields
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.host.http.copies import Copy
     from belljar.host.toml import Mistake
+    from belljar.service.http.copies import Copy
     from belljar.vacuum import Space
     from belljar.vacuum.settings.settings import Loaded
 

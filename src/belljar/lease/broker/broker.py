@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from belljar.errors import BadRequest, BelljarError, NoSuchLease
-from belljar.host.service.telling import Tell
 from belljar.host.threads import in_thread
 from belljar.lease import Do, Instance, Lease, Order, Size, Wanted
 from belljar.lease.broker import Cluster, Context, Member
@@ -20,6 +19,7 @@ from belljar.lease.service.channel import Channel
 from belljar.lease.service.door import Door
 from belljar.lease.store import Book
 from belljar.reading import from_json
+from belljar.service.telling import Tell
 
 CHUNK = 1 << 16
 REFUSED, SILENT = 255, 254  # beside scripts' own exit codes

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from belljar.errors import BadSettings, HostError
 from belljar.host.files import read_capped
-from belljar.host.service.tables import OPTION, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake, meant
 from belljar.lease.broker import LARGEST_CLUSTER, WORD, Cluster, Data, Role
 from belljar.model import dumps
 from belljar.records import replace
+from belljar.service.tables import OPTION, Wrong, blame, keys_of, read_values
 
 CLUSTER, ROLE, MOST = "cluster", "role", 1000
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from belljar.batch import JobState
-from belljar.batch import NamedJob as Job
 from belljar.lease import OLD_PILOT, Instance, Lease, Settings, Slot
 from belljar.lease.decisions.case import ALIVE, Act, Case, Kind, Seen, Step, ended
 from belljar.lease.decisions.margins import KILL, margins
 from belljar.lease.decisions.spot import let_in, noticed, staying, waits
 from belljar.lease.orders import Do, Order
 from belljar.lease.states import Cause, InstanceState, LeaseState, SlotState, end_of
+from belljar.pool import JobState
+from belljar.pool import NamedJob as Job
 from belljar.records import replace
 
 L, I, S = LeaseState, InstanceState, SlotState  # noqa: E741

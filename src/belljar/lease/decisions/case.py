@@ -6,10 +6,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from belljar.batch import JobState, NamedJob
 from belljar.lease import Instance, Lease, Slot
 from belljar.lease.orders import Order
 from belljar.lease.states import Cause, InstanceState, LeaseState
+from belljar.pool import JobState, NamedJob
 from belljar.records import dataclass, replace
 
 ALIVE = frozenset({JobState.WAITING, JobState.HELD, JobState.RUNNING, JobState.ENDING, JobState.UNKNOWN})

@@ -16,10 +16,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from belljar.host.http.limits import Askers
-from belljar.host.http.server import Answer, Limits, Sent, place, serving, tls_by
-from belljar.host.service.telling import Tell
-from belljar.host.udp.senders import Budget
 from belljar.lease import AccessKey
 from belljar.lease.desk import Owner
 from belljar.lease.ec2.actions import belongings, instances, places, spot
@@ -30,6 +26,10 @@ from belljar.lease.ec2.office import Office
 from belljar.lease.ec2.refusals import Refused, refused
 from belljar.lease.ec2.request import ENVELOPE, LARGEST_BODY, fields_of, signer
 from belljar.records import replace
+from belljar.service.http.limits import Askers
+from belljar.service.http.server import Answer, Limits, Sent, place, serving, tls_by
+from belljar.service.telling import Tell
+from belljar.service.udp.senders import Budget
 
 OWNERS = Budget(burst=200, rate=20)  # requests of one access key: at once, a second
 STRANGERS = Budget(burst=50, rate=1)  # requests that nobody signed, of one address
@@ -124,7 +124,7 @@ async def front_end(office: Office, site_key: bytes, own_certificate: Path, tell
 
 @asynccontextmanager
 async def served(front: Front, where: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, int]]:
-    """As `host.http.server.serving`, in threads: records are on disks, which may be slow."""
+    """As `service.http.server.serving`, in threads: records are on disks, which may be slow."""
     threads, loop = ThreadPoolExecutor(THREADS, "ec2"), asyncio.get_running_loop()
     try:
         respond = lambda sent: loop.run_in_executor(threads, front.answer, sent)  # noqa: E731

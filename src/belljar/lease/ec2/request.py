@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote_to_bytes
 
-from belljar.host.http.server import Sent
 from belljar.lease.ec2.refusals import UNSPEAKABLE, Refused
+from belljar.service.http.server import Sent
 
 LARGEST_BODY = 128 << 10  # user data of 16 KiB, in base64, percent-encoded, and much else
 MOST_FIELDS = 2000  # 1000 ids and what belongs to them

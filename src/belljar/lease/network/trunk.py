@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError
-from belljar.host.service.gate import Gate, Streams, dial, own_address
-from belljar.host.service.telling import Troubles
-from belljar.host.streams import Works, some
 from belljar.host.threads import in_thread
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import MachineOrder, Peer, Reach
 from belljar.lease.protocol import PILOT, SERVICE, Connection, Opening, lease_key, nonce
 from belljar.network import part_of
 from belljar.records import replace
+from belljar.service.gate import Gate, Streams, dial, own_address
+from belljar.service.streams import Works, some
+from belljar.service.telling import Troubles
 
 if TYPE_CHECKING:
     from belljar.network import Part

@@ -8,9 +8,6 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from belljar.host.service.gate import dial
-from belljar.host.service.telling import Troubles
-from belljar.host.streams import first_of, some
 from belljar.journal import Record
 from belljar.lease import Do, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
@@ -18,6 +15,9 @@ from belljar.lease.protocol import PILOT, Connection, Inbox, Message, Opening, O
 from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
+from belljar.service.gate import dial
+from belljar.service.streams import first_of, some
+from belljar.service.telling import Troubles
 
 CONNECT = 10.0  # seconds for one try, TLS and openings included
 SOONEST, LATEST = 0.25, 15.0  # seconds between two tries

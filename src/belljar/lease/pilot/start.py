@@ -15,11 +15,11 @@ from pathlib import Path
 from belljar.host.files import free_bytes, remove_tree
 from belljar.host.processes import boot_id
 from belljar.host.room import GROUPS, memory_bounds, own_groups, usable_cpus
-from belljar.host.service.telling import teller
 from belljar.lease import Facts, jobfile
 from belljar.lease.pilot.machines import Machines
 from belljar.lease.pilot.pilot import ENDING, Pilot
 from belljar.model import MIB
+from belljar.service.telling import teller
 
 KEPT = 30 * 86400.0  # seconds; no lease is as long
 HARMLESS = (signal.SIGUSR1, signal.SIGCONT)  # a warning before the end; what Slurm sends with TERM

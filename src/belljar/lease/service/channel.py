@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
-from belljar.host.service.telling import Tell
-from belljar.host.streams import some
 from belljar.lease import Do, Order, Report
 from belljar.lease.protocol import SERVICE, Broken, Connection, Inbox, Message, Outbox, lease_key, nonce, number_of
 from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
+from belljar.service.streams import some
+from belljar.service.telling import Tell
 
 BACKLOG = 4096
 RECORD = 1 << 14  # bytes of one of TLS

@@ -9,11 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from belljar.batch import NamedJob as Job
 from belljar.errors import BelljarError
-from belljar.host.service.news import News
-from belljar.host.service.telling import Tell as TellFunction
-from belljar.host.service.telling import Troubles
 from belljar.host.threads import in_thread
 from belljar.lease import Cause, Do, KeyPair, Lease, LeaseState, MachineOrder, Order, Report, Settings, Slot, Tell
 from belljar.lease.decisions import spot
@@ -27,7 +23,11 @@ from belljar.lease.service.hearing import Hearing
 from belljar.lease.service.jobs import Jobs, Rejected
 from belljar.lease.store import Book, Store
 from belljar.model import dumps
+from belljar.pool import NamedJob as Job
 from belljar.records import replace
+from belljar.service.news import News
+from belljar.service.telling import Tell as TellFunction
+from belljar.service.telling import Troubles
 
 SOONEST, SOON = 0.05, 1.0  # seconds between two looks: at least, and where something is under way
 BUSY = frozenset({"requested", "claiming", "draining"})  # leases in these states are looked at soon again

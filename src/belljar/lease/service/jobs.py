@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from belljar.batch import NamedJob, PilotJob, Pilots
 from belljar.errors import CommandFailed, LeaseEnded
 from belljar.host.commands import printed
 from belljar.host.files import private_folder, write_whole
@@ -23,6 +22,7 @@ from belljar.lease.jobfile import JobFile
 from belljar.lease.network import ports_of
 from belljar.lease.protocol import lease_key
 from belljar.model import dumps
+from belljar.pool import NamedJob, PilotJob, Pilots
 
 ASK = 30.0  # seconds one command of the batch system may take
 LOGS = 7 * 86400.0  # seconds for which pilots' words are kept

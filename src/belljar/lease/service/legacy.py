@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
 from belljar.errors import BelljarError
-from belljar.host.http.digest import Digest
-from belljar.host.http.server import Answer, Limits, Sent, serving
-from belljar.host.service.telling import Tell as TellFunction
 from belljar.host.threads import in_thread
 from belljar.lease import OLD_PILOT, Cause, Do, Facts, Order, Report, Settings, Tell
 from belljar.lease.decisions.case import Case
 from belljar.lease.store import Store
+from belljar.service.http.digest import Digest
+from belljar.service.http.server import Answer, Limits, Sent, serving
+from belljar.service.telling import Tell as TellFunction
 
 ACCOUNT, REALM, PATH = "pilotaccount", "pilotrealm", "/pilot_notification/v01/"
 LIMITS = Limits(body=16 << 10, idle=15.0, request=15.0)
@@ -67,7 +67,7 @@ class Notices:
         self._digest, self._one = Digest(ACCOUNT, REALM, secret, PATH), asyncio.Lock()
 
     def serve(self, where: str) -> AbstractAsyncContextManager[tuple[str, int]]:
-        """As `host.http.server.serving`."""
+        """As `service.http.server.serving`."""
         return serving(where, self._take, lambda _, why: _no(why), setting="lease.legacy_listen", limits=LIMITS)
 
     async def _take(self, sent: Sent) -> Answer:

@@ -9,13 +9,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from belljar.batch import pilots_of
 from belljar.errors import BelljarError, HostError
-from belljar.host.credentials.certificates import own_certificate
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import try_lock
-from belljar.host.service.systemd import serving
-from belljar.host.service.telling import Tell
 from belljar.host.values import size as size_of
 from belljar.lease import Settings, Size
 from belljar.lease.broker.broker import Broker
@@ -28,7 +24,11 @@ from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
 from belljar.lease.store import open_store
+from belljar.pool import pilots_of
 from belljar.records import replace
+from belljar.service.credentials.certificates import own_certificate
+from belljar.service.systemd import serving
+from belljar.service.telling import Tell
 
 LOCK, KEY, CERTIFICATE, OLD_PILOTS = "lock", "site.key", "service.pem", "legacy.secret"
 Load = Callable[[], tuple[Settings, tuple[Policy, ...]]]

@@ -16,16 +16,16 @@ from belljar import __version__
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder, read_secret
 from belljar.host.locks import try_lock
-from belljar.host.service import kept
-from belljar.host.service.metrics import Metric
-from belljar.host.service.metrics import serve as serve_metrics
-from belljar.host.service.systemd import notify, serving
-from belljar.host.service.telling import Tell
 from belljar.host.threads import in_thread
 from belljar.host.toml import Mistake
-from belljar.host.udp.datagrams import send_all
 from belljar.host.watch import watching
 from belljar.records import dataclass, replace
+from belljar.service import kept
+from belljar.service.metrics import Metric
+from belljar.service.metrics import serve as serve_metrics
+from belljar.service.systemd import notify, serving
+from belljar.service.telling import Tell
+from belljar.service.udp.datagrams import send_all
 from belljar.vacuum import MachineType, Pipe, Space, TypeStatus
 from belljar.vacuum.factory import monitor
 from belljar.vacuum.factory.factory import Factory

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, NoSuchMachine
-from belljar.host.service import kept
-from belljar.host.service.telling import Tell, Troubles
 from belljar.host.threads import in_thread
 from belljar.records import dataclass, replace
+from belljar.service import kept
+from belljar.service.telling import Tell, Troubles
 from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
 from belljar.vacuum.decisions.backoff import Failing, after_failure, view_of
 from belljar.vacuum.decisions.decide import Decision, Host, Reason, decide

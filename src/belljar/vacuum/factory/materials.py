@@ -10,7 +10,6 @@ from pathlib import Path
 from belljar import __version__
 from belljar.context import About, filled_in
 from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
-from belljar.host.credentials.proxies import limited_proxy, load_source, load_token
 from belljar.host.files import read_capped
 from belljar.host.files import renew as renew_files
 from belljar.host.values import is_url
@@ -18,6 +17,7 @@ from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS
 from belljar.model import NetworkMode
 from belljar.records import dataclass, field
+from belljar.service.credentials.proxies import limited_proxy, load_source, load_token
 from belljar.vacuum import MachineType, Space
 from belljar.vacuum.settings.pipes import check_names, fetch, fetch_public
 

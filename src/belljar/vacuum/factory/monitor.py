@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from belljar.host.service.metrics import Metric
+from belljar.service.metrics import Metric
 from belljar.vacuum import TypeStatus
 from belljar.vacuum.factory.state import LOST, Status
 

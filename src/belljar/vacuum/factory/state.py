@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
-from belljar.host.service import kept
-from belljar.host.service.kept import Lines
 from belljar.model import to_json
 from belljar.records import dataclass, field
+from belljar.service import kept
+from belljar.service.kept import Lines
 from belljar.vacuum.decisions.backoff import TypePast
 from belljar.vacuum.factory.keeper import Living
 

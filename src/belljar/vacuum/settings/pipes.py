@@ -1,6 +1,6 @@
 """Vacuum pipes: machinetypes that an experiment describes in JSON at an address. What comes from there is a stranger's word.
 
-A copy is kept (`host.http.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
+A copy is kept (`service.http.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
 document, and that before the defaults. A document names no files of this host but those in the folder `files`, and no addresses of
 this host or of private networks, unless the site said that it comes from there itself (`is_public`)."""
 
@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from belljar.errors import BadUserData
-from belljar.host.http import copies
-from belljar.host.http.copies import Copy, leads_inside, may_name
-from belljar.host.service.tables import Value, converted
 from belljar.host.toml import Mistake
 from belljar.host.values import amount, is_url, number
 from belljar.reading import strict_json
 from belljar.records import replace
+from belljar.service.http import copies
+from belljar.service.http.copies import Copy, leads_inside, may_name
+from belljar.service.tables import Value, converted
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.settings import keys, machinetype, overlaid, wrong_type
 from belljar.vacuum.settings.vocabulary import WORDS, SetsNothing, translate

@@ -16,10 +16,10 @@ from typing import Any
 
 from belljar.errors import BadSettings, ImageError
 from belljar.host.room import meminfo
-from belljar.host.service.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.image import is_source
 from belljar.records import dataclass, replace
+from belljar.service.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.vacuum import LIKE_A_SPACE, LIKE_AN_IMAGE, Given, MachineType, Pipe, Space
 
 FILE = Path("/etc/belljar/vacuum.toml")

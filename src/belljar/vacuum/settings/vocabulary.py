@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar.host.service.tables import OPTION
 from belljar.host.values import PLAIN_FILE, is_url, number, whole
+from belljar.service.tables import OPTION
 
 GB = 10**9
 MODELS = ("cernvm3", "cernvm4", "cernvm2", "vm-raw")

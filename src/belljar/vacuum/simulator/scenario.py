@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSetting
-from belljar.host.service.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.host.values import duration
 from belljar.model import setting
 from belljar.records import dataclass
+from belljar.service.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.vacuum import MachineType, Mode, Space
 
 MOST_FACTORIES = 5000

@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 import pytest
 
-from belljar.batch import JobState
-from belljar.batch import NamedJob as Job
 from belljar.lease import (
     Cause,
     Do,
@@ -26,6 +24,8 @@ from belljar.lease.decisions.case import Case, Kind, Seen, Step
 from belljar.lease.decisions.reports import heard
 from belljar.lease.states import LEASE_MOVES
 from belljar.model import GIB
+from belljar.pool import JobState
+from belljar.pool import NamedJob as Job
 from belljar.records import replace
 
 SETTINGS = Settings(staging=300, barrier=120, grace=30, margin=30, silence=90, unseen=60, tries=2)

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.lease.decisions.test_advance import SETTINGS, Story, lease, orders
 
-from belljar.batch import JobState
 from belljar.lease import Cause, Do, Instance, InstanceState, Lease, LeaseState, PriceModel, Settings, Tell, Wanted
 from belljar.lease.decisions.advance import advance
 from belljar.lease.decisions.case import Kind, Seen
 from belljar.lease.decisions.spot import shares
+from belljar.pool import JobState
 from belljar.records import replace
 
 L, I = LeaseState, InstanceState  # noqa: E741

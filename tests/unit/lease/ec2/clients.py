@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from tests.unit.lease.ec2.house import KEY, SITE_KEY
 
-from belljar.host.http.server import Sent
 from belljar.lease.ec2.front import served as serving
 from belljar.lease.ec2.keyring import secret_of
+from belljar.service.http.server import Sent
 
 
 @contextmanager

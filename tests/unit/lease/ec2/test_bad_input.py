@@ -14,7 +14,6 @@ from tests.unit.lease.ec2.clients import code, wired
 from tests.unit.lease.ec2.house import KEY, OTHER_KEY, SITE_KEY, House
 from tests.unit.lease.ec2.test_signature import changed, form, posted, presigned, version_2, with_header
 
-from belljar.host.http.server import Sent
 from belljar.lease import belongings
 from belljar.lease.ec2.front import ACTIONS, OWNERS, STRANGERS
 from belljar.lease.ec2.keyring import secret_of
@@ -22,6 +21,7 @@ from belljar.lease.ec2.model import model
 from belljar.lease.ec2.request import LARGEST_BODY
 from belljar.lease.store import sqlite
 from belljar.records import replace
+from belljar.service.http.server import Sent
 
 SECRET = secret_of(SITE_KEY, KEY)
 LIST = {"Action": "DescribeInstances", "Version": "2016-11-15"}

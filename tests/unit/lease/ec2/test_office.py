@@ -18,7 +18,6 @@ from tests.unit.lease.ec2.clients import client, code, served, wired
 from tests.unit.lease.ec2.house import KEY, OTHER_KEY, SETTINGS, SITE_KEY, House
 
 from belljar.errors import BadRequest, BadSetting, NotPermitted, RecordsLost
-from belljar.host.credentials.certificates import own_certificate
 from belljar.host.threads import in_thread
 from belljar.lease import Slot
 from belljar.lease import desk as leases
@@ -28,6 +27,7 @@ from belljar.lease.ec2.keyring import MOST, answer, secret_of
 from belljar.lease.ec2.office import image_id
 from belljar.lease.states import InstanceState, LeaseState
 from belljar.records import replace
+from belljar.service.credentials.certificates import own_certificate
 
 RUN = {"ImageId": "debian-12", "MinCount": 1, "MaxCount": 1}
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from belljar.host.http.server import Sent
 from belljar.lease.ec2.refusals import Refused
 from belljar.lease.ec2.request import MOST_FIELDS, fields_of
+from belljar.service.http.server import Sent
 
 FORM = (("content-type", "application/x-www-form-urlencoded; charset=utf-8"),)
 

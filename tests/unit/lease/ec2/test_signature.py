@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from libcloud.common.aws import AWSRequestSignerAlgorithmV2
 
-from belljar.host.http.server import Sent
 from belljar.lease.ec2.refusals import Refused
 from belljar.lease.ec2.request import fields_of, signer
+from belljar.service.http.server import Sent
 
 KEY, SECRET = "BJAAAAAAAAAAAAAAAAAA", "secret/+secret"
 TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufffe\uffff"), max_size=30)

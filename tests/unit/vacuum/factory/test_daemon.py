@@ -18,9 +18,9 @@ from tests.unit.vacuum.factory.site import until
 
 from belljar.errors import BadOption, BadSettings, HostError
 from belljar.host.locks import try_lock
-from belljar.host.service.systemd import notify, serving
-from belljar.host.service.telling import teller
 from belljar.records import replace
+from belljar.service.systemd import notify, serving
+from belljar.service.telling import teller
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
 from belljar.vacuum.factory.daemon import LOCK, ORDER, Daemon, Order, give_order, order, push, serve
 from belljar.vacuum.factory.factory import finish

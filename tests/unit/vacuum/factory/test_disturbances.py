@@ -7,9 +7,9 @@ import pytest
 from tests.unit.vacuum.factory.site import NOW, SPACE, Site, until
 
 from belljar.errors import HostError, ImageUnknown, MachineBusy
-from belljar.host.service.kept import keep
 from belljar.model import Request
 from belljar.records import replace
+from belljar.service.kept import keep
 from belljar.vacuum.decisions.decide import Reason
 from belljar.vacuum.factory.factory import SHOWS_WITHIN
 from belljar.vacuum.factory.state import MEMORY
@@ -123,7 +123,7 @@ async def test_a_full_disk_keeps_no_machine_from_being_looked_after(
     factory = site.factory()
     await factory.cycle()
     id = next(iter(site.machines))
-    monkeypatch.setattr("belljar.host.service.kept.keep", full)
+    monkeypatch.setattr("belljar.service.kept.keep", full)
     factory._note(site.end(id, "200 Done"))
     with pytest.raises(OSError):
         await factory.cycle()  # nothing is started that could not be found again
@@ -141,7 +141,7 @@ async def test_a_full_disk_is_told_once_and_when_it_is_over(site: Site, monkeypa
             full()
         keep(*words, **options)
 
-    monkeypatch.setattr("belljar.host.service.kept.keep", write)
+    monkeypatch.setattr("belljar.service.kept.keep", write)
     monkeypatch.setattr("belljar.vacuum.factory.factory.LOOK_AT_ONCE", 0.0)
     running = asyncio.ensure_future(factory.run())
     await until(lambda: len(site.machines) == 4 and not factory.troubles.now)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.unit.vacuum.factory.site import NOW, SPACE, Site, until
 
-from belljar.host.service.kept import read
 from belljar.model import Context, OwnWork, Request, RunPayload
 from belljar.records import replace
+from belljar.service.kept import read
 from belljar.vacuum import TypeStatus
 from belljar.vacuum.decisions.decide import Reason
 from belljar.vacuum.factory.factory import SHOWS_WITHIN, finish

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from belljar.host.service.kept import keep, read
-from belljar.host.service.metrics import registry
 from belljar.records import replace
+from belljar.service.kept import keep, read
+from belljar.service.metrics import registry
 from belljar.vacuum import MachineType, Space, TypeStatus
 from belljar.vacuum.decisions.backoff import TypePast
 from belljar.vacuum.decisions.decide import Decision, Reason, Verdict

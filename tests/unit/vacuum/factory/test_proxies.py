@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from belljar import __version__
 from belljar.errors import BadUserData, DownloadFailed, NoCredentials
-from belljar.host.credentials.proxies import LEAST, PROXY_CERT_INFO, ProxyKey, limited_proxy, load_source
 from belljar.records import replace
+from belljar.service.credentials.proxies import LEAST, PROXY_CERT_INFO, ProxyKey, limited_proxy, load_source
 from belljar.vacuum import MachineType, Space
 from belljar.vacuum.factory.materials import credentials, gather, make_user_data, renew
 

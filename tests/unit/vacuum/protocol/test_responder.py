@@ -14,9 +14,9 @@ from tests.unit.vacuum.protocol.peers import SPACE, free_port
 from tests.unit.vacuum.protocol.test_query import KEY, LHCB, OWN, RUNNING, SNAPSHOT, packet
 
 from belljar.errors import PortRefused
-from belljar.host.udp.datagrams import Address
-from belljar.host.udp.senders import ALLOWED, REMEMBERED, STRANGER, STRANGERS
 from belljar.records import replace
+from belljar.service.udp.datagrams import Address
+from belljar.service.udp.senders import ALLOWED, REMEMBERED, STRANGER, STRANGERS
 from belljar.vacuum import MachineStatus, Space
 from belljar.vacuum.protocol.fields import Why
 from belljar.vacuum.protocol.poll import Poller

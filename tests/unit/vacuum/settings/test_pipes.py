@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.image.http_server import serving
 
 from belljar.errors import BadUserData, DownloadFailed
-from belljar.host.http.copies import RETRY, Copy, may_name
 from belljar.host.toml import Mistake
 from belljar.records import replace
+from belljar.service.http.copies import RETRY, Copy, may_name
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.factory.materials import make_user_data
 from belljar.vacuum.settings.pipes import (

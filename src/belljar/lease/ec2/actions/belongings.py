@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from belljar.host.credentials import ssh_keys
 from belljar.lease import KeyPair, Tag, belongings, new_id
 from belljar.lease.ec2.actions import instances
 from belljar.lease.ec2.call import DURATION, HEX_ID, Answer, Call, shown, specified, tags_of
 from belljar.lease.ec2.refusals import Refused
+from belljar.service.credentials import ssh_keys
 
 LARGEST_KEY = 16 << 10
 NAME = re.compile(r"[\x20-\x7e]{1,255}")

@@ -1,0 +1,1 @@
+"""Grid Engine from outside."""

@@ -1,0 +1,79 @@
+"""Can machines join this cell, and a bait take its jobs? What `belljar bait check` asks of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from belljar.errors import BelljarError
+from belljar.pool.terms import Need
+
+PAGE = "docs/bait.md, Grid Engine"
+
+
+def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Need]:
+    """*ask*: carries out a command, raises BelljarError; *hosts*: name -> address of those that machines may become."""
+    managers = ask("qconf", "-sm").split()
+    yield Need("root manages the cell", "" if "root" in managers else "root is no manager", "qconf -am root")
+    yield Need(f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE}).")
+    remedy = f"Make it for machines alone, without a prolog ({PAGE})."
+    yield Need(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
+    unfit = _asked(lambda: _environments(ask, bait, queue))
+    remedy = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
+    yield Need("parallel environments", unfit, remedy)
+    wrong = [one for name, address in hosts.items() if (one := _name(ask, name, address))]
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
+    yield Need("names of machines", f"{wrong[0]}{more}" if wrong else "", remedy)
+
+
+def _bait(text: str) -> str:
+    prolog = _value(text, "prolog")
+    if not prolog.startswith("root@"):
+        return f"its prolog is {prolog or 'NONE'}, which takes nothing back as root"
+    return "" if "$job_id" in prolog and "$ja_task_id" in prolog else "its prolog is not told job and task"
+
+
+def _queue(text: str) -> str:
+    prolog = _value(text, "prolog")
+    return "" if prolog == "NONE" else f"its prolog is {prolog}"
+
+
+def _environments(ask: Callable[..., str], bait: str, queue: str) -> str:
+    """A job of several slots gets one machine."""
+    there = _list(ask("qconf", "-sq", queue))
+    for name in _list(ask("qconf", "-sq", bait)):
+        rule = _value(ask("qconf", "-sp", name), "allocation_rule")
+        if rule != "$pe_slots":
+            return f"{name}: its allocation_rule is {rule}: a job of it wants several machines, and would never start"
+        if name not in there:
+            return f"{name}: the queue {queue} does not have it, and a job of it would never start"
+    return ""
+
+
+def _list(text: str) -> list[str]:
+    return [one for one in re.split(r"[\s,]+", _value(text, "pe_list")) if one not in ("", "NONE")]
+
+
+def _value(text: str, key: str) -> str:
+    match = re.search(rf"(?m)^{key}\s+(.*)$", text.replace("\\\n", " "))
+    return match[1].strip() if match else ""
+
+
+def _name(ask: Callable[..., str], name: str, address: str) -> str:
+    """By this host's resolver."""
+    try:
+        if ask("getent", "ahostsv4", name).split()[:1] != [address]:
+            return f"{name} is not {address}"
+        if name not in ask("getent", "hosts", address).split():
+            return f"{address} is not {name}"
+    except BelljarError:
+        return f"{name} or {address} is not known on this host"
+    return ""
+
+
+def _asked(look: Callable[[], str]) -> str:
+    try:
+        return look()
+    except BelljarError as exc:
+        return exc.message.replace("\n", " ")

@@ -1,0 +1,93 @@
+"""Jobs of our own in Grid Engine. 8.1.9 and later. https://manpages.debian.org/bookworm/gridengine-client/qsub.1.en.html"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from belljar.batch.gridengine.dialect import seconds
+from belljar.batch.job.terms import one_line
+from belljar.model import MIB
+from belljar.pool.gridengine.client import CLIENT
+from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots, account
+from belljar.pool.terms import LARGEST_ANSWER, Command, JobId
+
+NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR2 and KILL
+
+
+class GridEnginePilots(Pilots):
+    quantum = 1
+    notice = NOTIFY
+
+    def submit(self, job: PilotJob, script: str) -> Command:
+        """Memory counts for each slot; it is no limit of address space (h_vmem), of which QEMU takes more than it uses. More than one
+        slot needs a parallel environment, which gives as many of them on each node."""
+        if job.nodes * job.cpus > 1 and not job.environment:
+            raise ValueError(
+                "Grid Engine gives more than one processor only by a parallel environment: set `lease.environment`"
+            )
+        size, slots = -(-job.memory // job.cpus // MIB), job.nodes * job.cpus
+        where = f",hostname=!({'|'.join(job.shunned)})" if job.shunned else ""
+        owner = re.sub(r"[^A-Za-z0-9._:/-]+", "_", one_line(job.owner)).strip("_")
+        options = (
+            "-N", job.name, "-l", f"h_rt={-(-int(job.seconds) // 1)},mem_free={size}M{where}",
+            *(("-pe", job.environment, str(slots)) if job.environment else ()),
+            "-notify", "-r", "n", "-j", "y", "-o", job.output, "-S", "/bin/sh", "-ac", f"owner={owner}",
+            *(("-q", job.queue) if job.queue else ()), *(("-P", job.account) if job.account else ()),
+        )  # fmt: skip
+        return CLIENT.submit(script, options)
+
+    def script(self, job: PilotJob) -> bytes:
+        """The job's script, and its first pilot, are on its first node. Grid Engine tells all of them of the end (`-notify`): `qrsh` is not
+        to heed it, for what it has started would be killed at once. Each pilot is given its number, for nobody else does that here."""
+        pilot = shlex.join(job.command)
+        if job.nodes == 1:
+            return f"#!/bin/sh\nexec {pilot} --rank 0\n".encode()
+        lines = (
+            "#!/bin/sh", "trap : TERM USR2", f"{pilot} --rank 0 </dev/null &", "rank=0", "while read -r host slots rest; do",
+            f"""  [ $rank = 0 ] || (trap '' TERM USR2; exec qrsh -inherit "$host" {pilot} --rank "$rank" </dev/null) &""",
+            "  rank=$((rank + 1))", 'done <"$PE_HOSTFILE"', "until wait; do :; done", "",
+        )  # fmt: skip
+        return "\n".join(lines).encode()
+
+    def submitted(self, printed: bytes) -> JobId:
+        return CLIENT.submitted(printed)
+
+    def cancel(self, job: JobId) -> Command:
+        return CLIENT.cancel(job)
+
+    def extend(self, job: JobId, seconds: float) -> Command:
+        raise ValueError("Grid Engine does not change the limit of a running job")
+
+    def limits(self) -> Command:
+        return ("qconf", "-sq", "*")
+
+    def longest(self, printed: bytes, queue: str) -> float | None:
+        """A job that names no queue may start in any: the longest counts. What a host of a queue has of its own does not."""
+        text = printed[:LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
+        limits = [
+            (name, seconds(limit.partition(",")[0]))
+            for name, limit in re.findall(r"(?ms)^qname +(\S+)$.*?^h_rt +(\S+)", text)
+        ]
+        found = [limit for name, limit in limits if name in queue.split(",") or not queue]
+        return None if None in found else max((one for one in found if one is not None), default=None)
+
+    def query(self) -> Command:
+        return ("qstat", "-u", account(), "-r", "-xml")
+
+    def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
+        """A name is whole only in `full_job_name`."""
+        views, names = CLIENT.jobs(printed, ""), dict[str, str]()
+        for entry in printed.decode("utf-8", "replace").split("<job_list")[1:]:
+            number = re.search(r"<JB_job_number>([0-9]+)<", entry)
+            name = re.search(r"<full_job_name>([^<]*)<", entry)
+            if number and name:
+                names[number[1]] = name[1].strip()
+        return tuple(
+            NamedJob(names[one.number], one.id, one.state, one.reason)
+            for one in views.values()
+            if NAME.fullmatch(names.get(one.number, "")) and one.owner == account()
+        )
+
+
+PILOTS = GridEnginePilots()

@@ -1,0 +1,1 @@
+"""OpenPBS from outside."""

@@ -1,0 +1,1 @@
+"""Torque from outside."""

@@ -1,0 +1,1 @@
+"""Slurm from outside, 22.05 and later."""

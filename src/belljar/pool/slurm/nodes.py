@@ -1,0 +1,264 @@
+"""Slurm's nodes from the outside: dynamic nodes that machines become, and baits. 22.05 and later.
+
+A machine's slurmd registers itself (`slurmd -Z`); slurmctld then launches to the address the registration came from, at its own
+SlurmdPort. https://slurm.schedmd.com/dynamic_nodes.html
+
+A dynamic node is deleted only when it is drained and quiet, and after its slurmd has gone: slurmctld 22.05.8 crashed when one was
+deleted while it still sent something there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from belljar.batch.job.terms import one_line, one_node
+from belljar.model import MIB, PlainFile
+from belljar.pool.slurm.client import CLIENT
+from belljar.pool.terms import (
+    LARGEST_ANSWER,
+    Command,
+    JobId,
+    JobState,
+    JobView,
+    Joining,
+    Member,
+    Need,
+    Nodes,
+    NodeState,
+    NodeView,
+    Part,
+    Pool,
+    node_of,
+)
+
+OURS = "belljar:"
+# `State=` is one base state and flags. https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
+BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
+ABSENT = {
+    "UNKNOWN", "FUTURE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED",
+}  # fmt: skip
+CLOSED = {"DOWN", "DRAIN", "FAIL"}
+# Lines of slurm.conf that a guest has its own of, or may not have: places on this host, and for a dynamic node those of nodes.
+OF_NODES = ("nodename", "partitionname", "nodeset", "downnodes")
+NOT_A_GUESTS = (
+    "include", "slurmdspooldir", "slurmdpidfile", "slurmdlogfile",
+    "slurmctldpidfile", "slurmctldlogfile", "statesavelocation", "jobcomploc", "prolog", "epilog", "taskprolog", "taskepilog",
+    "prologslurmctld", "epilogslurmctld", "plugstackconfig", "healthcheckprogram", "jobsubmitplugins",
+)  # fmt: skip
+GUESTS = """SlurmdSpoolDir=/var/spool/slurmd
+SlurmdPidFile=/run/slurmd.pid
+SlurmdLogFile=/var/log/slurm/slurmd.log
+Prolog=/run/belljar/prolog
+Epilog=/run/belljar/epilog
+"""
+# slurmd wants control groups whatever it tracks processes by, and there is no systemd to ask for them.
+CGROUPS = b"CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
+
+# Root runs it in the guest. The key comes by standard input, so that no image, record or command line has it. When slurmd ends,
+# so does the machine. 78 is UNFIT_CODE. The node's own prolog lets nobody else's job in, whatever the controller was told. With ONE_JOB
+# slurmd ($$) is told to end when the epilog of that job has ended; what it has to tell the controller of the job it tells before. Each
+# program takes a tenth of a second under emulation: the shell does what it can by itself.
+JOIN = rb"""#!/bin/sh
+set -eu
+for one in munged slurmd; do command -v $one >/dev/null || { echo "no $one is installed in it" >&2; exit 78; }; done
+umask 077
+mkdir -p /etc/munge /var/lib/munge /var/log/munge /run/munge
+cat > /etc/munge/munge.key
+umask 022
+chown -R munge:munge /etc/munge /var/lib/munge /var/log/munge /run/munge
+chmod 0400 /etc/munge/munge.key
+echo "$NODE" > /proc/sys/kernel/hostname
+printf '%s\n' "$HOSTS" >> /etc/hosts
+for address in $(hostname -I); do printf '%s %s\n' "$address" "$NODE" >> /etc/hosts; done
+[ -e /sys/fs/cgroup/cgroup.procs ] || mount -t cgroup2 none /sys/fs/cgroup
+mkdir -p /var/spool/slurmd /var/log/slurm /run/belljar /sys/fs/cgroup/system.slice
+put() { while IFS= read -r line; do printf '%s\n' "$line"; done > "$1"; }
+put /run/belljar/prolog <<'END'
+#!/bin/sh
+read -r uid job < /run/belljar/owner
+[ -z "$uid" ] || [ "$SLURM_JOB_UID $SLURM_JOB_ID" = "$uid ${job:-$SLURM_JOB_ID}" ]
+END
+put /run/belljar/epilog <<'END'
+#!/bin/sh
+read -r uid job < /run/belljar/owner
+[ -p /run/belljar/over ] && [ "$SLURM_JOB_UID $SLURM_JOB_ID" = "$uid $job" ] || exit 0
+exec 3<> /run/belljar/over
+END
+if [ -n "${ONE_JOB-}" ]; then
+mkfifo /run/belljar/over
+{ read -r line < /run/belljar/over || kill $$; } </dev/null >/dev/null 2>&1 &
+fi
+chmod 0755 /run/munge /run/belljar/prolog /run/belljar/epilog
+for group in /sys/fs/cgroup /sys/fs/cgroup/system.slice; do echo "+cpuset +cpu +memory +pids" > $group/cgroup.subtree_control; done
+setpriv --reuid=munge --regid=munge --init-groups munged
+[ -z "${BASELINE-}" ] || sh -c "$BASELINE"
+unset BASELINE
+add() { while IFS= read -r line; do grep -q "^${line%%:*}:" "$1" || printf '%s\n' "$line" >> "$1"; done; }
+printf '%s\n' "$JOB_UID $JOB_ID" > /run/belljar/owner
+[ -z "$PASSWD" ] || printf '%s\n' "$PASSWD" | add /etc/passwd
+[ -z "$GROUPS_OF" ] || printf '%s\n' "$GROUPS_OF" | add /etc/group
+if [ -n "$CONF" ]; then exec slurmd -D -f "$SLURM_CONF" -Z -N "$NODE" --conf "$CONF" </dev/null; fi
+exec slurmd -D -b -f "$SLURM_CONF" -N "$NODE" </dev/null
+"""
+
+
+class SlurmNodes(Nodes):
+    """The nodes' side."""
+
+    folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
+    packages = ("slurmd", "munge")
+    saves = 10.0  # slurmctld writes jobs down within five seconds of a change, and takes a moment for it
+
+    def query(self) -> Command:
+        return ("scontrol", "--oneliner", "--all", "show", "nodes")
+
+    def nodes(self, printed: bytes) -> dict[str, NodeView]:
+        text = printed.decode("utf-8", "replace")
+        if len(printed) > LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
+            raise ValueError(f"scontrol printed {text[:60]!r} where the list of nodes begins")
+        return {one.name: one for line in text.splitlines() if (one := _node(line)) is not None}
+
+    def open(self, node: str) -> Command:
+        return ("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME")
+
+    def close(self, node: str, reason: str) -> Command:
+        where = f"NodeName={one_node(node)}"
+        return ("scontrol", "update", where, "State=DRAIN", f"Reason={OURS} {one_line(reason)}")
+
+    def lose(self, node: str, reason: str) -> tuple[Command, ...]:
+        where = f"NodeName={one_node(node)}"
+        return (("scontrol", "update", where, "State=DOWN", f"Reason={OURS} {one_line(reason)}"),)
+
+    def remove(self, node: str) -> tuple[Command, ...]:
+        return (("scontrol", "delete", f"NodeName={one_node(node)}"),)
+
+    def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
+        """StartTime: a job that was requeued waits for the old credential to expire else, two minutes (cred_expire)."""
+        where = ",".join(one_node(node) for node in nodes)
+        exactly = f"NumNodes={len(nodes)}-{len(nodes)}"  # of a range Slurm would add nodes of other jobs
+        update = (
+            "scontrol", "update", f"JobId={job.id}", f"Partition={queue}", f"ReqNodeList={where}", exactly, "StartTime=now",
+        )  # fmt: skip
+        once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
+        return (update, *once, CLIENT.release(job.id))
+
+    def unpin(self, job: JobView, queue: str = "") -> tuple[Command, ...]:
+        """Slurm 24.11 changes nothing any more of a job that wants a node which is gone: "Invalid required nodes list in job records".
+        No release changes one in a partition that has fewer nodes than it asks for: so it goes home."""
+        home = (f"Partition={queue}",) if queue else ()
+        return (("scontrol", "update", f"JobId={job.id}", *home, "ReqNodeList="),)
+
+    def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
+        where, when = (f"Partition={queue}", "ReqNodeList="), f"StartTime=now+{int(delay)}"
+        update = ("scontrol", "update", f"JobId={job.id}", *where, when)
+        return (update,) if stays_held else (update, CLIENT.release(job.id))
+
+    def reserve(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
+    ) -> tuple[Command, ...]:  # fmt: skip
+        """A job of root's for each machine, that holds its processors and memory, and only waits."""
+        keeping = _keeping(node, jobs)
+        wanted = {part.machine for part in parts}
+        surplus = [one for machine, found in keeping.items() for one in found[0 if machine not in wanted else 1 :]]
+        missing = [part for part in parts if part.machine not in keeping and part.cpus]
+        return (*(CLIENT.cancel(one.id) for one in surplus), *(_keep(node, part, queue) for part in missing))
+
+    def reserved(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView]
+    ) -> frozenset[str]:
+        running = (machine for machine, found in _keeping(node, jobs).items() if found[0].state is JobState.RUNNING)
+        return frozenset(running) & {part.machine for part in parts}
+
+    def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
+        """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
+        from belljar.pool.slurm.fitness import heads
+
+        known, addresses = member.hosts.split(), heads(text.decode("utf-8", "replace"), ()).items()
+        resolved = (f"{it} {name}" for name, it in addresses if name not in (*known, it) and it[:4] not in ("", "127."))
+        hosts = "\n".join((member.hosts, *resolved))
+        conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
+        passwd, groups = member.account[:1], member.account[1:]
+        env = {
+            "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": hosts, "PASSWD": "".join(passwd),
+            "GROUPS_OF": "\n".join(groups), "JOB_UID": "".join(passwd).split(":")[2] if passwd else "", "JOB_ID": member.job, "SLURM_CONF": str(conf_file), "HOME": "/root",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        }  # fmt: skip
+        files = (
+            PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known)),
+            PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
+        )
+        return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
+
+    def needs(
+        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
+    ) -> Iterator[Need]:  # fmt: skip
+        from belljar.pool.slurm import fitness  # for who asks; no job does
+
+        yield fitness.whole(text)
+        yield fitness.head(text, hosts)
+        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature, text)
+
+
+def _keep(node: str, part: Part, queue: str) -> Command:
+    """https://slurm.schedmd.com/sbatch.html. It gets nothing of its submitter's surroundings, and is not started anew."""
+    return (
+        "sbatch", "--parsable", f"--partition={queue}", f"--nodelist={one_node(node)}", "--nodes=1", "--ntasks=1",
+        f"--cpus-per-task={part.cpus}", f"--mem={-(-part.memory // MIB)}M", "--job-name=belljar", "--no-requeue",
+        f"--comment=room={node_of(part.machine)} at={node}", "--chdir=/", "--output=/dev/null",
+        "--export=PATH=/usr/bin:/bin", "--wrap=exec sleep infinity",
+    )  # fmt: skip
+
+
+def _keeping(node: str, jobs: Mapping[JobId, JobView]) -> dict[str, list[JobView]]:
+    """The jobs that keep room on this node, by machine; one that runs comes first."""
+    found: dict[str, list[JobView]] = {}
+    for one in sorted(jobs.values(), key=lambda job: job.state is not JobState.RUNNING):
+        machine, at = one.keeps
+        if machine and at == node and one.state not in (JobState.ENDING, JobState.ENDED):
+            found.setdefault(machine, []).append(one)
+    return found
+
+
+def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
+    """A site's slurm.conf for a machine that joins: without places of this host, and for a dynamic node without other nodes."""
+    lines, left_out = [], NOT_A_GUESTS if keeps_nodes else (*NOT_A_GUESTS, *OF_NODES)
+    for line in text.decode("utf-8", "surrogateescape").splitlines():
+        key = line.partition("=")[0].strip().lower()
+        if (key.split() or ["#"])[0] in left_out or line.lstrip().startswith("#"):
+            continue
+        if key == "authinfo":  # the munged of the guest has its usual socket
+            kept = [one for one in line.partition("=")[2].split(",") if not one.strip().startswith("socket=")]
+            line = f"AuthInfo={','.join(kept)}" if kept else ""
+        lines.append(line)
+    return ("\n".join(filter(None, lines)) + "\n" + GUESTS).encode("utf-8", "surrogateescape")
+
+
+def _node(line: str) -> NodeView | None:
+    """None for an empty line. Raises ValueError for what is none of scontrol's."""
+    if not line.strip() or line.startswith("No nodes"):
+        return None
+    match = re.match(r"NodeName=(\S+) .*?\sActiveFeatures=(\S*) .*?\sState=([A-Z_+*#~!%$@^-]+) ", line)
+    if match is None:
+        raise ValueError(f"scontrol printed {line[:60]!r} in the list of nodes")
+    reason = re.search(r"\sReason=(.*)$", line)
+    features = () if match[2] == "(null)" else tuple(match[2].split(","))
+    sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory", "CPUAlloc"))
+    cpus, memory, taken = (int(one[1]) if one else 0 for one in sizes)
+    why = one_line(reason[1].strip()) if reason else ""
+    queues = tuple(re.sub(r".*\sPartitions=(\S*).*|.*", r"\1", line).split(","))
+    return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, max(cpus - taken, 0), queues)
+
+
+def _state(text: str) -> NodeState:
+    flags = set(re.split(r"[+*#~!%$@^-]+", text))
+    is_closed, is_busy = bool(flags & CLOSED), bool(flags & BUSY)
+    if is_busy:
+        return NodeState.DRAINING if is_closed else NodeState.BUSY
+    if is_closed:
+        return NodeState.OUT
+    return NodeState.AWAY if flags & ABSENT or "*" in text else NodeState.IDLE
+
+
+POOL = Pool(CLIENT, SlurmNodes())

@@ -1,0 +1,216 @@
+"""UDP in an event loop that has other things to do: what arrives is taken in batches, a flood gets a share of the loop's time,
+and what cannot be sent at once waits in a short queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any, Final
+
+from belljar.errors import PortRefused
+from belljar.host.threads import in_thread
+from belljar.service.telling import Tell
+
+Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
+EVERYWHERE: Final = ("0.0.0.0", "::")
+BATCH: Final = 64  # datagrams that are taken before others in the loop have their turn
+TURN: Final = 0.003  # seconds after which they have it anyway
+BUFFER: Final = 1 << 20  # bytes the kernel is asked to keep for us, each way; what is kept longer is answered late
+WAITING: Final = 4096  # datagrams that may wait to be sent
+BEYOND_LIMIT: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE: for root alone
+
+
+class Datagrams:
+    """One UDP socket of this event loop. *take* gets each datagram, cut after *longest* bytes, and must not raise. While there are
+    always more, it gets no more than *share* of a processor's time."""
+
+    def __init__(
+        self, sock: socket.socket, take: Callable[[bytes, Address], object], *, longest: int, share: float = 0.25
+    ) -> None:
+        self._socket, self._take, self._longest, self._share = sock, take, longest, share
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[bytes, Address]] = deque()
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
+
+    @property
+    def address(self) -> Address:
+        """Where it receives."""
+        address: Address = self._socket.getsockname()
+        return address
+
+    def send(self, data: bytes, address: Address) -> bool:
+        """Now, or as soon as there is room for it. False: it will not be sent."""
+        if self._waiting:
+            return self._wait(data, address)
+        try:
+            self._socket.sendto(data, address)
+        except (BlockingIOError, InterruptedError):
+            return self._wait(data, address)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """What still waits is not sent. Closing again is success."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
+
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._socket, self._readable)
+
+    def _readable(self) -> None:
+        began, ends = time.thread_time(), time.perf_counter() + TURN
+        for _ in range(BATCH):
+            try:
+                data, address = self._socket.recvfrom(self._longest)
+            except OSError:  # nothing more for now
+                return
+            self._take(data, address)
+            if self._socket.fileno() < 0:  # it was closed meanwhile
+                return
+            if time.perf_counter() > ends:
+                break
+        self._loop.remove_reader(self._socket)
+        spent = time.thread_time() - began
+        self._pause = self._loop.call_later(spent * (1 / self._share - 1), self._listen)
+
+    def _wait(self, data: bytes, address: Address) -> bool:
+        if len(self._waiting) >= WAITING:
+            return False
+        if not self._waiting:
+            self._loop.add_writer(self._socket, self._writable)
+        self._waiting.append((data, address))
+        return True
+
+    def _writable(self) -> None:
+        while self._waiting:
+            try:
+                self._socket.sendto(*self._waiting[0])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # this one has no way; the next may have
+                pass
+            self._waiting.popleft()
+        self._loop.remove_writer(self._socket)
+
+
+class Outgoing:
+    """Sockets to send from and to get answers at, by Datagrams: one for IPv4, one for IPv6, made when they are needed."""
+
+    def __init__(
+        self, take: Callable[[bytes, Address], object], *, longest: int, share: float, buffer: int = BUFFER
+    ) -> None:
+        self._take, self._longest, self._share, self._buffer = take, longest, share, buffer
+        self._made: dict[int, Datagrams | None] = {}  # by the length of an address
+
+    def send(self, data: bytes, address: Address) -> bool:
+        """False: it will not be sent; such as on a host that has no IPv6."""
+        if len(address) not in self._made:
+            self._made[len(address)] = None
+            with suppress(OSError):
+                sock = bound("0.0.0.0" if len(address) == 2 else "::", 0, self._buffer)
+                self._made[len(address)] = Datagrams(sock, self._take, longest=self._longest, share=self._share)
+        way = self._made[len(address)]
+        return way is not None and way.send(data, address)
+
+    def close(self) -> None:
+        for one in self._made.values():
+            if one is not None:
+                one.close()
+
+
+def send_all(place: str, packets: Iterable[bytes]) -> None:
+    """To HOST:PORT. Blocks while the name is looked up. What cannot be sent is lost, as all that goes by UDP may be."""
+    host, _, port = place.rpartition(":")
+    with suppress(OSError, ValueError):
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as sock:
+            for one in packets:
+                sock.sendto(one, address)
+
+
+def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
+    """A UDP socket for Datagrams at this address of ours; port 0: any. IPv6 is IPv6 alone. Raises OSError."""
+    family, *_, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST | socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        for option, beyond in BEYOND_LIMIT.items():
+            sock.setsockopt(socket.SOL_SOCKET, option, buffer)
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, beyond, buffer)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def all_bound(hosts: Iterable[str], port: int, least: int | None = None) -> list[socket.socket]:
+    """At each of these addresses; *least*: so many are enough, for a host may have no IPv6. Raises PortRefused."""
+    sockets: list[socket.socket] = []
+    problems = []
+    for host in hosts:
+        try:
+            sockets.append(bound(host, port))
+        except OSError as exc:
+            problems.append(f"UDP port {port} of {host}: {exc.strerror or exc}")
+    if problems and (least is None or len(sockets) < least):
+        for one in sockets:
+            one.close()
+        raise PortRefused("; ".join(problems))
+    return sockets
+
+
+async def own_sockets(listen: Iterable[str], name: str, port: int, tell: Tell) -> list[socket.socket]:
+    """At the addresses the site named; else at those of this host's name, where that names it as others see it; else at every address of
+    this host. Raises PortRefused."""
+    if listen:
+        return all_bound(listen, port)
+    if is_numeric(name):
+        return all_bound((name,), port)
+    found = [address[0] for address in await addresses_of(name, port)]
+    outside = [one for one in found if not ip_address(one.partition("%")[0]).is_loopback]
+    if outside:
+        try:
+            return all_bound(outside, port)
+        except PortRefused as exc:
+            tell("listening everywhere", why=exc.message)
+    return all_bound(EVERYWHERE, port, least=1)
+
+
+async def addresses_of(name: str, port: int) -> list[Address]:
+    """Where UDP for this name goes, IPv4 first; none: nobody knows it. A slow server of names blocks nothing else."""
+
+    def look(flags: int = 0) -> list[Address]:
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM, flags=flags)
+        except (OSError, UnicodeError):  # such as a label of 64 characters
+            return []
+        return [address for *_, address in sorted(found, key=lambda one: one[0] != socket.AF_INET)]
+
+    return look(socket.AI_NUMERICHOST) or await in_thread(look)
+
+
+def is_numeric(host: str) -> bool:
+    """Is it an address, and no name?"""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError, UnicodeError, ValueError):
+            socket.inet_pton(family, host.partition("%")[0])
+            return True
+    return False

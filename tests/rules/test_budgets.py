@@ -1,0 +1,43 @@
+"""How many lines each room may have. A number is lowered when its room gets smaller; a feature that does not fit makes room first.
+
+Lines are those of a room's `.py` files, blank ones and comments included. The ground is what every room stands on.
+"""
+
+from collections import Counter
+
+from tests.rules.offenders import assert_none
+from tests.rules.test_layers import MODULES, name_of, room_of
+
+BUDGETS = {
+    "ground": 1710,
+    "host": 2660, "hypervisor": 5340,
+    "image": 5500, "network": 1290, "context": 1000, "guest": 1510, "agent": 3870,
+    "batch": 6030, "pool": 2370,
+    "machine": 5660, "jobs": 2820, "service": 1800,
+    "vacuum": 3830, "accounting": 460, "bait": 3090, "lease": 7100,
+    "api": 410, "config": 580, "assembly": 170, "cli": 5080,
+}  # fmt: skip
+GROUND = ("__init__", "__main__", "errors", "hints", "journal", "model", "modules", "reading", "records")
+
+
+def sizes() -> Counter[str]:
+    rooms: Counter[str] = Counter()
+    for path in MODULES:
+        room = room_of(name_of(path)) or "__init__"
+        rooms["ground" if room in GROUND else room] += len(path.read_text().splitlines())
+    return rooms
+
+
+def test_no_room_is_larger_than_its_budget() -> None:
+    assert_none(
+        f"{room}: {lines} lines, {BUDGETS[room]} allowed" for room, lines in sizes().items() if lines > BUDGETS[room]
+    )
+
+
+def test_a_budget_follows_its_room_down() -> None:
+    """More than fifty lines to spare are given back: lower the number."""
+    assert_none(
+        f"{room}: {lines} lines, the budget is {BUDGETS[room]}"
+        for room, lines in sizes().items()
+        if lines < BUDGETS[room] - 50
+    )
