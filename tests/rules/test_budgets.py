@@ -10,13 +10,27 @@ from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
     "ground": 1710,
-    "host": 2660, "hypervisor": 5340,
-    "image": 5500, "network": 1290, "context": 1000, "guest": 1510, "agent": 3870,
-    "batch": 6030, "pool": 2370,
-    "machine": 5660, "jobs": 2820, "service": 1800,
-    "vacuum": 3830, "accounting": 460, "bait": 3090, "lease": 7100,
-    "api": 410, "config": 580, "assembly": 170, "cli": 5080,
-}  # fmt: skip
+    "host": 2660,
+    "hypervisor": 5340,
+    "image": 5500,
+    "network": 1290,
+    "context": 1000,
+    "guest": 1510,
+    "agent": 3870,
+    "batch": 6030,
+    "pool": 2370,
+    "machine": 5660,
+    "jobs": 2820,
+    "service": 1800,
+    "vacuum": 3830,
+    "accounting": 460,
+    "bait": 3090,
+    "lease": 7100,
+    "api": 410,
+    "config": 580,
+    "assembly": 170,
+    "cli": 5080,
+}
 GROUND = ("__init__", "__main__", "errors", "hints", "journal", "model", "modules", "reading", "records")
 
 
