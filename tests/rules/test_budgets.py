@@ -29,7 +29,7 @@ BUDGETS = {
     "api": 410,
     "config": 580,
     "assembly": 170,
-    "cli": 5080,
+    "cli": 5040,
 }
 GROUND = ("__init__", "__main__", "errors", "hints", "journal", "model", "modules", "reading", "records")
 

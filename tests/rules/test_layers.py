@@ -36,6 +36,7 @@ FOREIGN = {
     "botocore": "lease",
     "prometheus_client": "service",
     "matplotlib": "vacuum",
+    "argcomplete": "cli",
     "psycopg": "lease",
     # The image room signs and verifies bytes; in service certificates are made for machines: nothing of one would serve the other.
     "cryptography": "image service",

@@ -95,6 +95,10 @@ def entry(commands: str | None = None) -> NoReturn:
     """The console script. It ends the process at once, without Python's clean-up. *commands*: the launcher's list of
     commands."""
     _make_streams_robust()
+    if "_ARGCOMPLETE" in os.environ:
+        from belljar.cli.host.completion import offer
+
+        offer()
     try:
         code = main(sys.argv[1:], commands)
         sys.stdout.flush()

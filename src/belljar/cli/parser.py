@@ -78,12 +78,6 @@ def meant(word: str, words: Iterable[str], before: str = "") -> str:
     return f" Did you mean `{before}{close[0]}`?" if close else ""
 
 
-def acts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers below this one, by name."""
-    below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(below[0]) if below else {}
-
-
 @dataclass(frozen=True)
 class Verb:
     """What a verb, or an act of one, does and takes."""

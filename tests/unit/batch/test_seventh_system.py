@@ -139,10 +139,9 @@ def belljar(lib: Path, *words: str, code: int = 0, **env: str) -> str:
     return done.stdout
 
 
-def test_help_and_completion_know_it(lib: Path) -> None:
+def test_help_knows_it(lib: Path) -> None:
     assert "paper (experimental)" in belljar(lib, "batch", "install", "--help")
     assert "slurm" in belljar(lib, "batch", "install", "--help")
-    assert "paper" in belljar(lib, "completion", "words", "batch", "install", "p").split()
 
 
 def test_the_pages_know_it(lib: Path) -> None:

@@ -1,125 +1,89 @@
-"""Completion: what may follow is read from the parsers, and the scripts hand it to bash, zsh and fish."""
+"""Completion: what may follow is read from the parsers, and bash, zsh and fish are told it."""
 
 import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from belljar.cli.host import completion
-from belljar.errors import BadSetting
-
-FILE = ""
-
-
-class Broken:
-    @property
-    def machines(self) -> Any:
-        raise BadSetting("broken")
-
-
-def offered(*words: str) -> set[str]:
-    house: Any = SimpleNamespace(
-        machines=SimpleNamespace(
-            list=lambda ended: [SimpleNamespace(id="0123456789ab", name="mine", image="debian12")]
-        ),
-        images=SimpleNamespace(images=lambda: [SimpleNamespace(names=("debian12", "deb"), os="Debian 12")]),
-    )
-    return set(completion.offered(words[:-1], words[-1], house))
-
-
-@pytest.mark.parametrize(
-    ("words", "is_offered"),
-    [
-        ([""], "run"),
-        (["--config", "x", ""], "--verbose"),
-        (["--config", ""], FILE),
-        (["run", "--image", ""], "debian12"),
-        (["run", "--start", ""], "cold"),
-        (["run", "--report", ""], FILE),
-        (["run", "-t", ""], FILE),
-        (["run", "--start", "cold", "--", "ls", ""], FILE),
-        (["show", ""], "0123456789ab"),
-        (["stop", "mine", ""], "mine"),
-        (["image", ""], "list"),
-        (["image", "show", ""], "deb"),
-        (["image", "show", "--format", ""], "json"),
-        (["batch", "install", ""], "slurm"),
-        (["completion", ""], "bash"),
-    ],
-)  # fmt: skip
-def test_what_may_follow_is_offered(words: list[str], is_offered: str) -> None:
-    assert is_offered in offered(*words)
-
-
-def test_options_are_those_of_the_parsers() -> None:
-    found = offered("run", "--st")
-    assert {"-t", "--tty", "--help", "--start"} <= found
-    assert "--config" not in found and "words" not in offered("completion", "")
-
-
-@pytest.mark.parametrize("words", [["nosuch", "x"], ["--nosuch", "x"], ["--help", ""], ["doctor", ""]])
-def test_where_nothing_may_follow_nothing_is_offered(words: list[str]) -> None:
-    assert offered(*words) == set()
-
-
-def test_it_is_silent_when_the_settings_are_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    completion.completion(SimpleNamespace(shell="words", rest=["show", ""]), Broken())  # type: ignore[arg-type]
-    output = capsys.readouterr()
-    assert output.out == output.err == ""
-
-
-def test_words_are_ids_and_names_of_machines(call: Any, house: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    house.machine("aaaaaaaaaaaa", name="mine")
-    house.machine("bbbbbbbbbbbb", name="bad name")
-    call("completion", "words", "show", "")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == ["aaaaaaaaaaaa", "mine", "bbbbbbbbbbbb"]
-    call("completion", "words", "show", "m")
-    assert capsys.readouterr().out == "mine\n"
+BIN = Path(sys.executable).parent
 
 
 @pytest.fixture
-def with_belljar(tmp_path: Path) -> dict[str, str]:
-    """An environment whose `belljar` knows an option, and a file where `--report` is to be completed."""
-    fake = tmp_path / "belljar"
-    fake.write_text(
-        '#!/bin/sh\nfor last; do :; done\ncase "$*" in\n'
-        '  "completion words run --report "*) echo ;;\n'
-        '  "completion words run "*) echo --image ;;\nesac\n'
-    )
-    fake.chmod(0o755)
-    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+def env(tmp_path: Path) -> dict[str, str]:
+    """A home with an image's name, a running machine's, and a file to complete."""
+    (tmp_path / "apple.toml").touch()
+    variables = {f"BELLJAR_PATHS_{name.upper()}": str(tmp_path / name) for name in ("run", "store", "scratch", "logs")}
+    return {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(tmp_path), **variables}
 
 
-def said(argv: list[str], env: dict[str, str]) -> list[str]:
-    done = subprocess.run(argv, env=env, cwd=env["HOME"], capture_output=True, timeout=60, check=False)
-    assert done.stderr == b"", done.stderr.decode()
-    return done.stdout.decode().splitlines()
-
-
-@pytest.mark.parametrize(("words", "shown"), [("run --im", ["--image"]), ("run --report bell", ["belljar"])])
-def test_bash_offers_what_it_is_told(with_belljar: dict[str, str], words: str, shown: list[str]) -> None:
-    script = f"{completion.BASH}\nCOMP_WORDS=(belljar {words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))\n"
-    script += "_belljar; printf '%s\\n' \"${COMPREPLY[@]}\""
-    assert said(["bash", "--norc", "-c", script], with_belljar) == shown
+def offered(line: str, env: dict[str, str]) -> list[str]:
+    """The words that belljar offers at the end of this line, as argcomplete asks for them."""
+    told = Path(env["HOME"], "offered")
+    asked = {
+        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(told), "COMP_LINE": line,
+        "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+    }  # fmt: skip
+    done = subprocess.run(["belljar"], env=env | asked, cwd=env["HOME"], capture_output=True, timeout=60, check=False)
+    assert done.stdout == done.stderr == b""
+    return [word.strip() for word in told.read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"), [("run --im", "run --image"), ("run --report bell", "run --report belljar")]
+    ("line", "word"),
+    [
+        ("belljar ", "run"),
+        ("belljar --config ap", "apple.toml"),
+        ("belljar run --st", "--start"),
+        ("belljar run --start ", "cold"),
+        ("belljar run --report ap", "apple.toml"),
+        ("belljar run --start cold -- ap", "apple.toml"),
+        ("belljar image ", "list"),
+        ("belljar image show --format ", "json"),
+        ("belljar batch install ", "slurm"),
+        ("belljar completion ", "bash"),
+    ],
 )
-def test_zsh_offers_what_it_is_told(with_belljar: dict[str, str], words: str, shown: str) -> None:
+def test_what_may_follow_is_offered(line: str, word: str, env: dict[str, str]) -> None:
+    assert word in offered(line, env)
+
+
+@pytest.mark.parametrize("line", ["belljar nosuch x", "belljar run --cpus ", "belljar show x", "belljar int"])
+def test_where_nothing_may_follow_nothing_is_offered(line: str, env: dict[str, str]) -> None:
+    assert offered(line, env) == []
+
+
+def test_broken_settings_offer_nothing_and_say_nothing(env: dict[str, str]) -> None:
+    assert offered("belljar show x", env | {"BELLJAR_MACHINE_MEMORY": "much"}) == []
+
+
+def said(argv: list[str], env: dict[str, str]) -> str:
+    done = subprocess.run(argv, env=env, cwd=env["HOME"], capture_output=True, timeout=60, check=False)
+    assert done.stderr == b"", done.stderr.decode()
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize(("words", "shown"), [("run --sta", "--start"), ("run --report app", "apple.toml")])
+def test_bash_offers_it(env: dict[str, str], words: str, shown: str) -> None:
+    script = f"""eval "$(belljar completion bash)"; COMP_LINE='belljar {words}'; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9
+COMP_WORDS=($COMP_LINE); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+compopt() {{ :; }}; _python_argcomplete belljar; printf '%s|' "${{COMPREPLY[@]}}" """
+    assert said(["bash", "--norc", "-c", script], env) == f"{shown}|"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [("run --sta", "run --start"), ("run --report app", "run --report apple.toml")]
+)
+def test_zsh_offers_it(env: dict[str, str], words: str, shown: str) -> None:
     """On a terminal, by its Tab key."""
-    (Path(with_belljar["HOME"]) / "script").write_text(completion.SCRIPTS["zsh"])
     script = (
-        "zmodload zsh/zpty; zpty z zsh -f -i; zpty -w z \"PS1=; source ./script; echo rea''dy\"; zpty -r z all '*ready*'\n"
+        "zmodload zsh/zpty; zpty z zsh -f -i; zpty -w z \"PS1=; autoload -U compinit; compinit -D; eval \\\"\\$(belljar completion zsh)\\\"; echo rea''dy\"; zpty -r z all '*ready*'\n"
         f"zpty -w -n z $'belljar {words}\\t'; zpty -r z all '*{shown}*' && echo completed; zpty -d z"
     )
-    assert said(["zsh", "-f", "-c", script], with_belljar) == ["completed"]
+    assert said(["zsh", "-f", "-c", script], env) == "completed\n"
 
 
-@pytest.mark.parametrize(("words", "shown"), [("run --im", ["--image"]), ("run --report bell", ["belljar"])])
-def test_fish_offers_what_it_is_told(with_belljar: dict[str, str], words: str, shown: list[str]) -> None:
-    script = f"{completion.SCRIPTS['fish']}\ncomplete -C 'belljar {words}'"
-    assert said(["fish", "--no-config", "-c", script], with_belljar) == shown
+@pytest.mark.parametrize(("words", "shown"), [("run --sta", "--start"), ("run --report app", "apple.toml")])
+def test_fish_offers_it(env: dict[str, str], words: str, shown: str) -> None:
+    script = f"belljar completion fish | source; complete -C 'belljar {words}'"
+    assert said(["fish", "--no-config", "-c", script], env | {"TERM": "dumb"}).split("\t")[0].strip() == shown

@@ -1,119 +1,81 @@
-"""`belljar completion SHELL`: a script that asks `belljar completion words WORD...` what may stand in place of the last
-word.
-
-The parsers that read the words give the answer, one word a line. An empty line means: any file."""
+"""`belljar completion SHELL`, by argcomplete: the parsers that read the words also say what may follow."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from belljar.cli.parser import Verb, acts_of
-from belljar.errors import BadOption, BelljarError
+from belljar.cli.parser import Parser, Verb
+from belljar.errors import BelljarError
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
-WORDS = "words"  # what the scripts ask for while somebody types
-# A parameter of this name is completed with words that only the running system knows.
-ASKED = {"machine": "machines", "machines": "machines", "image": "images", "images": "images"}
 FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR", "CMD")
-GLOBAL = ("--config", "--verbose", "--version", "--help")
-
-BASH = """\
-# Completion of belljar for bash and zsh; made by `belljar completion`.
-_belljar() {
-  local line current="${COMP_WORDS[COMP_CWORD]}"
-  COMPREPLY=()
-  while IFS= read -r line; do
-    if [[ -z "$line" ]]; then
-      compopt -o filenames 2>/dev/null
-      while IFS= read -r line; do COMPREPLY+=( "$line" ); done < <(compgen -f -- "$current")
-    else
-      COMPREPLY+=( "$line" )
-    fi
-  done < <(belljar completion words "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null)
-}
-complete -F _belljar belljar"""
-ZSH = "autoload -U compinit bashcompinit; (( $+functions[compdef] )) || compinit; bashcompinit"
-FISH = """\
-function __belljar
-    for word in (belljar completion words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)
-        test -n "$word" && echo $word || __fish_complete_path (commandline -ct)
-    end
-end
-complete -c belljar -f -a '(__belljar)'"""
-SCRIPTS = {"bash": BASH, "zsh": f"{ZSH}\n{BASH}", "fish": FISH}
 
 
 def completion(args: argparse.Namespace, house: House) -> int:
-    if args.shell != WORDS:
-        print(SCRIPTS[args.shell])
-        return 0
-    current = args.rest[-1] if args.rest else ""
-    for word in offered(args.rest[:-1], current, house):
-        if not word or (word.startswith(current) and word.isprintable() and " " not in word):
-            print(word)
+    from argcomplete import shellcode  # type: ignore[attr-defined]
+
+    print(shellcode(["belljar"], shell=args.shell))
     return 0
 
 
-def offered(before: Sequence[str], current: str, house: House) -> Iterable[str]:
-    """All words that may follow these; "" where it may be a file."""
-    from belljar.cli import HIDDEN, VERBS, parser_of, split
+def offer() -> NoReturn:
+    """Tell the shell what may follow, as argcomplete's variables ask for it, and end the process."""
+    from argcomplete.completers import FilesCompleter, SuppressCompleter
+    from argcomplete.finders import CompletionFinder
 
-    try:
-        line = split(before)
-        if not line.verb:
-            return () if line.wants else (*(VERBS.keys() - HIDDEN), *GLOBAL)
-        parser, waiting, number = parser_of(line.verb), None, 0
-    except BadOption:  # an option before the verb waits for its value, or there is no such verb
-        return ("",) if list(before[-1:]) == ["--config"] else ()
-    for word in line.rest:
-        if word == "--":
-            return ("",)
-        if waiting is not None:
-            waiting = None
-        elif word.startswith("-"):
-            option = parser._option_string_actions.get(word)
-            waiting = option if option is not None and option.nargs != 0 else None
-        elif word in acts_of(parser):
-            parser, number = acts_of(parser)[word], 0
-        else:
-            number += 1
-    if waiting is not None:
-        return _values(waiting, house)
-    if current.startswith("-"):
-        options = (one for one in parser._get_optional_actions() if one.help != argparse.SUPPRESS)
-        return [flag for one in options for flag in one.option_strings]
-    parameters = parser._get_positional_actions()
-    return _values(parameters[min(number, len(parameters) - 1)], house) if parameters else ()
+    from belljar.cli import HIDDEN, VERBS, verb_of
+
+    parser = Parser(prog="belljar")
+    below = parser.add_subparsers()
+    for name in sorted(VERBS.keys() - HIDDEN):
+        below.add_parser(name).take(verb_of(name))
+    for action in _every_action(parser):
+        if action.choices:
+            continue
+        is_file = str(action.metavar or action.dest).removeprefix("-- ").startswith(FILES)
+        words = {"machine": _machines, "machines": _machines, "image": _images, "images": _images}.get(action.dest)
+        action.completer = words or (FilesCompleter() if is_file else SuppressCompleter())  # type: ignore[attr-defined]
+    CompletionFinder(parser, always_complete_options=False)(parser)
+    raise SystemExit(1)  # not reached: the finder ends the process
 
 
-def _values(action: argparse.Action, house: House) -> Iterable[str]:
-    """What may stand for this parameter, or behind this option. A broken house has nothing to offer: completion is silent."""
-    if action.choices:
-        return [word for word in action.choices if word != WORDS]
-    if asked := ASKED.get(action.dest):
-        with suppress(BelljarError, OSError):
-            return _machines(house) if asked == "machines" else _images(house)
-    is_file = str(action.metavar or action.dest).removeprefix("-- ").startswith(FILES)
-    return ("",) if is_file else ()
+def _every_action(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    below = [
+        choice
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for choice in action.choices.values()
+    ]
+    return [*parser._actions, *(action for choice in below for action in _every_action(choice))]
 
 
-def _machines(house: House) -> list[str]:
-    there = sorted(house.machines.list(ended=False), key=lambda one: one.id)
-    return [word for one in there for word in (one.id, one.name) if word]
+def _house(parsed_args: argparse.Namespace) -> House:
+    from belljar.assembly import House
+
+    return House(getattr(parsed_args, "config_file", None), verbose=False, commands=None)
 
 
-def _images(house: House) -> list[str]:
-    return [name for image in house.images.images() for name in image.names]
+def _machines(parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """IDs and names of the machines that run. With broken settings there is nothing to offer."""
+    with suppress(BelljarError, OSError):
+        machines = sorted(_house(parsed_args).machines.list(ended=False), key=lambda machine: machine.id)
+        return [
+            word
+            for machine in machines
+            for word in (machine.id, machine.name)
+            if word and word.isprintable() and " " not in word
+        ]
+    return []
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="{bash,zsh,fish}", choices=(*SCRIPTS, WORDS), help="the shell to make it for")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+def _images(parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    with suppress(BelljarError, OSError):
+        return [name for image in _house(parsed_args).images.images() for name in image.names]
+    return []
 
 
 VERBS = {
@@ -121,6 +83,7 @@ VERBS = {
         "Print a completion script: `belljar completion bash > /etc/bash_completion.d/belljar`; for zsh, "
         "`source <(belljar completion zsh)` in ~/.zshrc; `belljar completion fish > ~/.config/fish/completions/belljar.fish`.",
         completion,
-        _arguments,
+        "{bash,zsh,fish} @shell | the shell to make it for",
+        needs_house=False,
     )
 }
