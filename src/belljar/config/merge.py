@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from belljar.config import ETC, SECTIONS, File, Loaded, Settings
 from belljar.hints import Any
-from belljar.host.toml import Mistake, meant, place, read
-from belljar.host.values import convert
-from belljar.records import dataclass, fields, replace
+from belljar.host.toml import Mistake, meant
+from belljar.records import dataclass, replace
+from belljar.service.tables import Key, Value, keys_of, read_file
 
 ALWAYS_LOCKED = ("batch.*", "site.*")
 
@@ -26,12 +24,22 @@ class Given:
     section: str
     key: str
     raw: object
-    is_text: bool
-    is_users: bool = False
+    is_users: bool  # it stands in a place that is the user's own, not the site's
+    is_text: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.section}.{self.key}"
+
+    def value(self) -> Any:
+        """Raises ValueError."""
+        return keys()[self.section][self.key].read(self.raw, is_text=self.is_text)
+
+
+@functools.cache
+def keys() -> dict[str, dict[str, Key]]:
+    """The keys of every section."""
+    return {section: keys_of((kind,), section) for section, kind in SECTIONS.items()}
 
 
 def merge(
@@ -40,30 +48,22 @@ def merge(
     """Lay *files*, weakest first, then *variables* over *defaults*; what the site has locked, an ordinary user cannot
     change."""
     mistakes: list[Mistake] = []
-    given: list[Given] = []
-    for file in files:
-        given += _from(file.is_users, mistakes, functools.partial(_read_file, file))
-    given += _from(not is_root, mistakes, functools.partial(_read_variables, variables))
+    given = [
+        *(value for file in files for value in _in_file(file, mistakes)),
+        *_in_variables(variables, not is_root, mistakes),
+    ]
     given = list(_without_locked(given, _lock_of(given, defaults, mistakes, in_job), mistakes))
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}
     for one in given:
         try:
-            values[one.section][one.key] = _value_of(one)
+            values[one.section][one.key] = one.value()
         except ValueError as exc:
-            mistakes.append(Mistake(one.origin, one.name, str(exc), _help(one.section, one.key), one.is_users))
+            mistakes.append(Mistake(one.origin, one.name, str(exc), keys()[one.section][one.key].hint, one.is_users))
             continue
         origins[one.name] = one.origin
     sections = {section: replace(getattr(defaults, section), **given) for section, given in values.items() if given}
     return Loaded(replace(defaults, **sections), origins, tuple(mistakes))
-
-
-def _from(is_users: bool, mistakes: list[Mistake], read: Callable[[list[Mistake]], Iterable[Given]]) -> list[Given]:
-    """What one place gives; what is given and what is wrong there know whose place it is."""
-    found: list[Mistake] = []
-    given = [replace(one, is_users=is_users) for one in read(found)]
-    mistakes += [replace(one, is_users=is_users) for one in found]
-    return given
 
 
 def _lock_of(
@@ -73,7 +73,7 @@ def _lock_of(
     holds too."""
     lists = [one for one in given if one.name == "site.lock" and not one.is_users]
     with suppress(ValueError, IndexError):  # told where all values are understood
-        own: tuple[str, ...] = _value_of(lists[-1])
+        own: tuple[str, ...] = lists[-1].value()
         if unknown := [pattern for pattern in own if not fnmatch.filter(_every_name(), pattern)]:
             known = ", ".join(f"{section}.*" for section in SECTIONS)
             mistakes.append(Mistake(lists[-1].origin, "site.lock", f"{unknown[0]!r} fits no setting", f"as in {known}"))
@@ -102,68 +102,31 @@ def is_locked(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _every_name() -> list[str]:
-    return [f"{section}.{one.name}" for section, kind in SECTIONS.items() for one in fields(kind)]
+    return [f"{section}.{key}" for section, known in keys().items() for key in known]
 
 
-def _value_of(one: Given) -> Any:
-    """Raises ValueError."""
-    kind = SECTIONS[one.section]
-    (facts,) = (field.metadata for field in fields(kind) if field.name == one.key)
-    return convert(one.raw, type_of(one.section, one.key), facts, is_text=one.is_text)
-
-
-def type_of(section: str, key: str) -> Any:
-    """Its type. `typing.get_type_hints` would cost more than all else here."""
-    kind = next(one for one in SECTIONS[section].__mro__ if key in one.__annotations__)
-    return eval(kind.__annotations__[key], vars(sys.modules[kind.__module__]))
-
-
-def _help(section: str, key: str) -> str:
-    return next(str(one.metadata["help"]) for one in fields(SECTIONS[section]) if one.name == key)
-
-
-def _read_file(file: File, mistakes: list[Mistake]) -> Iterable[Given]:
+def _in_file(file: File, mistakes: list[Mistake]) -> list[Given]:
     """What a file gives. One that cannot be read or parsed, or is the site's and can be written by others, is one mistake and
     gives nothing."""
-    path = file.path
-    text, content = read(path, mistakes, is_sites=not file.is_users)
-    for section, table in content.items():
-        if section not in SECTIONS:
-            mistakes.append(Mistake(place(path, text, section), section, "no such section", meant(section, SECTIONS)))
-        elif not isinstance(table, dict):
-            mistakes.append(
-                Mistake(
-                    place(path, text, "", section), section, "is a section", f"write [{section}] on a line of its own"
-                )
-            )
-        else:
-            yield from _read_table(path, text, section, table, mistakes)
+    tables: dict[str, dict[str, Value]] = {}
+    wrong: list[Mistake] = []
+    read_file(file.path, keys(), (), tables, wrong, is_sites=not file.is_users)
+    mistakes += [replace(mistake, is_users=file.is_users) for mistake in wrong]
+    return [
+        Given(value.origin, section, key, value.raw, file.is_users)
+        for section, table in tables.items()
+        for key, value in table.items()
+    ]
 
 
-def _read_table(
-    path: Path, text: str, section: str, table: Mapping[str, object], mistakes: list[Mistake]
-) -> Iterable[Given]:
-    known = [one.name for one in fields(SECTIONS[section])]
-    for key, raw in table.items():
-        origin = place(path, text, section, key)
-        if key in known:
-            yield Given(origin, section, key, raw, is_text=False)
-        else:
-            mistakes.append(_unknown(origin, section, key, known))
-
-
-def _read_variables(variables: Mapping[str, str], mistakes: list[Mistake]) -> Iterable[Given]:
-    """BELLJAR_MACHINE_MEMORY=2G is machine.memory. Names that begin with no section of ours are somebody else's."""
+def _in_variables(variables: Mapping[str, str], is_users: bool, mistakes: list[Mistake]) -> Iterator[Given]:
+    """BELLJAR_MACHINE_MEMORY=2G is machine.memory. Names that do not begin with a section of ours are somebody else's."""
     for name in sorted(variables):
         section, _, key = name.removeprefix("BELLJAR_").lower().partition("_")
         if section not in SECTIONS or not key:
             continue
-        known = [one.name for one in fields(SECTIONS[section])]
-        if key in known:
-            yield Given(f"environment {name}", section, key, variables[name], is_text=True)
+        if key in keys()[section]:
+            yield Given(f"environment {name}", section, key, variables[name], is_users, is_text=True)
         else:
-            mistakes.append(_unknown(f"environment {name}", section, key, known))
-
-
-def _unknown(origin: str, section: str, key: str, known: Iterable[str]) -> Mistake:
-    return Mistake(origin, f"{section}.{key}", "no such setting", meant(key, known))
+            hint = meant(key, keys()[section])
+            mistakes.append(Mistake(f"environment {name}", f"{section}.{key}", "no such key", hint, is_users))

@@ -1,14 +1,15 @@
-"""Tables of a settings file, read by the fields of dataclasses: a field with a help text is a key, which its type and facts say how
-to read. Every mistake has its place."""
+"""Tables of a settings file, read by the fields of dataclasses: a field with a help text is a key, and its type and metadata say how
+to read it. Every mistake has its place."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
 
+from belljar.hints import Any
 from belljar.host.toml import Mistake, meant, place, read
 from belljar.host.values import convert
 from belljar.records import Field, dataclass, fields
@@ -23,12 +24,28 @@ class Key:
     """A key of a table: the field it sets. Pairs of names and values are an inner table."""
 
     field: Field[Any]
-    kind: Any
+    owner: Any  # the class of this field
+
+    @property
+    def kind(self) -> Any:
+        """Its type. `typing.get_type_hints` would cost more than all else here."""
+        owner = next(kind for kind in self.owner.__mro__ if self.field.name in kind.__annotations__)
+        return eval(owner.__annotations__[self.field.name], vars(sys.modules[owner.__module__]))
 
     @property
     def is_table(self) -> bool:
-        inner = get_args(self.kind)
-        return bool(inner) and get_origin(inner[0]) is tuple
+        return getattr(getattr(self.kind, "__args__", (None,))[0], "__origin__", None) is tuple
+
+    def read(self, raw: Any, *, is_text: bool = False) -> Any:
+        """The value that is meant. Raises ValueError."""
+        if self.is_table:
+            return _pairs(raw, self.kind, self.field.metadata)
+        return convert(raw, self.kind, self.field.metadata, is_text=is_text)
+
+    @property
+    def hint(self) -> str:
+        form = self.field.metadata.get("form")
+        return str(form.as_in if form else self.field.metadata["help"])
 
 
 @dataclass(frozen=True)
@@ -41,14 +58,13 @@ class Value:
 
 @cache
 def keys_of(kinds: tuple[Any, ...], table: str) -> dict[str, Key]:
-    """What may stand in a table: fields of these classes, but for those that are another `table`'s; the first of a name counts."""
-    found: dict[str, Key] = {}
+    """The keys of a table: fields of these classes, but for those that are another `table`'s; the first of a name counts."""
+    keys: dict[str, Key] = {}
     for kind in kinds:
-        hints = get_type_hints(kind)
-        for one in fields(kind):
-            if "help" in one.metadata and one.metadata.get("table", table) == table:
-                found.setdefault(str(one.metadata.get("key", one.name)), Key(one, hints[one.name]))
-    return found
+        for field in fields(kind):
+            if "help" in field.metadata and field.metadata.get("table", table) == table:
+                keys.setdefault(str(field.metadata.get("key", field.name)), Key(field, kind))
+    return keys
 
 
 def read_file(
@@ -57,10 +73,12 @@ def read_file(
     named: Container[str],
     tables: dict[str, dict[str, Value]],
     mistakes: list[Mistake],
+    *,
+    is_sites: bool = False,
 ) -> None:
     """Put what a file gives into *tables*, by their whole names. *known*: kinds of tables with their keys; of those that are *named*
-    there are several, [KIND.NAME]."""
-    text, content = read(path, mistakes)
+    there are several, [KIND.NAME]. *is_sites*: a file that others may write gives nothing."""
+    text, content = read(path, mistakes, is_sites=is_sites)
     for kind, table in content.items():
         if kind not in known:
             mistakes.append(Mistake(place(path, text, kind), kind, "no such table", meant(kind, known)))
@@ -133,23 +151,13 @@ def converted(
     name: str, table: Mapping[str, Value], known: Mapping[str, Key], mistakes: list[Mistake]
 ) -> dict[str, Any]:
     """Fields and their values; of a wrong one, the mistake."""
-    found = {}
+    values = {}
     for key, value in table.items():
-        one = known[key]
         try:
-            found[one.field.name] = (
-                _pairs(value.raw, one.kind, one.field.metadata)
-                if one.is_table
-                else convert(value.raw, one.kind, one.field.metadata, is_text=False)
-            )
+            values[known[key].field.name] = known[key].read(value.raw)
         except ValueError as exc:
-            mistakes.append(Mistake(value.origin, f"{name}.{key}", str(exc), _hint(one)))
-    return found
-
-
-def _hint(key: Key) -> str:
-    form = key.field.metadata.get("form")
-    return str(form.as_in if form else key.field.metadata["help"])
+            mistakes.append(Mistake(value.origin, f"{name}.{key}", str(exc), known[key].hint))
+    return values
 
 
 def _pairs(raw: Any, kind: Any, facts: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -158,5 +166,5 @@ def _pairs(raw: Any, kind: Any, facts: Mapping[str, Any]) -> tuple[tuple[str, An
     for name in raw:
         if not OPTION.fullmatch(name):
             raise ValueError(f"{name[:60]!r} cannot be a name: small letters, digits and _ only")
-    inner = get_args(get_args(kind)[0])[1]
+    inner = kind.__args__[0].__args__[1]
     return tuple((name, convert(value, inner, facts, is_text=False)) for name, value in raw.items())

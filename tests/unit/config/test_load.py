@@ -96,9 +96,9 @@ def test_all_mistakes_are_reported_at_once_each_with_its_place(host: Host) -> No
     host.user("[image]\nmax_size = '2 elephants'\ndefualt = 'x'\n")
     host.environ["BELLJAR_MACHINE_START"] = "warm"
     first, second, third, fourth, fifth = host.mistakes()
-    assert first.startswith(f"{host.etc}/belljar.toml:4, quemu: no such section (did you mean qemu?)")
+    assert first.startswith(f"{host.etc}/belljar.toml:4, quemu: no such table (did you mean qemu?)")
     assert second.startswith(
-        f"{host.home}/.config/belljar/belljar.toml:3, image.defualt: no such setting (did you mean default?)"
+        f"{host.home}/.config/belljar/belljar.toml:3, image.defualt: no such key (did you mean default?)"
     )
     assert third.startswith(f"{host.etc}/belljar.toml:2, machine.cpus: wants a whole number, not 'two'")
     assert "image.max_size: '2 elephants' is not a size" in fourth
@@ -161,10 +161,10 @@ def test_each_key_can_be_set_by_a_variable_to_what_is_shown(host: Host) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("machine = 3", "machine: is a section (write [machine] on a line of its own)"),
-        ("[[machine]]", "machine: is a section"),
+        ("machine = 3", "machine: is a table (write [machine] on a line of its own)"),
+        ("[[machine]]", "machine: is a table"),
         ("[machine.cpus]", "machine.cpus: wants a whole number, not {}"),
-        ("cpus = 2", "cpus: no such section"),
+        ("cpus = 2", "cpus: no such table"),
         ("[machine", "not TOML: Expected ']' at the end of a table declaration "),
         ("[machine]\ncpus = 1\ncpus = 2", "not TOML: Cannot overwrite a value"),
         ("a = " + "[" * 5000, "not TOML"),
