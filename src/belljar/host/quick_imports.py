@@ -18,8 +18,12 @@ from belljar.hints import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hashlib import sha256 as sha256
 
-NEWEST = (3, 13)  # whose imports were looked at: a newer Python imports as it does by itself
+NEWEST = (
+    3,
+    14,
+)  # whose imports were looked at: a newer Python imports as it does by itself, until tests have passed with it
 CO_COROUTINE = 0x80
+compile_now = re.compile
 LETTERS, DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
 
 
@@ -96,11 +100,15 @@ class Pattern:
         self._given = pattern, flags
 
     def __getattr__(self, act: str) -> Any:
-        return getattr(re.compile(*self._given), act)
+        return getattr(compile_now(*self._given), act)
 
     def match(self, *where: Any) -> Any:
         """It is the default of parameters, which wants nothing compiled."""
-        return re.compile(*self._given).match(*where)
+        return compile_now(*self._given).match(*where)
+
+    def sub(self, *what: Any) -> Any:
+        """fnmatch takes it at once, since 3.14."""
+        return compile_now(*self._given).sub(*what)
 
 
 class Subscripted:
@@ -115,6 +123,13 @@ class Fields:
 
     def __init__(self, *values: object) -> None:
         self.__dict__.update(zip(type(self).__annotations__, values, strict=True))
+
+
+def small_dataclass(**options: bool) -> Any:
+    """`dataclasses.dataclass`, without slots."""
+    from belljar.records import dataclass
+
+    return dataclass(frozen=options["frozen"])
 
 
 def itself(kind: Any) -> Any:
@@ -142,6 +157,7 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         "asyncio.sslproto": {},
         "asyncio.staggered": {},
         "concurrent.futures": {name: name for name in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION")},
+        "dataclasses": {"dataclass": small_dataclass},  # two of asyncio.graph's, since 3.14
         "inspect": {"iscoroutinefunction": is_coroutine_function},
         "linecache": {},
         "locale": {},
