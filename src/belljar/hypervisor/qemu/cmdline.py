@@ -162,7 +162,7 @@ def accelerator(kind: Accelerator, cpus: int) -> str:
 
 
 def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
-    """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-clones.md). Firmware that
+    """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-a-quick-start.md). Firmware that
     finds nothing to boot resets at once, which ends QEMU; left alone it would wait for ever."""
     if spec.boot.kernel is None:
         return [*(["-bios", plugs.firmware] if plugs.firmware else []), "-boot", "reboot-timeout=0"]
