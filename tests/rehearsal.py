@@ -67,9 +67,6 @@ class Rehearsal(Guest):
     def warm(self, fork: Callable[[], None]) -> None:
         fork()
 
-    def has_remote(self) -> bool:
-        return False
-
     def release(self) -> None:
         while self.made:
             shutil.rmtree(self.made.pop(), ignore_errors=True)

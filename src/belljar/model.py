@@ -107,26 +107,16 @@ class ShareKind(str, Enum):
 
     NINEP = "9p"  # a host folder, through a device of the machine
     VIRTIOFS = "virtiofs"  # a host folder, through a device of the machine and a process of its own on the host
-    NFS = "nfs"  # a file server's export, which the guest mounts itself over its network
 
 
 @dataclass(frozen=True)
 class Share:
-    """A folder the guest mounts at `target`: of this host, or a server's, and then `source` is nfs://HOST:PORT/EXPORT."""
+    """A folder of this host that the guest mounts at `target`."""
 
     source: str
     target: str
     readonly: bool = True
     kind: ShareKind = ShareKind.NINEP
-
-
-@dataclass(frozen=True)
-class FileServer:
-    """An NFS server's export, by the address at which the guest reaches it."""
-
-    address: str
-    port: int
-    path: str
 
 
 @dataclass(frozen=True)

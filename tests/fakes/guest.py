@@ -11,7 +11,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from belljar.agent import wire
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
 from belljar.guest import ExchangeDisk, ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
-from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, Transfer, Usage
+from belljar.model import Account, Payload, PlainFile, Share, ShareKind, Transfer, Usage
 from belljar.records import dataclass, field, replace
 
 
@@ -48,7 +48,7 @@ class FakeGuest:
         self.done: list[str] = []
         self.accounts: list[Account] = []
         self.payloads: list[Payload] = []
-        self.servers: list[FileServer] = []
+        self.mounted: list[str] = []
         self.grown: list[tuple[int, int, int, int]] = []
         self._processes: list[FakeProcess] = []
         self._death: asyncio.TimerHandle | None = None
@@ -89,10 +89,7 @@ class FakeGuest:
 
     async def mount(self, share: Share, tag: str) -> None:
         self._do("mount_virtiofs" if share.kind is ShareKind.VIRTIOFS else "mount")
-
-    async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
-        self._do("mount_nfs")
-        self.servers.append(server)
+        self.mounted.append(share.target)
 
     async def renew_keys(self) -> None:
         self._do("renew_keys")

@@ -15,7 +15,7 @@ from belljar.host.guard.traffic import Call, Refusal
 from belljar.machine.extras import Equipment, Extra, network
 from belljar.machine.life.claim import claim
 from belljar.machine.life.life import Life
-from belljar.model import Cause, NetworkMode, OutcomeClass, Share, ShareKind, Start
+from belljar.model import Cause, NetworkMode, OutcomeClass, Start
 from belljar.network import Networks, Settings
 
 METADATA = ("169.254.169.254", 80)
@@ -71,21 +71,6 @@ def test_a_call_that_nobody_answers_is_closed(networked: House) -> None:
     house.run(house.request(machine=machine()))
     with guests:
         assert guests.recv(100) == b""
-
-
-def test_the_servers_of_its_shares_may_be_reached(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        share = Share(f"nfs://127.0.0.1:{port}/data", "/data", True, ShareKind.NFS)
-        refused = networked.run(networked.request(machine=machine(shares=(share,))))
-        assert refused.error == "ShareMissing" and "opens port 2049" in refused.reason
-        assert networked.hypervisor.domains == []
-        monkeypatch.setattr("belljar.network.nfs.PORT", port)
-        networked.run(networked.request(machine=machine(shares=(share,))))
-    egress = networked.domain().spec.nic.egress  # type: ignore[union-attr]
-    assert egress is not None
-    (rule,) = egress.allow
-    assert (rule.network, rule.port) == (0x7F000001, port)
 
 
 def test_a_machine_of_a_group_has_its_number_and_gives_it_back(networked: House) -> None:

@@ -77,8 +77,7 @@ def serve(fd: int, guest: "Guest", is_port: bool) -> None:
     agent.run()
     for process in agent.dying:
         kill_quietly(process.pid, signal.SIGKILL)
-    if not guest.has_remote():
-        guest.release()
+    guest.release()
 
 
 def main(argv: "list[str]") -> int:

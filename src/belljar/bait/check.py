@@ -16,7 +16,7 @@ from belljar.bait.networks.classes import FAMILIES, TABLE
 from belljar.errors import BelljarError
 from belljar.host.commands import run, which
 from belljar.host.files import read_capped
-from belljar.model import MIB, Share, ShareKind
+from belljar.model import MIB, Share
 from belljar.pool import Member, Need, NodeState, Pool
 from belljar.records import replace
 
@@ -38,7 +38,7 @@ def needs(
         yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
     yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
-    for share in (one for one in shares if one.kind is not ShareKind.NFS):
+    for share in shares:
         wrong = "" if os.path.isdir(share.source) else "this host has no such folder"
         yield Need(f"share {share.source}", wrong, "Make it, or correct `shares` in bait.toml.")
     wrong = "" if settings.max_cpus <= (most := os.cpu_count() or 1) else f"{settings.max_cpus}: this host has {most}"

@@ -51,7 +51,7 @@ class Settings:
     overhead_percent: float = setting(5.0, "the same as a part of the limit; the larger one counts", unit="percent")
     shares: tuple[str, ...] = setting(
         ("/home:rw",),
-        "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`",
+        "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing",
     )
     stage_limit: int = setting(
         GIB,

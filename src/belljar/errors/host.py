@@ -79,12 +79,6 @@ class SystemSilent(BelljarError):
     hint = "Try again when its server answers."
 
 
-class ServerSilent(BelljarError):
-    """The file server of a share does not answer, or its name cannot be resolved."""
-
-    hint = "See whether the server runs and this host reaches its port; the job may be tried again."
-
-
 class RecordsLost(BelljarError):
     """The database of leases cannot be read or written now; what was asked for may not be written down."""
 
@@ -285,31 +279,3 @@ class NoPackedFolders(GuestRefused):
     """The guest's kernel cannot use a folder that came as a disk. Never reaches the user: it is copied instead."""
 
     hint = "Use an image with the kernel modules `squashfs` and `overlay` (and `modprobe`)."
-
-
-class NoNfs(GuestRefused):
-    """The guest's kernel cannot mount NFS 4."""
-
-    hint = "Use an image with the kernel modules `nfs` and `nfsv4` (and `modprobe`), or share a host folder instead."
-
-
-class ExportRefused(GuestRefused):
-    """The file server answered, and does not let the guest mount the export."""
-
-    hint = "Check the path, and that the export allows this host: NFS 4, `sec=sys`, ports above 1023 (`insecure`)."
-
-
-class MountFailed(GuestRefused):
-    """The file server answered the host, and then did not answer the guest's mount."""
-
-    hint = "See whether the server runs; the job may be tried again."
-    retry = Retry.LATER
-    cause = Cause.NODE_FAULT
-
-
-class ShareNotFlushed(GuestRefused):
-    """What the payload wrote to a file server could not be written out to its end, so some of it may be missing there."""
-
-    hint = "See whether the server runs and has space and quota left; check the job's files there, and run it again."
-    retry = Retry.LATER
-    cause = Cause.NODE_FAULT

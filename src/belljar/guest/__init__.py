@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from belljar.hints import TYPE_CHECKING, Protocol
-from belljar.model import Account, FileServer, Payload, PlainFile, Share, Transfer, Usage, setting
+from belljar.model import Account, Payload, PlainFile, Share, Transfer, Usage, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -148,9 +148,6 @@ class Guest(Protocol):
     async def mount(self, share: Share, tag: str) -> None:
         """Mount a folder of the host's, shared by 9p or virtiofs. Raises NoNineP, NoVirtiofs, GuestRefused."""
 
-    async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
-        """Mount a server's export. Raises NoNfs, ExportRefused, MountFailed, GuestRefused."""
-
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises NoDisk."""
 
@@ -161,7 +158,7 @@ class Guest(Protocol):
         """Lay a packed folder over what is at *inside*; it can be written to. Raises NoPackedFolders, GuestRefused."""
 
     async def prepare_for(self, what: str) -> None:
-        """Load, before a template is saved, what its clones will need: "nfs", "virtiofs". Raises GuestRefused."""
+        """Load, before a template is saved, what its clones will need: "virtiofs". Raises GuestRefused."""
 
     async def add_account(self, account: Account) -> None:
         """Make user, group, supplementary groups and home, where they are missing. Idempotent."""
@@ -186,7 +183,7 @@ class Guest(Protocol):
         """Write these, as root finds them, to *sink* as one tar archive. Raises GuestRefused, AgentLost."""
 
     async def end_payload(self) -> None:
-        """Kill the rest of the payloads, write out and unmount the shares, in bounded time. Raises ShareNotFlushed."""
+        """Kill the rest of the payloads, write out and unmount the shares."""
 
     def close(self) -> None:
         """Stop talking; every waiting call raises AgentLost."""

@@ -17,13 +17,11 @@ from belljar.guest import ExchangeDisk, Hello, Identity, IdentityProof, Settings
 from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
 from belljar.hints import Protocol
-from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, StdinKind, Transfer
+from belljar.model import Account, Payload, PlainFile, Share, ShareKind, StdinKind, Transfer
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
 CLOCK_TRIES = 5
-MOUNT_SECONDS = 60  # for a file server, and for the kernel's modules, which an emulated guest loads slowly
-FLUSH_SECONDS = 30  # for a file server to take what the payload has written
 LAST_NUMBER = (1 << 30) - 1
 
 
@@ -238,11 +236,6 @@ class Conversation:
         call = b"mount_virtiofs" if share.kind is ShareKind.VIRTIOFS else b"mount"
         await self._call(call, text(tag), text(share.target), b"ro" if share.readonly else b"rw")
 
-    async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
-        port, longest = b"%d" % server.port, b"%d" % MOUNT_SECONDS
-        words = (longest, text(server.address), port, text(server.path), text(target), b"ro" if readonly else b"rw")
-        await self._call(b"mount_nfs", *words, more=MOUNT_SECONDS)
-
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         return await self._call(b"find_disks", *counted([text(name) for name in names]), answers=len(names))
 
@@ -311,7 +304,7 @@ class Conversation:
         await collect(self.begin_copy, paths, sink)
 
     async def end_payload(self) -> None:
-        await self._call(b"end_payload", b"%d" % FLUSH_SECONDS, more=FLUSH_SECONDS)
+        await self._call(b"end_payload")
 
 
 def request(number: int, name: bytes, *words: bytes) -> bytes:

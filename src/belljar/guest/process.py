@@ -266,10 +266,6 @@ def refusal(body: bytes) -> GuestError:
         "no-virtiofs": errors.NoVirtiofs,
         "no-disk": errors.NoDisk,
         "no-overlay": errors.NoPackedFolders,
-        "no-nfs": errors.NoNfs,
-        "nfs-refused": errors.ExportRefused,
-        "nfs-silent": errors.MountFailed,
-        "nfs-flush": errors.ShareNotFlushed,
     }
     return by_kind.get(kind, errors.GuestRefused)(message)
 

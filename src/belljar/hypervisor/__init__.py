@@ -141,7 +141,7 @@ class DomainSpec:
     nic: Nic | None = None
     shares: tuple[SharedFolder, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
-    warm: tuple[str, ...] = ()  # what a template's guest has loaded beyond the usual: "nfs", "virtiofs"
+    warm: tuple[str, ...] = ()  # what a template's guest has loaded beyond the usual: "virtiofs"
     disks: tuple[ExtraDisk, ...] = ()
     # A read-only disc for the guest's own init (NoCloud, CD-ROM of a CernVM). Clones have their template's copy in the drive.
     seed: Path | None = None

@@ -22,7 +22,7 @@ from belljar.jobs import doctor
 from belljar.jobs.doctor import node, qemu
 from belljar.jobs.node import of_users, tester, without_template
 from belljar.jobs.shares import of_site
-from belljar.model import NetworkMode, Share, ShareKind
+from belljar.model import Share
 from belljar.network import shortfalls
 
 if TYPE_CHECKING:
@@ -149,16 +149,12 @@ def _images(house: House, place: Place) -> Iterator[Finding]:
 
 
 def _shares(house: House) -> Finding:
-    """What every job would be refused for or go without; servers are looked for when a job starts."""
+    """What every job would be refused for, or go without."""
     what, missing = "batch.shares", list[str]()
     try:
         shares = of_site(house.settings.batch.shares, missing.append)
     except BelljarError as exc:
         return Finding(what, False, f"{_file(house)}: {exc.message}", exc.hint)
-    exports = [one.source for one in shares if one.kind is ShareKind.NFS]
-    if exports and house.settings.machine.network is NetworkMode.NONE:
-        detail = f"{_file(house)}: {exports[0]} cannot be reached: machine.network is none"
-        return Finding(what, False, detail, 'Set `machine.network = "user"`, or share the folder of the host.')
     if missing:
         detail = f"{_file(house)}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
         return Finding(what, False, detail, "Make or mount it, or take it out of the setting.")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Protocol
 from belljar.host.quick_imports import sha256
-from belljar.model import FileServer, MachineId, NetworkMode, setting
+from belljar.model import MachineId, NetworkMode, setting
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -125,16 +125,14 @@ class Networks:
         *,
         uid: int,
         intend: Callable[[str, Path], None],
-        grants: Iterable[Place] = (),
         answers: Iterable[Place] = (),
     ) -> Joined:
-        """Join a network. *grants*: places that this machine may reach even where they are blocked; *answers*: places that its
-        supervisor answers for. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
+        """Join a network. *answers*: places that the machine's supervisor answers for. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
         settings, link = self._settings, plan(mode, id)
         if mode is NetworkMode.USER:
             from belljar.network.joining import egress_of
 
-            return Unmade(replace(link, egress=egress_of(settings, tuple(grants), tuple(answers))))
+            return Unmade(replace(link, egress=egress_of(settings, tuple(answers))))
         if mode is NetworkMode.BRIDGE:
             from belljar.network.bridge import join_bridge
             from belljar.network.joining import bridge_of
@@ -216,29 +214,3 @@ def plan(mode: NetworkMode, id: MachineId) -> Link:
 def mac_address(id: MachineId) -> str:
     """A unicast address, a pure function of the machine's id."""
     return ":".join(f"{octet:02x}" for octet in (b"\x52" + sha256(id.encode("ascii")).digest())[:6])
-
-
-def seen_by_guest(link: Link, address: str) -> str:
-    """Where a guest of this link finds what the host finds at *address*; "" where it finds nothing there.
-
-    In a user network the gateway stands for the host's 127.0.0.1, other loopback addresses and IPv6 lead nowhere, and
-    addresses of its own net are the net's. An isolated group sees nothing of the host."""
-    from ipaddress import ip_address, ip_network
-
-    there = ip_address(address.partition("%")[0])
-    if link.mode in (NetworkMode.NONE, NetworkMode.ISOLATED):
-        return ""
-    if link.mode is not NetworkMode.USER:
-        return "" if there.is_loopback or there.is_unspecified or there.is_link_local else str(there)
-    if str(there) in ("127.0.0.1", "0.0.0.0"):
-        return link.gateway
-    is_own = there in ip_network(link.address, strict=False)
-    # Nobody's file server is link-local, but a cloud's metadata service is.
-    return "" if there.version != 4 or there.is_loopback or there.is_link_local or is_own else str(there)
-
-
-async def find_server(source: str, link: Link) -> FileServer:
-    """The server of nfs://HOST:PORT/EXPORT, which has answered. Raises ShareMissing, ServerSilent."""
-    from belljar.network.nfs import find
-
-    return await find(source, link)

@@ -6,46 +6,27 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
+from belljar.errors import BadSetting, NoSuchNetwork
 from belljar.host.guard import egress as rules
 from belljar.host.guard.egress import Egress, Place
 from belljar.network import EgressMode, Settings
-from belljar.records import replace
 
 RESOLVERS = Path("/etc/resolv.conf")
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 
 
-def egress_of(settings: Settings, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Egress | None:
+def egress_of(settings: Settings, answers: tuple[Place, ...]) -> Egress | None:
     """The rules for the guard of a user network; None where there is no guard."""
     if settings.egress is EgressMode.GUARDED:
         resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
-        return plan_egress(settings, resolvers, grants, answers)
+        return plan_egress(settings, resolvers, answers)
     return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
 
 
-def plan_egress(
-    settings: Settings, resolvers: tuple[str, ...], grants: tuple[Place, ...] = (), answers: tuple[Place, ...] = ()
-) -> Egress:
-    """The rules for the guard. Raises BadSetting for a rule that cannot be read, ShareMissing for a grant that is not allowed."""
-    own = Egress(
-        allow=_rules("allow", settings.allow), deny=_rules("deny", settings.deny), resolvers=resolvers, answers=answers
-    )
-    return replace(own, allow=own.allow + tuple(_granted(own, address, port) for address, port in grants))
-
-
-def _granted(egress: Egress, address: str, port: int) -> rules.Rule:
-    """A share opens the port of NFS. Another port could belong to any service, so the site must allow it."""
-    from belljar.network.nfs import PORT
-
-    if port != PORT:
-        verdict, reason = rules.decide(egress, address, port, rules.Transport.TCP)
-        if verdict is not rules.Verdict.ALLOWED or (not reason and rules.is_own(address)):
-            raise ShareMissing(
-                f"a file server at {address}:{port}: a share opens port {PORT}, and no other",
-                hint=f'Have it listen at {PORT}, or ask the site for `network.allow = ["{address}:{port}/tcp"]`.',
-            )
-    return rules.rule(f"{address}:{port}/tcp")
+def plan_egress(settings: Settings, resolvers: tuple[str, ...], answers: tuple[Place, ...] = ()) -> Egress:
+    """The rules for the guard. Raises BadSetting for a rule that cannot be read."""
+    allow, deny = _rules("allow", settings.allow), _rules("deny", settings.deny)
+    return Egress(allow=allow, deny=deny, resolvers=resolvers, answers=answers)
 
 
 def _rules(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:

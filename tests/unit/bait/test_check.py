@@ -11,7 +11,7 @@ import pytest
 
 from belljar.bait import Settings, check
 from belljar.errors import CommandFailed
-from belljar.model import Share, ShareKind
+from belljar.model import Share
 from belljar.pool import Member, Need, load
 from belljar.pool.slurm import fitness
 
@@ -186,9 +186,9 @@ def test_what_the_host_lacks_is_named_and_a_slurm_that_does_not_answer(
     settings = Settings(
         name="bait1", images=("worker",), networks=(("open", "nobridge0"),), max_cpus=9999, conf=tmp_path / "slurm.conf", key=tmp_path / "key"
     )  # fmt: skip
-    share, export = Share(str(tmp_path / "no"), "/home"), Share("nfs://fs/home", "/home", kind=ShareKind.NFS)
+    share = Share(str(tmp_path / "no"), "/home")
     image = "{}: no such image".format
-    found = list(check.needs(settings, POOL, image, (share, export), has_addresses=False))
+    found = list(check.needs(settings, POOL, image, (share,), has_addresses=False))
     assert {one.what: one.wrong for one in found if one.wrong} == {
         f"share {tmp_path}/no": "this host has no such folder", "max_cpus": f"9999: this host has {os.cpu_count()}",
         "image worker": "worker: no such image", "bridge nobridge0": "this host has none",

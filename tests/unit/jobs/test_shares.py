@@ -12,61 +12,11 @@ from belljar.jobs.shares import of_site, share
 from belljar.model import Share, ShareKind
 
 
-@pytest.mark.parametrize(
-    ("text", "source", "target", "readonly"),
-    [
-        ("nfs://server/home:/home:rw", "nfs://server:2049/home", "/home", False),
-        ("nfs://server/home:/home", "nfs://server:2049/home", "/home", True),
-        ("nfs://10.1.2.3:20490/a/b_c-d/:/x/:ro", "nfs://10.1.2.3:20490/a/b_c-d", "/x", True),
-        ("nfs://[fd00::1]:99/data:/data", "nfs://[fd00::1]:99/data", "/data", True),
-        ("nfs://nas.example.org/:/all", "nfs://nas.example.org:2049/", "/all", True),
-        ("nfs://nas/größe:/d", "nfs://nas:2049/größe", "/d", True),
-    ],
-)
-def test_the_forms_of_an_export(text: str, source: str, target: str, readonly: bool) -> None:
-    assert share(text) == Share(source, target, readonly, ShareKind.NFS)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("nfs://server/home", "not of the form"),
-        ("nfs://server/home:home", "not of the form"),
-        ("nfs://server/home:/home:wo", "not of the form"),
-        ("nfs://server:/home", "path of the export is missing"),
-        ("nfs:///home:/home", "no name or address"),
-        ("nfs://-o/home:/home", "no name or address"),
-        ("nfs://user@server/home:/home", "no name or address"),
-        ("nfs://a,b/home:/home", "no name or address"),
-        ("nfs://fd00::1/data:/data", "stands in brackets"),
-        ("nfs://[fd00::1/data:/data", "no IPv6 address"),
-        ("nfs://[fe80::1%eth0]/data:/data", "no IPv6 address"),
-        ("nfs://[::1]99/data:/data", "no port"),
-        ("nfs://server:0/home:/home", "no port"),
-        ("nfs://server:65536/home:/home", "no port"),
-        ("nfs://server:٣/home:/home", "no port"),
-        ("nfs://server:/home:/home", "no port"),
-        ("nfs://server/a,sec=none:/home", "must not hold ','"),
-        ("nfs://server/a b:/home", "must not hold ' '"),
-        ("nfs://server/a\nb:/home", "must not hold '\\n'"),
-        ("nfs://server/a\x1b[2J:/home", "must not hold '\\x1b'"),
-        ("nfs://server/a?version=3:/home", "must not hold '?'"),
-        ("nfs://server/a%2e%2e:/home", "must not hold '%'"),
-        ("nfs://server/../etc:/home", "`..`"),
-        ("nfs://server/a/./b:/home", "`.`"),
-        ("nfs://server//a:/home", "empty part"),
-        ("nfs://server/" + "a" * 1024 + ":/home", "longer"),
-        ("NFS://server/home:/home", "is written nfs://"),
-        ("nfs://server/home:/proc", "the guest's own"),
-        ("nfs://server/home:/a/..", "the guest's own"),
-        ("nfs://server/home://", "not of the form"),
-        ("nfs://server/home:/a\x07", "cannot be printed"),
-    ],
-)
-def test_an_export_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
-    with pytest.raises(BadOption) as caught:
+@pytest.mark.parametrize("text", ["nfs://server/home:/home:rw", "NFS://server/home", "nfs://a\x1b[2J:/home"])
+def test_an_export_is_refused_and_the_page_is_named(text: str) -> None:
+    with pytest.raises(BadOption, match="not a folder of this host") as caught:
         share(text)
-    assert says in caught.value.message and caught.value.message.isprintable()
+    assert "docs/data.md" in caught.value.hint and caught.value.message.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -110,16 +60,15 @@ def test_a_site_may_share_by_virtiofs(tmp_path: Path) -> None:
     assert [(one.target, one.kind, one.readonly) for one in found] == [("/there", ShareKind.VIRTIOFS, False)]
 
 
-def test_a_sites_exports_stay_and_its_missing_folders_do_not(tmp_path: Path) -> None:
-    there, gone = f"{tmp_path}:/there", f"{tmp_path}/gone:/gone"
+def test_a_sites_missing_folders_are_left_out(tmp_path: Path) -> None:
     left_out: list[str] = []
-    found = of_site((there, gone, "nfs://server/home:/home:rw"), left_out.append)
+    folders = of_site((f"{tmp_path}:/there", f"{tmp_path}/gone:/gone"), left_out.append)
     assert left_out == [f"{tmp_path}/gone"]
-    assert [(one.target, one.kind) for one in found] == [("/there", ShareKind.NINEP), ("/home", ShareKind.NFS)]
+    assert [(folder.target, folder.kind) for folder in folders] == [("/there", ShareKind.NINEP)]
 
 
 def test_a_sites_mistakes_name_the_setting() -> None:
-    for texts in (("nfs://server:/home",), ("nfs://a/x:/home", "nfs://b/x:/home")):
+    for texts in (("nfs://server:/home",), ("/a:/home", "/b:/home")):
         with pytest.raises(BadSetting) as caught:
             of_site(texts)
         assert caught.value.message.startswith("batch.shares: ")

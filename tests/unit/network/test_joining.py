@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork, ShareMissing
-from belljar.host.guard.egress import Transport, Verdict, decide
+from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
 from belljar.model import NetworkMode
 from belljar.network import (
     AntiSpoofing,
@@ -46,22 +45,6 @@ async def test_a_user_network_is_guarded_unless_the_site_says_open(tmp_path: Pat
     opened = await join(Networks(Settings(egress=EgressMode.OPEN), tmp_path), NetworkMode.USER)
     assert opened.link.egress is None
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("place", [("10.0.0.5", 80), ("127.0.0.1", 22), ("203.0.113.7", 2050)])
-def test_a_share_opens_no_other_port_than_a_file_servers(place: tuple[str, int]) -> None:
-    denied = Settings(deny=("203.0.113.0/24",))
-    with pytest.raises(ShareMissing, match="a share opens port 2049") as caught:
-        plan_egress(denied, (), grants=(place,))
-    assert f'network.allow = ["{place[0]}:{place[1]}/tcp"]' in caught.value.hint
-    allowed = Settings(allow=(f"{place[0]}:{place[1]}/tcp",))
-    assert decide(plan_egress(allowed, (), grants=(place,)), *place, Transport.TCP)[0] is Verdict.ALLOWED
-
-
-def test_a_grant_opens_one_port_of_one_server() -> None:
-    egress = plan_egress(Settings(), (), grants=(("10.0.0.5", 2049),))
-    assert decide(egress, "10.0.0.5", 2049, Transport.TCP)[0] is Verdict.ALLOWED
-    assert decide(egress, "10.0.0.5", 22, Transport.TCP)[0] is Verdict.REFUSED
 
 
 def test_a_rule_that_cannot_be_read_names_its_setting() -> None:

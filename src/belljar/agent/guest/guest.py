@@ -67,7 +67,9 @@ class Guest(Mounts):
         self.spare_places = []  # type: list[bytes]
         self.folders = 0
         self.calls.update({b"identify": self.identify, b"set_clock": self.set_clock})
-        self.errands.update({b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys})
+        self.errands = {
+            b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
+        }  # type: dict[bytes, Callable[[Words], tuple[int, Late, Work]]]  # fmt: skip
 
     def prepare(self) -> None:
         """Once per boot, before the first conversation."""
@@ -262,7 +264,6 @@ class Guest(Mounts):
         return PACKED_PATIENCE, late, lambda: mount_packed(name, device, checked_target(target), account)
 
     def add_account(self, account: Account) -> None:
-        self.user = account
         if account.key in self.known or account.is_plain_root():
             return
         account.check()

@@ -1,5 +1,5 @@
-"""Everything that is mounted for a payload: shares, disks, packed folders and exports come, are remembered, and are written out
-and unmounted."""
+"""Everything that is mounted for a payload: shares, disks and packed folders come, are remembered, and are written out and
+unmounted."""
 
 import errno
 import os
@@ -26,18 +26,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, TypeVar
 
-    from belljar.agent.roles import Late, Work
-
     T = TypeVar("T")
 
 PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 PACKED_MODULES = ("squashfs", "overlay")
 # The newest kernel's way first; the last one is every kernel's.
 OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", b"")
-NFS_VERSIONS = ("4.2", "4.1", "4.0")
-NFS_MODULES = ("nfs", "nfsv4", "rpcsec_gss_krb5")  # the last one is looked for by every mount, with sec=sys too
-NO_SUCH_VERSION = (errno.EPROTONOSUPPORT, errno.EINVAL)
-REFUSALS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EPROTONOSUPPORT, errno.EINVAL, errno.ESTALE)
 # Options; errors of a device whose driver is still being loaded, or whose tag the kernel does not know yet; seconds for it; does the
 # kernel have to look at its bus anew? cache=mmap: what the host changes is seen at once, and shared mappings work.
 SHARES = {
@@ -50,17 +44,14 @@ DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver 
 
 
 class Mounts:
-    """What is mounted for a payload, and unmounted after it. *user* is whose payload it is."""
+    """What is mounted for a payload, and unmounted after it."""
 
     def __init__(self) -> None:
         self.mounts = []  # type: list[bytes]
-        self.remote = set()  # type: set[bytes]
-        self.user = None  # type: Account | None
         self.calls = {
             b"mount": lambda words: self.mount(b"9p", words), b"mount_virtiofs": lambda words: self.mount(b"virtiofs", words),
             b"prepare": self.prepare_for, b"find_disks": self.find_disks, b"mount_scratch": self.mount_scratch,
         }  # type: dict[bytes, Callable[[Words], bytes]]  # fmt: skip
-        self.errands = {b"mount_nfs": self.mount_nfs}  # type: dict[bytes, Callable[[Words], tuple[int, Late, Work]]]
 
     def mount(self, kind: bytes, words: Words) -> bytes:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
@@ -82,21 +73,11 @@ class Mounts:
 
     def prepare_for(self, words: Words) -> bytes:
         """Before a template is saved: what its clones would otherwise each load anew."""
-        modules = {b"nfs": NFS_MODULES, b"virtiofs": ("virtiofs",)}.get(words.next())
-        if modules is None:
+        kind = words.next()
+        if kind not in SHARES:
             raise Refused("bad-call", "nothing is known to prepare for that")
-        load_modules(modules)
+        load_modules((kind.decode("ascii"),))
         return b""
-
-    def mount_nfs(self, words: Words) -> "tuple[int, Late, Work]":
-        """Mount an export, which blocks for as long as the server is silent."""
-        seconds, address, port, path = words.number(), words.text(), words.number(), words.next()
-        target, how = checked_target(words.next()), words.next()
-        flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
-        self.mounts.append(target)
-        self.remote.add(target)
-        late = ("nfs-silent", "the file server did not answer the mount within %d s" % seconds)
-        return seconds, late, lambda: mount_nfs(address, port, path, target, flags)
 
     def find_disks(self, words: Words) -> bytes:
         """The devices of the disks with these serials."""
@@ -121,42 +102,14 @@ class Mounts:
         return b""
 
     def release(self) -> None:
-        """Unmount all, write everything out. Raises Refused where a server did not take all of what was written."""
-        trouble = None
+        """Unmount all, write everything out."""
         for target in reversed(self.mounts):
             try:
-                if target in self.remote:
-                    trouble = self._flush(target) or trouble
-                    unmount_whole(target)
-                else:
-                    libc().unmount(target)
+                libc().unmount(target)
             except OSError as exc:
                 say(str(exc.strerror))
-        self.forget_mounts()
+        self.mounts = []
         os.sync()
-        if trouble:
-            raise Refused("nfs-flush", trouble)
-
-    def _flush(self, target: bytes) -> str:
-        """Write out what a server was not sent yet; what went wrong, or "". If root is nobody there, as the user."""
-        try:
-            fd = open_folder(target, self.user)
-        except OSError as exc:
-            return "%s: cannot be opened to write out what is left: %s" % (shown(target), exc.strerror)
-        try:
-            libc().sync(fd)
-            return ""
-        except OSError as exc:
-            return "%s: the file server did not take all that was written: %s" % (shown(target), exc.strerror)
-        finally:
-            os.close(fd)
-
-    def has_remote(self) -> bool:
-        """May `release` block?"""
-        return bool(self.remote)
-
-    def forget_mounts(self) -> None:
-        self.mounts, self.remote = [], set()
 
 
 def awaited(attempt: "Callable[[], T]", missing: "tuple[int, ...]", patience: float, rescan: bool = False) -> "T":
@@ -271,73 +224,3 @@ def with_rights_of(account: Account, work: "Callable[[], None]") -> None:
         os.seteuid(0)
         os.setegid(0)
         os.setgroups(before)
-
-
-def nfs_options(version: str, address: str, port: int) -> bytes:
-    """The options of an NFS mount without mount.nfs. hard: a server that is away makes the payload wait, never fail."""
-    if not 0 < port < 1 << 16 or not address or address.strip("0123456789abcdef.:"):
-        raise Refused("bad-call", "not an address and a port")
-    protocol = "tcp6" if ":" in address else "tcp"
-    said = (version, address, port, protocol)
-    return ("vers=%s,addr=%s,port=%d,proto=%s,sec=sys,hard" % said).encode("ascii")
-
-
-def mount_nfs(address: str, port: int, path: bytes, target: bytes, flags: int) -> None:
-    """In a child: mount by the newest version that both sides speak. Raises Refused."""
-    source = ("[%s]:" if ":" in address else "%s:") % address
-    try:
-        os.makedirs(target, exist_ok=True)
-    except OSError as exc:
-        raise Refused("refused", "%s: %s" % (shown(target), exc.strerror))
-    trouble, has_loaded = 0, False
-    for version in NFS_VERSIONS:
-        options = nfs_options(version, address, port)
-        trouble = try_mount(source.encode("ascii") + path, target, flags, options)
-        if trouble == errno.ENODEV and not has_loaded:
-            has_loaded = True
-            load_modules(NFS_MODULES)
-            trouble = try_mount(source.encode("ascii") + path, target, flags, options)
-        if trouble not in NO_SUCH_VERSION:
-            break
-    if not trouble:
-        return
-    server = "%s at %s port %d" % (shown(path), address, port)
-    if trouble == errno.ENODEV or (trouble in NO_SUCH_VERSION and b"\tnfs4\n" not in read_file("/proc/filesystems")):
-        raise Refused("no-nfs", "the guest's kernel has no NFS 4 file system")
-    kind = "nfs-refused" if trouble in REFUSALS else "nfs-silent"
-    raise Refused(kind, "%s: cannot mount %s: %s" % (shown(target), server, os.strerror(trouble)))
-
-
-def try_mount(source: bytes, target: bytes, flags: int, options: bytes) -> int:
-    """0, or the error's number."""
-    try:
-        libc().mount(source, target, b"nfs", flags, options)
-        return 0
-    except OSError as exc:
-        return exc.errno or errno.EIO
-
-
-def unmount_whole(target: bytes) -> None:
-    """At once, so that the server knows that this client has gone; lazily where something still stands on it."""
-    try:
-        libc().unmount(target, 0)
-    except OSError as exc:
-        if exc.errno != errno.EBUSY:
-            raise
-        libc().unmount(target)
-
-
-def open_folder(path: bytes, user: "Account | None") -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    try:
-        return os.open(path, flags)
-    except PermissionError:
-        if user is None:
-            raise
-    os.setegid(user.gid)
-    os.seteuid(user.uid)
-    try:
-        return os.open(path, flags)
-    finally:
-        os.seteuid(0)
-        os.setegid(0)

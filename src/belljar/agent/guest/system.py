@@ -183,12 +183,8 @@ class Libc:
         found = self.handle.mount(source, target, kind, self.unsigned_long(flags), options)
         self._check(found, "mount %s" % shown(target))
 
-    def unmount(self, target: bytes, flags: int = MNT_DETACH) -> None:
-        self._check(self.handle.umount2(target, flags), "unmount %s" % shown(target))
-
-    def sync(self, fd: int) -> None:
-        """Write out the file system that *fd* lies on. Raises what went wrong in that since it was last asked."""
-        self._check(self.handle.syncfs(fd), "sync")
+    def unmount(self, target: bytes) -> None:
+        self._check(self.handle.umount2(target, self.MNT_DETACH), "unmount %s" % shown(target))
 
     def adopt_orphans(self) -> None:
         one, nothing = self.unsigned_long(1), self.unsigned_long(0)

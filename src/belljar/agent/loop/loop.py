@@ -48,8 +48,6 @@ else:  # what is below the library's modules of these names, and much quicker to
     import _signal as signal
     from _collections import deque
 
-FLUSH_PATIENCE = 30  # seconds for a file server to take what is not written yet, where the host says no other number
-
 
 class Agent(Channel):
     """One thread, one epoll: the channel, the children, their pipes."""
@@ -64,7 +62,6 @@ class Agent(Channel):
         self.later = deque()  # type: deque[Callable[[], None]]
         self.ending = []  # type: list[int]
         self.errands = []  # type: list[Errand]
-        self.flush_patience = FLUSH_PATIENCE
         self.zygote = None  # type: Zygote | None
         self.calls = dict(guest.calls)
         self.calls.update({b"add_account": self._add_account, b"place": self._place, b"settle": self._settle})
@@ -177,7 +174,6 @@ class Agent(Channel):
             Errand(self, self.errands, [number], *self.guest.errands[name](words))
             return None
         if name == b"end_payload":
-            self.flush_patience = int(words.words[1]) if len(words.words) > 1 else FLUSH_PATIENCE
             self.ending.append(number)
             self._abandon_all()
             self._check_ending()
@@ -277,11 +273,6 @@ class Agent(Channel):
     def _check_ending(self) -> None:
         if self.ending and not self.processes and not self.dying:
             ending, self.ending = self.ending, []
-            if self.guest.has_remote():
-                text = "a file server did not take what was left to write within %d s" % self.flush_patience
-                Errand(self, self.errands, ending, self.flush_patience, ("nfs-flush", text), self.guest.release)
-                self.guest.forget_mounts()
-                return
             self.guest.release()
             for number in ending:
                 self.send(REPLY, number)

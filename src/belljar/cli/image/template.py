@@ -64,8 +64,6 @@ def build(args: argparse.Namespace, house: House) -> int:
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     check_number("--shares and --virtiofs", len(shares))
-    if args.nfs:  # no server is asked: it only says what kind of machine
-        shares.append(Share("nfs://any:2049/", "/export", kind=ShareKind.NFS))
     for option, value in (("--cpus", args.cpus), ("--memory", args.memory)):
         above_zero(option, value, ImpossibleSize)
     request = make_request(
@@ -147,7 +145,6 @@ TEMPLATES = f"""
 --shares N =0 | how many shared folders its clones can mount
 --virtiofs N =0 | how many of `--share virtiofs:...` its clones can mount
 --exact | one of exactly this size (default: the one that machines of every size are cloned from)
---nfs | for machines that mount exports (`--share nfs://...`)
 {FORMAT}"""
 CACHES = f"""
 # list | list the caches

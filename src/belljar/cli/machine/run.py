@@ -128,7 +128,7 @@ OPTIONS = f"""
 --network NETWORK | none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of
 | that group
 --share SRC[:DST][:ro|rw] * | host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by
-| virtiofs; or an export that it mounts itself: nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]
+| virtiofs
 --start {{{",".join(one.value for one in Start)}}} | auto: a clone where that is possible, else a cold boot
 --context {{{",".join(one.value for one in Context)}}} | how the guest is given the agent (default: as the image is best served)
 -d --detach | print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that

@@ -8,7 +8,7 @@ from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import ExtraDisk
 from belljar.machine.life.life import Life
-from belljar.model import FileServer, Payload
+from belljar.model import Payload
 from belljar.network import Joined
 from belljar.records import dataclass, replace
 
@@ -24,7 +24,6 @@ class Equipment:
     disks: tuple[ExtraDisk, ...] = ()
     outlasts: bool = False  # a disk of it outlives the machine, so QEMU is given time to write all of it
     joined: Joined | None = None  # its network
-    servers: tuple[FileServer, ...] = ()  # of exports: its network lets it reach them
     answers: tuple[Place, ...] = ()  # places of a user network that its supervisor answers, and how
     answer: Callable[[Call], Awaitable[None]] | None = None
 

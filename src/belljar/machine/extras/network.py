@@ -23,14 +23,13 @@ from belljar.model import MIB, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
 from belljar.records import replace
 
-LOOPBACK = "127.0.0.1"  # of the host; a guest calls it by the address of its gateway
 PORT = 80
 ADDRESSES = ("169.254.169.254", "169.254.169.253")
 Answer = Callable[[Call], Awaitable[None]]
 
 
 class Network(Extra):
-    """The network that was asked for. The servers of the machine's own shares may be reached whatever is blocked."""
+    """The network that was asked for."""
 
     def __init__(self, networks: Networks) -> None:
         self._networks = networks
@@ -38,11 +37,9 @@ class Network(Extra):
 
     async def prepare(self, life: Life, there: Equipment) -> Equipment:
         machine, account = life.request.machine, life.request.work.account
-        gateway = plan(machine.network, life.request.id).gateway
         self._joined = joined = await self._networks.join(
             machine.network, machine.network_name, life.request.id,
             uid=os.geteuid() if account is None else account.uid, intend=life.record.intend,
-            grants=[(LOOPBACK if one.address == gateway else one.address, one.port) for one in there.servers],
             answers=there.answers,
         )  # fmt: skip
         link = joined.link

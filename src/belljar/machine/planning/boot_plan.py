@@ -11,7 +11,7 @@ from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, cl
 from belljar.image import Image
 from belljar.machine import SEED, VIRTIOFS_SOCKET
 from belljar.machine.extras import Equipment
-from belljar.machine.extras.shares import has_virtiofs, host_folders, warm_for
+from belljar.machine.extras.shares import has_virtiofs, host_folders
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.guest_context import GuestContext, has_usual_way
@@ -187,7 +187,7 @@ class Planner:
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in folders),
             owner=qemu_owner(request, parts.qemu_owner, os.geteuid()),
-            warm=warm_for(machine), disks=equipment.disks,
+            warm=("virtiofs",) if has_virtiofs(machine) else (), disks=equipment.disks,
             seed=None if context.seed is None else life.folder / SEED,
         )  # fmt: skip
         if has_virtiofs(machine):

@@ -12,10 +12,10 @@ from belljar.host.room import host_memory
 from belljar.image import Image
 from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
-from belljar.machine.extras.shares import has_nfs, host_folders, no_way_to_the_server
+from belljar.machine.extras.shares import host_folders
 from belljar.machine.parts import Parts
 from belljar.machine.states import class_of_error
-from belljar.model import GIB, MIB, NetworkMode, Outcome, Request, ShareKind, dumps, to_json
+from belljar.model import GIB, MIB, Outcome, Request, ShareKind, dumps, to_json
 from belljar.records import replace
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
@@ -76,8 +76,6 @@ def check_scratch(request: Request) -> None:
 
 
 def check_shares(request: Request) -> None:
-    if has_nfs(request.machine) and request.machine.network is NetworkMode.NONE:
-        raise no_way_to_the_server(request)
     for _, share in host_folders(request.machine):
         if not os.path.isdir(share.source):
             what = "is not a folder" if os.path.exists(share.source) else "does not exist"
