@@ -49,7 +49,7 @@ class Rehearsal(Guest):
         return join(name, machine_id, nonce, mac, os.urandom(32).hex().encode("ascii"), now())
 
     def mount_nothing(self, words: Words) -> bytes:
-        raise Refused("no-9p", "a rehearsal mounts nothing")
+        raise Refused("no-filesystem", "a rehearsal mounts nothing")
 
     def growth(self) -> bytes:
         return b""

@@ -11,7 +11,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from belljar.agent import wire
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
 from belljar.guest import ExchangeDisk, ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
-from belljar.model import Account, Payload, PlainFile, Share, ShareKind, Transfer, Usage
+from belljar.model import Account, Payload, PlainFile, Share, Transfer, Usage
 from belljar.records import dataclass, field, replace
 
 
@@ -88,7 +88,7 @@ class FakeGuest:
         return 0.0
 
     async def mount(self, share: Share, tag: str) -> None:
-        self._do("mount_virtiofs" if share.kind is ShareKind.VIRTIOFS else "mount")
+        self._do("mount")
         self.mounted.append(share.target)
 
     async def renew_keys(self) -> None:

@@ -18,7 +18,7 @@ from belljar.errors import (
     DomainDied,
     HostKeysRefused,
     ImageCorrupt,
-    NoNineP,
+    NoFileSystem,
     NoSpace,
     QmpError,
     QmpTimeout,
@@ -339,9 +339,9 @@ def test_an_overlay_without_room_leaves_nothing(house: House) -> None:
 
 
 def test_a_share_on_a_kernel_without_9p_names_the_alternative(house: House, tmp_path: Path) -> None:
-    house.plan(Script(refuses={"mount": NoNineP("no 9p")}))
+    house.plan(Script(refuses={"mount": NoFileSystem("no 9p")}))
     outcome = house.run(house.request(machine={"start": Start.COLD, "shares": (Share(str(tmp_path), "/data"),)}))
-    assert outcome.error == "NoNineP" and "--in" in outcome.hint and outcome.klass is OutcomeClass.USER
+    assert outcome.error == "NoFileSystem" and "--in" in outcome.hint and outcome.klass is OutcomeClass.USER
 
 
 def test_a_guest_out_of_memory_ends_as_the_oom_killer_ends_it(house: House) -> None:

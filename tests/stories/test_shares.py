@@ -30,7 +30,7 @@ def test_a_payload_never_starts_without_its_mount(house: House, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "mounts", "error"),
     [
-        (ShareKind.NINEP, ["virtiofs"], "NoNineP"), (ShareKind.VIRTIOFS, ["9p"], "NoVirtiofs"),
+        (ShareKind.NINEP, ["virtiofs"], "NoFileSystem"), (ShareKind.VIRTIOFS, ["9p"], "NoFileSystem"),
         (ShareKind.NINEP, ["9p"], ""), (ShareKind.NINEP, None, ""),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
-from belljar.errors import CommandMissing, NoFolderServer, NoVirtiofs
+from belljar.errors import CommandMissing, NoFileSystem, NoFolderServer
 from belljar.hypervisor import EventKind
 from belljar.model import Cause, OutcomeClass, Share, ShareKind, Start
 
@@ -25,7 +25,8 @@ def test_a_folder_is_mounted_where_its_turn_is(house: House, tmp_path: Path, sta
     outcome = house.run(house.request(machine=asked))
     assert outcome.cause is Cause.FINISHED, outcome.reason
     guest = house.guests[-1]
-    assert [word for word in guest.done if word.startswith("mount")] == ["mount", "mount_virtiofs", "mount"]
+    assert [word for word in guest.done if word.startswith("mount")] == ["mount"] * 3
+    assert guest.mounted == ["/data", "/data/in", "/data/in/deep"]
     shares = house.hypervisor.domains[-1].spec.shares
     assert [(share.tag, share.kind.value) for share in shares] == [
         ("share0", "virtiofs"), ("share1", "9p"), ("share2", "9p"),
@@ -69,10 +70,10 @@ def test_one_that_ends_while_a_clone_boots_costs_no_template_either(house: House
 
 
 def test_a_kernel_without_virtiofs_names_the_alternative(house: House, tmp_path: Path) -> None:
-    house.plan(Script(refuses={"mount_virtiofs": NoVirtiofs("no virtiofs")}))
+    house.plan(Script(refuses={"mount": NoFileSystem("no virtiofs")}))
     outcome = house.run(house.request(machine=machine(tmp_path)))
-    assert outcome.error == "NoVirtiofs" and outcome.klass is OutcomeClass.USER
-    assert "without `virtiofs:`" in outcome.hint
+    assert outcome.error == "NoFileSystem" and outcome.klass is OutcomeClass.USER
+    assert "`SRC` alone" in outcome.hint
 
 
 def test_a_folder_that_is_missing_is_refused_as_by_9p(house: House, tmp_path: Path) -> None:

@@ -257,16 +257,10 @@ class GuestRefused(GuestError):
     cause = Cause.REFUSED
 
 
-class NoNineP(GuestRefused):
-    """The guest's kernel cannot mount a folder shared by 9p."""
+class NoFileSystem(GuestRefused):
+    """The guest's kernel cannot mount a shared folder: it lacks 9p, or virtiofs."""
 
-    hint = "Share the folder as `--share virtiofs:SRC`, copy files with `--in` and `--out`, or use an image whose kernel has 9p."
-
-
-class NoVirtiofs(GuestRefused):
-    """The guest's kernel cannot mount a folder shared by virtiofs."""
-
-    hint = "Use an image with the kernel module `virtiofs` (and `modprobe`), or share the folder without `virtiofs:`."
+    hint = "Share it the other way (`virtiofs:SRC`, or `SRC` alone), copy files with `--in` and `--out`, or use an image whose kernel has the module (and `modprobe`)."
 
 
 class NoDisk(GuestRefused):

@@ -146,7 +146,7 @@ class Guest(Protocol):
         """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""
 
     async def mount(self, share: Share, tag: str) -> None:
-        """Mount a folder of the host's, shared by 9p or virtiofs. Raises NoNineP, NoVirtiofs, GuestRefused."""
+        """Mount a folder of the host's. Raises NoFileSystem, GuestRefused."""
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises NoDisk."""
@@ -158,7 +158,7 @@ class Guest(Protocol):
         """Lay a packed folder over what is at *inside*; it can be written to. Raises NoPackedFolders, GuestRefused."""
 
     async def prepare_for(self, what: str) -> None:
-        """Load, before a template is saved, what its clones will need: "virtiofs". Raises GuestRefused."""
+        """Load, before a template is saved, what its clones will need, by the kind of a share. Raises GuestRefused."""
 
     async def add_account(self, account: Account) -> None:
         """Make user, group, supplementary groups and home, where they are missing. Idempotent."""

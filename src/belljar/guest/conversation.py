@@ -17,7 +17,7 @@ from belljar.guest import ExchangeDisk, Hello, Identity, IdentityProof, Settings
 from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
 from belljar.hints import Protocol
-from belljar.model import Account, Payload, PlainFile, Share, ShareKind, StdinKind, Transfer
+from belljar.model import Account, Payload, PlainFile, Share, StdinKind, Transfer
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
@@ -233,8 +233,8 @@ class Conversation:
         return seen_between(before, after, clock)
 
     async def mount(self, share: Share, tag: str) -> None:
-        call = b"mount_virtiofs" if share.kind is ShareKind.VIRTIOFS else b"mount"
-        await self._call(call, text(tag), text(share.target), b"ro" if share.readonly else b"rw")
+        how = b"ro" if share.readonly else b"rw"
+        await self._call(b"mount", text(share.kind.value), text(tag), text(share.target), how)
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         return await self._call(b"find_disks", *counted([text(name) for name in names]), answers=len(names))

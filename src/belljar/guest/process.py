@@ -262,8 +262,7 @@ def refusal(body: bytes) -> GuestError:
     if kind == "protocol":
         return AgentLost(f"the agent ended the conversation: {message}")
     by_kind = {
-        "no-9p": errors.NoNineP,
-        "no-virtiofs": errors.NoVirtiofs,
+        "no-filesystem": errors.NoFileSystem,
         "no-disk": errors.NoDisk,
         "no-overlay": errors.NoPackedFolders,
     }

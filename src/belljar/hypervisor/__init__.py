@@ -38,7 +38,9 @@ class Settings:
     accelerator: Accelerator = setting(Accelerator.AUTO, "auto: KVM if a tiny guest boots by it; kvm or tcg insist")
     cpu: str = setting("auto", "CPU model of the guests; auto: host under KVM, a quick one under TCG")
     uefi: str = setting("", "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places")
-    virtiofsd: str = setting("", "virtiofs's program; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu")
+    virtiofsd: str = setting(
+        "", "virtiofs's program, the one in Rust; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu"
+    )
     user: str = setting("auto", "whom root's QEMU runs as; auto: the payload's user, or `belljar`, or `nobody`")
     boot_timeout: float = setting(180.0, "longest time from start to the agent's answer", unit="seconds", minimum=0.01)
     qmp_timeout: float = setting(10.0, "longest time QEMU may take to answer one command", unit="seconds", minimum=0.01)
@@ -86,7 +88,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A host folder offered to the guest by 9p or virtiofs. Its tag is part of the hardware; its path is not."""
+    """A host folder offered to the guest. Its tag is part of the hardware; its path is not."""
 
     tag: str
     source: str
@@ -141,7 +143,6 @@ class DomainSpec:
     nic: Nic | None = None
     shares: tuple[SharedFolder, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
-    warm: tuple[str, ...] = ()  # what a template's guest has loaded beyond the usual: "virtiofs"
     disks: tuple[ExtraDisk, ...] = ()
     # A read-only disc for the guest's own init (NoCloud, CD-ROM of a CernVM). Clones have their template's copy in the drive.
     seed: Path | None = None
@@ -159,6 +160,11 @@ class DomainSpec:
             boot = replace(boot, append=f"{boot.append} {frame.words}")
         card = self.nic if frame.has_card else None
         return replace(self, cpus=frame.cpus, memory=frame.memory, disk_size=frame.disk, nic=card, boot=boot)
+
+    @property
+    def warm(self) -> tuple[str, ...]:
+        """What a template's guest has loaded beyond the usual, for folders that a process beside QEMU serves."""
+        return tuple(sorted({share.kind.value for share in self.shares if share.kind.is_served}))
 
     @property
     def plugged(self) -> int:
@@ -368,8 +374,8 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
 
 
 def find_virtiofsd(settings: Settings) -> str:
-    """The program that serves folders by virtiofs. Raises CommandMissing."""
-    from belljar.hypervisor.qemu.virtiofs.virtiofsd import find
+    """The program that serves folders by virtiofs. Raises CommandMissing, NoFolderServer."""
+    from belljar.hypervisor.qemu.virtiofs import find
 
     return find(settings.virtiofsd)
 

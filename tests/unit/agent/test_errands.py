@@ -16,11 +16,11 @@ from tests.rehearsal import Rehearsal
 from belljar.agent import wire
 from belljar.agent.guest.system import Refused
 from belljar.agent.loop.loop import Agent
-from belljar.errors import GuestError, GuestRefused, NoNineP, NoVirtiofs
+from belljar.errors import GuestError, GuestRefused, NoFileSystem
 from belljar.guest.process import refusal
 
 
-@pytest.mark.parametrize(("kind", "error"), [("no-9p", NoNineP), ("no-virtiofs", NoVirtiofs), ("other", GuestRefused)])
+@pytest.mark.parametrize(("kind", "error"), [("no-filesystem", NoFileSystem), ("other", GuestRefused)])
 def test_each_kind_of_refusal_is_an_error_of_its_own(kind: str, error: type[GuestError]) -> None:
     assert type(refusal(f"{kind}\0why".encode())) is error
 
@@ -80,9 +80,9 @@ def test_while_an_errand_blocks_the_agent_answers_and_at_its_deadline_the_errand
 
 def test_what_the_work_says_is_the_answer() -> None:
     def fails() -> None:
-        raise Refused("no-9p", "no space")
+        raise Refused("no-filesystem", "no space")
 
-    for work, answer in ((fails, b"%d 8 no-9p\0no space" % wire.ERROR), (lambda: None, b"%d 8 " % wire.REPLY)):
+    for work, answer in ((fails, b"%d 8 no-filesystem\0no space" % wire.ERROR), (lambda: None, b"%d 8 " % wire.REPLY)):
         with host_of(work) as answers:
             assert answers(1, call(8, b"toil", b"5")) == [answer]
 

@@ -14,7 +14,7 @@ from belljar.agent.guest import mounts
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words
-from belljar.errors import NoVirtiofs
+from belljar.errors import NoFileSystem
 from belljar.guest.process import refusal
 
 
@@ -63,7 +63,7 @@ def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         monkeypatch.setattr(mounts, "load_modules", kernel.loaded.extend)
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
-        return kernel, lambda: guest.calls[b"mount_virtiofs"](Words([b"share0", target, how])) or guest.mounts[-1]
+        return kernel, lambda: guest.calls[b"mount"](Words([b"virtiofs", b"share0", target, how])) or guest.mounts[-1]
 
     return prepare
 
@@ -100,8 +100,8 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
     _, mount = mounting(errno.ENODEV)
     with pytest.raises(Refused) as caught:
         mount()
-    assert caught.value.kind == "no-virtiofs"
-    assert isinstance(refusal(b"no-virtiofs\0the guest's kernel has no virtiofs file system"), NoVirtiofs)
+    assert caught.value.kind == "no-filesystem"
+    assert isinstance(refusal(b"no-filesystem\0the guest's kernel has no virtiofs file system"), NoFileSystem)
 
 
 def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,4 +122,4 @@ def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rehearsal_mounts_nothing() -> None:
     with pytest.raises(Refused):
-        Rehearsal().calls[b"mount"](Words([b"share0", b"/data", b"rw"]))
+        Rehearsal().calls[b"mount"](Words([b"virtiofs", b"share0", b"/data", b"rw"]))

@@ -40,7 +40,7 @@ from belljar.agent.wire import (
     frame,
     join,
 )
-from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused, NoNineP, ProtocolViolation
+from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused, NoFileSystem, ProtocolViolation
 from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation
 from belljar.guest.process import one_line
@@ -162,7 +162,7 @@ async def test_a_greeting_can_be_broken_off() -> None:
 
 REFUSALS: list[tuple[bytes, type[GuestError]]] = [
     (b"refused", GuestRefused),
-    (b"no-9p", NoNineP),
+    (b"no-filesystem", NoFileSystem),
     (b"bad-call", GuestRefused),
     (b"", GuestRefused),
 ]

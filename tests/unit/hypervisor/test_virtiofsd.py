@@ -14,33 +14,25 @@ from pathlib import Path
 import pytest
 from tests.unit.hypervisor.test_cmdline import COLD
 
-from belljar.errors import CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
+from belljar.errors import BelljarError, CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
-from belljar.hypervisor.qemu import driver
-from belljar.hypervisor.qemu.cmdline import device_on_port
+from belljar.hypervisor.qemu import driver, virtiofs
 from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
 from belljar.hypervisor.qemu.template import making
-from belljar.hypervisor.qemu.virtiofs import virtiofsd
-from belljar.hypervisor.qemu.virtiofs.virtiofsd import (
-    ENCLOSURE,
-    FolderServer,
-    end,
-    reads_as_of_qemu,
-    serve,
-    served,
-)
+from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, device_on_port, end, serve, served
 from belljar.model import MIB, ShareKind
 
-OF_QEMU = "virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)"
-# In place of virtiofsd: takes the connection, as both do, and then whatever its folder tells it to do.
+# In place of virtiofsd: takes the connection, says that it is there, and does what it is told.
 STAND_IN = """#!/usr/bin/python3 -IS
 import os, socket, sys
 if "--version" in sys.argv:
     sys.exit(print("virtiofsd 1.13.2"))
 fd = next(int(word[5:]) for word in sys.argv if word.startswith("--fd="))
 line, _ = socket.socket(fileno=fd).accept()
-line.send(b"here " + " ".join(sorted(os.listdir("/mnt"))).encode())
+assert line.recv(12)[0] == 1
+folder = next(word[13:] for word in sys.argv if word.startswith("--shared-dir="))
+line.send(bytes(20) + b"here " + " ".join(sorted(os.listdir(folder))).encode())
 said = line.recv(100)
 if said:
     sys.exit(said.decode())
@@ -81,10 +73,10 @@ def test_the_program_of_the_settings_is_taken(program: str) -> None:
 
 def test_one_that_is_nowhere_is_refused_and_its_package_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "which", lambda name: None)
-    monkeypatch.setattr(virtiofsd, "PLACES", ("/nowhere",))
+    monkeypatch.setattr(virtiofs, "PLACES", ("/nowhere",))
     with pytest.raises(CommandMissing) as caught:
         find_virtiofsd(Settings())
-    assert "package `virtiofsd`" in caught.value.hint and "qemu-system-common" in caught.value.hint
+    assert "package `virtiofsd`" in caught.value.hint and "on Debian 12" in caught.value.hint
 
 
 def test_the_refusal_comes_before_anything_is_made(tmp_path: Path, spec: DomainSpec) -> None:
@@ -102,60 +94,47 @@ def test_a_machine_by_libvirt_has_none(tmp_path: Path, spec: DomainSpec) -> None
 
 
 @pytest.mark.parametrize(
-    ("line", "version"),
+    ("line", "is_taken"),
     [
-        (OF_QEMU, True),
-        ("virtiofsd version 5.2.0", True),
-        ("virtiofsd 1.13.2", False),
+        ("virtiofsd 1.13.2", True),
+        ("virtiofsd 2.0.0", True),
         ("virtiofsd 1.10.0", False),
-        ("setgroups() failed with error=1:Operation not permitted", True),
-        ("bash, version 5.2", None),
-        ("", None),
+        ("virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)", False),  # the one in C
+        ("setgroups() failed with error=1:Operation not permitted", False),  # the same, for a user with further groups
+        ("", False),
     ],
 )
-def test_which_of_the_two_it_is(line: str, version: bool | None) -> None:
-    assert reads_as_of_qemu(line) == version
+def test_the_one_in_rust_is_taken_and_no_other(tmp_path: Path, line: str, is_taken: bool) -> None:
+    program = tmp_path / "virtiofsd"
+    program.write_text(f"#!/bin/sh\necho '{line}'\n")
+    program.chmod(0o755)
+    if is_taken:
+        assert find_virtiofsd(Settings(virtiofsd=str(program))) == str(program)
+        return
+    with pytest.raises(NoFolderServer, match="need the virtiofsd in Rust") as caught:
+        find_virtiofsd(Settings(virtiofsd=str(program)))
+    assert line[:40] in caught.value.message and "on Debian 12 share the folder by 9p" in caught.value.hint
 
 
-def test_one_that_is_neither_is_refused() -> None:
-    with pytest.raises(NoFolderServer, match="not a virtiofsd that belljar knows"):
-        virtiofsd.is_of_qemu_itself("/bin/true")
-
-
-def test_each_of_the_two_gets_its_own_words() -> None:
-    ours = virtiofsd.command_line(True, 9, "/mnt", is_root=False)
-    assert ours[0] == "--fd=9" and "source=/mnt" in ours and "sandbox=namespace" in ours and "timeout=0" in ours
-    other = virtiofsd.command_line(False, 9, "/mnt", is_root=False)
-    assert other[:3] == ["--fd=9", "--shared-dir=/mnt", "--sandbox=none"]
-    assert "--sandbox=namespace" in virtiofsd.command_line(False, 9, "/mnt", is_root=True)
-
-
-def test_the_one_without_a_sandbox_of_its_own_begins_with_few_rights() -> None:
-    of_qemu, other = True, False
-    asked = [virtiofsd.capabilities(of, is_root=root) for of in (of_qemu, other) for root in (True, False)]
-    assert asked == ["all", "all", "all", "0x880000db"]
+def test_a_users_folder_is_his_alone_in_the_guest_and_roots_is_as_it_is(spec: DomainSpec) -> None:
+    folder = replace(spec.shares[0], readonly=False)
+    words = command_line(replace(spec, owner=(1000, 100)), folder, "/virtiofsd", 9)
+    assert {"--user", "--map-root-user", "--fd=9", f"--shared-dir={folder.source}", "--sandbox=namespace"} <= {*words}
+    assert {"--translate-uid=host:0:1000:1", "--translate-gid=host:0:100:1"} <= {*words} and "--readonly" not in words
+    of_root = command_line(replace(spec, owner=(0, 0)), spec.shares[0], "/virtiofsd", 9)
+    assert not [word for word in of_root if word.startswith(("--translate", "--user"))] and "--readonly" in of_root
 
 
 # -- its processes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("argv", "machine"),
-    [
-        ([b"virtiofsd:belljar-0123456789ab:share0", b"--fd=9"], "0123456789ab"),
-        (
-            [b"/usr/bin/python3", b"-IS", os.fsencode(ENCLOSURE), b"virtiofsd:belljar-0123456789ab:share0"],
-            "0123456789ab",
-        ),
-        ([b"/usr/bin/python3", b"-IS", b"/other.py", b"virtiofsd:belljar-0123456789ab:share0"], None),
-        ([b"grep", b"virtiofsd:belljar-0123456789ab:share0"], None),
-        ([b"/usr/bin/python3"], None),
-        ([b"virtiofsd"], None),
-        ([], None),
-    ],
+    ("program", "machine"),
+    [(b"/usr/bin/setpriv", "0123456789ab"), (b"unshare", "0123456789ab"), (b"grep", None), (b"virtiofsd", None)],
 )
-def test_a_process_is_known_by_its_mark(argv: list[bytes], machine: str | None) -> None:
-    assert served(argv) == machine
+def test_a_process_is_known_by_its_mark(program: bytes, machine: str | None) -> None:
+    assert served([program, b"--", b"env", b"BELLJAR_SERVES=0123456789ab:share0", b"virtiofsd"]) == machine
+    assert served([program, b"--", b"env"]) is None and served([]) is None
 
 
 async def test_each_folder_by_virtiofs_is_served_and_nothing_of_it_stays(spec: DomainSpec, program: str) -> None:
@@ -173,7 +152,7 @@ async def test_it_is_found_by_the_machines_id_and_ended(spec: DomainSpec, progra
     spec = replace(spec, id=os.urandom(6).hex())
     servers = await serve(spec, program)
     found = [pid for id, pid in hypervisor.alive() if id == spec.id]
-    assert len(found) == 2  # their enclosures; a script in the place of the program has its interpreter's name
+    assert len(found) == 2
     hypervisor.discard(spec.id)
     await asyncio.wait_for(asyncio.gather(*(server.over for server in servers)), 10)
     assert [pid for id, pid in hypervisor.alive() if id == spec.id] == []
@@ -198,25 +177,29 @@ async def test_what_it_said_last_is_why_it_is_lost(spec: DomainSpec, program: st
     await end(servers)
 
 
-async def test_a_folder_that_is_not_there_is_refused_and_none_is_left(
-    spec: DomainSpec, program: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        ("ERROR virtiofsd] /data does not exist", NotPermitted, "the payload's user must be able to enter"),
+        ("virtiofsd] Error entering sandbox: OpenNewRoot(Os { code: 13 })", NotPermitted, "able to enter"),
+        ("unshare: unshare failed: No space left on device", NoFolderServer, "user.max_user_namespaces"),
+        ("unshare: write failed /proc/self/uid_map: Operation not permitted", NoFolderServer, "user namespaces"),
+        ("virtiofsd] Error entering sandbox: MountProc(Os { code: 1 })", NoFolderServer, "user namespaces"),
+        ("env: 'virtiofsd': Permission denied", NoFolderServer, "Correct `qemu.virtiofsd`"),
+        ("something new", NoFolderServer, "without `virtiofs:`"),
+    ],
+)
+async def test_one_that_never_answers_says_why_and_none_is_left(
+    spec: DomainSpec, tmp_path: Path, words: str, error: type[BelljarError], says: str
 ) -> None:
-    spec = replace(spec, id=os.urandom(6).hex(), shares=(spec.shares[0], replace(spec.shares[2], source="/nowhere")))
-    with pytest.raises(NotPermitted, match="--share virtiofs:/nowhere: No such file"):
-        await serve(spec, program)
+    program = tmp_path / "virtiofsd"
+    program.write_text(f'#!/bin/sh\necho "{words}" >&2\nexit 1\n')
+    program.chmod(0o755)
+    spec = replace(spec, id=os.urandom(6).hex())
+    with pytest.raises(error, match=f"--share virtiofs:{spec.shares[0].source}: ") as caught:
+        await serve(spec, str(program))
+    assert says.lower() in caught.value.hint.lower()
     assert [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id] == []
-
-
-async def test_namespaces_that_cannot_be_had_are_told_with_what_to_do(
-    spec: DomainSpec, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    other = tmp_path / "enclosure.py"
-    other.write_text("import os, sys\nos.write(int(sys.argv[9]), b'N namespaces: No space left on device')\n")
-    monkeypatch.setattr(virtiofsd, "ENCLOSURE", other)
-    with pytest.raises(NoFolderServer) as caught:
-        await serve(spec, program)
-    assert caught.value.message.endswith("namespaces: No space left on device")
-    assert "user.max_user_namespaces" in caught.value.hint
 
 
 async def test_whoever_gives_up_waiting_leaves_none(
@@ -239,15 +222,15 @@ async def test_whoever_gives_up_waiting_leaves_none(
     assert [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id] == []
 
 
-async def test_one_that_never_runs_is_not_waited_for_for_ever(
-    spec: DomainSpec, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_one_that_never_answers_is_not_waited_for_for_ever(
+    spec: DomainSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    other = tmp_path / "enclosure.py"
-    other.write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setattr(virtiofsd, "ENCLOSURE", other)
-    monkeypatch.setattr(virtiofsd, "READY_TIMEOUT", 0.1)
+    program = tmp_path / "virtiofsd"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(virtiofs, "READY_TIMEOUT", 0.1)
     with pytest.raises(NoFolderServer, match=r"waited 0\.1 s for virtiofsd"):
-        await serve(spec, program)
+        await serve(spec, str(program))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

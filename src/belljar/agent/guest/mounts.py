@@ -49,12 +49,13 @@ class Mounts:
     def __init__(self) -> None:
         self.mounts = []  # type: list[bytes]
         self.calls = {
-            b"mount": lambda words: self.mount(b"9p", words), b"mount_virtiofs": lambda words: self.mount(b"virtiofs", words),
-            b"prepare": self.prepare_for, b"find_disks": self.find_disks, b"mount_scratch": self.mount_scratch,
+            b"mount": self.mount, b"prepare": self.prepare_for, b"find_disks": self.find_disks,
+            b"mount_scratch": self.mount_scratch,
         }  # type: dict[bytes, Callable[[Words], bytes]]  # fmt: skip
 
-    def mount(self, kind: bytes, words: Words) -> bytes:
+    def mount(self, words: Words) -> bytes:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
+        kind = checked_kind(words.next())
         options, missing, patience, is_plugged = SHARES[kind]
         tag, target, how = words.next(), checked_target(words.next()), words.next()
         flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
@@ -65,18 +66,14 @@ class Mounts:
             awaited(lambda: libc().mount(tag, target, kind, flags, options), missing, patience, rescan=is_plugged)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
-                name = kind.decode("ascii")
-                raise Refused("no-" + name, "the guest's kernel has no %s file system" % name)
+                raise Refused("no-filesystem", "the guest's kernel has no %s file system" % shown(kind))
             raise Refused("refused", "%s: cannot mount the share: %s" % (shown(target), exc.strerror))
         self.mounts.append(target)
         return b""
 
     def prepare_for(self, words: Words) -> bytes:
         """Before a template is saved: what its clones would otherwise each load anew."""
-        kind = words.next()
-        if kind not in SHARES:
-            raise Refused("bad-call", "nothing is known to prepare for that")
-        load_modules((kind.decode("ascii"),))
+        load_modules((checked_kind(words.next()).decode("ascii"),))
         return b""
 
     def find_disks(self, words: Words) -> bytes:
@@ -154,6 +151,12 @@ def devices_of(serials: "list[bytes]") -> "list[bytes]":
     except OSError as exc:
         raise Refused("no-disk", "the guest's kernel does not find the disk %s" % exc.strerror)
     return [b"/dev/" + found[serial] for serial in serials]
+
+
+def checked_kind(kind: bytes) -> bytes:
+    if kind not in SHARES:
+        raise Refused("bad-call", "no share is of the kind %s" % shown(kind))
+    return kind
 
 
 def checked_target(target: bytes) -> bytes:

@@ -25,7 +25,7 @@ from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu import driver as direct
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.launch import layers
-from belljar.model import MachineId, ShareKind
+from belljar.model import MachineId
 
 CHANNEL = "channel"
 WITH_STREAMS = (7, 2, 0)  # QEMU that has `-netdev stream`
@@ -48,7 +48,7 @@ class LibvirtHypervisor(QemuHost):
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
+        if spec.warm:
             raise DriverLacks(
                 "a folder shared by virtiofs: not with machines by libvirt",
                 hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",

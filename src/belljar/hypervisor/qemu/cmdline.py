@@ -59,7 +59,7 @@ class Plugs:
     ram: Ram | None = None
     incoming: int = -1  # the device state that is waited for instead of starting the guest
     shares: tuple[str, ...] = ()  # paths of the folders by 9p, in the order of the spec
-    folders: tuple[int, ...] = ()  # sockets to who serves those by virtiofs; empty: nobody does yet
+    folders: tuple[int, ...] = ()  # sockets to those who serve the other folders; empty: nobody does yet
     disks: tuple[int, ...] = ()  # further disks, in the order of the spec
     below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
     seed: int = -1  # the disc the guest's own init reads
@@ -301,25 +301,14 @@ def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
 
 
 def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:
-    """Those by 9p are hardware that every clone has. One by virtiofs takes part in no migration: the hardware is a port that
-    is free, and a clone's device is plugged into it when the device state is loaded (see `device_on_port`)."""
+    """Those by 9p are hardware that every clone has; the others have a process beside QEMU."""
     by_9p = [share for share in spec.shares if share.kind is ShareKind.NINEP]
-    by_virtiofs = [share for share in spec.shares if share.kind is ShareKind.VIRTIOFS]
     words = [word for share, path in zip(by_9p, plugs.shares, strict=True) for word in shared_folder(share, path)]
-    for number, _ in enumerate(by_virtiofs):
-        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
-    for number, fd in enumerate(plugs.folders):
-        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
-        if plugs.incoming < 0:
-            device = device_on_port(number, by_virtiofs[number].tag)
-            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
+    if spec.warm:
+        from belljar.hypervisor.qemu.virtiofs import ports
+
+        words += ports(spec, plugs.folders, is_cold=plugs.incoming < 0)
     return words
-
-
-def device_on_port(number: int, tag: str) -> dict[str, Any]:
-    """The n-th folder by virtiofs, as QMP's `device_add` takes it."""
-    ends = {"chardev": f"folder{number}", "bus": f"port{number}"}
-    return {"driver": "vhost-user-fs-pci", "tag": tag, "queue-size": 1024} | ends
 
 
 def shared_folder(share: SharedFolder, path: str) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
     from belljar.host.guard.traffic import Call, Refusal
     from belljar.hypervisor.qemu.network.guard import Outside
-    from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
+    from belljar.hypervisor.qemu.virtiofs import FolderServer
 
 Command = tuple[str, dict[str, Any]]
 CPU_SLOTS = "query-hotpluggable-cpus"
@@ -138,7 +138,7 @@ class QemuDomain:
                 f"QEMU (pid {self.pid}) does not go away, not even by SIGKILL: it hangs in the host's kernel"
             )
         if self._servers:
-            from belljar.hypervisor.qemu.virtiofs.virtiofsd import end
+            from belljar.hypervisor.qemu.virtiofs import end
 
             await end(self._servers, grace=LAST_WORDS)
         return self._over.result()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import DomainDied, HostError, ImageCorrupt, TemplateError
+from belljar.errors import DomainDied, ImageCorrupt, TemplateError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import (
@@ -34,7 +34,7 @@ from belljar.model import Firmware, MachineId, ShareKind
 from belljar.records import replace
 
 if TYPE_CHECKING:
-    from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
+    from belljar.hypervisor.qemu.virtiofs import FolderServer
 
 FEW_WORKERS = 8  # where a limit counts their stacks (batch/sizes.py, DATA_SPACE)
 OF_LIBVIRT = b",debug-threads=on"  # how libvirt ends a domain's name
@@ -56,34 +56,29 @@ class QemuHypervisor(QemuHost):
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
-            from belljar.hypervisor.qemu.virtiofs.virtiofsd import find
+        if spec.warm:
+            from belljar.hypervisor.qemu.virtiofs import check
 
-            find(self._settings.virtiofsd)
-            if missing := sorted({"vhost-user-fs-pci", "pcie-root-port"} - self.abilities.devices):
-                raise HostError(
-                    f"{self.abilities.binary}: has no {', '.join(missing)}, which `--share virtiofs:` takes"
-                )
+            check(self._settings.virtiofsd, self.abilities)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        is_served = any(share.kind is ShareKind.VIRTIOFS for share in spec.shares)
-        return await self._launch_served(spec, template) if is_served else self.start(spec, template)
+        return await self._launch_served(spec, template) if spec.warm else self.start(spec, template)
 
     def start(self, spec: DomainSpec, template: Template | None = None) -> QemuDomain:
         with wiring(spec.owner) as wires:
             return self._start(spec, wires, template, self._standing(wires, template))
 
     async def _launch_served(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        """With folders by virtiofs. Who serves them reads and writes the guest's memory, so all of it is shared with them:
+        """With folders that are served. Who serves them reads and writes the guest's memory, so all of it is shared with them:
         it is the machine's own, and a clone's is a copy of its template's."""
         from belljar.hypervisor.qemu.template.making import own_memory
-        from belljar.hypervisor.qemu.virtiofs.virtiofsd import end, find, serve
+        from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
         with wiring(spec.owner) as wires:
             here = self._standing(wires, template)
             fd = wires.adopt(await own_memory(spec.of_template.memory, here / RAM if here else None))
             memory = Ram(f"/proc/self/fd/{fd}", private=False)
-            servers = await serve(spec, find(self._settings.virtiofsd))
+            servers = await serve(spec, path_of(self._settings.virtiofsd))
             try:
                 return self._start(spec, wires, template, here, memory, servers)
             except BaseException:
@@ -131,7 +126,7 @@ class QemuHypervisor(QemuHost):
         if servers or spec.growth:  # most clones get nothing beyond their template
             from belljar.hypervisor.qemu.template import plugging
 
-            growing = plugging.growing(spec, [server.share.tag for server in servers])
+            growing = plugging.growing(spec, [server.device for server in servers])
         domain.go_on(address, growing)
         return domain
 
@@ -330,7 +325,7 @@ def _below(wires: Wiring, disk: ExtraDisk) -> tuple[int, ...]:
 
 def claimed(pid: int) -> MachineId | None:
     """The machine this process says it belongs to, as its QEMU or as what serves it a folder."""
-    from belljar.hypervisor.qemu.virtiofs.virtiofsd import served
+    from belljar.hypervisor.qemu.virtiofs import served
 
     argv = command_line(pid)
     return marked(argv) or served(argv)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from belljar.errors import BadSetting, BelljarError, CommandFailed, CommandMissing
 from belljar.host.commands import run
 from belljar.hypervisor import Settings
-from belljar.hypervisor.qemu import abilities
-from belljar.hypervisor.qemu.virtiofs import virtiofsd
+from belljar.hypervisor.qemu import abilities, virtiofs
 
 QUESTION_TIMEOUT = 30.0
 BY_ITSELF = ("", "auto")
@@ -22,7 +21,7 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
         ("qemu", "binary", settings.binary, _check_binary),
         ("qemu", "cpu", settings.cpu, lambda _: _check_cpu(settings)),
         ("qemu", "uefi", settings.uefi, find_uefi),
-        ("qemu", "virtiofsd", settings.virtiofsd, virtiofsd.find),
+        ("qemu", "virtiofsd", settings.virtiofsd, virtiofs.find),
         ("qemu", "user", settings.user, _check_user),
     ]
     for section, key, value, look in looks:

@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from belljar.guest import Guest
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Life
-from belljar.model import MachineSpec, Payload, Share, ShareKind
+from belljar.model import MachineSpec, Payload, Share
 
 
 def host_folders(machine: MachineSpec) -> list[tuple[str, Share]]:
     """(tag, share) of each."""
     return [(f"share{number}", share) for number, share in enumerate(machine.shares)]
-
-
-def has_virtiofs(machine: MachineSpec) -> bool:
-    return any(share.kind is ShareKind.VIRTIOFS for share in machine.shares)
 
 
 class Shares(Extra):

@@ -11,7 +11,7 @@ from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, cl
 from belljar.image import Image
 from belljar.machine import SEED, VIRTIOFS_SOCKET
 from belljar.machine.extras import Equipment
-from belljar.machine.extras.shares import has_virtiofs, host_folders
+from belljar.machine.extras.shares import host_folders
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.guest_context import GuestContext, has_usual_way
@@ -161,7 +161,7 @@ class Planner:
         """What is made for this start beside QEMU, which finds its processes by the machine's id."""
         life = self._life
         life.record.intend("overlay", spec.disk)
-        if has_virtiofs(life.request.machine):
+        if spec.warm:
             life.record.intend("virtiofsd", life.folder / VIRTIOFS_SOCKET)
 
     async def _undecided(self) -> Plan:
@@ -187,11 +187,11 @@ class Planner:
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in folders),
             owner=qemu_owner(request, parts.qemu_owner, os.geteuid()),
-            warm=("virtiofs",) if has_virtiofs(machine) else (), disks=equipment.disks,
+            disks=equipment.disks,
             seed=None if context.seed is None else life.folder / SEED,
         )  # fmt: skip
-        if has_virtiofs(machine):
-            parts.hypervisor.check(spec)
+        if spec.warm:
+            await in_thread(lambda: parts.hypervisor.check(spec))
         return Plan(spec, link, context)
 
     async def _guest_context(self) -> GuestContext:

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import BelljarError, ImageUnfit, ImpossibleSize, NoMemory, NoNineP, NoVirtiofs, ShareMissing, about
+from belljar.errors import BelljarError, ImageUnfit, ImpossibleSize, NoFileSystem, NoMemory, ShareMissing, about
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.image import Image
@@ -15,7 +15,7 @@ from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
 from belljar.machine.extras.shares import host_folders
 from belljar.machine.parts import Parts
 from belljar.machine.states import class_of_error
-from belljar.model import GIB, MIB, Outcome, Request, ShareKind, dumps, to_json
+from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
 from belljar.records import replace
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
@@ -89,14 +89,15 @@ def check_shares(request: Request) -> None:
 
 
 def check_mounts(request: Request, image: Image) -> None:
-    """Refuse before its boot what the image's kernel cannot mount, where its import found that out. Raises NoNineP, NoVirtiofs."""
+    """Refuse before its boot what the image's kernel cannot mount, where its import found that out. Raises NoFileSystem."""
     known = image.facts.get("mounts")
     if not isinstance(known, list):
         return
     for _, share in host_folders(request.machine):
         if share.kind.value not in known:
-            kind = NoVirtiofs if share.kind is ShareKind.VIRTIOFS else NoNineP
-            raise kind(f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}")
+            raise NoFileSystem(
+                f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}"
+            )
 
 
 def outcome_of(error: BelljarError) -> Outcome:

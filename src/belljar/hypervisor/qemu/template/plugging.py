@@ -13,7 +13,7 @@ from belljar.errors import PlugRefused
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Frame
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS, device_on_port
+from belljar.hypervisor.qemu.cmdline import SLOTS
 from belljar.hypervisor.qemu.domain import Growing
 
 Command = tuple[str, dict[str, Any]]
@@ -42,11 +42,11 @@ def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, 
     return frame if fits and len(pieces(spec.memory - memory, memory, frame.block)) <= SLOTS else None
 
 
-def growing(spec: DomainSpec, tags: Sequence[str]) -> Growing:
-    """All that a clone gets; *tags*: of the folders that are served to it by virtiofs."""
-    folders = [("device_add", device_on_port(at, tag)) for at, tag in enumerate(tags)]
+def growing(spec: DomainSpec, devices: Sequence[dict[str, Any]]) -> Growing:
+    """All that a clone gets; *devices*: folders that another process serves, which shares its memory."""
+    folders = [("device_add", device) for device in devices]
     return Growing(
-        lambda slots: [*commands(spec, slots, is_shared=bool(tags)), *folders],
+        lambda slots: [*commands(spec, slots, is_shared=bool(devices)), *folders],
         wants_cpus=spec.cpus > spec.of_template.cpus,
     )
 

@@ -1,0 +1,245 @@
+"""Folders by virtiofs: their devices, and the virtiofsd of each: found, started in its sandbox, watched, ended.
+
+virtiofsd (the one in Rust) makes the sandbox: namespaces in which there is the folder and nothing else. It has to be root for that,
+and is root of a user namespace in which QEMU's user is the only one, so it can do what that user can. What it shows and makes is
+that user's, in the guest too. For root's own machines it is root, with the capabilities that files take.
+
+Its socket has a name, in the machine's folder, for the moment between `bind` and `connect`. The command line of the process that
+waits for it has the machine's id, so it is found after a crash as QEMU is; when that process is killed, the kernel kills the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from belljar.errors import BelljarError, CommandFailed, HostError, NoFolderServer, NotPermitted, ShareLost
+from belljar.hints import Any
+from belljar.host.commands import program, run
+from belljar.hypervisor import DomainSpec, SharedFolder
+from belljar.hypervisor.qemu.abilities import Abilities
+from belljar.hypervisor.qemu.process.launch import Child, confined, ended, last_line
+from belljar.model import MachineId, ShareKind
+
+NAME = "virtiofsd"
+PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # Debian 13 and EL; others
+LEAST = (1, 13)  # of EL 9.6 and Debian 13: the first that gives files other owners in the guest
+DEVICES = {"vhost-user-fs-pci", "pcie-root-port"}
+LOG, SOCKET = "virtiofsd.log", "virtiofs.sock"  # files of a machine's folder
+MARK = b"BELLJAR_SERVES="
+READY_TIMEOUT = QUESTION_TIMEOUT = 30.0  # seconds; a busy host needs one
+LAST_RESORT = 10.0  # seconds SIGKILL may take
+# Of root's own: what its sandbox takes, what files take, and nothing that makes devices.
+CAPABILITIES = ("sys_admin", "setpcap", "chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "setfcap")
+# VHOST_USER_GET_FEATURES, version 1, without a body: https://qemu-project.gitlab.io/qemu/interop/vhost-user.html
+ANYBODY_THERE = struct.pack("=III", 1, 1, 0)
+WITHOUT = "share the folder by 9p, without `virtiofs:`."
+# What virtiofsd, or what starts it, says on stderr before it answers; what to do about it.
+DENIED = r" does not exist$|OpenNewRoot|BindMountSharedDir"
+HINTS = (
+    (r"^env: |failed to execute", f"Correct `qemu.virtiofsd`, or {WITHOUT}"),
+    (
+        r"unshare|Unshare|uid_map|MountProc|CleanMount|setpriv: apply",
+        "It takes user namespaces (`sysctl user.max_user_namespaces`, on some systems also `kernel.unprivileged_userns_clone` or"
+        f" `kernel.apparmor_restrict_unprivileged_userns`); or {WITHOUT}",
+    ),
+)
+
+
+def by_virtiofs(spec: DomainSpec) -> list[SharedFolder]:
+    return [share for share in spec.shares if share.kind is ShareKind.VIRTIOFS]
+
+
+# -- what a host needs -------------------------------------------------------------------------------------------------
+
+
+def check(setting: str, abilities: Abilities) -> None:
+    """Raises CommandMissing, NoFolderServer, HostError where this host cannot serve a folder."""
+    find(setting)
+    if missing := sorted(DEVICES - abilities.devices):
+        raise HostError(f"{abilities.binary}: has no {', '.join(missing)}, which `--share virtiofs:` takes")
+
+
+def find(setting: str) -> str:
+    """The path of a virtiofsd that is new enough. Raises CommandMissing, NoFolderServer."""
+    path = path_of(setting)
+    try:
+        answer = run([path, "--version"], timeout=QUESTION_TIMEOUT, check=False)
+    except CommandFailed as exc:
+        raise NoFolderServer(exc.message, hint=HINTS[0][1]) from exc
+    line = (answer.out or answer.err).decode(errors="replace").partition("\n")[0].strip()
+    version = re.match(r"virtiofsd (\d+)\.(\d+)", line)
+    if version is None or (int(version[1]), int(version[2])) < LEAST:
+        raise NoFolderServer(
+            f"{path}: {line[:60]!r}: shares by virtiofs need the virtiofsd in Rust, version 1.13",
+            hint=f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}",
+        )
+    return path
+
+
+def path_of(setting: str) -> str:
+    hint = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
+    names = (NAME, *(f"{place}/{NAME}" for place in PLACES))
+    return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=hint)
+
+
+# -- the devices -------------------------------------------------------------------------------------------------------
+
+
+def ports(spec: DomainSpec, lines: Sequence[int], *, is_cold: bool) -> list[str]:
+    """QEMU's words. A device takes part in no migration: the hardware is a port that is free, and a clone's device is plugged
+    into it when the device state is loaded. *lines*: sockets to those who serve; none in a template."""
+    folders = by_virtiofs(spec)
+    words: list[str] = []
+    for number, _ in enumerate(folders):
+        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
+    for number, fd in enumerate(lines):
+        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
+        if is_cold:
+            device = device_on_port(number, folders[number].tag)
+            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
+    return words
+
+
+def device_on_port(number: int, tag: str) -> dict[str, Any]:
+    """The n-th folder, as QMP's `device_add` takes it."""
+    ends = {"chardev": f"folder{number}", "bus": f"port{number}"}
+    return {"driver": "vhost-user-fs-pci", "tag": tag, "queue-size": 1024} | ends
+
+
+# -- the servers -------------------------------------------------------------------------------------------------------
+
+
+def command_line(spec: DomainSpec, share: SharedFolder, program: str, fd: int) -> list[str]:
+    """Of the process that waits for virtiofsd, which serves on the socket *fd*."""
+    uid, gid = spec.owner
+    words = [program, f"--fd={fd}", f"--shared-dir={share.source}", "--sandbox=namespace", "--modcaps=-mknod"]
+    words += ["--cache=auto", "--log-level=error", *(["--readonly"] if share.readonly else [])]
+    alone = ["unshare", "--pid", "--fork", "--kill-child=SIGKILL", "--ipc", "--uts"]
+    if uid != 0:
+        alone += ["--user", "--map-root-user"]
+        for kind, number in (("uid", uid), ("gid", gid)):
+            words += [f"--translate-{kind}=squash-guest:0:0:{2**32 - 1}", f"--translate-{kind}=host:0:{number}:1"]
+    mark = f"{MARK.decode()}{spec.id}:{share.tag}"
+    return confined([*alone, "--", "env", mark, *words], spec.owner, capabilities=() if uid else CAPABILITIES)
+
+
+def served(argv: Sequence[bytes]) -> MachineId | None:
+    """The machine whose folder a process with this command line serves; None for any other process."""
+    if argv and argv[0].rpartition(b"/")[2] in (b"unshare", b"setpriv"):
+        for word in argv:
+            if word.startswith(MARK):
+                return word[len(MARK) :].partition(b":")[0].decode("ascii", "replace")
+    return None
+
+
+class FolderServer:
+    """One running virtiofsd. `line` is QEMU's end of its socket, ours to close when QEMU has it."""
+
+    def __init__(self, spec: DomainSpec, share: SharedFolder, device: dict[str, Any], program: str) -> None:
+        self.share, self.device, self._uid = share, device, spec.owner[0]
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        with _socket(spec.folder) as (listener, self.line):
+            argv = command_line(spec, share, program, listener.fileno())
+            self._child = Child(argv, [listener.fileno()], spec.folder / LOG, self._ended)
+
+    async def ready(self) -> None:
+        """Returns when it answers. Raises NotPermitted, NoFolderServer."""
+        loop = asyncio.get_running_loop()
+        self.line.setblocking(False)
+        try:
+            async with asyncio.timeout(READY_TIMEOUT):
+                with suppress(ConnectionError):
+                    await loop.sock_sendall(self.line, ANYBODY_THERE)
+                    if await loop.sock_recv(self.line, 20):
+                        return self.line.setblocking(True)
+                await asyncio.shield(self.over)
+        except TimeoutError as exc:
+            raise NoFolderServer(f"waited {READY_TIMEOUT:g} s for {NAME}", hint="The host is overloaded.") from exc
+        raise self._impossible(self._child.said())
+
+    def usage(self) -> tuple[float, float, int]:
+        """As of a domain; zeros until it has ended."""
+        return self._child.usage or (0.0, 0.0, 0)
+
+    def kill(self) -> None:
+        """It and all that it started."""
+        self.line.close()
+        self._child.send(signal.SIGKILL)
+
+    def loss(self) -> ShareLost:
+        """Its end, which nobody asked for, in words."""
+        words, status = last_line(self._child.said()), self._child.status or 0
+        how = words[:300] if words and not os.WIFSIGNALED(status) else f"killed, or crashed ({ended(status)})"
+        return ShareLost(f"--share virtiofs:{self.share.source}: {NAME} ended: {how}")
+
+    def _ended(self, status: int) -> None:
+        if not self.over.done():
+            self.over.set_result(status)
+
+    def _impossible(self, words: str) -> BelljarError:
+        share = f"--share virtiofs:{self.share.source}"
+        if re.search(DENIED, words, re.MULTILINE):
+            hint = "The payload's user must be able to enter the folder."
+            return NotPermitted(f"{share}: access denied to uid {self._uid}", hint=hint)
+        why = last_line(words) or ended(self._child.status or 0)
+        hints = (hint for pattern, hint in HINTS if re.search(pattern, words))
+        return NoFolderServer(f"{share}: {why}", hint=next(hints, None))
+
+
+async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
+    """One for each folder, all running. Raises NotPermitted, NoFolderServer, CommandMissing; then none is left."""
+    servers: list[FolderServer] = []
+    try:
+        for number, share in enumerate(by_virtiofs(spec)):
+            servers.append(FolderServer(spec, share, device_on_port(number, share.tag), program))
+        for server in servers:
+            await server.ready()
+    except BaseException:
+        await asyncio.shield(end(servers))
+        raise
+    return servers
+
+
+async def end(servers: Sequence[FolderServer], *, grace: float = 0.0) -> None:
+    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
+    for seconds in (grace, LAST_RESORT):
+        if seconds and servers:
+            await asyncio.wait({server.over for server in servers}, timeout=seconds)
+        for server in servers:
+            server.kill()
+
+
+@contextmanager
+def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A socket that listens, which is closed here, and the one that is connected to it already."""
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener, line = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    path = f"/proc/self/fd/{place}/{SOCKET}"  # short, however long the folder's own is
+    try:
+        with listener:
+            _unnamed(path)
+            try:
+                listener.bind(path)
+                listener.listen(1)
+                line.connect(path)
+            finally:
+                _unnamed(path)
+            yield listener, line
+    except BaseException:
+        line.close()
+        raise
+    finally:
+        os.close(place)
+
+
+def _unnamed(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)

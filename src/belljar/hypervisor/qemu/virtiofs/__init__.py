@@ -1,1 +1,0 @@
-"""Folders of the host by virtiofs."""
