@@ -80,6 +80,10 @@ def test_a_clone_shares_a_folder_by_9p(place: Place) -> None:
 
 
 def test_a_clone_shares_a_folder_by_virtiofs(place: Place) -> None:
+    if place.suite == "bookworm":  # its virtiofsd is the one in C
+        done = place.belljar("run", "--share", "virtiofs:/data", "--", "true")
+        assert done.returncode == 125 and b"in Rust" in done.stderr and b"on Debian 12" in done.stderr
+        return
     place.run("--share", "virtiofs:/data:/data:rw", "--", "sh", "-c", "echo virtiofs > /data/virtiofs")
     assert place.room.path("/data/virtiofs").read_text() == "virtiofs\n"
 

@@ -8,14 +8,21 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tests.live.conftest import LONGEST, Belljar, command_line
 from tests.live.test_faults import report
+from tests.rust_virtiofsd import rust_virtiofsd
 
 SOMEBODY = 54321
-MARK = "virtiofsd:belljar-"
+MARK = "BELLJAR_SERVES="
+
+
+@pytest.fixture(autouse=True)
+def in_rust(belljar: Belljar) -> None:
+    belljar.env["BELLJAR_QEMU_VIRTIOFSD"] = rust_virtiofsd()
 
 
 @pytest.fixture
@@ -27,15 +34,16 @@ def open_folder() -> Iterator[Path]:
 
 
 def servers(belljar: Belljar) -> list[int]:
-    """Processes that serve folders of our machines: enclosures, and what runs in them."""
+    """Processes that serve folders of our machines: virtiofsd, which has the mark in its environment, and what waits for it."""
     known = {name[:12] for name in os.listdir(belljar.logs)} if belljar.logs.exists() else set()
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            for word in command_line(int(entry)).split("\0"):
-                if word.startswith(MARK) and word.removeprefix(MARK)[:12] in known | set(belljar.machines()):
-                    found.append(int(entry))
-    return found
+    ids = {f"{MARK}{id}" for id in known | set(belljar.machines())}
+    pids = []
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        with suppress(OSError):
+            words = command_line(pid) + Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+            if any(word.partition(":")[0] in ids for word in words.split("\0")):
+                pids.append(pid)
+    return sorted(pids)
 
 
 def left(belljar: Belljar) -> list[str]:
@@ -111,7 +119,8 @@ def test_both_sides_see_what_the_other_writes(belljar: Belljar, tmp_path: Path) 
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "before").write_text("first")
-    script = "echo inside > reply; cat before; echo; read line; cat before; cat later; ls | wc -l"
+    seen = 'for i in $(seq 100); do [ "$(cat before)" = "other words" ] && [ -e later ] && break; sleep 0.1; done'
+    script = f"echo inside > reply; cat before; echo; read line; {seen}; cat before; cat later; ls | wc -l"
     share = ("--share", f"virtiofs:{shared}:rw", "--cwd", str(shared))
     job = belljar.popen("run", *share, "--", "sh", "-c", script, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert job.stdout is not None
@@ -203,13 +212,13 @@ def started(belljar: Belljar, shared: Path, *words: str) -> subprocess.Popen[byt
     return keeper
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["enclosure", "virtiofsd"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["outside", "waiting", "serving"])
 def test_a_server_that_is_killed_ends_the_job_with_a_sentence(belljar: Belljar, tmp_path: Path, which: int) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     keeper = started(belljar, shared, "--report", str(tmp_path / "r"))
-    pids = sorted(servers(belljar))
-    assert len(pids) >= 2
+    pids = servers(belljar)
+    assert len(pids) == 3
     os.kill(pids[which], signal.SIGKILL)
     _, err = keeper.communicate(timeout=LONGEST)
     assert keeper.returncode == 125 and b"virtiofsd ended: " in err and b"killed" in err, err

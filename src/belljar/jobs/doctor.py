@@ -24,19 +24,18 @@ DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
 )  # fmt: skip
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
+QEMU = "qemu-system-x86_64"
 PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
-    ("qemu-system-x86_64", "qemu-system-x86", "qemu-kvm", "runs the machines", True),
+    (QEMU, "qemu-system-x86", "qemu-kvm", "runs the machines", True),
     ("qemu-img", "qemu-utils", "qemu-img", "makes and checks disks", True),
     ("setpriv", "util-linux", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
     ("mmdebstrap", "mmdebstrap", "", "builds Debian images", False),
     ("mkfs.ext4", "e2fsprogs", "e2fsprogs", "builds images", False),
     ("mke2fs", "e2fsprogs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),
     ("mksquashfs", "squashfs-tools", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
-    ("virtiofsd", "virtiofsd", "virtiofsd", "shares folders by virtiofs (`--share virtiofs:...`)", False),
     ("busybox", "busybox-static", "busybox", "makes the small initramfs of images", False),
 )  # fmt: skip
 BUILT = "It is built on first use: `belljar run -- true`, or `belljar image build debian`."
-NAMED = {"qemu-system-x86_64": "binary", "virtiofsd": "virtiofsd"}  # by a setting of [qemu], if the site likes
 
 
 class Grade(str, Enum):
@@ -87,10 +86,10 @@ class Check:
 
 def programs(house: House) -> Finding:
     """the programs belljar calls are installed"""
-    named = [name for name, key in NAMED.items() if getattr(house.settings.qemu, key)]  # no package makes these right
+    named = {QEMU} if house.settings.qemu.binary else set()  # no package makes this one right
     missing = [entry for entry in PROGRAMS if entry[0] not in named and not _program(house, entry[0])]
     if not missing:
-        return ok("all there")
+        return ok("all there" + _without_virtiofs(house))
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
     grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
     if commands.which("apt-get") or not commands.which("dnf"):
@@ -341,13 +340,21 @@ def _words(names: Iterable[str]) -> str:
 
 
 def _program(house: House, name: str) -> bool:
-    from belljar.hypervisor import find_virtiofsd
-
-    found = {"qemu-system-x86_64": lambda: _qemu(house), "virtiofsd": lambda: find_virtiofsd(house.settings.qemu)}
     try:
-        return bool(found.get(name, lambda: commands.which(name))())
+        return bool(_qemu(house) if name == QEMU else commands.which(name))
     except BelljarError:
         return False
+
+
+def _without_virtiofs(house: House) -> str:
+    """Why `--share virtiofs:` is refused here. Not every system has a package that mends it, and 9p serves most images."""
+    from belljar.hypervisor import find_virtiofsd
+
+    try:
+        find_virtiofsd(house.settings.qemu)
+    except BelljarError as exc:
+        return f"; no shares by virtiofs: {exc.message}"
+    return ""
 
 
 def _paths(house: House) -> Iterator[tuple[str, Path]]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.live.conftest import Belljar
 from tests.live.stock.images import stock
-from tests.live.test_virtiofs import SOMEBODY, gone, left, open_folder
+from tests.live.test_virtiofs import SOMEBODY, gone, in_rust, left, open_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-__all__ = ["open_folder"]
+__all__ = ["in_rust", "open_folder"]
 
 
 @pytest.mark.parametrize("start", ["cold", "clone"])
