@@ -114,7 +114,7 @@ class NoGuard(HostError):
 class NoFolderServer(HostError):
     """The program that serves a folder by virtiofs cannot be run on this host."""
 
-    hint = "Share the folder without `virtiofs:`; docs/data.md tells what virtiofs takes."
+    hint = "Share the folder without `virtiofs:`; `belljar logs ID --virtiofsd` and docs/data.md tell what it lacks."
 
 
 class ShareLost(HostError):

@@ -62,7 +62,7 @@ CASES = {
     "kvm": (replace(COLD, accelerator=Accelerator.KVM), QEMU, PLUGS),
     "network-and-shares": (
         replace(COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05"), shares=SHARES), QEMU,
-        replace(PLUGS, shares=tuple(share.source for share in SHARES)),
+        PLUGS,
     ),
     "template": (COLD, QEMU, replace(PLUGS, ram=Ram(RAM, private=False))),
     "clone": (COLD, QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23)),
@@ -74,15 +74,15 @@ CASES = {
     ),
     "virtiofs": (
         replace(COLD, shares=FOLDERS), QEMU,
-        replace(PLUGS, shares=("/home/me",), folders=(19, 20), ram=Ram(RAM, private=False)),
+        replace(PLUGS, folders=(19, 20), ram=Ram(RAM, private=False)),
     ),
     "virtiofs-template": (
-        replace(COLD, shares=FOLDERS), QEMU, replace(PLUGS, shares=("/home/me",), ram=Ram(RAM, private=False)),
+        replace(COLD, shares=FOLDERS), QEMU, replace(PLUGS, ram=Ram(RAM, private=False)),
     ),
     "virtiofs-clone": (
         replace(COLD, shares=FOLDERS), QEMU,
         replace(
-            PLUGS, layers=(13, 14, 18), shares=("/home/me",), folders=(19, 20), ram=Ram(RAM, private=False), incoming=23
+            PLUGS, layers=(13, 14, 18), folders=(19, 20), ram=Ram(RAM, private=False), incoming=23
         ),
     ),
     "seed": (replace(COLD, seed=Path("/run/m/seed.iso")), QEMU, replace(PLUGS, seed=19)),

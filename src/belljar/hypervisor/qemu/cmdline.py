@@ -58,8 +58,7 @@ class Plugs:
     firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
     ram: Ram | None = None
     incoming: int = -1  # the device state that is waited for instead of starting the guest
-    shares: tuple[str, ...] = ()  # paths of the folders by 9p, in the order of the spec
-    folders: tuple[int, ...] = ()  # sockets to those who serve the other folders; empty: nobody does yet
+    folders: tuple[int, ...] = ()  # sockets to those who serve folders beside QEMU; empty: nobody does yet
     disks: tuple[int, ...] = ()  # further disks, in the order of the spec
     below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
     seed: int = -1  # the disc the guest's own init reads
@@ -97,11 +96,9 @@ def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
     """What the guest sees, written down: equal for a template and its clones, different from every other machine."""
     nobody = replace(
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
-        shares=tuple(replace(share, readonly=False) for share in spec.shares), disks=(),
+        shares=tuple(replace(share, source="", readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
-    by_9p = [share for share in spec.shares if share.kind is ShareKind.NINEP]
-    plugs = Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False), shares=("",) * len(by_9p))
-    return command_line(nobody, abilities, cpu, plugs)
+    return command_line(nobody, abilities, cpu, Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False)))
 
 
 def bare() -> list[str]:
@@ -302,8 +299,7 @@ def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
 
 def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:
     """Those by 9p are hardware that every clone has; the others have a process beside QEMU."""
-    by_9p = [share for share in spec.shares if share.kind is ShareKind.NINEP]
-    words = [word for share, path in zip(by_9p, plugs.shares, strict=True) for word in shared_folder(share, path)]
+    words = [word for share in spec.shares if share.kind is ShareKind.NINEP for word in by_9p(share)]
     if spec.warm:
         from belljar.hypervisor.qemu.virtiofs import ports
 
@@ -311,14 +307,20 @@ def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:
     return words
 
 
-def shared_folder(share: SharedFolder, path: str) -> list[str]:
-    """A 9p export. `none`: files the guest makes are QEMU's user's. The path is the host's own affair, the tag is not."""
-    export = {"local": "local", "id": share.tag, "path": path, "security_model": "none", "multidevs": "remap"}
+def by_9p(share: SharedFolder) -> list[str]:
+    """`none`: files the guest makes are QEMU's user's."""
+    export = {"local": "local", "id": share.tag, "path": share.source, "security_model": "none", "multidevs": "remap"}
     words = ",".join(value if key == "local" else f"{key}={value.replace(',', ',,')}" for key, value in export.items())
     return [
         *("-fsdev", words + (",readonly=on" if share.readonly else "")),
         *("-device", f"virtio-9p-pci-non-transitional,fsdev={share.tag},mount_tag={share.tag}"),
     ]
+
+
+def capabilities(spec: DomainSpec) -> tuple[str, ...]:
+    """Root stays root only for root's own shares by 9p, with what that needs to act for any user of the guest."""
+    serves_root = spec.owner[0] == 0 and any(share.kind is ShareKind.NINEP for share in spec.shares)
+    return ("chown", "dac_override", "dac_read_search", "fowner", "fsetid") if serves_root else ()
 
 
 def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str, sector: int) -> list[str]:

@@ -30,7 +30,7 @@ from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Wiring, layers, wiring
 from belljar.hypervisor.qemu.template.folders import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
-from belljar.model import Firmware, MachineId, ShareKind
+from belljar.model import Firmware, MachineId
 from belljar.records import replace
 
 if TYPE_CHECKING:
@@ -168,7 +168,6 @@ class QemuHypervisor(QemuHost):
                 initrd=wires.readable(boot.initrd) if boot.initrd and incoming < 0 else "",
                 ram=ram,
                 incoming=incoming,
-                shares=tuple(share.source for share in spec.shares if share.kind is ShareKind.NINEP),
                 folders=tuple(wires.lend(server.line.fileno()) for server in servers),
                 disks=tuple(wires.open(it.path, os.O_RDONLY if it.readonly else os.O_RDWR) for it in spec.disks),
                 below=tuple(_below(wires, it) for it in spec.disks),
@@ -191,11 +190,8 @@ class QemuHypervisor(QemuHost):
         return domain
 
     def _confined(self, spec: DomainSpec, argv: list[str]) -> list[str]:
-        """Root stays root only for root's own writable shares, with what 9p needs and nothing else."""
-        serves_root = spec.owner[0] == 0 and any(share.kind is ShareKind.NINEP for share in spec.shares)
-        capabilities = process.SHARE_CAPABILITIES if serves_root else ()
         groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
-        return process.confined(argv, spec.owner, capabilities=capabilities, groups=groups)
+        return process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
 
     def _disk(self, wires: Wiring, overlay: Path) -> tuple[int, ...]:
         top, *below = layers(overlay)

@@ -51,9 +51,6 @@ NOT_FOR_QEMU = frozenset(
     )
 )  # fmt: skip
 
-# What 9p needs to act for any guest user on a share that root offers read-write.
-SHARE_CAPABILITIES = ("chown", "dac_override", "dac_read_search", "fowner", "fsetid")
-
 
 def confined(
     argv: Sequence[str], owner: tuple[int, int], *, capabilities: Iterable[str] = (), groups: Iterable[int] = ()
@@ -312,7 +309,7 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
     (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
     (r"unable to find CPU model", HostError, "Correct `qemu.cpu` in the settings: `qemu-system-x86_64 -cpu help` lists what there is."),
     (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
-    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", NoFolderServer, "See `belljar logs ID --virtiofsd`."),
+    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", NoFolderServer, None),
     (r"seccomp|sandbox", HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
     (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", NotPermitted, "Correct `qemu.user` in the settings."),
     (r"setpriv: failed to execute", CommandMissing, "Correct `qemu.binary`, or install QEMU."),

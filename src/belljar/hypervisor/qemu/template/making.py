@@ -205,7 +205,7 @@ def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = la
         if exc.errno == errno.EFBIG:
             raise HostError(
                 f"{what} is more than a file may have here",
-                hint="Raise the limit on the size of files (`ulimit -f`), or share folders without `virtiofs:`.",
+                hint="Raise the limit on the size of files (`ulimit -f`), or share folders by 9p.",
             ) from exc
         raise NoMemory(f"{what} cannot be had: {exc.strerror or exc}") from exc
     return fd
