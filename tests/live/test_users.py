@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.live.conftest import LONGEST, ROOT, STORE, Belljar, marked_processes
 from tests.live.test_faults import report, started
+from tests.rust_virtiofsd import rust_virtiofsd
 
 PLACE = Path("/var/tmp")  # an install and homes that other users can reach; pytest's own folders are closed to them
 LAUNCHER = """#!/usr/bin/python3 -IS
@@ -361,3 +362,13 @@ def test_the_api_is_imported_from_an_install_as_the_page_says(user: User) -> Non
             capture_output=True, timeout=LONGEST, check=False,
         )  # fmt: skip
         assert done.stdout.split() == [str(user.uid).encode()], done.stderr.decode()
+
+
+def test_a_user_shares_a_folder_by_virtiofs(user: User) -> None:
+    (user.home / "shared").mkdir()
+    os.chown(user.home / "shared", user.uid, user.uid)
+    env = {**OWN, "BELLJAR_QEMU_VIRTIOFSD": rust_virtiofsd()}
+    script = "echo made > /data/file; stat -c %u /data/file"
+    done = user.run("--share", f"virtiofs:{user.home}/shared:/data:rw", "--", "sh", "-c", script, env=env)
+    assert (done.returncode, done.stdout) == (0, b"%d\n" % user.uid), done.stderr
+    assert (user.home / "shared/file").stat().st_uid == user.uid

@@ -158,7 +158,7 @@ def _shares(house: House) -> Finding:
     if missing:
         detail = f"{_file(house)}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
         return Finding(what, False, detail, "Make or mount it, or take it out of the setting.")
-    return Finding(what, True, ", ".join(f"{one.source} on {one.target}" for one in shares) or "none")
+    return Finding(what, True, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
 
 
 def _out_of_shares(house: House) -> Iterator[Finding]:

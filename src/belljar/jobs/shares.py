@@ -17,7 +17,7 @@ MOST_FOLDERS = 20  # each is a device in a slot of its own; the bus has 32, some
 
 
 def shares(texts: Iterable[str], before: str = "--share ") -> tuple[Share, ...]:
-    """Of all `--share`. Raises BadOption."""
+    """Read every `--share`. Raises BadOption."""
     folders = tuple(share(text, before) for text in texts)
     check_number(before.rstrip(": "), len(folders))
     return folders
@@ -33,7 +33,7 @@ def check_number(option: str, count: int) -> None:
 
 
 def of_site(texts: Iterable[str], left_out: Callable[[str], object] = str) -> tuple[Share, ...]:
-    """Of `batch.shares`: *left_out* gets each folder that this host does not have. Raises BadSetting."""
+    """Read `batch.shares`; *left_out* gets each folder that this host does not have. Raises BadSetting."""
     try:
         folders = shares(texts, "batch.shares: ")
     except BadOption as exc:
@@ -66,7 +66,7 @@ def share(text: str, before: str = "--share ") -> Share:
 
 
 def network_of(text: str) -> tuple[NetworkMode, str]:
-    """none, user, bridge, bridge:NAME or isolated:GROUP. Raises NoSuchNetwork; whether there is such a one is seen later."""
+    """none, user, bridge, bridge:NAME or isolated:GROUP. Raises NoSuchNetwork; whether it exists is seen later."""
     kind, colon, name = text.partition(":")
     try:
         mode = NetworkMode(kind)
