@@ -181,13 +181,10 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
 
 def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:
     """What is at an http(s) address now, of at most *largest* bytes, within *patience* seconds. *public_only*: not from this host or
-    a private network. Raises DownloadFailed,
-    DownloadStalled, ImageTooLarge."""
+    a private network. Raises DownloadFailed, DownloadStalled, ImageTooLarge, CommandMissing."""
     from belljar.image.intake import fetch
 
-    answer = fetch.small_file(url, largest, Settings(stall_timeout=patience / 2), public_only=public_only)
-    assert answer is not None
-    return answer.data
+    return fetch.small_file(url, largest, Settings(stall_timeout=patience), public_only=public_only)
 
 
 def is_source(reference: str) -> bool:

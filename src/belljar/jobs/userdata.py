@@ -85,8 +85,6 @@ def _fetch(url: str, house: House) -> bytes:
     from belljar.image.intake.fetch import small_file
 
     try:
-        answer = small_file(url, LARGEST, house.settings.image)
+        return small_file(url, LARGEST, house.settings.image)
     except ImageTooLarge as exc:
         raise BadUserData(f"--user-data {exc.message}") from exc
-    assert answer is not None
-    return answer.data

@@ -10,13 +10,19 @@ from tests.unit.image.site import Site, site_in
 
 from belljar.image import Image, Settings
 from belljar.image.images import Images
-from belljar.image.intake import intake
+from belljar.image.intake import fetch, intake
 from belljar.image.store import manifest
 from belljar.image.store.qcow2 import overlay_bytes
 from belljar.image.store.store import Store
 from belljar.model import MIB
 
 SIZE = 16 * MIB
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that failed is tried again at once."""
+    monkeypatch.setattr(fetch, "PAUSE", 0.0)
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 
 @dataclass
@@ -51,11 +53,16 @@ class Server:
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serving(host: str = "127.0.0.1", port: int = 0, certificate: Path | None = None) -> Iterator[Server]:
+    """*certificate*: with its key; then by https."""
     server = Server()
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
+    http = ThreadingHTTPServer((host, port), _handler(server))
     http.daemon_threads = True
-    server.address = f"http://127.0.0.1:{http.server_address[1]}"
+    if certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate)
+        http.socket = context.wrap_socket(http.socket, server_side=True)
+    server.address = f"http{'s' if certificate else ''}://{host}:{http.server_address[1]}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -95,6 +102,9 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             else:
                 self._send(served, self._start(served))
 
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def _start(self, served: Served) -> int:
             """Where the answer begins; 0 when the range is not honoured."""
             wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
@@ -123,7 +133,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             if not served.chunked and not served.endless:
                 self.send_header("Content-Length", str(length))
             self.end_headers()
-            self._body(served, data)
+            if self.command == "GET":
+                self._body(served, data)
 
         def _body(self, served: Served, data: bytes) -> None:
             write: Callable[[bytes], object] = self.wfile.write

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,8 +58,8 @@ def manifest_name(server: Server) -> str:
         ({"status": 404}, DownloadFailed, "404"),
         ({"says_length": 1 << 30}, ImageTooLarge, "limit"),
         ({"endless": True}, ImageTooLarge, "limit"),
-        ({"stall_after": 10}, DownloadStalled, "no byte"),
-        ({"cut_after": [10] * 3}, DownloadFailed, "closed|complete"),
+        ({"stall_after": 10}, DownloadStalled, "timed out"),
+        ({"cut_after": [10] * 4}, DownloadFailed, "closed|complete"),
         ({"redirect": "/images/index.json"}, DownloadFailed, "more than 5 redirects"),
         ({"redirect": "file:///etc/passwd"}, DownloadFailed, "does not follow"),
     ],
@@ -83,7 +79,7 @@ def test_an_index_that_comes_byte_by_byte_is_given_up(site: Site, server: Server
     site.trusting(source=site.serve(server), stall_timeout=0.5)
     server.files["/images/index.json"].drip = 0.05
     began = time.monotonic()
-    refused(site, DownloadStalled, "not whole in time")
+    refused(site, DownloadStalled, "timed out")
     assert time.monotonic() - began < 5
 
 
@@ -196,23 +192,6 @@ def test_more_than_the_node_takes_is_refused_before_it_comes(site: Site, server:
     assert not [path for path, *_ in server.requests if "/blobs/" in path]
 
 
-def test_a_full_disk_leaves_what_was_there(site: Site, server: Server) -> None:
-    site.put("base", os.urandom(1 << 20))
-    node = site.trusting(source=site.serve(server))
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, before[1]))
-    try:
-        with pytest.raises(NoSpace):
-            node.ensure("base")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert nothing_left(node)
-    node.ensure("base")
-
-
 def test_an_image_that_does_not_fit_is_refused_before_it_comes(
     site: Site, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,26 +231,6 @@ def test_what_was_kept_of_a_source_may_be_lost_or_broken(site: Site) -> None:
     state.write_bytes(b"{broken")
     sync.pull(node, "base")
     assert read_index(site.folder).version == Master(node, str(site.folder)).seen().version
-
-
-@pytest.mark.parametrize("interval", [0.0, 300.0], ids=["unchanged at its server", "not asked for again"])
-def test_an_index_kept_in_another_form_is_told_with_what_to_do(site: Site, server: Server, interval: float) -> None:
-    """As a former version kept it."""
-    site.put("base", b"1")
-    source = site.serve(server)
-    node = site.trusting(source=source, sync_interval=interval)
-    node.ensure("base")
-    (state,) = (node.folder / "sources").glob("*.json")
-    value = json.loads(state.read_bytes())
-    value["copy"]["data"] = base64.b64encode(value["copy"]["data"].encode("latin-1")).decode()
-    state.write_text(json.dumps(value))
-    with pytest.raises(NotAnIndex, match="kept of its index") as caught:
-        sync.pull(node, "base")
-    assert "`belljar image sync --forget`" in caught.value.hint
-    (row,) = sync.sync(node, ("base",), (source,))
-    assert "`belljar image sync --forget`" in row.why
-    Master(node, source).forget()
-    assert [row.what for row in sync.sync(node, ("base",), (source,))] == [sync.PRESENT]
 
 
 def test_what_was_kept_and_cannot_be_read_just_now_is_not_taken_for_nothing(site: Site) -> None:

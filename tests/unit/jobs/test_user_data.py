@@ -134,7 +134,7 @@ def test_an_address_is_fetched_and_told() -> None:
     with serving() as server:
         url = server.put("/t", b"from ##user_data_url## of ##user_data_root_image_url##")
         assert filled("--user-data", url) == f"from {url} of https://example.org/cernvm.iso".encode()
-        with pytest.raises(BadUserData, match="1048577"):
+        with pytest.raises(BadUserData, match="1048576"):
             filled("--user-data", server.put("/large", b"x" * ((1 << 20) + 1)))
         with pytest.raises(DownloadFailed, match="404"):
             filled("--user-data", server.put("/none", status=404))

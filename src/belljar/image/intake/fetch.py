@@ -1,79 +1,81 @@
-"""Download one file over http or https: streamed, resumed, limited in size and in time.
+"""Download a file over http or https by curl, in the sandbox: resumed, limited in size and in time.
 
-A download is `<key>.part` beside `<key>.json`, which has the server's name for this version of the file (ETag or date). It is
-resumed only for the same version (RFC 9110, If-Range). The caller holds the lock and checks the digest.
+Each redirect is a request of its own, so that its address is judged before anything is asked there. Proxies are those of this
+process's environment. A download is `<key>.part`, with `<key>.head`, the head of the answer that began it, and `<key>.more`, that of
+the last one that continued it: both are of one version of the file. The caller holds the lock and checks the digest.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
-from belljar.errors import DownloadFailed, DownloadStalled, ImageTooLarge
-from belljar.host.files import PRIVATE_FILE, no_space_as_error, read_json, write_all, write_whole
+from belljar.errors import (
+    BelljarError,
+    CommandMissing,
+    DownloadFailed,
+    DownloadStalled,
+    ImageCorrupt,
+    ImageTooLarge,
+    NoSpace,
+)
+from belljar.host.commands import which
+from belljar.host.files import PRIVATE_FILE
 from belljar.host.guard.egress import is_public
 from belljar.image import Settings
-from belljar.image.progress import Progress
-from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    import httpx
+from belljar.image.intake import sandbox
+from belljar.image.progress import Progress, Silent
+from belljar.records import dataclass, replace
 
 MOST_REDIRECTS = 5
-MOST_FAILURES = 3  # in a row without progress
-MOST_RESTARTS = 5  # each one throws away what came before
+MOST_FAILURES = 4  # in a row, none of which added to what was here
+PAUSE = 0.5  # seconds after the first of them; twice as long after the next one
 CONNECT_TIMEOUT = 30.0
+LONGEST = 86400.0  # seconds for one download; the next one goes on where it stopped
 SLOWEST = (
     1024  # bytes per second, over `image.stall_timeout`; a server that sends single bytes must not keep us for ever
 )
+LARGEST_HEAD = 64 << 10
+CURLS_OWN = (0, *range(3, 100))
+REFUSED, REDIRECTED, TOO_LARGE = 22, 47, 63  # these and those of ERRORS: https://curl.se/docs/manpage.html#EXIT
+BUSY = (408, 429, 500, 502, 503, 504)
+NO_HEAD = (403, 405, 501)  # servers that answer GET alone: S3 says 403 where an address is signed for GET
+SAFE = "!#$%&'()*+,-./:;=?@[]_~"  # in an address; all else is quoted
+JUDGED = "judged.invalid"  # what curl connects to in place of a host whose addresses were judged
 
 
-@dataclass
-class Part:
-    """What there is of a file so far."""
+class _Broken(BelljarError):
+    """The connection broke: try again."""
 
-    path: Path
-    validator: str = ""  # strong ETag, or Last-Modified
-    total: int | None = None
-    restarts: int = 0  # how often bytes were thrown away
 
-    @classmethod
-    def found(cls, path: Path, url: str) -> Part:
-        """What an earlier process left, or an empty part."""
-        with suppress(OSError, ValueError):
-            note = read_json(path.with_suffix(".json"))
-            if note.get("url") == url and isinstance(note.get("validator"), str) and path.is_file():
-                return cls(path, note["validator"], note["total"] if isinstance(note.get("total"), int) else None)
-        part = cls(path)
-        part.restart()
-        return part
+class _NotResumed(_Broken):
+    """The server has no rest of this version."""
 
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size
 
-    @property
-    def is_whole(self) -> bool:
-        return self.total is not None and self.size == self.total
+# 5 to 7: no name, no connection. Those behind 16 ended early.
+ERRORS: Mapping[int, type[BelljarError]] = {
+    23: NoSpace, 28: DownloadStalled, 33: _NotResumed,
+    **dict.fromkeys((5, 6, 7, 16, 18, 35, 52, 55, 56, 92), _Broken),
+}  # fmt: skip
 
-    def restart(self) -> None:
-        self.restarts += self.path.exists() and self.size > 0
-        with no_space_as_error(self.path):
-            self.path.write_bytes(b"")
-            self.path.chmod(PRIVATE_FILE)
 
-    def note(self, url: str) -> None:
-        note = {"url": url, "validator": self.validator, "total": self.total}
-        write_whole(self.path.with_suffix(".json"), json.dumps(note).encode(), mode=PRIVATE_FILE)
-
-    def forget(self) -> None:
-        for path in (self.path, self.path.with_suffix(".json")):
-            path.unlink(missing_ok=True)
+@dataclass(frozen=True)
+class _Order:
+    url: str
+    settings: Settings
+    deadline: float  # of the monotonic clock
+    is_pinned: bool = False
+    public_only: bool = False
+    options: tuple[str, ...] = ()  # lines of a configuration of curl
+    fine: tuple[int, ...] = (200,)  # statuses of an answer that is no failure
 
 
 def key(source: str) -> str:
@@ -83,314 +85,210 @@ def key(source: str) -> str:
     return sha256(source.encode()).hexdigest()[:32]
 
 
-def download(url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool) -> Path:
+def download(
+    url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool, public_only: bool = False
+) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
-    coming. *is_pinned*: its digest is known, so that a redirect from https to http is no danger. Raises DownloadFailed,
-    DownloadStalled (both keep what came; also for less than `SLOWEST`), ImageTooLarge."""
-    part = Part.found(folder / f"{key(url)}.part", url)
-    with _client(settings) as client:
-        failures, most = 0, part.size
-        while True:
-            try:
-                _continue(client, url, part, settings, progress, is_pinned)
-                break
-            except DownloadStalled:
-                raise
-            except _Broken as exc:
-                failures = failures + 1 if part.size <= most else 0
-                most = max(most, part.size)
-                if failures >= MOST_FAILURES:
-                    raise DownloadFailed(f"{shown(url)}: {exc}") from exc
-                if part.restarts >= MOST_RESTARTS:
-                    raise DownloadFailed(
-                        f"{shown(url)}: it cannot be continued, or changes while it is downloaded:"
-                        f" begun anew {part.restarts} times; at last {exc}",
-                        hint="Try again when the file stands still on its server, or download it by other means.",
-                    ) from exc
-    part.path.with_suffix(".json").unlink(missing_ok=True)
-    return part.path
+    coming. *is_pinned*: its digest is known, so that a redirect from https to http is no danger. *public_only*: from no address
+    of this host or of a private network, whatever a name leads to. Raises DownloadFailed, DownloadStalled (both keep what
+    came), ImageTooLarge, NoSpace, CommandMissing."""
+    files = [folder / f"{key(url)}.{ending}" for ending in ("part", "head", "more")]
+    for path in files:
+        path.touch(PRIVATE_FILE)
+    try:
+        _whole(_Order(url, settings, time.monotonic() + LONGEST, is_pinned, public_only), files, progress)
+    except ImageTooLarge:
+        for path in files:
+            path.unlink()
+        raise
+    for path in files[1:]:
+        path.unlink()
+    return files[0]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A small file, whole."""
-
-    data: bytes
-    etag: str
-
-
-def small_file(
-    url: str, largest: int, settings: Settings, *, etag: str = "", public_only: bool = False
-) -> Answer | None:
-    """A file that fits into memory; None: it is still the one with this *etag*. Within twice `image.stall_timeout`, however
-    slowly its bytes come. *public_only*: from no address of this host or of a private network, whatever a name leads to. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+def small_file(url: str, largest: int, settings: Settings, *, public_only: bool = False) -> bytes:
+    """A file that fits into memory, within `image.stall_timeout`, however slowly its bytes come. The rest is as for `download`."""
     deadline = time.monotonic() + settings.stall_timeout
-    headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
-    with _client(settings) as client:
-        for again in reversed(range(MOST_FAILURES)):
-            try:
-                with _answer(client, url, headers, settings, public_only=public_only) as response:
-                    if etag and response.status_code == 304:
-                        return None
-                    if response.status_code != 200:
-                        raise _refused(response, url)
-                    data = _whole(response, url, largest, deadline)
-                    return Answer(data, _plain(response.headers.get("etag", "")))
-            except _Broken as exc:
-                if not again or time.monotonic() > deadline:
-                    raise DownloadFailed(f"{shown(url)}: {exc}") from exc
-    raise AssertionError("the last try ends the loop")
+    with _in_memory(3) as files:
+        _whole(_Order(url, replace(settings, max_size=largest), deadline, public_only=public_only), files, Silent())
+        return files[0].read_bytes()
 
 
-def version(url: str, settings: Settings) -> str:
-    """What the server calls the version that it has now; "" where it does not say. Raises DownloadFailed, DownloadStalled."""
-    try:
-        with _client(settings) as client, _answer(client, url, {"Accept-Encoding": "identity"}, settings) as response:
-            if response.status_code != 200:
-                raise _refused(response, url)
-            return _version(response.headers)
-    except _Broken as exc:
-        raise DownloadFailed(f"{shown(url)}: {exc}") from exc
+def version(url: str, settings: Settings, *, public_only: bool = False) -> str:
+    """What the server calls the version that it has now; "" where it does not say. Raises what `small_file` does."""
+    deadline = time.monotonic() + settings.stall_timeout
+    order = _Order(url, settings, deadline, public_only=public_only, options=("head",), fine=(200, *NO_HEAD))
+    with _in_memory(2) as (out, head):
+        try:
+            _ask(order, out, head)
+        except _Broken as exc:
+            raise DownloadFailed(exc.message) from exc
+        return _version(_head(head))
 
 
-def _whole(response: httpx.Response, url: str, largest: int, deadline: float) -> bytes:
-    announced = _number(response.headers.get("content-length"))
-    pieces, size = [], announced or 0
-    if size <= largest:
-        size = 0
-        for chunk in response.iter_raw():
-            pieces.append(chunk)
-            size += len(chunk)
-            if size > largest:
-                break
-            if time.monotonic() > deadline:
-                raise DownloadStalled(f"{shown(url)}: not whole in time ({size} bytes so far)")
-    if size > largest:
-        raise ImageTooLarge(f"{shown(url)}: {size} bytes or more, the limit is {largest}", hint=_NO_INDEX)
-    if announced is not None and size != announced:
-        raise _Broken(f"{size} bytes came, {announced} were announced")
-    return b"".join(pieces)
-
-
-_NO_INDEX = "That is not an index of images: check `image.sources`."
-
-
-class _Broken(Exception):
-    """The connection broke: try again at once."""
-
-
-def _continue(
-    client: httpx.Client, url: str, part: Part, settings: Settings, progress: Progress, is_pinned: bool
-) -> None:
-    """One connection: ask for what is missing and write it to the part."""
-    headers = {"Accept-Encoding": "identity"}
-    if part.size and part.validator:
-        headers |= {"Range": f"bytes={part.size}-", "If-Range": part.validator}
-    progress.step(f"Downloading {shown(url)}" + (f" from byte {part.size}" if "Range" in headers else ""))
-    with _answer(client, url, headers, settings, part, is_pinned=is_pinned) as response:
-        if response.status_code == 416 and part.is_whole:
-            return
-        _begin(response, url, part, settings)
-        _receive(response, part, settings, progress)
-    if part.total is not None and part.size != part.total:
-        raise _Broken(f"{part.size} bytes came, {part.total} were announced")
-
-
-@contextmanager
-def _answer(
-    client: httpx.Client, url: str, headers: dict[str, str], settings: Settings, part: Part | None = None, *,
-    is_pinned: bool = False, public_only: bool = False,
-) -> Iterator[httpx.Response]:  # fmt: skip
-    """The answer of the server that has the file, or the rest of a *part*. What httpx raises, here and inside, is one of our
-    errors."""
-    import httpx
-
-    try:
-        with _followed(client, url, headers, is_pinned, settings.stall_timeout, public_only) as response:
-            yield response
-    except httpx.TimeoutException as exc:
-        so_far = f" ({part.size} bytes so far)" if part else ""
-        raise DownloadStalled(f"{shown(url)}: no byte for {settings.stall_timeout:g} s{so_far}") from exc
-    except httpx.TransportError as exc:
-        raise _Broken(str(exc) or type(exc).__name__) from exc
-    except (httpx.InvalidURL, UnicodeError) as exc:  # also of a host that cannot be a name
-        raise DownloadFailed(f"{shown(url)}: {exc}") from exc
-
-
-def _refused(response: httpx.Response, url: str) -> DownloadFailed:
-    return DownloadFailed(f"{shown(url)}: the server says {response.status_code} {response.reason_phrase}".rstrip())
-
-
-@contextmanager
-def _followed(
-    client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool, patience: float, public_only: bool = False
-) -> Iterator[httpx.Response]:
-    """The answer after at most five redirects; each head comes within twice *patience*. A server of the whole internet sends
-    nobody to what only this host or its site reaches: no question is put there."""
-    address, came_from = url, shown(url) if public_only else ""
-    for _ in range(MOST_REDIRECTS + 1):
-        with ExitStack() as stack:
-            too_late = f"{shown(url)}: the server has not answered in {2 * patience:g} s"
-            with _Hurry(2 * patience, too_late, came_from) as hurry:
-                request = client.build_request("GET", address, headers=headers, extensions={"trace": hurry.see})
-                response = client.send(request, stream=True)
-                stack.callback(response.close)
-            if not response.has_redirect_location:
-                yield response
+def _whole(order: _Order, files: Sequence[Path], progress: Progress) -> None:
+    """Get what is missing of a file, by one connection after the other. *files*: the part and its two heads."""
+    part, head, more = files
+    name, failures = shown(order.url), 0
+    while True:
+        version = _version(_head(head)) if _fit(_head(head), _head(more)) else ""
+        if not version:
+            for path in files:
+                path.write_bytes(b"")
+        if start := part.stat().st_size:
+            options = (_line("continue-at", start), _line("header", f"If-Range: {version}"))
+            order = replace(order, options=options, fine=(200, 206, 416))
+        else:
+            order = replace(order, options=(), fine=(200,))
+        progress.step(f"Downloading {name}" + (f" from byte {start}" if start else ""))
+        watch = lambda: progress.amount(part.stat().st_size, int(_head(head).get("total", 0)) or None)  # noqa: E731
+        try:
+            _ask(order, part, more if start else head, watch)
+            size, heads = part.stat().st_size, (_head(head), _head(more))
+            if _fit(*heads) and {one["total"] for one in heads if "total" in one} <= {str(size)}:
                 return
-            came_from = came_from or (shown(url) if hurry.saw_public else "")
-            target = response.url.join(response.headers["location"])
-        if target.scheme not in ("http", "https"):
-            raise DownloadFailed(f"{shown(url)}: redirected to {target.scheme}, which belljar does not follow")
-        if response.url.scheme == "https" and target.scheme == "http" and not is_pinned:
-            raise DownloadFailed(
-                f"{shown(url)}: redirected from https to http",
-                hint="Name an address that stays https; for an image its digest (--sha256) will do.",
-            )
-        address = str(target)
-    raise DownloadFailed(f"{shown(url)}: more than {MOST_REDIRECTS} redirects")
+            problem, is_useless = f"{name}: {size} bytes came, which are not the whole file", size == start
+        except _Broken as exc:
+            problem, is_useless = exc.message, isinstance(exc, _NotResumed)
+        if is_useless:
+            head.write_bytes(b"")
+        has_more = start and part.stat().st_size > start and _fit(_head(head), _head(more))
+        failures = 0 if has_more else failures + 1
+        if failures == MOST_FAILURES or time.monotonic() + PAUSE * failures >= order.deadline:
+            raise DownloadFailed(problem)
+        time.sleep(PAUSE * failures)
 
 
-class _Hurry:
-    """Ends a connection on which no whole head of an answer came in time, even where each byte of it came in time. *came_from*:
-    the address that leads here, where it may lead to public ones only."""
-
-    def __init__(self, seconds: float, complaint: str, came_from: str = "") -> None:
-        import threading
-
-        self._complaint, self._is_over = complaint, False
-        self._came_from, self.saw_public = came_from, False
-        self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-
-    def see(self, event: str, facts: dict[str, Any]) -> None:
-        """httpcore tells what it does: https://www.encode.io/httpcore/extensions/#trace"""
-        if event == "connection.connect_tcp.complete":
-            connection = facts["return_value"].get_extra_info("socket")
-            self._sockets.append(connection)
-            peer = connection.getpeername()[0]
-            self.saw_public = is_public(peer)
-            if self._came_from and not self.saw_public:
-                connection.close()
-                raise DownloadFailed(
-                    f"{self._came_from}: leads to {peer}, which is an address of this host or of a private network",
-                    hint="Name the address itself where that is meant.",
-                )
-
-    def __enter__(self) -> _Hurry:
-        self._timer.start()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._timer.cancel()
-        if self._is_over and isinstance(error, Exception):
-            raise DownloadStalled(self._complaint) from error
-
-    def _end(self) -> None:
-        self._is_over = True
-        for connection in self._sockets:
-            with suppress(OSError):
-                # Not that of SSLSocket, which takes itself apart while another thread reads.
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+def _ask(order: _Order, out: Path, head: Path, watch: Callable[[], object] | None = None) -> None:
+    """One request, and up to five redirects. A server of the whole internet sends nobody to what only this host or its site reaches:
+    no question is put there."""
+    url, must_be_public, name = quote(order.url, safe=SAFE), order.public_only, shown(order.url)
+    was_safe = False
+    for _ in range(MOST_REDIRECTS + 1):
+        scheme = url.partition(":")[0].lower()
+        if scheme not in ("http", "https"):
+            raise DownloadFailed(f"{name}: leads to {scheme}, which belljar does not follow")
+        if was_safe and scheme == "http" and not order.is_pinned:
+            hint = "Name an address that stays https; for an image its digest (--sha256) will do."
+            raise DownloadFailed(f"{name}: redirected from https to http", hint=hint)
+        end = _run(order, [_line("url", url), *_route(name, url, must_be_public)], out, head, watch)
+        if end["exitcode"] != REDIRECTED:
+            return _check(order, end, out.stat().st_size)
+        must_be_public, was_safe = must_be_public or is_public(end["remote_ip"]), scheme == "https"
+        url = quote(end["redirect_url"], safe=SAFE)
+    raise DownloadFailed(f"{name}: more than {MOST_REDIRECTS} redirects")
 
 
-def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -> None:
-    """Read the head of the answer: does it continue the part, or begin another file?"""
-    status, headers = response.status_code, response.headers
-    if status == 416:
-        part.restart()
-        raise _Broken("the server has less of the file than we do")
-    if status not in (200, 206):
-        raise _refused(response, url)
-    version = _version(headers)
-    if status == 206:
-        start, total = _content_range(headers.get("content-range", ""))
-        if start != part.size:
-            part.restart()
-            raise _Broken(f"the server sent bytes from {start} on")
-        if part.size and not _is_same(part, version, total):
-            part.restart()  # many a server does not look at If-Range
-            raise _Broken("the file changed on the server")
-    else:
-        total = _number(headers.get("content-length"))
-        part.restart()
-        part.validator = ""
-    if (total or 0) > settings.max_size:
-        part.forget()
-        raise ImageTooLarge(f"{shown(url)}: {total} bytes, the limit is {settings.max_size}")
-    part.validator = version or part.validator  # an answer with a part may leave it out
-    part.total = total
-    part.note(url)
+def _route(name: str, url: str, must_be_public: bool) -> list[str]:
+    """How curl gets there: by the environment's proxy, or to addresses that are looked up once, here, and judged."""
+    from urllib.request import getproxies, proxy_bypass
+
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        proxy = getproxies().get(parts.scheme) or getproxies().get("all")
+        if proxy and not proxy_bypass(f"{host}:{port}"):
+            if must_be_public:
+                what = "only public hosts are allowed, and a proxy looks names up for itself"
+                raise DownloadFailed(f"{name}: {what}", hint="Name its host in `no_proxy`.")
+            return [_line("proxy", proxy)]
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise _Broken(f"{name}: {host}: {exc.strerror}") from exc
+    except ValueError as exc:  # UnicodeError too, of what cannot be a host's name
+        raise DownloadFailed(f"{name}: {exc}") from exc
+    addresses = dict.fromkeys(str(place[4][0]) for place in places)
+    if must_be_public and (inside := [address for address in addresses if not is_public(address)]):
+        what = f"leads to {inside[0]}, which is an address of this host or of a private network"
+        raise DownloadFailed(f"{name}: {what}", hint="Name the address itself where that is meant.")
+    peers = ",".join(f"[{address}]" if ":" in address else address for address in addresses)
+    return [_line("connect-to", f"::{JUDGED}:{port}"), _line("resolve", f"{JUDGED}:{port}:{peers}")]
 
 
-def _version(headers: httpx.Headers) -> str:
-    """What the server calls this version of the file: a strong ETag, or its date; "" where it says neither."""
-    etag = _plain(headers.get("etag", ""))
-    return etag if etag.startswith('"') else _plain(headers.get("last-modified", ""))
-
-
-def _plain(value: str) -> str:
-    """A header's value that can be sent back; "" for what cannot."""
-    return value if value.isascii() and value.isprintable() else ""
-
-
-def _is_same(part: Part, version: str, total: int | None) -> bool:
-    """Can what the server sends now be the rest of what we have?"""
-    is_comparable = version and part.validator.startswith('"') == version.startswith('"')
-    same_size = None in (total, part.total) or total == part.total
-    return same_size and (not is_comparable or version == part.validator)
-
-
-def _receive(response: httpx.Response, part: Part, settings: Settings, progress: Progress) -> None:
-    # Every chunk is written at once: what is not written when the connection breaks has to be sent again.
-    size = seen = part.size
-    since = time.monotonic()
-    with no_space_as_error(part.path), open(part.path, "ab", buffering=0) as file:
-        for chunk in response.iter_raw():
-            size += len(chunk)
-            if (passed := time.monotonic() - since) > settings.stall_timeout:
-                if size - seen < SLOWEST * passed:
-                    write_all(file.fileno(), chunk)
-                    raise DownloadStalled(
-                        f"{shown(str(response.url))}: {size - seen} bytes in {passed:.0f} s ({size} bytes so far)"
-                    )
-                since, seen = time.monotonic(), size
-            if size > settings.max_size:
-                part.forget()
-                raise ImageTooLarge(f"{shown(str(response.url))}: more than {settings.max_size} bytes")
-            write_all(file.fileno(), chunk)
-            progress.amount(size, part.total)
-
-
-def _content_range(text: str) -> tuple[int, int | None]:
-    """(first byte, size of the whole) of `bytes 100-199/200`; (-1, None) when it says something else."""
-    unit, _, rest = text.partition(" ")
-    span, _, whole = rest.partition("/")
-    first = _number(span.partition("-")[0])
-    return (-1, None) if unit != "bytes" or first is None else (first, _number(whole))
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None
-
-
-def _client(settings: Settings) -> httpx.Client:
+def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> dict[str, Any]:
+    """One request by curl, and how it says that it ended: https://curl.se/docs/manpage.html#-w"""
     import ssl
 
-    import httpx
+    if which("curl") is None:
+        raise CommandMissing("curl: no such program on this host", hint="Install the package curl.")
+    settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
+    values = {
+        "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": "%{json}",
+        "connect-timeout": min(CONNECT_TIMEOUT, settings.stall_timeout), "speed-limit": SLOWEST,
+        "speed-time": max(round(settings.stall_timeout), 1),
+    }  # fmt: skip
+    trusted = ssl.get_default_verify_paths()
+    if trusted.cafile not in (None, trusted.openssl_cafile):  # SSL_CERT_FILE names another one
+        values["cacert"] = trusted.cafile
+    said = ["silent", "no-buffer", "fail", "globoff", "location", "suppress-connect-headers", *order.options, *lines]
+    said += [_line(option, value) for option, value in values.items()]
+    argv = ["curl", "-q", "--config", "-", "--output", "{0}", "--dump-header", "{1}"]
+    largest = max(settings.max_size, LARGEST_HEAD)
+    try:
+        with _in_memory(1) as (config,):  # on a command line others see what it says
+            config.write_text("\n".join(said))
+            printed = sandbox.run(
+                argv, [], int(left) + 60, largest, writable=[out, head], stdin=config, fine=CURLS_OWN, watch=watch
+            )
+        end: dict[str, Any] = json.loads(printed)
+        return end
+    except ImageTooLarge as exc:
+        raise ImageTooLarge(f"{shown(order.url)}: more than the limit of {settings.max_size} bytes") from exc
+    except ImageCorrupt as exc:  # it was killed, or is too old for an option
+        raise DownloadFailed(f"{shown(order.url)}: {exc.message}") from exc
 
-    timeout = httpx.Timeout(settings.stall_timeout, connect=min(CONNECT_TIMEOUT, settings.stall_timeout))
-    # A connection for each answer: of one that is used again, `_Hurry` would not know.
-    limits = httpx.Limits(max_keepalive_connections=0)
-    trust = ssl.create_default_context()  # this host's certificates, not those that come with httpx
-    return httpx.Client(verify=trust, timeout=timeout, limits=limits, follow_redirects=False)
+
+def _check(order: _Order, end: Mapping[str, Any], size: int) -> None:
+    """Raises what became of a request that did not succeed."""
+    code, status, name = end["exitcode"], end["http_code"], shown(order.url)
+    if status < 300 and (code == TOO_LARGE or size > order.settings.max_size):
+        raise ImageTooLarge(f"{name}: more than the limit of {order.settings.max_size} bytes")
+    if status not in order.fine or (code and code != REFUSED):
+        error = _Broken if status in BUSY else ERRORS.get(code, DownloadFailed)
+        what = f"the server says {status}" if status >= 300 or not code else end["errormsg"]
+        what += f" ({size} bytes so far)" if size else ""
+        raise error(f"{name}: {what}".replace(JUDGED, urlsplit(order.url).hostname or ""))
+
+
+@contextmanager
+def _in_memory(count: int) -> Iterator[list[Path]]:
+    """So many empty files that nobody else finds, and that are gone with us."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(os.fdopen(os.memfd_create("fetch"))) for _ in range(count)]
+        yield [Path(f"/proc/self/fd/{file.fileno()}") for file in files]
+
+
+def _line(option: str, value: object) -> str:
+    """A line of a configuration of curl."""
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'{option} = "{text}"'
+
+
+def _head(path: Path) -> dict[str, str]:
+    """What an answer that has the file, or a part of it, says of it: status, etag, last-modified, and the total size."""
+    text = re.split(r"(?m)^HTTP/", path.read_bytes().decode("latin-1"))[-1]
+    if not (status := re.match(r"\S+ (200|206|416)\b", text)):
+        return {}
+    lines = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+    total = lines.get("content-range", "").rpartition("/")[2] or lines.get("content-length", "")
+    head = {name: lines[name] for name in ("etag", "last-modified") if name in lines} | {"status": status[1]}
+    return head | {"total": total} if re.fullmatch("[0-9]{1,19}", total) else head
+
+
+def _version(head: Mapping[str, str]) -> str:
+    """What the server calls this version of the file: a strong ETag, or its date; "" for what is neither or cannot be sent back."""
+    names = (head.get("etag", ""), head.get("last-modified", ""))
+    return next((name for name in names if name[:2] not in ("", "W/") and name.isascii() and name.isprintable()), "")
+
+
+def _fit(head: Mapping[str, str], more: Mapping[str, str]) -> bool:
+    """Is the second answer the rest of the file that the first one began, as far as they say?"""
+    both = head.keys() & more.keys() & {"etag", "last-modified", "total"}
+    return more.get("status") != "200" and all(head[name] == more[name] for name in both)
 
 
 def shown(url: str) -> str:
     """The address without its password."""
-    from urllib.parse import urlsplit, urlunsplit
-
     try:
         parts = urlsplit(url)
     except ValueError as exc:

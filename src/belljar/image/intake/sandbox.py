@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
+WATCH = 0.25  # seconds
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 
 
@@ -35,10 +37,11 @@ def run(
     stdin: Path | None = None,
     stdout: Path | None = None,
     fine: Sequence[int] = (0,),
+    watch: Callable[[], object] | None = None,
 ) -> bytes:
     """Run *argv* to its end, for at most so many *seconds*, and return what it printed. No file that it writes, its standard
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
-    *stdin* and *stdout* may be files too. Raises ImageCorrupt, with the last line of its errors, when its exit code is not *fine*
+    *stdin* and *stdout* may be files too. *watch* is called now and then meanwhile, to show how far it is. Raises ImageCorrupt, with the last line of its errors, when its exit code is not *fine*
     or its time is up; ImageTooLarge, NoSpace."""
     import subprocess
     import tempfile
@@ -56,7 +59,7 @@ def run(
             stderr=err, pass_fds=[*read, *written],
             env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
         )  # fmt: skip
-        _await(process, argv[0], seconds)
+        _await(process, argv[0], seconds, watch)
         err.seek(0)
         complaint = err.read(LARGEST_COMPLAINT)
         if process.returncode not in fine:
@@ -100,16 +103,19 @@ def _lent(stack: ExitStack, path: Path, flags: int) -> int:
     return descriptor
 
 
-def _await(process: subprocess.Popen[bytes], name: str, seconds: int) -> None:
+def _await(process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None) -> None:
     """Wait for its end on a pidfd; `wait(timeout)` would look again and again."""
     import select
 
-    descriptor = os.pidfd_open(process.pid)
+    descriptor, deadline = os.pidfd_open(process.pid), time.monotonic() + seconds
     try:
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
-        if not poller.poll(seconds * 1000):
-            raise ImageCorrupt(f"{name}: not finished after {seconds} s, killed")
+        while not poller.poll(1000 * min(left := max(deadline - time.monotonic(), 0), WATCH if watch else left)):
+            if watch:
+                watch()
+            if time.monotonic() >= deadline:
+                raise ImageCorrupt(f"{name}: not finished after {seconds} s, killed")
     finally:
         os.close(descriptor)
         process.kill()

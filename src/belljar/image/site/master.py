@@ -89,7 +89,6 @@ class Copy:
 
     data: bytes
     signatures: bytes
-    etag: str = ""
 
 
 @dataclass
@@ -252,15 +251,11 @@ class Master:
             place = self.place.folder / index.SIGNATURES / f"{sha256(data).hexdigest()}.json"
             return Copy(data, _read(place, index.LARGEST_SIGNATURES))
         progress.step(f"Asking {self.place.shown}")
-        address, etag = self.place.of(index.INDEX), before.etag if before else ""
-        answer = fetch.small_file(address, index.LARGEST_INDEX, self.settings, etag=etag)
-        if answer is None:
-            assert before is not None
+        data = fetch.small_file(self.place.of(index.INDEX), index.LARGEST_INDEX, self.settings)
+        if before is not None and before.data == data:
             return before
-        address = self.place.of(index.SIGNATURES, f"{sha256(answer.data).hexdigest()}.json")
-        signatures = fetch.small_file(address, index.LARGEST_SIGNATURES, self.settings)
-        assert signatures is not None
-        return Copy(answer.data, signatures.data, answer.etag)
+        address = self.place.of(index.SIGNATURES, f"{sha256(data).hexdigest()}.json")
+        return Copy(data, fetch.small_file(address, index.LARGEST_SIGNATURES, self.settings))
 
 
 def tell(text: str) -> None:
@@ -279,7 +274,7 @@ def _read(path: Path, largest: int) -> bytes:
 
 
 def _copy(value: dict[str, Any]) -> Copy:
-    return Copy(value["data"].encode("latin-1"), value["signatures"].encode("latin-1"), str(value["etag"]))
+    return Copy(value["data"].encode("latin-1"), value["signatures"].encode("latin-1"))
 
 
 def _moment(now: float | None) -> datetime:

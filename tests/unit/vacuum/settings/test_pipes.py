@@ -298,7 +298,7 @@ def test_over_http_with_a_size_cap_and_redirects(tmp_path: Path) -> None:
         assert refresh(pipe, tmp_path, NOW).document == document(ENTRY)
         server.put("/moved", b"x" * (LARGEST + 1))
         copy = refresh(pipe, tmp_path, NOW + 3600)
-        assert copy.document == document(ENTRY) and "1048577 bytes" in copy.problem
+        assert copy.document == document(ENTRY) and "1048576 bytes" in copy.problem
         server.put("/moved", status=500)
         assert "500" in refresh(pipe, tmp_path, NOW + 3600 + RETRY).problem
         with pytest.raises(DownloadFailed):
