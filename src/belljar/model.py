@@ -195,6 +195,7 @@ class MachineSpec:
     network_name: str = ""  # of the bridge or the isolated group
     scratch: int | None = None  # bytes of an empty disk at /scratch, where $TMPDIR then is
     cache: int | None = None  # bytes of a disk a later machine of this user may find again; of a guest without agent
+    public_image: bool = False  # a stranger named the image's address: it is fetched from public hosts only
 
     @property
     def network_class(self) -> str:

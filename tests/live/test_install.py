@@ -18,7 +18,7 @@ while [ "$1" != --target ]; do shift; done
 mkdir -p "$2" && cp -r src/belljar "$2/" && cp -r {libraries} "$2/"
 """
 CHANGED, EMPTY = ("etc", "usr/local"), ("/var/lib", "/var/log", "/var/tmp", "/run")
-NEEDED = ("h11", "httpx", "httpcore", "anyio", "certifi", "idna", "sniffio", "typing_extensions.py")
+NEEDED = ("h11",)
 
 
 class Host:

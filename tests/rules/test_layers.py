@@ -28,7 +28,6 @@ HANDS_ON_THE_ENVIRONMENT = {
     "belljar.image.build.debian": "to the program that builds, with the proxies that all downloads of this host go through",
 }
 FOREIGN = {
-    "httpx": "image",
     "rich": "image",
     "pycdlib": "context",
     "libvirt": "hypervisor",

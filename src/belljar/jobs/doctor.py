@@ -29,6 +29,7 @@ PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is 
     (QEMU, "qemu-system-x86", "qemu-kvm", "runs the machines", True),
     ("qemu-img", "qemu-utils", "qemu-img", "makes and checks disks", True),
     ("setpriv", "util-linux", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
+    ("curl", "curl", "curl", "fetches images, user data and vacuum pipes from http(s) addresses", False),
     ("mmdebstrap", "mmdebstrap", "", "builds Debian images", False),
     ("mkfs.ext4", "e2fsprogs", "e2fsprogs", "builds images", False),
     ("mke2fs", "e2fsprogs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),

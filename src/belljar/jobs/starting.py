@@ -59,8 +59,9 @@ def check_folder(house: House) -> None:
                 raise HostError(exc.message, hint="`belljar doctor --only node` says what is wrong with it.") from exc
 
 
-def ensure_image(house: House, reference: str) -> None:
-    """The image of this name, digest, address or path is here. Raises what keeps it from being."""
+def ensure_image(house: House, reference: str, *, public_only: bool = False) -> None:
+    """The image of this name, digest, address or path is here. *public_only*: an address is asked only where it leads to public
+    hosts. Raises what keeps it from being."""
     from belljar.image import is_source
 
     if not is_source(reference):
@@ -69,7 +70,7 @@ def ensure_image(house: House, reference: str) -> None:
     from belljar.image.intake import named
     from belljar.jobs.disks import survey
 
-    known = named.ensure(house.images, reference, lambda *told: survey(house, *told))
+    known = named.ensure(house.images, reference, lambda *disk: survey(house, *disk), public_only=public_only)
     if known.problem:
         complain(f"{known.problem}; the image that was imported before is used", "")
 

@@ -120,7 +120,7 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
 
         widen_limits()
         finish_the_dead(house)
-        ensure_image(house, request.machine.image)
+        ensure_image(house, request.machine.image, public_only=request.machine.public_image)
         house.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
         if _is_forgotten():
             raise HostError("who asked for the machine is gone", hint="It was not begun: nobody would know of it.")

@@ -39,45 +39,54 @@ class Known:
     problem: str = ""  # why it could not be asked, or not imported
 
 
-def ensure(store: Store, source: str, surveyor: intake.Surveyor | None = None, now: float | None = None) -> Known:
+def ensure(
+    store: Store,
+    source: str,
+    surveyor: intake.Surveyor | None = None,
+    now: float | None = None,
+    *,
+    public_only: bool = False,
+) -> Known:
     """Make sure that the image of this source is here, by its name (`name_of`). A source is asked no more often than
-    `image.sync_interval` says. Raises what keeps an image from being imported that is not here."""
+    `image.sync_interval` says. *public_only*: from no address of this host or of a private network, whatever a name leads to.
+    Raises what keeps an image from being imported that is not here."""
     moment = time.time() if now is None else now
+    order = sources.Order(source, name_of(source), is_disc=None, public_only=public_only)
     place = store.work_folder(FOLDER) / f"{fetch.key(source)}.json"
     known = _known(place)
     if not _is_here(store, source):
         with shown() as progress, intake.alone(store, place.stem, f"import {fetch.shown(source)}", progress, FOLDER):
             if not _is_here(store, source):
-                return _import(store, source, _version(store, source), place, moment, surveyor)
+                return _import(store, order, _version(store, order), place, moment, surveyor)
         return _known(place)
     if known.asked <= moment < known.asked + store.settings.sync_interval:
         return known
     if (lock := try_lock(place.with_suffix(".lock"))) is None:
         return known
     try:
-        return _renewed(store, source, known, place, moment, surveyor)
+        return _renewed(store, order, known, place, moment, surveyor)
     finally:
         lock.release()
 
 
 def _renewed(
-    store: Store, source: str, known: Known, place: Path, now: float, surveyor: intake.Surveyor | None
+    store: Store, order: sources.Order, known: Known, place: Path, now: float, surveyor: intake.Surveyor | None
 ) -> Known:
     """Import it again where the source has another version. What goes wrong is noted, and the image that is here stays."""
     try:
-        version = _version(store, source)
+        version = _version(store, order)
         if version and version != known.version:
-            return _import(store, source, version, place, now, surveyor)
-        return _note(place, source, Known(version or known.version, now))
+            return _import(store, order, version, place, now, surveyor)
+        return _note(place, order.source, Known(version or known.version, now))
     except BelljarError as exc:
-        return _note(place, source, Known(known.version, now, exc.message))
+        return _note(place, order.source, Known(known.version, now, exc.message))
 
 
 def _import(
-    store: Store, source: str, version: str, place: Path, now: float, surveyor: intake.Surveyor | None
+    store: Store, order: sources.Order, version: str, place: Path, now: float, surveyor: intake.Surveyor | None
 ) -> Known:
-    sources.bring(store, sources.Order(source, name_of(source), is_disc=None), surveyor)
-    return _note(place, source, Known(version, now))
+    sources.bring(store, order, surveyor)
+    return _note(place, order.source, Known(version, now))
 
 
 def _is_here(store: Store, source: str) -> bool:
@@ -87,15 +96,15 @@ def _is_here(store: Store, source: str) -> bool:
     return False
 
 
-def _version(store: Store, source: str) -> str:
+def _version(store: Store, order: sources.Order) -> str:
     """What the source calls the version that it has now. Raises DownloadFailed, DownloadStalled, InputMissing."""
-    if "://" in source:
-        return fetch.version(source, store.settings)
+    if "://" in order.source:
+        return fetch.version(order.source, store.settings, public_only=order.public_only)
     try:
-        facts = Path(source).stat()
+        file = Path(order.source).stat()
     except OSError as exc:
-        raise InputMissing(f"{source}: {exc.strerror}", hint="Correct the path.") from exc
-    return f"{facts.st_size} {facts.st_mtime_ns}"
+        raise InputMissing(f"{order.source}: {exc.strerror}", hint="Correct the path.") from exc
+    return f"{file.st_size} {file.st_mtime_ns}"
 
 
 def _known(place: Path) -> Known:

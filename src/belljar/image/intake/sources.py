@@ -65,6 +65,7 @@ class Order(intake.Origin):
     sha256: str = ""  # of the file as it arrives, packed or not
     context: Context = Context.AUTO
     signer: str = ""  # who must have signed it, by a signature within the file: x509:FOLDER:DN
+    public_only: bool = False  # from no address of this host or of a private network
 
 
 def bring(
@@ -217,8 +218,9 @@ def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Pat
         blob.chmod(0o600)
         return blob
     part = fetch.download(
-        order.source, store.work_folder("downloads"), store.settings, progress, is_pinned=bool(order.sha256)
-    )
+        order.source, store.work_folder("downloads"), store.settings, progress,
+        is_pinned=bool(order.sha256), public_only=order.public_only,
+    )  # fmt: skip
     part.rename(blob)
     return blob
 

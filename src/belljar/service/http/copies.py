@@ -7,7 +7,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from urllib.parse import urlsplit
 
 from belljar.errors import BelljarError
 from belljar.host.files import read_json, write_whole
-from belljar.host.guard.egress import is_public
 from belljar.records import dataclass, replace
 
 LARGEST = 8 << 20  # bytes of a copy
@@ -75,7 +73,8 @@ def kept(url: str, place: Path, check: Callable[[Any], object]) -> Copy:
 
 
 def may_name(url: str, source: str) -> bool:
-    """May a document from *source* name this address? Not where it could have us look into what only this host reaches."""
+    """May a document from *source* name this address? Not one that is by its looks of this host or its site; where a name leads is
+    judged when it is fetched."""
     with suppress(ValueError):
         host = urlsplit(url).hostname or ""
         if host == urlsplit(source).hostname:
@@ -84,11 +83,3 @@ def may_name(url: str, source: str) -> bool:
             return ipaddress.ip_address(host).is_global
         return bool(NAMED_HOST.fullmatch(host)) and not host.rstrip(".").endswith((".localhost", ".local", ".internal"))
     return False
-
-
-def leads_inside(url: str, look_up: Callable[..., Any] = socket.getaddrinfo) -> bool:
-    """Is the host of this address in truth this host, or in a private network? Blocks."""
-    host, places = urlsplit(url).hostname, list[Any]()
-    with suppress(OSError, UnicodeError):  # it will not be fetched either
-        places = look_up(host, None, type=socket.SOCK_STREAM)
-    return not all(is_public(str(place[4][0])) for place in places)

@@ -12,6 +12,7 @@ from belljar.model import Account, Context, NetworkMode, OwnWork, Payload, Probe
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Space
 from belljar.vacuum.decisions.packing import Machine
+from belljar.vacuum.settings.pipes import strange_addresses
 
 REQUESTER = "vacuum"
 GRACE = 30.0  # seconds a guest has to end by itself, as Vac gives
@@ -101,7 +102,8 @@ def request_for(space: Space, kind: MachineType, order: Living, user_data: bytes
         network=NetworkMode(mode), network_name=name, context=kind.context, name=kind.name, requester=f"{REQUESTER}:{order.id}",
         timeout=max(order.ends - now, 1.0), grace=GRACE, labels=labels_of(space, kind, order),
     )  # fmt: skip
-    return replace(request, id=order.id)
+    is_strange = kind.image in strange_addresses(kind, space)
+    return replace(request, id=order.id, machine=replace(request.machine, public_image=is_strange))
 
 
 ENVIRONMENT = ((b"HOME", b"/root"), (b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))

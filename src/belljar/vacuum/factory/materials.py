@@ -19,7 +19,7 @@ from belljar.model import NetworkMode
 from belljar.records import dataclass, field
 from belljar.service.credentials.proxies import limited_proxy, load_source, load_token
 from belljar.vacuum import MachineType, Space
-from belljar.vacuum.settings.pipes import check_names, fetch, fetch_public
+from belljar.vacuum.settings.pipes import fetch, fetch_public, strange_addresses
 
 LARGEST = 1 << 20  # of a template, and of a file
 PROXY, TOKEN = "x509_proxy", "token"  # `##user_data_option_x509_proxy##`
@@ -37,7 +37,7 @@ class Material:
 
 def make_user_data(space: Space, one: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
     """The user data of the machine that gets this id, and lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
-    if one.user_data in check_names(one, space):
+    if one.user_data in strange_addresses(one, space):
         fetch = fetch_public
     is_served = one.network == NetworkMode.USER.value
     return user_data(

@@ -7,7 +7,6 @@ this host or of private networks, unless the site said that it comes from there 
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from belljar.errors import BadUserData
 from belljar.host.toml import Mistake
 from belljar.host.values import amount, is_url, number
 from belljar.reading import strict_json
 from belljar.records import replace
 from belljar.service.http import copies
-from belljar.service.http.copies import Copy, leads_inside, may_name
+from belljar.service.http.copies import Copy, may_name
 from belljar.service.tables import Value, converted
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.settings import keys, machinetype, overlaid, wrong_type
@@ -156,17 +154,12 @@ def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]
     return None if mistakes else given
 
 
-def check_names(one: MachineType, space: Space, look_up: Callable[..., Any] = socket.getaddrinfo) -> list[str]:
-    """The addresses of this type that may lead to public hosts only: a document gave them. Blocks. Raises BadUserData for one that
-    leads elsewhere now."""
-    strange = list[str]()
-    for pipe in (pipe for pipe in space.pipes if pipe.name == one.pipe):
-        ours = [text for given in (pipe.given, dict(pipe.own).get(one.name, ())) for _, text in given]
-        for url in (url for url in (one.image, one.user_data) if is_url(url) and url not in ours):
-            if urlsplit(url).hostname == urlsplit(pipe.url).hostname and not is_public(pipe):
-                continue
-            strange.append(url)
-            if leads_inside(url, look_up):
-                what = f"machinetype {one.name}: {url}: its host is in a private network, or this one"
-                raise BadUserData(what, hint=f"Where that is meant, say so in [machinetype.{one.name}].")
-    return strange
+def strange_addresses(kind: MachineType, space: Space) -> set[str]:
+    """The addresses of this type that a document gave, not the site: what is there is fetched from public hosts only."""
+    addresses = set[str]()
+    for pipe in (pipe for pipe in space.pipes if pipe.name == kind.pipe):
+        ours = [value for given in (pipe.given, dict(pipe.own).get(kind.name, ())) for _, value in given]
+        for url in (url for url in (kind.image, kind.user_data) if is_url(url) and url not in ours):
+            if is_public(pipe) or urlsplit(url).hostname != urlsplit(pipe.url).hostname:
+                addresses.add(url)
+    return addresses
