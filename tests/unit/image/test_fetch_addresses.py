@@ -14,6 +14,7 @@ import pytest
 from tests.unit.image.http_server import Server, serving
 
 from belljar.errors import DownloadFailed
+from belljar.host.guard import egress
 from belljar.image import Settings
 from belljar.image.intake import fetch
 from belljar.image.progress import Silent
@@ -176,6 +177,9 @@ def test_the_environment_s_proxy_is_asked(
         ("8.8.8.8", True),
         ("2606:4700::1111", True),
         ("127.0.0.1", False),
+        ("168.63.129.16", False),
+        ("224.0.0.1", False),
+        ("::ffff:127.0.0.1", False),
         ("169.254.169.254", False),
         ("10.0.2.2", False),
         ("192.168.1.1", False),
@@ -187,6 +191,13 @@ def test_the_environment_s_proxy_is_asked(
 )
 def test_public_addresses(address: str, public: bool) -> None:
     assert fetch.is_public(address) is public
+
+
+def test_an_address_of_this_host_is_not_public_wherever_it_is_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What listens there may be closed to all others."""
+    assert egress.is_own("127.0.0.1") and not egress.is_own("8.8.8.8")
+    monkeypatch.setattr(egress, "is_own", lambda address: address == "8.8.8.8")
+    assert egress.is_public("1.1.1.1") and not egress.is_public("8.8.8.8")
 
 
 def test_a_redirect_from_https_to_http_needs_a_digest(

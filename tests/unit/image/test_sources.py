@@ -163,8 +163,8 @@ def test_a_qcow2_with_a_backing_file_never_reads_it(store: Store, raw: Path, tmp
 def test_a_damaged_qcow2_is_refused(store: Store, raw: Path, tmp_path: Path) -> None:
     disk = as_qcow2(raw, tmp_path / "disk")
     with open(disk, "r+b") as file:
-        header = qcow2.parse(file.read(qcow2.HEADER_LENGTH), disk)
-        file.seek(header.l1[1])
+        file.seek(40)
+        file.seek(int.from_bytes(file.read(8), "big"))  # its L1 table
         file.write(b"\x80" + b"\x00" * 3 + b"\x7f\xff\x02\x00")
     with pytest.raises(ImageCorrupt, match="qemu-img"):
         bring(store, disk)

@@ -124,7 +124,7 @@ BLOCKED = tuple((Rule(as_number(network), mask_of(prefix)), what) for network, p
 
 def is_own(address: str) -> bool:
     """Is this an address of this host, or a broadcast address? Asked of the kernel; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
             return bool(probe.getsockname()[0] == address)
@@ -133,10 +133,12 @@ def is_own(address: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Is it one of the whole internet: not of this host, not link-local, not of a private network?"""
+    """Is it one of the whole internet: not of this host, not link-local, not of a private network, nor the cloud's?"""
     import ipaddress
 
     try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_global
+        numeric = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
+    is_blocked = numeric.version == 4 and any(int(numeric) & rule.mask == rule.network for rule, _ in BLOCKED)
+    return numeric.is_global and not is_blocked and not numeric.is_multicast and not is_own(str(numeric))

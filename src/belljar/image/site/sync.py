@@ -247,7 +247,7 @@ def _fetched(store: Store, master: Master, entry: Entry, progress: Progress) -> 
             blob = _blob(store, master, part, downloads, progress)
             _unpack(blob, folder / name, part, progress)
         progress.step("Checking the disk")  # whoever signed it may have been wrong
-        size = check_qcow2(folder / manifest.DISK, store.settings.max_size, CHECKING_TIMEOUT).size
+        size = check_qcow2(folder / manifest.DISK, store.settings.max_size, CHECKING_TIMEOUT)
         if size != statement.virtual_size:
             stated = f"a disk of {size} bytes, stated were {statement.virtual_size}"
             raise ImageCorrupt(stated, hint="Publish the image again.")
