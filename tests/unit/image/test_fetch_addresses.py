@@ -51,6 +51,16 @@ def test_a_relative_redirect_is_followed(server: Server, folder: Path, settings:
     assert get(server.put("/a/disk", redirect="real"), folder, settings) == DATA
 
 
+@pytest.mark.parametrize(
+    ("target", "path"), [("/\xe9", "/%e9"), ("/\xc3\xa9", "/%c3%a9"), ("/a b", "/a%20b"), ('/"', "/%22")]
+)
+def test_a_redirect_may_have_bytes_that_an_address_has_not(
+    server: Server, folder: Path, settings: Settings, target: str, path: str
+) -> None:
+    server.put(path, DATA)
+    assert get(server.put("/disk", redirect=target), folder, settings) == DATA
+
+
 def test_a_redirect_loop_ends(server: Server, folder: Path, settings: Settings) -> None:
     with pytest.raises(DownloadFailed, match="redirects"):
         get(server.put("/disk", redirect="/disk"), folder, settings)

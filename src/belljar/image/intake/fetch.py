@@ -7,7 +7,6 @@ the last one that continued it: both are of one version of the file. The caller 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from belljar.errors import (
@@ -28,7 +26,7 @@ from belljar.errors import (
     NoSpace,
 )
 from belljar.host.commands import which
-from belljar.host.files import PRIVATE_FILE
+from belljar.host.files import PRIVATE_FILE, no_space_as_error
 from belljar.host.guard.egress import is_public
 from belljar.image import Settings
 from belljar.image.intake import sandbox
@@ -49,6 +47,7 @@ REFUSED, REDIRECTED, TOO_LARGE = 22, 47, 63  # these and those of ERRORS: https:
 BUSY = (408, 429, 500, 502, 503, 504)
 NO_HEAD = (403, 405, 501)  # servers that answer GET alone: S3 says 403 where an address is signed for GET
 SAFE = "!#$%&'()*+,-./:;=?@[]_~"  # in an address; all else is quoted
+END = r"%{exitcode}\n%{http_code}\n%{remote_ip}\n%{redirect_url}\n%{errormsg}"  # https://curl.se/docs/manpage.html#-w
 JUDGED = "judged.invalid"  # what curl connects to in place of a host whose addresses were judged
 
 
@@ -78,6 +77,17 @@ class _Order:
     fine: tuple[int, ...] = (200,)  # statuses of an answer that is no failure
 
 
+@dataclass(frozen=True)
+class _End:
+    """How a request ended, as END has curl say it."""
+
+    code: int  # curl's exit code
+    status: int  # 0: there was no answer
+    peer: str
+    target: str  # of a redirect
+    message: str
+
+
 def key(source: str) -> str:
     """The file name under which a source's download and lock are kept."""
     from hashlib import sha256
@@ -93,8 +103,9 @@ def download(
     of this host or of a private network, whatever a name leads to. Raises DownloadFailed, DownloadStalled (both keep what
     came), ImageTooLarge, NoSpace, CommandMissing."""
     files = [folder / f"{key(url)}.{ending}" for ending in ("part", "head", "more")]
-    for path in files:
-        path.touch(PRIVATE_FILE)
+    with no_space_as_error(folder):
+        for path in files:
+            path.touch(PRIVATE_FILE)
     try:
         _whole(_Order(url, settings, time.monotonic() + LONGEST, is_pinned, public_only), files, progress)
     except ImageTooLarge:
@@ -172,10 +183,10 @@ def _ask(order: _Order, out: Path, head: Path, watch: Callable[[], object] | Non
             hint = "Name an address that stays https; for an image its digest (--sha256) will do."
             raise DownloadFailed(f"{name}: redirected from https to http", hint=hint)
         end = _run(order, [_line("url", url), *_route(name, url, must_be_public)], out, head, watch)
-        if end["exitcode"] != REDIRECTED:
+        if end.code != REDIRECTED:
             return _check(order, end, out.stat().st_size)
-        must_be_public, was_safe = must_be_public or is_public(end["remote_ip"]), scheme == "https"
-        url = quote(end["redirect_url"], safe=SAFE)
+        must_be_public, was_safe = must_be_public or is_public(end.peer), scheme == "https"
+        url = quote(end.target, safe=SAFE, errors="surrogateescape")
     raise DownloadFailed(f"{name}: more than {MOST_REDIRECTS} redirects")
 
 
@@ -205,15 +216,15 @@ def _route(name: str, url: str, must_be_public: bool) -> list[str]:
     return [_line("connect-to", f"::{JUDGED}:{port}"), _line("resolve", f"{JUDGED}:{port}:{peers}")]
 
 
-def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> dict[str, Any]:
-    """One request by curl, and how it says that it ended: https://curl.se/docs/manpage.html#-w"""
+def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> _End:
+    """One request by curl."""
     import ssl
 
     if which("curl") is None:
         raise CommandMissing("curl: no such program on this host", hint="Install the package curl.")
     settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
     values = {
-        "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": "%{json}",
+        "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": END,
         "connect-timeout": min(CONNECT_TIMEOUT, settings.stall_timeout), "speed-limit": SLOWEST,
         "speed-time": max(round(settings.stall_timeout), 1),
     }  # fmt: skip
@@ -230,22 +241,22 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
             printed = sandbox.run(
                 argv, [], int(left) + 60, largest, writable=[out, head], stdin=config, fine=CURLS_OWN, watch=watch
             )
-        end: dict[str, Any] = json.loads(printed)
-        return end
+        code, status, peer, target, message = printed.decode(errors="surrogateescape").split("\n", 4)
+        return _End(int(code), int(status), peer, target, message)
     except ImageTooLarge as exc:
         raise ImageTooLarge(f"{shown(order.url)}: more than the limit of {settings.max_size} bytes") from exc
-    except ImageCorrupt as exc:  # it was killed, or is too old for an option
-        raise DownloadFailed(f"{shown(order.url)}: {exc.message}") from exc
+    except (ImageCorrupt, ValueError) as exc:  # it was killed, or is too old for an option
+        raise DownloadFailed(f"{shown(order.url)}: {exc}") from exc
 
 
-def _check(order: _Order, end: Mapping[str, Any], size: int) -> None:
+def _check(order: _Order, end: _End, size: int) -> None:
     """Raises what became of a request that did not succeed."""
-    code, status, name = end["exitcode"], end["http_code"], shown(order.url)
+    code, status, name = end.code, end.status, shown(order.url)
     if status < 300 and (code == TOO_LARGE or size > order.settings.max_size):
         raise ImageTooLarge(f"{name}: more than the limit of {order.settings.max_size} bytes")
     if status not in order.fine or (code and code != REFUSED):
         error = _Broken if status in BUSY else ERRORS.get(code, DownloadFailed)
-        what = f"the server says {status}" if status >= 300 or not code else end["errormsg"]
+        what = f"the server says {status}" if status >= 300 or not code else end.message
         what += f" ({size} bytes so far)" if size else ""
         raise error(f"{name}: {what}".replace(JUDGED, urlsplit(order.url).hostname or ""))
 
