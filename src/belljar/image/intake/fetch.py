@@ -38,9 +38,7 @@ MOST_FAILURES = 4  # in a row, none of which added to what was here
 PAUSE = 0.5  # seconds after the first of them; twice as long after the next one
 CONNECT_TIMEOUT = 30.0
 LONGEST = 86400.0  # seconds for one download; the next one goes on where it stopped
-SLOWEST = (
-    1024  # bytes per second, over `image.stall_timeout`; a server that sends single bytes must not keep us for ever
-)
+SLOWEST = 1024  # bytes per second, over `image.stall_timeout`: single bytes must not keep us for ever
 LARGEST_HEAD = 64 << 10
 CURLS_OWN = (0, *range(3, 100))
 REFUSED, REDIRECTED, TOO_LARGE = 22, 47, 63  # these and those of ERRORS: https://curl.se/docs/manpage.html#EXIT
