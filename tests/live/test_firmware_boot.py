@@ -1,14 +1,16 @@
 """A disk that boots as on a real machine: SeaBIOS, a boot loader, its own kernel, its own init, belljar's agent as a service.
 
 belljar puts nothing into such a disk, so it is made here as its owner would make it, with the agent that
-`belljar image agent --print` gives and an init that does what docs/images.md asks for.
+`belljar image agent --tar` gives and an init that does what docs/images.md asks for.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from typing import Any
 import pytest
 from tests.live.conftest import STORE, Belljar
 
-from belljar.image import Image, Settings
+from belljar.host.python.interpreter import command
+from belljar.image import AGENT_PATH, Image, Settings
 from belljar.image.boot import cpio
 from belljar.image.build import debian as build
 from belljar.image.build.debian import Recipe
@@ -53,12 +56,22 @@ mount -t tmpfs -o mode=755 run /run
 mkdir -p /dev/pts
 mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
 mount -t cgroup2 cgroup /sys/fs/cgroup
-while :; do /usr/bin/python3 -I -S /usr/lib/belljar/agent.py; done
+while :; do {command} {folder}/agent.pyc; done
 """
-INSTALL_AGENT = "mkdir /usr/lib/belljar\ncd /usr/lib/belljar\nwrite agent.py agent.py"
 UNIT = "belljar-agent.service"
 # Says `no agent` on the first serial port and halts.
 LONELY = bytes.fromhex("31c0 8ed8 baf803 be157c ac 84c0 7403 ee ebf8 f4 ebfd") + b"no agent\n\0"
+
+
+def install_agent(belljar: Belljar, folder: Path) -> str:
+    """Orders for debugfs that do what docs/images.md says: unpack the agent at its place."""
+    with tarfile.open(fileobj=io.BytesIO(belljar("image", "agent", "--tar").stdout)) as archive:
+        archive.extractall(folder / "agent")
+    orders = [f"mkdir {AGENT_PATH}"]
+    for path in sorted((folder / "agent").rglob("*")):
+        inside = f"{AGENT_PATH}/{path.relative_to(folder / 'agent')}"
+        orders.append(f"mkdir {inside}" if path.is_dir() else f"write {path} {inside}")
+    return "".join(f"{order}\n" for order in orders)
 
 
 @pytest.fixture
@@ -73,10 +86,9 @@ def belljar(tmp_path: Path) -> Iterator[Belljar]:
 
 def test_a_disk_with_its_own_boot_loader_runs_jobs_cold_and_as_a_clone(belljar: Belljar, tmp_path: Path) -> None:
     image = Store(STORE, None, Settings()).resolve("debian12")
-    (tmp_path / "init").write_text(INIT)
+    (tmp_path / "init").write_text(INIT.format(command=command(AGENT_PATH), folder=AGENT_PATH))
     (tmp_path / "init").chmod(0o755)
-    (tmp_path / "agent.py").write_bytes(belljar("image", "agent", "--print").stdout)
-    disk = bootable_disk(image, tmp_path, f"{INSTALL_AGENT}\ncd /usr/sbin\nwrite init init\n")
+    disk = bootable_disk(image, tmp_path, f"{install_agent(belljar, tmp_path)}cd /usr/sbin\nwrite init init\n")
     import_as_appliance(belljar, disk)
     for start in ("cold", "clone"):
         outcome, said = run_appliance(belljar, start, "cat", "/proc/cmdline")
@@ -91,10 +103,10 @@ def test_a_disk_with_its_own_boot_loader_runs_jobs_cold_and_as_a_clone(belljar: 
 def test_a_disk_with_systemd_and_the_unit_runs_jobs_when_it_is_up(belljar: Belljar, tmp_path: Path) -> None:
     packages = ("systemd", "systemd-sysv", "udev", "dbus")
     image = build.build(Store(tmp_path / "built", None, Settings()), Recipe("bookworm", "systemd", packages))
-    (tmp_path / "agent.py").write_bytes(belljar("image", "agent", "--print").stdout)
     (tmp_path / UNIT).write_bytes(belljar("image", "agent", "--unit").stdout)
     enable = f"cd multi-user.target.wants\nsymlink {UNIT} /etc/systemd/system/{UNIT}\n"
-    disk = bootable_disk(image, tmp_path, f"{INSTALL_AGENT}\ncd /etc/systemd/system\nwrite {UNIT} {UNIT}\n{enable}")
+    install = install_agent(belljar, tmp_path)
+    disk = bootable_disk(image, tmp_path, f"{install}cd /etc/systemd/system\nwrite {UNIT} {UNIT}\n{enable}")
     shutil.rmtree(tmp_path / "built")
     import_as_appliance(belljar, disk)
     for start in ("cold", "clone"):
@@ -115,7 +127,7 @@ def test_a_disk_without_the_agent_ends_at_the_boot_deadline_with_a_hint(belljar:
         said = done.stderr.decode()
         assert done.returncode == 125, said
         assert f"waited 3 s for {who} to answer" in said
-        assert start == "clone" or "belljar image agent --print" in said
+        assert start == "clone" or "belljar image agent --tar" in said
         assert belljar.leftovers() == []
     assert b"no agent" in belljar("logs", "started-cold", "--console").stdout
 

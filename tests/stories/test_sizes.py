@@ -32,7 +32,7 @@ class WithSystem(FakeStore):
     """Its image is started by its own init."""
 
     def __init__(self) -> None:
-        facts = {"agent_in_initrd": True, "python": "3.11", "init": "/sbin/init", "init_system": "systemd"}
+        facts = {"agent_in_initrd": True, "init": "/sbin/init", "init_system": "systemd"}
         super().__init__({"debian12": replace(fake_image("debian12"), facts=facts)})
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:

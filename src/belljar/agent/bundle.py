@@ -6,6 +6,7 @@ an import; a test sees to both. Nothing is compiled or parsed here, lines are al
 """
 
 import os
+import sys
 
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
 STAMP = "sources.sha256"  # an installed tree has it: its sources never change
@@ -15,10 +16,9 @@ PARTS = (
     "loop/process.py", "loop/channel.py", "loop/loop.py", "main.py",
 )  # fmt: skip
 HEAD = '''\
-#!/usr/bin/python3
 """belljar's guest agent: gives the guest its identity, runs payloads, carries their streams and files.
 
-One file, standard library only, Python 3.6 or later, made of the modules of belljar.agent, each below its name.
+One file, standard library only, made of the modules of belljar.agent, each below its name. It runs by the Python it came with.
 What is asked, and when, is decided outside (belljar.guest).
 """
 '''
@@ -34,21 +34,12 @@ def source() -> bytes:
     return "".join([HEAD, "\n", *(line + "\n" for line in sorted(imports)), *bodies]).encode("utf-8")
 
 
-def compiled() -> bytes:
-    """The agent as bytecode, for guests that have this very Python: an emulated one compiles slowly."""
-    import importlib.util
-    import marshal
-
-    code = compile(source(), "agent.py", "exec", dont_inherit=True)
-    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
-
-
-def digest() -> bytes:
-    """Stands for what `source` gives, and is had sooner: of the sources, and of what joins them."""
+def key() -> bytes:
+    """Stands for the agent and the Python it travels with, and is cheaper than `source`."""
     try:
-        return _read(STAMP)
+        return _read(STAMP) + sys.version.encode()
     except FileNotFoundError:
-        return _digest()
+        return _digest() + sys.version.encode()
 
 
 def stamp() -> None:

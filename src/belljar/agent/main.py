@@ -4,9 +4,9 @@ import os
 import sys
 
 from belljar.agent.guest.guest import Guest
-from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, say, write_all
+from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, say
 from belljar.agent.loop.loop import Agent
-from belljar.agent.wire import KIB, PORT
+from belljar.agent.wire import PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,40 +37,6 @@ def lookup_port(name: str) -> str:
     return ""
 
 
-def stdio() -> int:
-    """A socket for what comes by our standard streams, which may be pipes: one descriptor for both ways, as a port is. Two other
-    processes carry, our parent and its other child; none of our own, which may be killed with a payload's."""
-    import _socket
-
-    ours, theirs = _socket.socketpair()
-    if os.fork():
-        ours.close()
-        try:
-            if os.fork():
-                os.close(0)
-                carry(theirs.fileno(), 1)
-            else:
-                os.close(1)
-                carry(0, theirs.fileno())
-                theirs.shutdown(_socket.SHUT_WR)
-        finally:
-            os._exit(0)
-    nothing = os.open("/dev/null", os.O_RDWR)
-    for number in (0, 1):
-        os.dup2(nothing, number)
-    os.close(nothing)
-    theirs.close()
-    return ours.detach()
-
-
-def carry(source: int, target: int) -> None:
-    """All that comes, to its end."""
-    data = os.read(source, 64 * KIB)
-    while data:
-        write_all(target, data)
-        data = os.read(source, 64 * KIB)
-
-
 def serve(fd: int, guest: "Guest", is_port: bool) -> None:
     """Until the channel is gone for good; then nothing of a payload is left."""
     agent = Agent(fd, guest, is_port=is_port)
@@ -81,16 +47,13 @@ def serve(fd: int, guest: "Guest", is_port: bool) -> None:
 
 
 def main(argv: "list[str]") -> int:
-    """As the guest's service without arguments, or with `--stdio` where an ssh session carries the frames."""
-    if argv not in ([], ["--stdio"]):
-        say("usage: agent.py [--stdio]")
+    """As the guest's service."""
+    if argv:
+        say("usage: agent.pyc")
         return 2
     guest = Guest()
-    fd = stdio() if argv else -1  # forks, and it is the agent that orphans have to come to
     guest.prepare()
-    if not argv:  # now: a port's name is there a moment before it can be opened
-        fd = os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
-    serve(fd, guest, is_port=not argv)
+    serve(os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC), guest, is_port=True)
     return 1  # a guest's agent is started again
 
 

@@ -129,15 +129,12 @@ def filled_in(template: bytes, about: About, options: Mapping[str, bytes], files
     return fill_in(template, patterns(about, options, files))
 
 
-def cloud_init_seed(
-    agent: str, unit: str, user_data: bytes = b"", *, grows: bool = False, python: Interpreter | None = None
-) -> Seed:
+def cloud_init_seed(agent: Interpreter, unit: str, user_data: bytes = b"", *, grows: bool = False) -> Seed:
     """A seed whose user-data installs *agent* with its systemd *unit* and starts it once cloud-init has finished, before
-    whatever *user_data* (any form cloud-init knows) asks for. *grows*: the disk is larger than the image's. *python*: what runs
-    the agent where the image's own does not fit."""
+    whatever *user_data* (any form cloud-init knows) asks for. *grows*: the disk is larger than the image's."""
     from belljar.context.discs import AgentSeed
 
-    return AgentSeed(agent, unit, user_data, grows, python)
+    return AgentSeed(agent, unit, user_data, grows)
 
 
 def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:

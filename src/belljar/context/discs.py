@@ -1,4 +1,4 @@
-"""Discs that tell a guest's own init what to do: by cloud-init the agent or belljar's ssh key, or the user's own data alone.
+"""Discs that tell a guest's own init what to do: by cloud-init the agent, or the user's own data alone.
 
 https://docs.cloud-init.io/en/latest/reference/datasources/nocloud.html
 https://docs.cloud-init.io/en/latest/explanation/format.html
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption
 from belljar.host.files import no_space_as_error, write_all
-from belljar.host.python.interpreter import GUESTS_OWN, Interpreter, command
+from belljar.host.python.interpreter import Interpreter, command
 from belljar.host.quick_imports import sha256
 from belljar.records import dataclass
 
@@ -48,25 +48,17 @@ manage_etc_hosts: false
 BOOTHOOK = """\
 #!/bin/sh
 # Installs belljar's agent. It starts once cloud-init has finished, and reports what failed.
-[ -e /usr/lib/belljar/agent.py ] && [ -e /run/systemd/system/belljar-agent.service ] && exit 0
-mkdir -p /usr/lib/belljar /run/systemd/system
-{python}base64 -d << 'END' | gzip -dc > /usr/lib/belljar/agent.py
-{agent}
-END
+[ -e /usr/lib/belljar/agent.pyc ] && [ -e /run/systemd/system/belljar-agent.service ] && exit 0
+mkdir -p /run/belljar-disc /usr/lib/belljar /run/systemd/system
+mount -t iso9660 -o ro LABEL=cidata /run/belljar-disc
+tar -x -p -f /run/belljar-disc/agent.tar -C /usr/lib/belljar
+umount /run/belljar-disc
 cat > /run/belljar-cloud-init << 'END'
 {check}END
 cat > /run/systemd/system/belljar-agent.service << 'END'
 {unit}END
 systemctl --no-block start belljar-agent.service && exit 0
 systemctl daemon-reload && systemctl --no-block start belljar-agent.service
-"""
-
-# Where the image's own Python does not fit, ours lies on the same disc.
-PYTHON = f"""\
-mkdir -p /run/belljar-disc {FOLDER}/python
-mount -t iso9660 -o ro LABEL={LABEL} /run/belljar-disc
-tar -x -p -f /run/belljar-disc/python.tar -C {FOLDER}/python
-umount /run/belljar-disc
 """
 
 # Runs before the agent, when cloud-init has ended: with errors the machine is of no use, and its console says why.
@@ -92,24 +84,20 @@ if errors:
 class AgentSeed:
     """A disc that brings *agent* and its systemd *unit*, and what the user gave. Implements `Seed`."""
 
-    agent: str
+    agent: Interpreter
     unit: str
     user_data: bytes
     grows: bool  # the disk is larger than the image's
-    python: Interpreter | None = None  # brought where the image's own does not fit
 
     @cached_property
     def digest(self) -> str:
-        carried = f"{PYTHON}{self.python.digest}" if self.python else ""
-        words = (BOOTHOOK, CHECK, VENDOR, self.agent, self.unit, str(self.grows), carried)
+        words = (BOOTHOOK, CHECK, VENDOR, self.agent.digest, self.unit, str(self.grows))
         return _digest(*(word.encode() for word in words), self.user_data)
 
     def write(self, path: Path) -> None:
-        ours = boothook(self.agent, self.unit, is_carried=self.python is not None)
-        files = _cloud_init(f"belljar-{self.digest[:16]}", multipart(ours, self.user_data), grows=self.grows)
-        files["network-config"] = NO_NETWORK.encode()
-        if self.python is not None:
-            files["python.tar"] = self.python.path.read_bytes()
+        user_data = multipart(boothook(self.unit), self.user_data)
+        files = _cloud_init(f"belljar-{self.digest[:16]}", user_data, grows=self.grows)
+        files |= {"network-config": NO_NETWORK.encode(), "agent.tar": self.agent.path.read_bytes()}
         write_disc(path, files)
 
 
@@ -187,20 +175,15 @@ def _digest(*words: bytes) -> str:
     return sha256(b"".join(b"%d:%s," % (len(word), word) for word in words)).hexdigest()
 
 
-def boothook(agent: str, unit: str, *, is_carried: bool = False) -> bytes:
-    """The script that installs the agent; *is_carried*: with the interpreter that *unit* starts it by."""
-    import gzip
-
-    packed = base64.encodebytes(gzip.compress(agent.encode(), 9, mtime=0)).decode().strip()
-    unit, python = waiting_for_cloud_init(unit, is_carried=is_carried), PYTHON if is_carried else ""
-    return BOOTHOOK.format(agent=packed, unit=unit, check=CHECK, python=python).encode()
+def boothook(unit: str) -> bytes:
+    """The script that installs the agent, which lies on the same disc."""
+    return BOOTHOOK.format(unit=waiting_for_cloud_init(unit), check=CHECK).encode()
 
 
-def waiting_for_cloud_init(unit: str, *, is_carried: bool = False) -> str:
+def waiting_for_cloud_init(unit: str) -> str:
     """The agent's unit, to be started when cloud-init has ended and only if it ended well; without, the guest goes off."""
     after = "After=cloud-final.service\nFailureAction=poweroff-force\n"
-    python = command(f"{FOLDER}/python") if is_carried else GUESTS_OWN
-    check = f"ExecStartPre={python} /run/belljar-cloud-init\n"
+    check = f"ExecStartPre={command(FOLDER)} /run/belljar-cloud-init\n"
     text = unit.replace("[Service]\n", f"[Service]\n{check}", 1).replace("[Unit]\n", f"[Unit]\n{after}", 1)
     return text.replace("Restart=always\n", "Restart=no\n")
 

@@ -202,7 +202,7 @@ class BootFailed(GuestError):
 class BootTimeout(GuestError):
     """The guest's agent did not answer before the deadline."""
 
-    hint = "See `belljar logs ID --console`; an image that boots by itself must start our agent (`belljar image agent --print`)."
+    hint = "See `belljar logs ID --console`; an image that boots by itself must start our agent (`belljar image agent --tar`)."
     cause = Cause.BOOT_FAILED
 
 
@@ -232,7 +232,7 @@ class ProtocolViolation(GuestError):
 class AgentTooOld(GuestError):
     """The agent in the image speaks another version of the protocol."""
 
-    hint = "Install the agent of this belljar in the image (`belljar image agent --print`), and import the image again."
+    hint = "Install the agent of this belljar in the image (`belljar image agent --tar`), and import the image again."
     retry = Retry.NEVER
     cause = Cause.IMAGE_FAULT
 

@@ -107,9 +107,9 @@ class BootFiles:
     init: str = ""  # the image's own init that will run; empty: belljar's (or, by firmware, whatever the disk has)
 
 
-# Where an image that runs its own init has the agent, by hand or by injection; and the interpreter that was brought with it.
-AGENT_PATH = "/usr/lib/belljar/agent.py"
-PYTHON_PATH = "/usr/lib/belljar/python"
+# Where an image that runs its own init has the agent with its interpreter, by hand or by injection.
+AGENT_PATH = "/usr/lib/belljar"
+UNIT = Path(__file__).parent / "boot/inside/belljar-agent.service"
 UNIT_PATH = "/etc/systemd/system/belljar-agent.service"
 
 HOLD_TIMEOUT = 10.0  # seconds; an exclusive lock on an image is held for a short check or a removal only
@@ -137,9 +137,8 @@ class ImageStore(Protocol):
         (`belljar.init=`); INJECT too, after agent and unit were written into the root file system (`belljar.inject`).
         With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
 
-    def python_for(self, image: Image) -> Interpreter | None:
-        """This host's Python, packed for guests, for an image without a Python that fits; else None. Raises
-        HostError, LockTimeout, NoSpace."""
+    def interpreter(self) -> Interpreter:
+        """The agent with this host's Python, packed for guests. Raises HostError, LockTimeout, NoSpace."""
 
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> AbstractContextManager[None]:
         """Keep the image from being removed inside the block. The hold ends when the process that holds it dies."""
@@ -202,29 +201,16 @@ def name_of(source: str) -> str:
     return f"from-{words}-{sha256(source.encode()).hexdigest()[:12]}"
 
 
-def layer_name(image: Image, python: Interpreter | None = None) -> str:
-    """The name of the layer that puts the present agent, and this interpreter, into this image's disk, in the store's folder
-    `layers`."""
+def layer_name(image: Image) -> str:
+    """The name of the layer that puts the present agent into this image's disk, in the store's folder `layers`."""
     from belljar.agent import bundle
     from belljar.host.quick_imports import sha256
 
     # With the time it was stored: what was made of a damaged copy is not used for the repaired one.
-    words = [AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit(), repr(image.created)]
-    agent = sha256("\n".join([*words, *([python.digest] if python else [])]).encode())
-    return f"{image.digest[:32]}-{agent.hexdigest()[:16]}"
+    words = [AGENT_PATH, bundle.key().hex(), UNIT_PATH, agent_unit(), repr(image.created)]
+    return f"{image.digest[:32]}-{sha256(chr(10).join(words).encode()).hexdigest()[:16]}"
 
 
-def agent_unit(*, is_carried: bool = False) -> str:
-    """The systemd unit that starts the agent at `AGENT_PATH`; *is_carried*: by the interpreter at `PYTHON_PATH`."""
-    from belljar.host.python.interpreter import GUESTS_OWN, command
-    from belljar.image.boot.initramfs import UNIT
-
-    text = UNIT.read_text(encoding="utf-8")
-    return text.replace(GUESTS_OWN, command(PYTHON_PATH)) if is_carried else text
-
-
-def agent_source() -> str:
-    """The guest agent, for images belljar cannot put it into at each start."""
-    from belljar.agent import bundle
-
-    return bundle.source().decode("utf-8")
+def agent_unit() -> str:
+    """The systemd unit that starts the agent at `AGENT_PATH`."""
+    return UNIT.read_text(encoding="utf-8")

@@ -26,5 +26,5 @@ def test_a_guest_with_another_c_library_runs_the_agent_by_its_own_loader(belljar
     for start in ("cold", "clone", "clone"):
         done, outcome = ran(belljar, image, "--start", start, "--", "sh", "-c", says)
         assert (done.returncode, outcome["start"], outcome["context"]) == (7, start, "ramdisk"), done.stderr
-        assert done.stdout == b"/run/belljar/python/loader\nmusl libc (x86_64)\n"
+        assert done.stdout == b"/run/belljar/agent/loader\nmusl libc (x86_64)\n"
     assert belljar.leftovers() == []

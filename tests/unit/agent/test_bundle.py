@@ -117,37 +117,41 @@ def test_it_is_a_program() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-", "x"], input=bundle.source(), capture_output=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (2, b"belljar-agent: usage: agent.py [--stdio]\n")
+    assert (done.returncode, done.stderr) == (2, b"belljar-agent: usage: agent.pyc\n")
 
 
 def test_the_same_sources_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, digest = bundle.source(), bundle.digest()
+    text, key = bundle.source(), bundle.key()
     shutil.copytree(FOLDER, tmp_path / "agent")
     monkeypatch.setattr(bundle, "FOLDER", f"{tmp_path}/agent/")
-    assert (bundle.source(), bundle.digest()) == (text, digest)
+    assert (bundle.source(), bundle.key()) == (text, key)
 
 
-def test_an_installed_tree_keeps_the_digest_and_reads_no_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digest = bundle.digest()
+def test_another_python_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = bundle.key()
+    monkeypatch.setattr(sys, "version", "3.99.0")
+    assert bundle.key() != key
+
+
+def test_an_installed_tree_keeps_the_key_and_reads_no_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = bundle.key()
     shutil.copytree(FOLDER, tmp_path / "agent")
     monkeypatch.setattr(bundle, "FOLDER", f"{tmp_path}/agent/")
     bundle.stamp()
     (tmp_path / "agent/wire.py").unlink()
-    assert bundle.digest() == digest
+    assert bundle.key() == key
 
 
 @pytest.mark.parametrize("part", bundle.PARTS)
-def test_a_change_of_any_module_changes_the_file_and_its_digest(
+def test_a_change_of_any_module_changes_the_file_and_its_key(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, digest = bundle.source(), bundle.digest()
+    text, key = bundle.source(), bundle.key()
     shutil.copytree(FOLDER, tmp_path / "agent")
     with open(tmp_path / "agent" / part, "a") as file:
         file.write("ANOTHER = 1\n")
     monkeypatch.setattr(bundle, "FOLDER", f"{tmp_path}/agent/")
-    assert bundle.source() != text and bundle.digest() != digest
+    assert bundle.source() != text and bundle.key() != key
 
 
 MODULE = '''\

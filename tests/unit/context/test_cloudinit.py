@@ -13,10 +13,11 @@ import pytest
 from belljar.context import cloud_init_seed
 from belljar.context.discs import CHECK, NO_NETWORK, NOBODY, AgentSeed, boothook, multipart, waiting_for_cloud_init
 from belljar.errors import BadOption
-from belljar.host.python.interpreter import interpreter
-from belljar.image import agent_source, agent_unit
+from belljar.host.python.interpreter import Interpreter, archive_of, interpreter
+from belljar.image import agent_unit
 
-SEED = AgentSeed("the agent\n", "[Unit]\n[Service]\nRestart=always\n", b"", grows=False)
+AGENT = Path(__file__)  # its content does not matter here
+SEED = AgentSeed(Interpreter("0" * 64, AGENT), "[Unit]\n[Service]\nRestart=always\n", b"", grows=False)
 USERS = b"#cloud-config\nwrite_files: []\nruncmd: [[touch, /ran]]\n"
 
 
@@ -49,7 +50,7 @@ def test_a_disc_has_the_four_files_and_the_label_that_cloud_init_looks_for(tmp_p
     seed = replace(SEED, user_data=b"\xff\0any")
     seed.write(path)
     found = read_disc(path)
-    assert set(found) == {"meta-data", "user-data", "vendor-data", "network-config"}
+    assert set(found) == {"meta-data", "user-data", "vendor-data", "network-config", "agent.tar"}
     assert parts(found["user-data"])[1][1] == b"\xff\0any" and found["network-config"] == NO_NETWORK.encode()
     meta = json.loads(found["meta-data"])  # JSON is YAML
     assert meta == {"instance-id": f"belljar-{seed.digest[:16]}", "local-hostname": NOBODY}
@@ -71,8 +72,8 @@ def test_seeds_of_one_digest_are_for_the_same_guest_and_others_are_not() -> None
     same = AgentSeed(SEED.agent, SEED.unit, SEED.user_data, grows=False)
     assert same.digest == SEED.digest
     others = [
-        replace(SEED, agent="x"), replace(SEED, unit="x"), replace(SEED, user_data=b"x"), replace(SEED, grows=True),
-        AgentSeed(SEED.agent + SEED.unit, "", b"", grows=False),
+        replace(SEED, agent=Interpreter("x", AGENT)), replace(SEED, unit="x"), replace(SEED, user_data=b"x"), replace(SEED, grows=True),
+        AgentSeed(Interpreter(SEED.agent.digest + SEED.unit, AGENT), "", b"", grows=False),
     ]  # fmt: skip
     assert len({one.digest for one in (SEED, *others)}) == len(others) + 1
 
@@ -128,20 +129,26 @@ def test_user_data_of_any_length_is_not_taken() -> None:
 
 
 def run_boothook(root: Path, script: bytes) -> subprocess.CompletedProcess[str]:
-    """The script, with a folder for a root and a systemctl that writes down what it is asked."""
+    """The script, with a folder for a root, the disc's files where it would be mounted, and programs that write down how they are
+    called."""
     (root / "bin").mkdir(exist_ok=True)
-    (root / "bin/systemctl").write_text(f'#!/bin/sh\necho "$@" >> {root}/asked\n')
-    (root / "bin/systemctl").chmod(0o755)
+    for name, file in (("systemctl", "asked"), ("mount", "mounts"), ("umount", "mounts")):
+        (root / "bin" / name).write_text(f'#!/bin/sh\necho "$@" >> {root}/{file}\n')
+        (root / "bin" / name).chmod(0o755)
+    if not (root / "run/belljar-disc").exists():
+        (root / "run/belljar-disc").mkdir(parents=True)
+        (root / "run/belljar-disc/agent.tar").write_bytes(archive_of([("agent.pyc", b"the agent", 0o644)]))
     text = script.decode().replace("/usr/lib/belljar", f"{root}/lib").replace("/run/", f"{root}/run/")
     env = {"PATH": f"{root}/bin:{os.environ['PATH']}"}
     return subprocess.run(["sh", "-c", text], env=env, capture_output=True, text=True, check=False, timeout=10)
 
 
 def test_the_boothook_installs_agent_and_unit_and_starts_them_once(tmp_path: Path) -> None:
-    script = boothook(agent_source(), agent_unit())
+    script = boothook(agent_unit())
     done = run_boothook(tmp_path, script)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "lib/agent.py").read_text() == agent_source()
+    assert (tmp_path / "lib/agent.pyc").read_bytes() == b"the agent"
+    assert (tmp_path / "mounts").read_text().startswith("-t iso9660 -o ro LABEL=cidata ")
     unit = (tmp_path / "run/systemd/system/belljar-agent.service").read_text()
     assert unit.replace(f"{tmp_path}", "") == waiting_for_cloud_init(agent_unit()).replace("/usr/lib/belljar", "/lib")
     assert run_boothook(tmp_path, script).returncode == 0  # cloud-init runs it at every boot
@@ -149,7 +156,7 @@ def test_the_boothook_installs_agent_and_unit_and_starts_them_once(tmp_path: Pat
 
 
 def test_a_systemd_that_does_not_see_the_unit_yet_is_told_to_look(tmp_path: Path) -> None:
-    script = boothook("agent", "[Unit]\n[Service]\n").replace(b"systemctl --no-block start", b"false", 1)
+    script = boothook("[Unit]\n[Service]\n").replace(b"systemctl --no-block start", b"false", 1)
     assert run_boothook(tmp_path, script).returncode == 0
     assert (tmp_path / "asked").read_text() == "daemon-reload\n--no-block start belljar-agent.service\n"
 
@@ -158,7 +165,7 @@ def test_the_agent_waits_for_cloud_inits_end_and_ends_the_machine_when_that_fail
     unit = waiting_for_cloud_init(agent_unit())
     head, service = unit.split("[Service]\n")
     assert "After=cloud-final.service\n" in head and "FailureAction=poweroff-force\n" in head
-    assert service.startswith("ExecStartPre=/usr/bin/python3")
+    assert service.startswith("ExecStartPre=/usr/lib/belljar/loader ")
     assert "Restart=always" not in unit
 
 
@@ -190,35 +197,23 @@ def test_a_cloud_init_that_failed_is_told_on_the_console(tmp_path: Path, result:
         assert lines[-1].startswith("belljar: cloud-init failed: ") and told in lines[-1]
 
 
-def test_a_guest_whose_python_does_not_fit_finds_ours_on_the_disc(tmp_path: Path) -> None:
-    carried = interpreter(tmp_path, b"import json\n")
-    seed = cloud_init_seed("the agent\n", agent_unit(is_carried=True), python=carried)
-    assert seed.digest != cloud_init_seed("the agent\n", agent_unit(is_carried=True)).digest
+def test_the_disc_brings_the_agent_and_the_interpreter_that_runs_it(tmp_path: Path) -> None:
+    carried = interpreter(tmp_path, b"key", lambda: b"import json\nprint(json.dumps(1))\n")
+    seed = cloud_init_seed(carried, agent_unit())
     seed.write(tmp_path / "seed")
     disc = read_disc(tmp_path / "seed")
-    assert disc["python.tar"] == carried.path.read_bytes()
-    for name in ("mount", "umount"):  # the disc is where it would be mounted
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/mounts\n')
-        (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "run/belljar-disc").mkdir(parents=True)
-    (tmp_path / "run/belljar-disc/python.tar").write_bytes(disc["python.tar"])
+    (tmp_path / "run/belljar-disc/agent.tar").write_bytes(disc["agent.tar"])
     done = run_boothook(tmp_path, parts(disc["user-data"])[0][1])
     assert (done.returncode, done.stderr) == (0, "")
-    assert "LABEL=cidata" in (tmp_path / "mounts").read_text() and "umount" in (tmp_path / "mounts").read_text()
     unit = (tmp_path / "run/systemd/system/belljar-agent.service").read_text()
-    assert "/usr/bin/python3" not in unit and (tmp_path / "lib/agent.py").read_text() == "the agent\n"
-    (before,) = (line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStartPre="))
-    words = before.split()[:-1]  # without the script that it runs
-    assert words[0] == f"{tmp_path}/lib/python/loader"
-    done = subprocess.run(
-        [*words, "-c", "import json, sys; print(sys.prefix)"], capture_output=True, text=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == (f"{tmp_path}/lib/python\n", "")
+    (start,) = (line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStart="))
+    done = subprocess.run(start.split(), capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def test_the_door_makes_the_same(tmp_path: Path) -> None:
-    seed = cloud_init_seed("a", "[Unit]\n[Service]\n", USERS, grows=True)
+    seed = cloud_init_seed(SEED.agent, "[Unit]\n[Service]\n", USERS, grows=True)
     seed.write(tmp_path / "seed")
     found = parts(read_disc(tmp_path / "seed")["user-data"])
     assert found[1] == ("text/plain", USERS)

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def carried(folder: Path) -> Interpreter:
-    return interpreter(folder, bundle.source())
+    return interpreter(folder, bundle.key(), bundle.source)
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,15 @@ def test_it_is_made_once_and_named_by_its_content(folder: Path, carried: Interpr
     with open(carried.path, "rb") as file:
         assert file_digest(file, "sha256").hexdigest() == carried.digest
     before = carried.path.stat()
-    assert interpreter(folder, bundle.source()) == carried
+    assert interpreter(folder, bundle.key(), bundle.source) == carried
     assert (carried.path.stat().st_ino, carried.path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert carried.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_one_that_is_lost_is_made_again_the_same(tmp_path: Path) -> None:
-    first = interpreter(tmp_path, SCRIPT)
+    first = interpreter(tmp_path, b"key", lambda: SCRIPT)
     first.path.unlink()
-    assert interpreter(tmp_path, SCRIPT) == first and first.path.exists()
+    assert interpreter(tmp_path, b"key", lambda: SCRIPT) == first and first.path.exists()
 
 
 def test_two_at_once_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_two_at_once_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return real(files)
 
     monkeypatch.setattr(made, "archive_of", counted)
-    threads = [threading.Thread(target=interpreter, args=(tmp_path, SCRIPT)) for _ in range(3)]
+    threads = [threading.Thread(target=interpreter, args=(tmp_path, b"key", lambda: SCRIPT)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -88,10 +88,9 @@ def test_it_holds_what_the_agent_imports_as_bytecode_and_little_else(carried: In
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone changes its root folder")
 def test_it_runs_the_agent_in_a_root_that_holds_nothing_else(unpacked: Path) -> None:
-    (unpacked / "belljar/agent.pyc").write_bytes(bundle.compiled())
     argv = [CHROOT, str(unpacked), *command("/belljar").split(), "/belljar/agent.pyc", "--nonsense"]
     done = subprocess.run(argv, capture_output=True, check=False, timeout=60, env={})
-    assert done.returncode == 2 and b"usage: agent.py" in done.stderr, done.stderr
+    assert done.returncode == 2 and b"usage: agent.pyc" in done.stderr, done.stderr
     says = "import sys, ctypes, json, resource, tarfile, termios; ctypes.CDLL(None).getpid; print(sys.prefix)"
     argv = [CHROOT, str(unpacked), *command("/belljar").split(), "-c", says]
     done = subprocess.run(argv, capture_output=True, check=False, timeout=60, env={})

@@ -7,18 +7,17 @@ import gzip
 import lzma
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.unit.image.image_parts import bzimage, elf, pvh_note
 
-from belljar.agent import bundle
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
 from belljar.host.python.elf import INTERP
-from belljar.image import Image
 from belljar.image.boot import cpio, initramfs, kernel, modules
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 PVH_KERNEL = elf((1, b"text"), (4, struct.pack("<III4sI", 4, 4, 1, b"GNU\0", 0) + pvh_note()))
@@ -177,15 +176,16 @@ def test_a_module_that_is_none_is_refused(end: str, data: bytes) -> None:
         modules.select(reader(end, data), FOLDER, "ext4")
 
 
-def test_the_ramdisk_has_a_shell_drivers_and_an_init_to_start(publish: Callable[..., Image]) -> None:
+def test_the_ramdisk_has_a_shell_drivers_and_an_init_to_start(store: Store) -> None:
     first = initramfs.image_part(b"busybox", modules.select(reader(), FOLDER, "ext4"))
     found = {
         name: (mode, content)
-        for data in (first, initramfs.agent_part(publish("base")))
+        for data in (first, initramfs.agent_part(store.interpreter()))
         for name, mode, content in members(data)
     }
     assert stat.S_IMODE(found["init"][0]) == 0o755 and found["init"][1].startswith(b"#!/bin/sh")
-    assert stat.S_IMODE(found["belljar/init"][0]) == 0o755 and found["belljar/agent.py"][1] == bundle.source()
+    assert stat.S_IMODE(found["belljar/init"][0]) == 0o755 and stat.S_IMODE(found["belljar/agent/loader"][0]) == 0o755
+    assert stat.S_IMODE(found["inject/belljar-agent.service"][0]) == 0o644 and "belljar/agent/agent.pyc" in found
     assert found["bin/sh"][1] == b"busybox" and found["bin/busybox"][1] == b"busybox"
     assert found["modules/always"][1].splitlines()[0] == b"virtio.ko" and found["modules/virtio.ko"][1] == MODULE
     assert all(name.rpartition("/")[0] in ("", *found) for name in found)

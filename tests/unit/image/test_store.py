@@ -307,15 +307,6 @@ def test_a_truncated_ramdisk_is_made_again(store: Images, publish: Publish) -> N
     assert store.boot_files(image).initrd == initrd and initrd.stat().st_size > 1000
 
 
-def test_bytecode_is_for_a_guest_with_our_python_only(store: Images, publish: Publish) -> None:
-    image = publish("base")
-    ours, other = (replace(image, facts={"agent_in_initrd": True, "python": version}) for version in (_python(), "3.2"))
-    assert b"belljar/agent.pyc\0" in initramfs.agent_part(ours) and b"belljar/agent.pyc\0" not in initramfs.agent_part(
-        other
-    )
-    assert initramfs.boot_digest(ours) != initramfs.boot_digest(other)
-
-
 def test_an_image_without_a_kernel_boots_by_firmware(store: Images, publish: Publish) -> None:
     boot = store.boot_files(publish("base", direct=False))
     assert (boot.kernel, boot.initrd, boot.append) == (None, None, "")
@@ -360,10 +351,6 @@ def test_what_is_stored_is_for_our_own_eyes_or_everybodys(store: Images, publish
     is_root = os.geteuid() == 0
     assert disk.stat().st_mode & 0o777 == (0o444 if is_root else 0o400)
     assert disk.parent.stat().st_mode & 0o777 == (0o755 if is_root else 0o700)
-
-
-def _python() -> str:
-    return f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]) -> None:
@@ -426,7 +413,7 @@ def test_gc_leaves_what_was_made_while_it_looked(
             made[0].touch()
         return found
 
-    monkeypatch.setattr(initramfs, "boot_digest", lambda image, python=None: image.digest)
+    monkeypatch.setattr(initramfs, "boot_digest", lambda image: image.digest)
     monkeypatch.setattr(store, "images", images)
     assert list(sweep._ramdisks(store, False)) == []
     assert len(made) == 2 and all(path.exists() for path in made)

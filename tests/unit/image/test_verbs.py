@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,8 @@ from tests.unit.image.image_parts import ext4, house, system
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import BadOption, ContextImpossible, ImageInUse, ImageUnknown, OutputUnwritable
-from belljar.image import Image
+from belljar.host.python.interpreter import command
+from belljar.image import AGENT_PATH, Image
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
 from belljar.jobs.disks import told_of
@@ -53,7 +56,9 @@ def test_the_list_shows_names_and_where_an_image_comes_from(
 
 def test_a_context_the_image_cannot_do_is_not_set(typed: Typed, publish: Publish, store: Store) -> None:
     folder = publish("base").disk.parent
-    manifest.set_facts(folder, {"python": "3.11", "init_system": "systemd", "boots_by": "kernel"}, mode=store.file_mode)
+    manifest.set_facts(
+        folder, {"cloud_init": False, "init_system": "systemd", "boots_by": "kernel"}, mode=store.file_mode
+    )
     with pytest.raises(ContextImpossible, match=r"image base: --context cloud-init is not possible.*no cloud-init"):
         typed("set", "base", "--context", "cloud-init")
     assert "context" not in store.resolve("base").facts
@@ -77,7 +82,7 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
     capsys.readouterr()
 
 
-SYSTEMD = {"python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cloud_init": False}
+SYSTEMD = {"init": "/sbin/init", "init_system": "systemd", "cloud_init": False}
 
 
 @pytest.mark.parametrize(
@@ -97,10 +102,9 @@ def test_an_import_tells_how_its_image_starts_and_gets_the_agent(
     assert words.startswith("image mine: ") and told in words
 
 
-def test_of_a_usual_image_nothing_is_told_and_a_missing_python_is_nothing_to_it(publish: Publish) -> None:
+def test_of_a_usual_image_nothing_is_told(publish: Publish) -> None:
     image = publish("mine")
-    for python in ("3.11", ""):
-        assert told_of(replace(image, facts={**image.facts, "python": python})) == ""
+    assert told_of(image) == ""
     assert told_of(replace(image, kernel=None, facts={"boots_by": "disc"})) == ""
 
 
@@ -181,11 +185,12 @@ def test_an_import_prints_its_digest_and_warns_of_what_it_will_need(
     assert "boots by firmware" in said.err and "agent" in said.err
 
 
-def test_the_agent_and_its_unit_are_printed(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
-    assert typed("agent", "--print") == 0
-    compile(capsys.readouterr().out, "agent.py", "exec")
+def test_the_agent_and_its_unit_are_printed(typed: Typed, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert typed("agent", "--tar") == 0
+    with tarfile.open(fileobj=io.BytesIO(capfdbinary.readouterr().out)) as archive:
+        assert {"loader", "python", "agent.pyc"} <= set(archive.getnames())
     assert typed("agent", "--unit") == 0
-    assert "ExecStart=/usr/bin/python3 -I -S /usr/lib/belljar/agent.py" in capsys.readouterr().out
+    assert f"ExecStart={command(AGENT_PATH)} {AGENT_PATH}/agent.pyc\n".encode() in capfdbinary.readouterr().out
 
 
 @pytest.mark.parametrize(

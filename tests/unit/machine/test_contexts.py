@@ -32,7 +32,7 @@ from belljar.model import (
 
 PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"))
 STOCK = {
-    "agent_in_initrd": True, "python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cloud_init": True,
+    "agent_in_initrd": True, "init": "/sbin/init", "init_system": "systemd", "cloud_init": True,
 }  # fmt: skip
 
 
@@ -108,9 +108,9 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (STOCK, Means(True, "systemd", True)),
         ({}, Means(is_known=False)),
-        ({"agent_in_initrd": True, "python": ""}, Means(ramdisk=True)),
-        ({"context": "none", "agent": True, "python": ""}, Means(agent=True, own=Context.NONE)),
-        ({"context": "ssh", "python": ""}, Means()),  # of another version of belljar, or somebody's hand
+        ({"agent_in_initrd": True, "cloud_init": False}, Means(ramdisk=True)),
+        ({"context": "none", "agent": True, "cloud_init": False}, Means(agent=True, own=Context.NONE)),
+        ({"context": "ssh", "cloud_init": False}, Means()),  # of another version of belljar, or somebody's hand
     ],
 )
 def test_facts_of_an_image_are_means(facts: dict[str, Any], means: Means) -> None:
@@ -130,7 +130,6 @@ def test_a_kernel_that_its_importer_gave_with_a_ramdisk_is_no_way_for_ours() -> 
         (Context.CLOUD_INIT, image(), False),
         (Context.AUTO, image(context="cloud-init"), False),
         (Context.AUTO, firmware_image(), False),
-        (Context.AUTO, image(python=""), False),
         (Context.AUTO, image(agent_in_initrd=False), False),
     ],
 )

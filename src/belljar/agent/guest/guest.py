@@ -10,7 +10,7 @@ from belljar.agent.guest.cgroups import Cgroup, Family
 from belljar.agent.guest.growth import Growth, abilities, blocks, limit_for, take_new_blocks, total_memory
 from belljar.agent.guest.mounts import PACKED_MODULES, Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, Card, host_keys_since, renew_host_keys
-from belljar.agent.guest.system import Libc, libc, load_modules, make_folder, now, read_file, rewrite, say, write_file
+from belljar.agent.guest.system import Libc, libc, load_modules, make_folder, now, read_file, rewrite, write_file
 from belljar.agent.wire import GROW_PATIENCE, KEYS_PATIENCE, KIB, MIB, PACKED_PATIENCE, Words, hello_of
 
 TYPE_CHECKING = False
@@ -78,10 +78,7 @@ class Guest(Mounts):
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
             self.jobs = "/var/lib/belljar/job"
             make_folder(self.jobs, 0o711)
-        try:
-            write_file("/proc/self/oom_score_adj", b"-1000")
-        except PermissionError:  # of an ssh server with few rights
-            say("not spared where the guest is short of memory")
+        write_file("/proc/self/oom_score_adj", b"-1000")
         self.random = os.open("/dev/urandom", os.O_RDWR | os.O_CLOEXEC)
         self.cgroup = self._make_cgroup()
 

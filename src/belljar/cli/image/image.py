@@ -178,9 +178,9 @@ def _owner(text: str) -> tuple[int, int]:
 
 
 def agent(args: argparse.Namespace, house: House) -> int:
-    from belljar.image import agent_source, agent_unit
+    from belljar.image import agent_unit
 
-    sys.stdout.write(agent_unit() if args.unit else agent_source())
+    sys.stdout.buffer.write(agent_unit().encode() if args.unit else house.images.interpreter().path.read_bytes())
     return 0
 
 
@@ -273,7 +273,7 @@ SRC:DST + @items | a path here and its absolute path in the image; a folder's / 
 --mode OCTAL | of what is put in (default: as it is here)
 --owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)
 # agent | print the guest agent, to install it in an image that belljar cannot boot directly
-/ --print ! | the agent: one Python file
+/ --tar ! | the agent with its interpreter: a tar archive to unpack at /usr/lib/belljar
 / --unit | a systemd unit that starts it"""
 FUNCTIONS = {
     "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,

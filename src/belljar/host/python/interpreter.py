@@ -1,11 +1,11 @@
-"""An interpreter that travels: this host's own Python, for a guest that has none which fits.
+"""A script that travels with its interpreter: this host's own Python.
 
-The program, its loader, the libraries the loader names, and of the standard library only what a script imports, found by
-importing it here. Modules are bytecode, so that an emulated guest compiles nothing. One tar archive, made once:
+The script, the program, its loader, the libraries the loader names, and of the standard library only what the script imports,
+found by importing it here. Modules are bytecode, so that an emulated guest compiles nothing. One tar archive, made once:
 
     FOLDER/SHA256.tar       the archive, named by its content
-    FOLDER/KEY              a link to it; the key stands for this Python, this script and this recipe
-    FOLDER/lock             held by whoever makes one
+    FOLDER/KEY              a link to it; the key stands for this Python and this script
+    FOLDER/lock             held by the process that makes one
 
 In the guest it is started by its own loader (`command`), so nothing of the guest's is needed but its kernel: no C
 library, and not this one's either.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType
@@ -29,11 +29,10 @@ from belljar.host.python.elf import loader_of
 from belljar.host.quick_imports import sha256
 from belljar.records import dataclass
 
-FORMAT = 1  # of the archive; a new one is made when it changes
-GUESTS_OWN = "/usr/bin/python3 -I -S"  # how a guest's own is started, where nothing else is said
 LIBRARY = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
 PATIENCE = 120.0  # seconds: another process copies some 12 MiB
 LARGEST_FILE = 128 << 20
+AGENT = "agent.pyc"  # the script, in the archive
 # `os`: by it the interpreter knows its library, which else would be one of the guest's.
 ALWAYS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "json", "os")
 # The library does without these where they are missing, and so does the agent, which packs nothing.
@@ -75,25 +74,21 @@ def command(folder: str) -> str:
     return f"{folder}/loader --library-path {folder} {folder}/python -I -S"
 
 
-def interpreter(folder: Path, script: bytes) -> Interpreter:
-    """The one for *script*, made now where it is missing; *folder* is ours. Raises HostError, CommandFailed, LockTimeout, NoSpace."""
-    link = folder / _key(script)
-    if (found := _known(link)) is None:
+def interpreter(folder: Path, key: bytes, script: Callable[[], bytes]) -> Interpreter:
+    """The one with *script*, made now where it is missing; *folder* is ours, and *key* stands for script and Python. Raises
+    HostError, CommandFailed, LockTimeout, NoSpace."""
+    link = _link(folder, key)
+    if (archive := _known(link)) is None:
         with locked(folder / "lock", timeout=PATIENCE, what="copy this host's Python for guests"):
-            found = _known(link) or _make(link, script)
-    return found
+            archive = _known(link) or _make(link, script())
+    return archive
 
 
-def known(folder: Path, script: bytes) -> Interpreter | None:
-    """The one for *script*, where it is there already."""
-    return _known(folder / _key(script))
-
-
-def out_of_use(folder: Path, script: bytes) -> Iterator[Path]:
-    """Archives, and links to them, of other scripts or of another Python."""
-    link = folder / _key(script)
-    found = _known(link)
-    wanted = {link.name, "lock", *([found.path.name] if found else [])}
+def out_of_use(folder: Path, key: bytes) -> Iterator[Path]:
+    """Archives, and links to them, of other keys."""
+    link = _link(folder, key)
+    archive = _known(link)
+    wanted = {link.name, "lock", *([archive.path.name] if archive else [])}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.name not in wanted and not path.name.startswith(".") and path.suffix != ".draft":
             yield path
@@ -119,10 +114,8 @@ def _make(link: Path, script: bytes) -> Interpreter:
     return Interpreter(path.stem, path)
 
 
-def _key(script: bytes) -> str:
-    program = os.stat(_program())
-    words = (FORMAT, sys.version, _program(), program.st_size, program.st_mtime_ns, sha256(script).hexdigest())
-    return sha256(repr(words).encode()).hexdigest()
+def _link(folder: Path, key: bytes) -> Path:
+    return folder / sha256(key).hexdigest()
 
 
 def _program() -> str:
@@ -149,10 +142,9 @@ def _parts(script: bytes) -> Iterator[tuple[str, bytes, int]]:
     binary = _read(program)
     loader = loader_of(binary)
     if not loader:
-        raise HostError(
-            f"{program}: has no loader, so it cannot be taken along into guests",
-            hint="Use an image with Python 3.6 or later.",
-        )
+        hint = "Install belljar for a Python that is linked dynamically, as distributions have it."
+        raise HostError(f"{program}: has no loader, so it cannot be taken along into guests", hint=hint)
+    yield AGENT, _bytecode(script, AGENT), 0o644
     yield "python", binary, 0o755
     yield "loader", _read(loader), 0o755
     extensions = []
@@ -160,7 +152,7 @@ def _parts(script: bytes) -> Iterator[tuple[str, bytes, int]]:
         inner = name.replace(".", "/")
         if path.endswith(".py"):
             leaf = f"{inner}/__init__" if is_package else inner
-            yield f"{LIBRARY}/{leaf}.pyc", _bytecode(path, f"{leaf}.py"), 0o644
+            yield f"{LIBRARY}/{leaf}.pyc", _bytecode(_read(path), f"{leaf}.py"), 0o644
         else:
             extensions.append(path)
             yield f"{LIBRARY}/lib-dynload/{os.path.basename(path)}", _read(path), 0o755
@@ -177,20 +169,19 @@ def _modules(script: bytes) -> list[tuple[str, str, bool]]:
     names = set(ALWAYS)
     for node in ast.walk(ast.parse(script)):
         if isinstance(node, ast.Import):
-            names.update(one.name for one in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
     argv = [_program(), "-I", "-S", "-c", LISTING, ",".join(NEVER), ",".join(sorted(names))]
     rows = (line.split("\t") for line in run(argv, timeout=PATIENCE, env={}).out.decode().splitlines())
-    found = [(name, path, is_package == "True") for name, path, is_package in rows]
-    return [one for one in found if one[0] != "os.path"]
+    return [(name, path, is_package == "True") for name, path, is_package in rows if name != "os.path"]
 
 
-def _bytecode(path: str, shown: str) -> bytes:
+def _bytecode(source: bytes, shown: str) -> bytes:
     import importlib.util
     import marshal
 
-    code: CodeType = compile(_read(path), shown, "exec", dont_inherit=True)
+    code: CodeType = compile(source, shown, "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 

@@ -1,27 +1,27 @@
 """Belljar's own initial ramdisk, in two archives: the image's (busybox, a handful of drivers) and belljar's (scripts, agent).
 
-The first is made from the image's kernel modules when the image is stored, so nothing has to be installed in an image but
-python3. The second is of the belljar that starts the machine. What the two scripts do is written in `inside/`.
+The first is made from the image's kernel modules when the image is stored, so nothing has to be installed in an image. The second
+is of the belljar that starts the machine. What the two scripts do is written in `inside/`.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path, PurePosixPath
 
 from belljar.agent import bundle
 from belljar.hints import TYPE_CHECKING
-from belljar.image import Image, agent_unit
+from belljar.image import UNIT, Image
 from belljar.model import Context
 
 if TYPE_CHECKING:
     from belljar.host.python.interpreter import Interpreter
-    from belljar.image.boot import cpio
     from belljar.image.boot.modules import Selection
 
 INSIDE = Path(__file__).parent / "inside"
-UNIT = INSIDE / "belljar-agent.service"
-OUR_FILES = (("init", INSIDE / "init"), ("belljar/init", INSIDE / "guest-init"))  # in the ramdisk, besides the agent
+OUR_FILES = (
+    ("init", INSIDE / "init", 0o755), ("belljar/init", INSIDE / "guest-init", 0o755),
+    ("inject/belljar-agent.service", UNIT, 0o644),
+)  # fmt: skip
 DEFAULT_INIT = "/sbin/init"
 OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.NONE)
 APPLETS = (
@@ -44,50 +44,27 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
     return cpio.archive(entries)
 
 
-def agent_part(image: Image, python: Interpreter | None = None) -> bytes:
-    """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest. *python*: for
-    an image that has none which fits."""
+def agent_part(python: Interpreter) -> bytes:
+    """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest."""
     from belljar.image.boot import cpio
 
-    entries = [cpio.folder("belljar"), cpio.folder("inject")]
-    entries += [cpio.file(name, path.read_bytes(), 0o755) for name, path in OUR_FILES]
-    entries.append(cpio.file("inject/belljar-agent.service", agent_unit(is_carried=python is not None).encode()))
-    entries.append(cpio.file("belljar/agent.py", bundle.source()))
-    if python is not None:
-        entries += _unpacked(python)
-    if python is not None or _same_python(image):
-        entries.append(cpio.file("belljar/agent.pyc", bundle.compiled()))
+    files = [(f"belljar/agent/{name}", data, mode) for name, data, mode in python.files()]
+    files += [(name, path.read_bytes(), mode) for name, path, mode in OUR_FILES]
+    folders = {str(parent) for name, _, _ in files for parent in PurePosixPath(name).parents} - {"."}
+    entries = [*map(cpio.folder, sorted(folders)), *(cpio.file(name, data, mode) for name, data, mode in files)]
     return cpio.archive(entries)
 
 
-def boot_digest(image: Image, python: Interpreter | None = None) -> str:
+def boot_digest(image: Image) -> str:
     """A digest of everything that is booted: the image's kernel, ramdisk and command line, and the current agent."""
     from belljar.host.quick_imports import sha256
 
     # With the time it was stored: an image that replaced a damaged one uses nothing that was made of that.
     digest = sha256(f"{image.boot_digest} {image.created!r}".encode())
-    digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
-    if python is not None:
-        digest.update(python.digest.encode())
-    for path in (*(path for _, path in OUR_FILES), UNIT):
+    for _, path, _ in OUR_FILES:
         digest.update(sha256(path.read_bytes()).digest())
-    digest.update(bundle.digest())
+    digest.update(bundle.key())
     return digest.hexdigest()
-
-
-def fits(image: Image) -> bool:
-    """Can the image's own Python run the agent? Yes, where its minor version is not known."""
-    major, _, minor = str(image.facts.get("python", "3")).partition(".")
-    return major == "3" and (not minor.isdigit() or int(minor) >= 6)
-
-
-def _unpacked(python: Interpreter) -> list[cpio.Entry]:
-    """Its files, each folder before what lies in it."""
-    from belljar.image.boot import cpio
-
-    files = [(f"belljar/python/{name}", data, mode) for name, data, mode in python.files()]
-    folders = {str(parent) for name, _, _ in files for parent in PurePosixPath(name).parents} - {".", "belljar"}
-    return [*map(cpio.folder, sorted(folders)), *(cpio.file(name, data, mode) for name, data, mode in files)]
 
 
 def own_init(image: Image) -> str:
@@ -116,8 +93,3 @@ def is_static(program: bytes) -> bool:
     return (
         program[:5] == MAGIC + b"\2" and program[18:20] == b"\x3e\0" and len(program) >= 64 and not loader_of(program)
     )
-
-
-def _same_python(image: Image) -> bool:
-    """Can the guest's Python run what this one compiles? Only the same minor version can."""
-    return bool(image.facts.get("python") == f"{sys.version_info[0]}.{sys.version_info[1]}")

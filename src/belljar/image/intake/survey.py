@@ -27,8 +27,6 @@ INITS = ("/usr/sbin", "/sbin")
 PROGRAMS = ("/usr/bin", "/bin", "/usr/local/bin")
 SYSTEMD = ("/usr/lib/systemd", "/lib/systemd")
 UNIT = "/etc/systemd/system/multi-user.target.wants/belljar-agent.service"
-PYTHONS = (("/usr/bin", "python3"), ("/usr/local/bin", "python3"), ("/usr/libexec", "platform-python"))
-PYTHON = re.compile(r"python(\d+\.\d+)")
 RELEASES = ("/usr/lib/os-release", "/etc/os-release")
 BUSYBOXES = ("/usr/bin/busybox", "/bin/busybox")
 UNREADABLE = (tarfile.TarError, OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -38,7 +36,6 @@ WANTED = {
     "files": [*RELEASES, *BUSYBOXES],
     "names": [
         UNIT,
-        *(f"{folder}/{name}" for folder, name in PYTHONS),
         *(f"{folder}/init" for folder in INITS),
         *(f"{folder}/systemd" for folder in SYSTEMD),
         *(f"{folder}/cloud-init" for folder in PROGRAMS),
@@ -118,7 +115,6 @@ class Survey:
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name, and the facts of `Image.facts`; those that were not found are left out."""
     facts: dict[str, Any] = {
-        "python": _python(root),
         **_init(root),
         "cloud_init": any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS),
     }
@@ -134,13 +130,6 @@ def _name(root: Survey) -> str:
             if found := re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE):
                 return "".join(char for char in found[1] if char.isprintable())
     return ""
-
-
-def _python(root: Survey) -> str:
-    """3.11 where /usr/bin/python3 is a link to python3.11, 3 where it leads elsewhere; empty where there is none."""
-    if found := PYTHON.fullmatch(root.link("/usr/bin/python3").removeprefix("/usr/bin/")):
-        return found[1]
-    return "3" if any(root.has(f"{folder}/{name}") for folder, name in PYTHONS) else ""
 
 
 def _init(root: Survey) -> dict[str, str]:

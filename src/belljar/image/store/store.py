@@ -87,13 +87,12 @@ class Store:
             return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
         if image.initrd is None or not image.facts.get("agent_in_initrd"):
             return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
-        python = self.python_for(image) if context in (Context.AUTO, Context.RAMDISK, Context.INJECT) else None
-        digest = initramfs.boot_digest(image, python)
+        digest = initramfs.boot_digest(image)
         cached = self.folder / "cache" / digest
         if not _is_whole(cached, image.initrd):
             self.work_folder("cache")
             with no_space_as_error(cached):
-                data = image.initrd.read_bytes() + initramfs.agent_part(image, python)
+                data = image.initrd.read_bytes() + initramfs.agent_part(self.interpreter())
                 write_whole(cached, data, mode=self.file_mode | 0o200)
         if not (words := initramfs.words_for(image, context)):
             return BootFiles(image.kernel, cached, image.append, digest)
@@ -101,13 +100,9 @@ class Store:
         return BootFiles(image.kernel, cached, append, digest, init=initramfs.own_init(image))
 
     def interpreter(self) -> Interpreter:
-        """This host's Python, as guests get it."""
         from belljar.host.python.interpreter import interpreter
 
-        return interpreter(self.work_folder("interpreters"), bundle.source())
-
-    def python_for(self, image: Image) -> Interpreter | None:
-        return None if initramfs.fits(image) else self.interpreter()
+        return interpreter(self.work_folder("interpreters"), bundle.key(), bundle.source)
 
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:

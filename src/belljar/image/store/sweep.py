@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from belljar.agent import bundle
 from belljar.errors import ImageCorrupt, ImageInUse
 from belljar.host.locks import is_locked, try_lock
-from belljar.host.python.interpreter import Interpreter, known, out_of_use
+from belljar.host.python.interpreter import out_of_use
 from belljar.image import Image, layer_name
 from belljar.image.boot import initramfs
 from belljar.image.intake import intake
@@ -81,9 +81,7 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
     )  # listed first: what is made from now on may be of an image that is not listed below
     wanted = set()
     with suppress(ImageCorrupt):
-        images = store.images()
-        wanted = {initramfs.boot_digest(image) for image in images}
-        wanted |= {initramfs.boot_digest(image, _python(store, image)) for image in images}
+        wanted = {initramfs.boot_digest(image) for image in store.images()}
     for cached in there:
         if cached.name not in wanted:
             yield _unlinked(cached, dry_run)
@@ -92,7 +90,7 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
 def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
     """Layers of images that are gone, or with another agent. A machine that runs on one has its files open."""
     there = _finished(store.folder / "layers")
-    wanted = {layer_name(image, _python(store, image)) for image in store.images()}
+    wanted = {layer_name(image) for image in store.images()}
     for path in there:
         if path.name.partition(".")[0] not in wanted and not is_locked(path.with_suffix(".lock")):
             yield _unlinked(path, dry_run)
@@ -100,13 +98,8 @@ def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
 
 def _interpreters(store: Store, dry_run: bool) -> Iterator[Path]:
     """Copies of this host's Python for other agents, or of another Python. They are read only while an image is made."""
-    for path in list(out_of_use(store.folder / "interpreters", bundle.source())):
+    for path in list(out_of_use(store.folder / "interpreters", bundle.key())):
         yield _unlinked(path, dry_run)
-
-
-def _python(store: Store, image: Image) -> Interpreter | None:
-    """The interpreter that the image's guests get, where there is one."""
-    return None if initramfs.fits(image) else known(store.folder / "interpreters", bundle.source())
 
 
 def _half_written(store: Store, dry_run: bool, now: float) -> Iterator[Path]:

@@ -22,17 +22,14 @@ from typing import Any
 from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
 from belljar.errors import BelljarError, ContextImpossible
 from belljar.host.files import no_space_as_error, read_json, sync, write_whole
-from belljar.host.python.interpreter import Interpreter
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
 from belljar.image import (
     AGENT_PATH,
-    PYTHON_PATH,
     UNIT_PATH,
     BootFiles,
     Image,
     ImageStore,
-    agent_source,
     agent_unit,
     layer_name,
 )
@@ -72,9 +69,8 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
     if files.init and request.machine.network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:
-        python = await in_thread(lambda: images.python_for(image))
-        unit = agent_unit(is_carried=python is not None)
-        seed = cloud_init_seed(agent_source(), unit, work.user_data or b"", grows=grows, python=python)
+        python = await in_thread(images.interpreter)
+        seed = cloud_init_seed(python, agent_unit(), work.user_data or b"", grows=grows)
         private = "" if work.user_data is None else "it has user data of its own"
         return GuestContext(chosen, files, image, seed, private=private)
     if chosen.context is Context.INJECT and not files.init:
@@ -112,36 +108,35 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
         init=str(facts.get("init_system") or ""),
         cloud_init=bool(facts.get("cloud_init")),
         agent=bool(facts.get("agent")),
-        is_known="python" in facts,  # the least an import tells of a root it has looked into
+        is_known="cloud_init" in facts,  # the least an import tells of a root it has looked into
         own=Context(own) if own in {one.value for one in Context} else Context.AUTO,
     )
 
 
 async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
     """The image with its layer (made if missing), and its digest. Raises WorkshopFailed, LockTimeout, NoSpace."""
-    python = await in_thread(lambda: parts.images.python_for(image))
-    path = parts.images.work_folder("layers") / f"{layer_name(image, python)}.qcow2"
+    path = parts.images.work_folder("layers") / f"{layer_name(image)}.qcow2"
     if digest := _known(path):
         return replace(image, disk=path), digest
     with parts.showing(f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"):
         what = f"put the agent into {path.stem:.12}"
         lock = await lock_of(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what)
         try:
-            digest = _known(path) or await _make_layer(path, image, python, parts, keep)
+            digest = _known(path) or await _make_layer(path, image, parts, keep)
         finally:
             lock.release()
     return replace(image, disk=path), digest
 
 
-async def _make_layer(path: Path, image: Image, python: Interpreter | None, parts: Parts, keep: Keep) -> str:
+async def _make_layer(path: Path, image: Image, parts: Parts, keep: Keep) -> str:
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     try:
         parts.overlays.create(draft, image, None)
         await in_thread(lambda: parts.images.ensure(parts.default_image))  # the workshop's may have to be built first
         workshop = Workshop(keep, parts.overlays, parts.default_image)
-        unit, carried = agent_unit(is_carried=python is not None), (PYTHON_PATH, python.path) if python else None
-        await workshop.inject(draft, (AGENT_PATH, agent_source()), (UNIT_PATH, unit), carried)
+        agent = await in_thread(parts.images.interpreter)
+        await workshop.inject(draft, (AGENT_PATH, agent.path), (UNIT_PATH, agent_unit()))
         with no_space_as_error(path):
             draft.chmod(0o400)
             sync(draft)

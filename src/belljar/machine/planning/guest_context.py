@@ -57,4 +57,4 @@ def has_usual_way(request: Request, image: Image) -> bool:
     facts = image.facts
     wanted = request.machine.context in (Context.AUTO, Context.RAMDISK) and not facts.get("context")
     wanted = wanted and request.work.has_agent
-    return wanted and image.kernel is not None and bool(facts.get("agent_in_initrd") and facts.get("python"))
+    return wanted and image.kernel is not None and bool(facts.get("agent_in_initrd"))

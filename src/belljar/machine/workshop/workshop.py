@@ -123,14 +123,11 @@ class Workshop:
         ]
         await self._work_on(overlay, Task({"do": "insert", "items": told}, tuple(inputs)))
 
-    async def inject(
-        self, overlay: Path, agent: tuple[str, str], unit: tuple[str, str], python: tuple[str, Path] | None = None
-    ) -> None:
-        """Put agent and unit, each a path and its text, into the disk *overlay*, and have its systemd start them. *python*: a
-        folder, and the archive that is unpacked there."""
-        parts = {name: {"path": path, "text": text} for name, (path, text) in (("agent", agent), ("unit", unit))}
-        inputs = (Transfer(str(python[1]), f"{IN}/0/it"),) if python else ()
-        await self._work_on(overlay, Task({"do": "inject", "python": python and python[0], **parts}, inputs))
+    async def inject(self, overlay: Path, agent: tuple[str, Path], unit: tuple[str, str]) -> None:
+        """Put the agent, a folder and the archive for it, and a unit, a path and its text, into the disk *overlay*, and have its
+        systemd start them."""
+        words = {"do": "inject", "agent": agent[0], "unit": unit[0], "text": unit[1]}
+        await self._work_on(overlay, Task(words, (Transfer(str(agent[1]), f"{IN}/0/it"),)))
 
     async def _work_on_a_copy(self, disk: Image, task: Task) -> None:
         await self._work(task, ForeignCopy(disk, self._overlays))

@@ -32,7 +32,7 @@ SYSTEMS = ("etc/os-release", "usr/lib/os-release", "sbin/init", "usr/sbin/init",
 UNIT_LINK = "etc/systemd/system/multi-user.target.wants"
 SELINUX = "security.selinux"
 LABELS = {
-    "agent": "system_u:object_r:lib_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0", "python": "system_u:object_r:bin_t:s0",
+    "agent": "system_u:object_r:bin_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0",
 }  # fmt: skip
 OF_A_KERNEL = ("vmlinuz", "modules.dep", "modules.builtin")
 LARGEST_TOLD = 256 << 20
@@ -62,22 +62,20 @@ def main() -> None:
 
 def inject(task: dict[str, Any]) -> None:
     """Put the agent and its systemd unit where the foreign system's own init finds them."""
-    for name in ("agent", "unit"):
-        inside(partial(put, task[name]["path"], task[name]["text"].encode(), name, 0o644))
-    if task["python"]:
-        with tarfile.open(f"{IN}/0/it") as archive:
-            inside(partial(put_python, task["python"], archive))
-    inside(partial(enable, task["unit"]["path"]))
+    with tarfile.open(f"{IN}/0/it") as archive:
+        inside(partial(put_agent, task["agent"], archive))
+    inside(partial(put, task["unit"], task["text"].encode(), "unit", 0o644))
+    inside(partial(enable, task["unit"]))
 
 
-def put_python(folder: str, archive: tarfile.TarFile) -> None:
-    """Install belljar's interpreter, in place of an older one."""
+def put_agent(folder: str, archive: tarfile.TarFile) -> None:
+    """Install the agent with its interpreter, in place of an older one."""
     if os.path.isdir(folder) and not os.path.islink(folder):
         shutil.rmtree(folder)
     for member in archive:
         content = archive.extractfile(member)
         assert content is not None
-        put(f"{folder}/{member.name}", content.read(), "python", member.mode)
+        put(f"{folder}/{member.name}", content.read(), "agent", member.mode)
 
 
 def put(path: str, data: bytes, what: str, mode: int) -> None:
