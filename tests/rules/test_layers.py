@@ -31,7 +31,7 @@ FOREIGN = {
     "rich": "image",
     "pycdlib": "context",
     "libvirt": "hypervisor",
-    "h11": "context service",  # one serves a guest by bare sockets, the other whoever asks
+    "h11": "host",
     "botocore": "lease",
     "prometheus_client": "service",
     "matplotlib": "vacuum",

@@ -1,7 +1,7 @@
 """The metadata service of one machine: HTTP/1.1 on connections that only this machine can make.
 
-h11 parses, catalog.py has the pages, outputs.py keeps what a guest leaves. Everything a guest sends is untrusted: heads have
-at most 8 KiB, every wait has a deadline, and no path in a request is a path of this host.
+catalog.py has the pages, outputs.py keeps what a guest leaves. Everything a guest sends is untrusted: heads have at most 8 KiB, every
+wait has a deadline, and no path in a request is a path of this host.
 """
 
 from __future__ import annotations
@@ -16,22 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-import h11
-
 from belljar.context import Features, Instance
 from belljar.context.catalog import FEATURES, TEXT, Page, find, split
-from belljar.context.outputs import Outputs, Rejected
+from belljar.context.outputs import Outputs
 from belljar.errors import HostError
 from belljar.host.files import read_capped
+from belljar.host.http import BROKEN, Answer, Limits, Rejected, Request, Talk
 
-LARGEST_HEAD, LONGEST_TARGET = 8192, 2048
-CHUNK = 1 << 16
-MOST_CONNECTIONS, MOST_REQUESTS = 32, 1000
-HEAD_TIMEOUT = 20.0  # seconds for a whole head, and for a silent connection
-BODY_TIMEOUT = 300.0  # seconds for a whole file
-STALL_TIMEOUT = 20.0  # seconds without a byte of it
-SEND_TIMEOUT = 30.0
-LINGER, LINGER_BYTES = 2.0, 1 << 20  # what is read and dropped, so that a client that still sends sees the answer
+LIMITS = Limits(head=8192, body=8192, requests=1000, idle=20.0, request=20.0, stall=20.0)
+LONGEST_TARGET, MOST_CONNECTIONS = 2048, 32
+FILE_TIMEOUT = 300.0  # seconds for a whole file
 CREDENTIAL, LARGEST_CREDENTIAL = re.compile(r"[a-z0-9_]{1,64}"), 256 << 10
 LONGEST_SESSION = 21600  # seconds that a token counts, by IMDSv2
 TTL, TOKEN = b"x-aws-ec2-metadata-token-ttl-seconds", b"x-aws-ec2-metadata-token"
@@ -51,10 +45,12 @@ class Service:
     async def serve(self, connection: socket.socket, *, for_everybody: bool = False) -> None:
         """See `belljar.context.Metadata`: until the guest closes, is silent for too long, or asks for the end."""
         self._open += 1
+        is_one_too_many = self._open > MOST_CONNECTIONS
         try:
-            await _Talk(self, connection, for_everybody).run(is_one_too_many=self._open > MOST_CONNECTIONS)
-        except (OSError, TimeoutError, h11.ProtocolError):
-            pass
+            with suppress(*BROKEN):
+                talk = Talk(*await asyncio.open_connection(sock=connection.dup()), LIMITS)
+                guest = _Guest(self, talk, for_everybody, is_one_too_many)
+                await talk.serve(guest.respond, refuse)
         finally:
             self._open -= 1
 
@@ -80,7 +76,7 @@ class Service:
         return find(parts, self.instance, self.features())
 
     def _credential(self, rest: list[str]) -> Page | None:
-        """A file that is kept fresh by who asked for the machine, as it is now."""
+        """A file that is kept fresh by whoever asked for the machine, as it is now."""
         if self._credentials is None or len(rest) != 1 or not CREDENTIAL.fullmatch(rest[0]):
             return None
         try:
@@ -89,144 +85,62 @@ class Service:
             return None
 
 
-class _Talk:
-    """One connection."""
+def refuse(rejected: Rejected) -> Answer:
+    allow = (("allow", "GET, HEAD"),) if rejected.status == 405 else ()
+    return Answer(rejected.status, f"{rejected}\n".encode(), (("content-type", TEXT), *allow))
 
-    def __init__(self, service: Service, connection: socket.socket, for_everybody: bool) -> None:
-        self._service, self._socket, self._for_everybody = service, connection, for_everybody
-        self._loop = asyncio.get_running_loop()
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD)
 
-    async def run(self, *, is_one_too_many: bool) -> None:
-        for number in range(1, MOST_REQUESTS + 1):
-            try:
-                async with asyncio.timeout(HEAD_TIMEOUT):
-                    event = await self._next(LARGEST_HEAD)
-                if not isinstance(event, h11.Request):
-                    return
-                if is_one_too_many:
-                    raise Rejected(503, "too many connections")
-                await self._answer(event, is_last=number == MOST_REQUESTS)
-            except h11.RemoteProtocolError as exc:
-                await self._refuse(Rejected(exc.error_status_hint, "this is no request"))
-            except TimeoutError:
-                await self._refuse(Rejected(408, "that took too long"))
-            except Rejected as rejected:
-                await self._refuse(rejected)
-            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-                return await self._linger()
-            self._http.start_next_cycle()
+class _Guest:
+    """The requests of one connection."""
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    def __init__(self, service: Service, talk: Talk, for_everybody: bool, is_one_too_many: bool) -> None:
+        self._service, self._talk = service, talk
+        self._for_everybody, self._is_one_too_many = for_everybody, is_one_too_many
 
-    async def _answer(self, request: h11.Request, *, is_last: bool) -> None:
+    async def respond(self, request: Request) -> Answer:
         """Answer one request. Raises Rejected."""
-        if len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.headers) > LARGEST_HEAD:
-            raise Rejected(431, "the head is too large")
+        if self._is_one_too_many:
+            raise Rejected(503, "too many connections")
         if len(request.target) > LONGEST_TARGET:
             raise Rejected(414, "the path is too long")
-        if {b"content-length", b"transfer-encoding"} <= (headers := dict(request.headers)).keys():
-            raise Rejected(400, "a content length, and chunks")
         parts = split(request.target)
         if parts is None:
-            raise Rejected(400, "the path is none of ours")
+            raise Rejected(400, "this service has no such path")
         if self._for_everybody and parts[:1] not in OPEN:
             raise Rejected(404, "not found")
-        more = [(b"connection", b"close")] if is_last else []
+        headers = dict(request.headers)
         if request.method == b"PUT":
-            return await self._put(parts, headers, more)
+            return await self._put(parts, request, headers)
         if request.method not in (b"GET", b"HEAD"):
             raise Rejected(405, "GET, HEAD, and PUT of outputs only")
         if parts[:1] not in OPEN and not self._service.admits(headers.get(TOKEN)):
-            raise Rejected(401, "a session token is needed that counts: see IMDSv2")
+            raise Rejected(401, "a valid session token is needed: see IMDSv2")
         page = self._service.page(parts)
         if page is None:
             raise Rejected(404, "not found")
-        await self._drain()
-        await self._reply(200, page.data, page.kind, more, is_head=request.method == b"HEAD")
+        await self._talk.body(request)
+        return Answer(200, page.data, (("content-type", page.kind),))
 
-    async def _put(self, parts: list[str], headers: dict[bytes, bytes], more: list[tuple[bytes, bytes]]) -> None:
+    async def _put(self, parts: list[str], request: Request, headers: dict[bytes, bytes]) -> Answer:
         if parts == ["latest", "api", "token"]:
             ttl = headers.get(TTL, b"")
-            return await self._reply(200, self._service.token(ttl), TEXT, [*more, (TTL, ttl)])
+            token = self._service.token(ttl)
+            await self._talk.body(request)
+            return Answer(200, token, (("content-type", TEXT), (TTL.decode(), ttl.decode())))
         if parts[:1] != ["joboutputs"]:
             raise Rejected(405, "GET and HEAD only")
         if len(parts) != 2:
             raise Rejected(403, "exactly one name below joboutputs")
-        await self._take(parts[1], headers)
-        await self._reply(201, b"", TEXT, more)
+        await self._take(parts[1], headers.get(b"content-length"))
+        return Answer(201, headers=(("content-type", TEXT),))
 
-    async def _take(self, name: str, headers: dict[bytes, bytes]) -> None:
+    async def _take(self, name: str, length: bytes | None) -> None:
         """A file of the guest's. Raises Rejected; then, as when the guest goes away, nothing is left of it."""
-        length = headers.get(b"content-length")
         draft = self._service.outputs.begin(name, None if length is None else int(length))
         try:
-            async with asyncio.timeout(BODY_TIMEOUT):
-                while isinstance(event := await self._part(), h11.Data):
-                    draft.write(bytes(event.data))
-                if not isinstance(event, h11.EndOfMessage):
-                    raise Rejected(400, "the file ended too soon")
+            async with asyncio.timeout(FILE_TIMEOUT):
+                async for part in self._talk.parts():
+                    draft.write(part)
             draft.keep()
         finally:
             draft.drop()
-
-    async def _drain(self) -> None:
-        """Read and drop the body of a request that needs none."""
-        size = 0
-        async with asyncio.timeout(STALL_TIMEOUT):
-            while isinstance(event := await self._part(), h11.Data):
-                size += len(event.data)
-                if size > LARGEST_HEAD:
-                    raise Rejected(413, "nothing is to be sent here")
-
-    async def _part(self) -> object:
-        async with asyncio.timeout(STALL_TIMEOUT):
-            return await self._next(CHUNK)
-
-    async def _next(self, most: int) -> object:
-        """The next event of the connection."""
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            if self._http.they_are_waiting_for_100_continue:
-                await self._send(h11.InformationalResponse(status_code=100, headers=[]))
-            self._http.receive_data(await self._loop.sock_recv(self._socket, most))
-        return event
-
-    # -- answers -------------------------------------------------------------------------------------------------------
-
-    async def _refuse(self, rejected: Rejected) -> None:
-        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            if self._http.their_state is h11.SEND_BODY and not self._http.they_are_waiting_for_100_continue:
-                with suppress(h11.RemoteProtocolError):
-                    self._http.next_event()  # a request without a body is over with this
-            headers = [(b"connection", b"close")] if self._http.their_state is not h11.DONE else []
-            if rejected.status == 405:
-                headers.append((b"allow", b"GET, HEAD"))
-            await self._reply(rejected.status, f"{rejected}\n".encode(), TEXT, headers)
-
-    async def _reply(
-        self, status: int, data: bytes, kind: str, more: list[tuple[bytes, bytes]], *, is_head: bool = False
-    ) -> None:
-        headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(data)), *more]
-        await self._send(h11.Response(status_code=status, headers=headers))
-        if not is_head:
-            await self._send(h11.Data(data=data))
-        await self._send(h11.EndOfMessage())
-
-    async def _send(self, event: h11.Event) -> None:
-        data = self._http.send(event)
-        if not data:
-            return
-        try:
-            async with asyncio.timeout(SEND_TIMEOUT):
-                await self._loop.sock_sendall(self._socket, data)
-        except TimeoutError as exc:
-            raise ConnectionAbortedError("the guest does not read its answer") from exc
-
-    async def _linger(self) -> None:
-        """Send no more, and drop what still arrives for a moment."""
-        with suppress(OSError, TimeoutError):
-            self._socket.shutdown(socket.SHUT_WR)
-            left = LINGER_BYTES
-            async with asyncio.timeout(LINGER):
-                while left > 0 and (data := await self._loop.sock_recv(self._socket, CHUNK)):
-                    left -= len(data)

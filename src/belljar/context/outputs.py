@@ -16,18 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.host.files import write_all
+from belljar.host.http import Rejected
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 MOST_AT_ONCE = 8
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
-
-class Rejected(Exception):
-    """The request is refused: with this HTTP status, for this reason."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class Outputs:

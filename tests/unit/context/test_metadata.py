@@ -378,8 +378,7 @@ def test_a_head_request_has_no_body(service: Service) -> None:
 
 
 def test_slow_heads_and_bodies_are_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HEAD_TIMEOUT", "STALL_TIMEOUT", "LINGER"):
-        monkeypatch.setattr(metadata, name, 0.05)
+    monkeypatch.setattr(metadata, "LIMITS", replace(metadata.LIMITS, request=0.05, stall=0.05, linger=0.05))
 
     async def slow_head(guest: Guest) -> None:
         await guest.send(b"GET / HT")
@@ -395,8 +394,7 @@ def test_slow_heads_and_bodies_are_given_up(service: Service, monkeypatch: pytes
 
 
 def test_a_guest_that_does_not_read_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "SEND_TIMEOUT", 0.05)
-    monkeypatch.setattr(metadata, "LINGER", 0.05)
+    monkeypatch.setattr(metadata, "LIMITS", replace(metadata.LIMITS, send=0.05, linger=0.05))
 
     async def client(guest: Guest) -> None:
         guest.end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from belljar.errors import BadSetting, HostError
+from belljar.host.http import Answer, Limits
 from belljar.records import replace
 from belljar.service import streams
 from belljar.service.credentials.certificates import own_certificate
-from belljar.service.http.server import Answer, Limits, Sent, counted, place, serving, tls_by
+from belljar.service.http.server import Sent, counted, place, serving, tls_by
 
 LIMITS = Limits(head=1000, body=100, connections=3, requests=4, linger=0.05)
 

@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from belljar.host.http import Answer, Limits
 from belljar.lease import AccessKey
 from belljar.lease.desk import Owner
 from belljar.lease.ec2.actions import belongings, instances, places, spot
@@ -27,7 +28,7 @@ from belljar.lease.ec2.refusals import Refused, refused
 from belljar.lease.ec2.request import ENVELOPE, LARGEST_BODY, fields_of, signer
 from belljar.records import replace
 from belljar.service.http.limits import Askers
-from belljar.service.http.server import Answer, Limits, Sent, place, serving, tls_by
+from belljar.service.http.server import Sent, place, serving, tls_by
 from belljar.service.telling import Tell
 from belljar.service.udp.senders import Budget
 

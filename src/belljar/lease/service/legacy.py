@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 
 from belljar.errors import BelljarError
+from belljar.host.http import Answer, Limits
 from belljar.host.threads import in_thread
 from belljar.lease import OLD_PILOT, Cause, Do, Facts, Order, Report, Settings, Tell
 from belljar.lease.decisions.case import Case
 from belljar.lease.store import Store
 from belljar.service.http.digest import Digest
-from belljar.service.http.server import Answer, Limits, Sent, serving
+from belljar.service.http.server import Sent, serving
 from belljar.service.telling import Tell as TellFunction
 
 ACCOUNT, REALM, PATH = "pilotaccount", "pilotrealm", "/pilot_notification/v01/"
