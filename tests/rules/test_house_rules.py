@@ -86,11 +86,6 @@ def test_nothing_speaks_of_the_place_where_it_was_written() -> None:
     assert_none(f"{path}: {found[0]}" for path, text in pages.items() if (found := words.search(text)))
 
 
-def test_the_agent_can_be_read_by_an_old_python() -> None:
-    for name, text in AGENT.items():
-        ast.parse(text, name, feature_version=(3, 6))
-
-
 def test_the_agent_imports_only_the_standard_library() -> None:
     assert_none(f"{name}: {module}" for name, text in AGENT.items() for module in foreign_imports(text))
 

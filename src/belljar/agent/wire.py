@@ -23,7 +23,6 @@ else on the wire is a WireError and ends the conversation.
 
 import os
 import struct
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def join(*words: bytes) -> bytes:
 
 def hello_of(boot_nonce: bytes, system: str, has_9p: bool) -> bytes:
     """The words of a HELLO."""
-    texts = (VERSION, boot_nonce.decode("ascii"), system, os.uname().release, "%d.%d.%d" % sys.version_info[:3])
+    texts = (VERSION, boot_nonce.decode("ascii"), system, os.uname().release)
     said = [b"%d" % PROTOCOL] + [text.encode("utf-8", "replace").replace(b"\0", b"?") for text in texts]
     return join(*(said + [b"9p" if has_9p else b""]))
 

@@ -34,7 +34,6 @@ class Hello:
     boot_nonce: str  # drawn once per boot by the agent: equal in all clones of a template until `identify`
     os: str
     kernel: str
-    python: str
     nine_p: bool
 
 

@@ -162,12 +162,12 @@ class Conversation:
         assert self._hello is not None
         if kind != wire.HELLO or self._hello.done():
             raise wire.WireError(f"frame type {kind} where only a hello may come, or none")
-        number, name, boot_nonce, system, kernel, python, nine_p = read_words(body, 7)
+        number, name, boot_nonce, system, kernel, nine_p = read_words(body, 6)
         try:
             version = int(number)
         except ValueError as exc:
             raise wire.WireError("a hello without a version") from exc
-        self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, python, nine_p == "9p"))
+        self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, nine_p == "9p"))
 
     async def _call(
         self, name: bytes, *words: bytes, answers: int | None = None, patience: float = 1, more: float = 0.0

@@ -72,7 +72,7 @@ class Relay:
         hello = self.conversation.hello
         if hello is None:
             return self._end()
-        names = (hello.agent, hello.boot_nonce, hello.os, hello.kernel, hello.python, "9p" if hello.nine_p else "")
+        names = (hello.agent, hello.boot_nonce, hello.os, hello.kernel, "9p" if hello.nine_p else "")
         words = wire.join(b"%d" % hello.version, *(name.encode() for name in names))
         self.client.send(wire.greeting(nonce) + wire.frame(wire.HELLO, 0, words))
 

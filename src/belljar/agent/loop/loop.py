@@ -222,8 +222,7 @@ class Agent(Channel):
         self._abandon_all()
         self.guest.warm(self._fork_ahead)
         gc.collect()
-        if hasattr(gc, "freeze"):
-            gc.freeze()
+        gc.freeze()
         os.sync()
         self._reap(0)  # else each clone would begin with it
         self.parser.forget()
