@@ -63,9 +63,7 @@ class FakeGuest:
                 self.script.dies_after, self._lose, "the fake guest died"
             )
         self.done.append("greet")
-        return Hello(
-            wire.PROTOCOL, wire.VERSION, "0" * 32, "fake", "6.1.0-fake", "3.11.2", "mount" not in self.script.refuses
-        )
+        return Hello(wire.PROTOCOL, wire.VERSION, "0" * 32, "fake", "6.1.0-fake", "mount" not in self.script.refuses)
 
     async def identify(self, identity: Identity) -> IdentityProof:
         self._do("identify")
