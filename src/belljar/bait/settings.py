@@ -26,7 +26,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 WORD_OR_NONE = re.compile(f"({WORD.pattern})?")
 INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 INSTANCE = re.compile(f"{WORD.pattern}(@{WORD.pattern})?")  # a bait may be a queue on a host
-BUILT = ("slurm", "gridengine", "openpbs")  # systems that machines join by themselves
+BUILT = ("slurm", "gridengine")  # systems that machines join by themselves
 
 
 def load(path: Path = FILE) -> Settings:
@@ -64,7 +64,7 @@ def _mistake(path: Path, table: dict[str, Value], key: str, what: str, hint: str
 
 def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
     if settings.system not in BUILT:
-        known = "machines cannot join it yet" if settings.system in names() else "no such batch system"
+        known = "belljar makes no worker nodes for it" if settings.system in names() else "no such batch system"
         yield "system", f"{settings.system}: {known}", f"one of {', '.join(BUILT)}"
     else:
         try:

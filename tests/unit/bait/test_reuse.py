@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.unit.bait.plain import Plain
 
-from belljar.bait import Settings
+from belljar.bait import Settings, acts, daemon
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.cache import MARK
 from belljar.bait.decisions.decide import Room
@@ -31,11 +32,29 @@ SETTINGS = Settings(
 LOOKS = 300
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory: each look renames a file."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are killed here, and no power fails: what is written need not be on the disk."""
     for name in ("fdatasync", "fsync"):
         monkeypatch.setattr(os, name, lambda descriptor: None)
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of looks, with several threads each, would take longer than a test may on a busy host."""
+
+    async def at_once(call: Callable[[], Any]) -> Any:
+        return call()
+
+    for module in (daemon, acts):
+        monkeypatch.setattr(module, "in_thread", at_once)
 
 
 class Killed(BaseException):
@@ -238,12 +257,10 @@ class World(Plain):
         for _look in range(LOOKS):
             try:
                 await self.daemon.look()
-                for _ in range(4):
-                    await asyncio.sleep(0)
             except Killed:
                 pass
+            await asyncio.gather(*self.daemon._acts.working.values(), return_exceptions=True)
             if self.killed:
-                await asyncio.gather(*self.daemon._acts.working.values(), return_exceptions=True)
                 self.daemon.journal.close()
                 self.killed, self.kill_at = False, -1
                 self.daemon = self.begin()

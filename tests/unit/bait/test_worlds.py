@@ -75,8 +75,12 @@ class World:
         self.job = replace(self.job, state=state, on=())
 
     def forget(self, ticks: int) -> None:
-        """The batch system is killed, and remembers the job as it was so many ticks ago. It must know the nodes that that names."""
-        self.job, self.pinned = self.past[-min(ticks, len(self.past))] if self.past else (self.job, self.pinned)
+        """The batch system is killed, and remembers the job as it was so many ticks ago. It must know the nodes that that names. What it
+        has forgotten it can never remember again: from now on those ticks were as it believes."""
+        ticks = min(ticks, len(self.past))
+        if ticks:
+            self.job, self.pinned = self.past[-ticks]
+            self.past[-ticks:] = [self.past[-ticks]] * ticks
         names = {*self.job.on, *self.pinned} if self.job.state is not JobState.ENDED else set()
         assert self.nodes.keys() >= set(filter(machine_of, names)), self.job
         for node, state in self.nodes.items():

@@ -14,7 +14,7 @@ from math import ceil
 from belljar.batch.job.terms import one_line
 from belljar.batch.pbs.common import JOB_ID, seconds
 from belljar.model import MIB
-from belljar.pool.pbs.openpbs.client import CLIENT, STATES, document
+from belljar.pool.pbs.qstat import STATES, jobs_of
 from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots, account
 from belljar.pool.terms import LARGEST_ANSWER, Command, JobId, JobState
 
@@ -34,7 +34,7 @@ class OpenPbsPilots(Pilots):
             "-S", "/bin/sh", "-v", f"BELLJAR_OWNER={owner}", *(("-q", job.queue) if job.queue else ()),
             *(("-A", job.account) if job.account else ()),
         )  # fmt: skip
-        return CLIENT.submit(script, options)
+        return ("qsub", *options, script)
 
     def _nodes(self, job: PilotJob) -> Command:
         size = ceil(job.memory / MIB)
@@ -51,10 +51,13 @@ class OpenPbsPilots(Pilots):
     _each = "--"
 
     def submitted(self, printed: bytes) -> JobId:
-        return CLIENT.submitted(printed)
+        job = printed.decode("ascii", "replace").strip()
+        if JOB_ID.fullmatch(job) is None:
+            raise ValueError(f"qsub printed {job[:60]!r} where the job's id is expected")
+        return job
 
     def cancel(self, job: JobId) -> Command:
-        return CLIENT.cancel(job)
+        return ("qdel", job)
 
     def extend(self, job: JobId, seconds: float) -> Command:
         """Operators alone may let a running job last longer."""
@@ -64,13 +67,9 @@ class OpenPbsPilots(Pilots):
         return ("qstat", "-f", "-F", "json")
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
-        found = document(printed, "qstat").get("Jobs", {})
-        rows = [] if not isinstance(found, dict) else [(id, one) for id, one in found.items() if isinstance(one, dict)]
-        return tuple(
-            _named(id, str(one.get("Job_Name", "")), str(one.get("job_state", "")), str(one.get("comment", "")))
-            for id, one in rows
-            if _is_ours(str(one.get("Job_Name", "")), str(one.get("Job_Owner", "")))
-        )
+        names = ("Job_Owner", "Job_Name", "job_state", "comment")
+        rows = ((id, *(str(job.get(name, "")) for name in names)) for id, job in jobs_of(printed).items())
+        return tuple(_named(id, *words) for id, owner, *words in rows if _is_ours(words[0], owner))
 
     def limits(self) -> Command:
         return ("qstat", "-Q", "-f")
