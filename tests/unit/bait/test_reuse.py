@@ -7,6 +7,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,10 +256,8 @@ class World(Plain):
     async def go_on(self) -> World:
         """Until all jobs are done and nobody does anything; then all that is kept is too old."""
         for _look in range(LOOKS):
-            try:
+            with suppress(Killed):
                 await self.daemon.look()
-            except Killed:
-                pass
             await asyncio.gather(*self.daemon._acts.working.values(), return_exceptions=True)
             if self.killed:
                 self.daemon.journal.close()
