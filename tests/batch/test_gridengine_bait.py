@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.batch.lab.gridengine import ENV, HOST, QUEUE
-from tests.batch.lab.gridengine_bait import BAIT, NATIVE, NODES, NODES_QUEUE, GridEngineWorker
+from tests.batch.lab.gridengine_bait import BAIT, NODES, NODES_QUEUE, GridEngineWorker
 from tests.batch.lab.site import Site
 from tests.batch.lab.worker import PATIENCE, until
 
@@ -140,21 +140,3 @@ def test_a_bait_that_is_not_there_starts_nothing_on_its_host(worker: GridEngineW
     row = worker.ended(job)
     assert row["exit_status"].split()[0] == "0" and worker.written("where").strip() in NODES, worker.said()
     worker.closed(job)
-
-
-def test_native_jobs_have_what_machines_leave_of_their_host(worker: GridEngineWorker) -> None:
-    worker.kill()
-    worker.file.write_text(f'{worker.file.read_text()}\nnative = "{HOST}"\nroom = "slots=3"\n')
-    worker.start()
-    until(lambda: worker.nodes()[HOST].cpus == 3, "the host's slots to be counted")
-    ends = "until [ -e ends ]; do sleep 0.2; done"
-    job = worker.submit(ends, "-pe", "smp", "2", "-o", "/dev/null", "-j", "y")
-    worker.reached(job, "running")
-    assert worker.nodes()[HOST].cpus == 1
-    native = [worker.cell.submit("-q", NATIVE, "-b", "y", "sleep", "600") for _ in range(2)]
-    until(lambda: "r" in map(worker.cell.state, native), "a native job to run")
-    assert sorted(map(worker.cell.state, native)) == ["qw", "r"]  # one slot is left of three
-    worker.cell.run("qdel", *native)
-    (worker.site.home("bjalice") / "ends").touch()
-    worker.closed(job)
-    until(lambda: worker.nodes()[HOST].cpus == 3, "the slots to come back")

@@ -92,10 +92,8 @@ def test_check_proves_a_join_with_a_tiny_machine(worker: Worker, tmp_path: Path)
     nowhere = checked(worker, "--join", **here, hosts=f'["10.99.0.77 {os.uname().nodename}"]', join="30")
     assert list(nowhere) == ["a machine joins"], nowhere
     assert set(worker.slurm.nodes()) == {BAIT, "bait2"} and worker.belljar.leftovers() == []
-    wrong = checked(
-        worker, max_cpus="999", native='"wn77"', shares='["/nowhere/at/all:rw"]', feature='"other"', room='"room"'
-    )
-    assert set(wrong) == {"max_cpus", "native node wn77", "share /nowhere/at/all", "partition belljar"}, wrong
+    wrong = checked(worker, max_cpus="999", shares='["/nowhere/at/all:rw"]', feature='"other"')
+    assert set(wrong) == {"max_cpus", "share /nowhere/at/all", "partition belljar"}, wrong
 
 
 def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Worker) -> None:

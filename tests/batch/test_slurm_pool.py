@@ -13,7 +13,7 @@ from tests.live.net_lab import Lab
 
 from belljar.bait.decisions.note import Parts, read, write
 from belljar.model import MIB
-from belljar.pool import JobState, JobView, NodeState, Part
+from belljar.pool import JobState, JobView, NodeState
 
 VM, OTHER = "vm0123456789abx", "vm0123456789acx"
 ROOM = """PartitionName=room Nodes=bait2 Hidden=YES PriorityTier=100 MaxTime=INFINITE State=UP
@@ -175,25 +175,28 @@ def test_a_job_of_two_baits_names_both_and_a_note_at_it_is_read_again(slurm: Poo
     slurm.run(slurm.pool.client.cancel(job), slurm.pool.client.cancel(forbidden))
 
 
-def test_what_a_machine_takes_is_in_slurms_books_and_native_jobs_wait(slurm: PooledSlurm) -> None:
-    nodes, part = slurm.pool.nodes, Part("0" * 12, 2, 1000 * MIB)
-    ask = lambda *parts: nodes.reserve("bait2", parts, slurm.jobs(), slurm.nodes(), "room")  # noqa: E731
-    slurm.run(*ask(part))
-    slurm.lab.until(lambda: nodes.reserved("bait2", (part,), slurm.jobs(), slurm.nodes()) == {part.machine}, "room", 30)
-    assert ask(part) == () and slurm.nodes()["bait2"].free_cpus == 0 and slurm.nodes()["bait1"].free_cpus == 2
-    native = slurm.submit("true", "--nodelist=bait2")
-    again = Part("1" * 12, 1, 500 * MIB)
-    slurm.run(*ask(part, again))
-    waits = lambda: any(one.keeps[0] == again.machine and one.reason == "Resources" for one in slurm.jobs().values())  # noqa: E731
-    slurm.lab.until(waits, "Slurm to look at both", 30)
-    assert ask(part, again) == () and slurm.jobs()[native].state is JobState.WAITING
-    slurm.run(*ask(again))  # the first has gone
-    slurm.lab.until(
-        lambda: nodes.reserved("bait2", (again,), slurm.jobs(), slurm.nodes()) == {again.machine}, "room", 30
+def test_a_reservation_keeps_processors_of_a_host_from_its_native_jobs(slurm: PooledSlurm) -> None:
+    """The recipe of docs/bait/guide.md for a host with native jobs and machines."""
+    words = (
+        "ReservationName=machines",
+        "Nodes=bait2",
+        "CoreCnt=1",
+        "Users=root",
+        "StartTime=now",
+        "Duration=UNLIMITED",
     )
-    until(slurm, native, JobState.ENDED)  # beside it
-    slurm.run(*ask())
-    slurm.lab.until(lambda: slurm.nodes()["bait2"].free_cpus == 2, "the room to be given back", 30)
+    slurm.run(("scontrol", "create", "reservation", *words))
+    whole = slurm.submit("true", "--nodelist=bait2", "--cpus-per-task=2")
+    small = slurm.submit("true", "--nodelist=bait2")
+    until(slurm, small, JobState.ENDED)
+    assert slurm.jobs()[whole].state is JobState.WAITING
+    slurm.run(("scontrol", "update", "ReservationName=machines", "CoreCnt=2"))
+    late = slurm.submit("true", "--nodelist=bait2")
+    slurm.lab.until(lambda: slurm.jobs()[late].reason not in ("", "None"), "Slurm to look at it", 30)
+    assert {slurm.jobs()[job].state for job in (whole, late)} == {JobState.WAITING}
+    slurm.run(("scontrol", "delete", "ReservationName=machines"))
+    for job in (whole, late):
+        until(slurm, job, JobState.ENDED)
 
 
 def test_a_job_whose_node_was_removed_outlives_a_restart_of_slurmctld(slurm: PooledSlurm) -> None:

@@ -4,10 +4,12 @@ made for each, lets that join the batch system, and moves the job there. The bat
     decisions/   pure
         states.py   where a job stands, and what may follow
         decide.py   is this host open, and whose turn is it
-        advance.py  from what was written down and what is seen now: the next state and what is to be done. After a crash, too
-        parts.py    the same for a part of another bait's job, over several hosts;  note.py: what their baits tell each other
+        table.py    the handler of each state: from what was written down and what is seen now to the next step. After a crash, too
+        step.py     what a look sees, and what a step says;  leaving.py: the way out of machines and nodes
+        advance.py  handlers for a job of this bait's own
+        parts.py    for a part of another bait's job, over several hosts;  note.py: what their baits tell each other
+        cache.py    for machines that wait for another job: which one they may serve, and which ones make room
         arrays.py   tasks that have to be moved together
-        cache.py    which machine may serve another job, and which goes for want of room
     machines/    keeper.py: by belljar's own door;  scrub.py: how one is cleaned between two jobs, and proved to be clean
     networks/    classes.py: rules that keep network classes apart;  uplink.py: how much of a way out is free
     cloud/       Slurm's own way instead: nodes.py that slurmctld has made;  placement.py: on which host
@@ -57,12 +59,12 @@ class Settings:
     shares: tuple[str, ...] = setting((), "what every node sees: host folders, `SRC[:DST][:ro|rw]`")
     conf: Path = setting(
         Path("/etc/slurm/slurm.conf"),
-        "the site's slurm.conf; nodes get it without other nodes and paths of hosts. Grid Engine: the cell's `common/bootstrap`; OpenPBS: pbs.conf",
+        "the site's slurm.conf; nodes get it without other nodes and paths of hosts. Grid Engine: the cell's `common/bootstrap`",
     )
     key: Path = setting(Path("/etc/munge/munge.key"), "the pool's secret, given to each machine when it starts")
     nodes: tuple[str, ...] = setting(
         (),
-        "Grid Engine, OpenPBS: `ADDRESS NAME` of each node that a machine may become, as the server finds them by DNS or /etc/hosts",
+        "Grid Engine: `ADDRESS NAME` of each node that a machine may become, as the server finds them by DNS or /etc/hosts",
     )
     hosts: tuple[str, ...] = setting(
         (), "lines for a node's /etc/hosts, `ADDRESS NAME`: of the server, where DNS does not know it"
@@ -84,14 +86,6 @@ class Settings:
         unit="bytes",
         minimum=0,
     )
-    native: str = setting(
-        "",
-        "node of this host that runs native jobs (NodeName): what machines take is kept free there; empty: it runs none",
-    )
-    room: str = setting(
-        "belljar-room",
-        "partition of the jobs that keep it free there; users may not submit to it. Grid Engine: what that host has for all jobs, `slots=16,h_vmem=60G`",
-    )
     placement: tuple[str, ...] = setting(
         (),
         "cloud nodes on other hosts: `NODES -> HOST HOST` each, the first host that answers and has room makes a node; empty: this one makes all",
@@ -110,9 +104,7 @@ class Settings:
     settle: float = setting(
         0.0, "so long a node is known before its job is moved there; 6s: Slurm has saved it", unit="seconds"
     )
-    gone_after: float = setting(
-        60.0, "a job that the batch system does not know any more for so long has ended", unit="seconds"
-    )
+    gone_after: float = setting(60.0, "a job that the batch system has not named for so long has ended", unit="seconds")
     delay: float = setting(30.0, "a job that goes back to the batch system waits so long", unit="seconds", minimum=0)
     cache: str = setting(
         "never",

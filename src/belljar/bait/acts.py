@@ -1,5 +1,5 @@
 """What a bait does: commands of the batch system, and machines that begin and end. Each may be done twice; what came of it is seen at
-the next look, so a command that fails is told of, and no more.
+the next look, so a command that fails is reported, and no more.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import Act, Do, Seen
 from belljar.bait.decisions.decide import Bait
 from belljar.bait.decisions.states import Entry
-from belljar.bait.machines.keeper import Keeper, told
+from belljar.bait.decisions.step import Act, Do
+from belljar.bait.machines.keeper import Machines, line_of
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import printed
 from belljar.host.threads import in_thread
-from belljar.pool import JobState, JobView, NodeState, NodeView, Part, Pool
+from belljar.pool import JobState, JobView, NodeState, NodeView, Pool
 
 ASK = 20.0  # seconds one command of the batch system may take
 END_AGAIN = 20.0  # seconds after which a machine that does not end is told again
@@ -31,14 +31,14 @@ command: Run = partial(printed, timeout=ASK)
 
 
 class Acts:
-    """*complain*: where a failure is told of. *wake*: what was done beside all else has come to its end.
+    """*complain*: reports a failure. *wake*: what was done beside all else has come to its end.
 
     `closed`: baits that it closed. `working`: machines with which something is done. `ended`: machine -> why, of those that did not
     come, or have gone. `proved`: machine -> "" where it is clean, or what is not. `released`: arrays of which a task was, since the last
     look."""
 
     def __init__(
-        self, settings: Settings, pool: Pool, keeper: Keeper, run_command: Run, clock: Callable[[], float],
+        self, settings: Settings, pool: Pool, keeper: Machines, run_command: Run, clock: Callable[[], float],
         complain: Callable[[str, str], None], wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self._settings, self._pool, self._keeper, self._command = settings, pool, keeper, run_command
@@ -73,7 +73,7 @@ class Acts:
                 for argv in nodes.remove(act.of):
                     await self.run(argv, act.of)
         elif job is not None and entry is not None:
-            members = tuple(nodes.name_of(one) for one in entry.machines)
+            members = tuple(map(nodes.name_of, entry.machines))
             back = partial(nodes.give_back, job, entry.home, settings.delay)
             is_home = job.queue != settings.queue
             acts: Mapping[Do, Callable[[], Iterable[tuple[str, ...]]]] = {
@@ -91,9 +91,9 @@ class Acts:
             await self.run_all(acts[act.do](), f"job {job.id}")
 
     def _unpin(self, job: JobView, entry: Entry) -> tuple[tuple[str, ...], ...]:
-        """It stays where somebody else moved it. One that goes home here to stay held is told so."""
-        told = (self._pool.client.note(job, entry.why),) if entry.stays_held else ()
-        return (*self._pool.nodes.unpin(job, entry.home if job.queue == self._settings.queue else ""), *told)
+        """It stays where somebody else moved it. One that goes home here to stay held has the reason in its note."""
+        note = (self._pool.client.note(job, entry.why),) if entry.stays_held else ()
+        return (*self._pool.nodes.unpin(job, entry.home if job.queue == self._settings.queue else ""), *note)
 
     async def show(self, bait: Bait, nodes: Mapping[str, NodeView]) -> None:
         """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
@@ -101,7 +101,7 @@ class Acts:
         for name in (self._settings.name, *self._settings.also):
             node = nodes.get(name)
             if node is None:
-                self._complain(name, f"{name}: the batch system knows no such node; see docs/bait.md")
+                self._complain(name, f"{name}: the batch system knows no such node; see docs/bait/guide.md")
                 continue
             is_closed, has_reasons = node.state in (NodeState.OUT, NodeState.DRAINING), self._pool.nodes.tells_reasons
             is_ours = node.reason.startswith(OUR_REASONS) or (name in self.closed and not has_reasons)
@@ -114,25 +114,13 @@ class Acts:
             elif bait.is_open and not is_closed:
                 self.closed.discard(name)
 
-    async def reserve(self, parts: tuple[Part, ...], seen: Seen) -> bool:
-        """The batch system's books give these machines their part of the node that runs native jobs. True: they are to."""
-        name, said = self._settings.native, self._settings
-        if not name or seen.jobs is None or seen.nodes is None:
-            return False
-        if name not in seen.nodes:
-            self._complain(name, f"{name}: the batch system knows no such node; see docs/bait.md")
-            return False
-        commands = self._pool.nodes.reserve(name, parts, seen.jobs, seen.nodes, said.room)
-        done = [await self.run(one, f"room on {name}") for one in commands]
-        return bool(done)
-
-    def forget(self, machines: frozenset[str], wanted: frozenset[str], idle: frozenset[str]) -> None:
-        """What is kept of machines that nobody asks about any more. *machines*: that live. *idle*: those of no job: what was proved of
-        them is true until they have one."""
+    def forget(self, machines: frozenset[str], in_use: frozenset[str], idle: frozenset[str]) -> None:
+        """Forget what was noted of other machines. *machines*: that live. *in_use*: that an entry names. *idle*: those of no job: what was
+        proved of them is true until they have one."""
         self.released.clear()
-        self.ended = {id: why for id, why in self.ended.items() if id in wanted}
-        self.proved = {id: said for id, said in self.proved.items() if id in idle}
-        self._made &= wanted
+        self.ended = {id: why for id, why in self.ended.items() if id in in_use}
+        self.proved = {id: why for id, why in self.proved.items() if id in idle}
+        self._made &= in_use
         self._ending = {id: at for id, at in self._ending.items() if id in machines}
 
     async def cancel(self) -> None:
@@ -163,7 +151,7 @@ class Acts:
             await self._keeper.start(job, id)
             self._made.add(id)
         except (BelljarError, OSError) as exc:
-            self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{told(exc)}"
+            self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{line_of(exc)}"
 
     async def _prove(self, id: str) -> None:
         self.proved[id] = await self._keeper.prove(id)
@@ -174,7 +162,7 @@ class Acts:
             await self._keeper.admit(job, id)
             await self.run(self._pool.nodes.open(node := self._pool.nodes.name_of(id)), node)
         except (BelljarError, OSError) as exc:
-            self._complain(f"machine {id}", told(exc))
+            self._complain(f"machine {id}", line_of(exc))
             await in_thread(lambda: self._keeper.end(id))
 
     async def run_all(self, commands: Iterable[tuple[str, ...]], about: str) -> None:

@@ -1,6 +1,6 @@
-"""How a job's arrival is told: the batch system's prolog on the bait asks by a socket, and is answered when the job has been taken back.
+"""How a job arrives: the batch system's prolog on the bait asks by a socket, and is answered when the job has been taken back.
 
-Only root, and whom the bait runs as, are heard. One line asked, `{"job": "4711", "again": false}`, and one answered, `{"taken": true}`.
+The bait answers root and its own user alone: one line for one, `{"answer": "taken"}` for `{"job": "4711", "again": false}`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from enum import Enum
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
+from belljar.pool import Revoked
 from belljar.service.streams import peer_uid
 
 SOCKET = "arrivals.sock"
@@ -27,18 +29,24 @@ AGAIN = 0.5  # seconds between two tries to reach a bait that is just being rest
 NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9}|\[[0-9]{1,9}\])?")
 
 
+class Answer(str, Enum):
+    TAKEN = "taken"  # the job is off the bait
+    NOT_YET = "not-yet"  # the prolog is to ask again
+    FAILED = "failed"  # it could not be taken back
+
+
 @asynccontextmanager
-async def listening(folder: Path, arrived: Callable[[str, bool], Awaitable[bool | None]]) -> AsyncIterator[None]:
-    """*arrived* returns when the job is off the bait; None: not yet; False: it could not be taken back."""
+async def listening(folder: Path, arrived: Callable[[str, bool], Awaitable[Answer]]) -> AsyncIterator[None]:
+    """*arrived*: the answer for a job's number, and whether that was answered before."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError, BelljarError):
             async with asyncio.timeout(600):
                 if peer_uid(writer.get_extra_info("socket")) in (0, os.geteuid()):
-                    asked = json.loads(await reader.readline())
-                    is_good = isinstance(job := asked["job"], str) and NUMBER.fullmatch(job) is not None
-                    taken = is_good and await arrived(job, asked.get("again") is True)
-                    writer.write(json.dumps({"taken": taken}).encode() + b"\n")
+                    question = json.loads(await reader.readline())
+                    is_number = isinstance(job := question["job"], str) and NUMBER.fullmatch(job) is not None
+                    answer = await arrived(job, question.get("again") is True) if is_number else Answer.FAILED
+                    writer.write(json.dumps({"answer": answer.value}).encode() + b"\n")
                     await writer.drain()
         writer.close()
 
@@ -52,30 +60,31 @@ async def listening(folder: Path, arrived: Callable[[str, bool], Awaitable[bool 
         server.close()
 
 
-def tell(folder: Path, job: str, timeout: float, is_off: Callable[[], bool | None] = lambda: None) -> None:
+def tell(folder: Path, job: str, timeout: float, revoked: Callable[[], Revoked] = lambda: Revoked.CANNOT_TELL) -> None:
     """From a prolog: return when the job is off this bait. Raises HostError where that will not be so, and where the bait is silent for
-    *timeout* seconds. *is_off*: the node's daemon knows it, too (None: it cannot be asked); before, it would start the job when its prolog
-    ends, and start it without a prolog later when that fails."""
+    *timeout* seconds. *revoked*: the node's daemon knows it, too; before, it would start the job when its prolog ends, and start it without
+    a prolog later when that fails."""
     end, why, again = time.monotonic() + timeout, "it is not started", False
     while (left := end - time.monotonic()) > 0:
         try:
-            with socket.socket(socket.AF_UNIX) as line:
-                line.settimeout(left)
-                line.connect(str(folder / SOCKET))
-                line.sendall(json.dumps({"job": job, "again": again}).encode() + b"\n")
-                answer = line.makefile("rb").readline(LONGEST)
-            why = "it could not take the job back" if answer else "it was stopped meanwhile"
-            taken = json.loads(answer or b"{}").get("taken", False)
-            told = time.monotonic()
-            while not (knows := is_off()) and taken and time.monotonic() - told < (SETTLE if knows is None else HEARD):
+            with socket.socket(socket.AF_UNIX) as channel:
+                channel.settimeout(left)
+                channel.connect(str(folder / SOCKET))
+                channel.sendall(json.dumps({"job": job, "again": again}).encode() + b"\n")
+                line = channel.makefile("rb").readline(LONGEST)
+            why = "it could not take the job back" if line else "it was stopped meanwhile"
+            answer, answered = Answer(json.loads(line)["answer"]) if line else Answer.FAILED, time.monotonic()
+            while (known := revoked()) is not Revoked.YES and answer is Answer.TAKEN:
+                if time.monotonic() - answered >= (SETTLE if known is Revoked.CANNOT_TELL else HEARD):
+                    break
                 time.sleep(OFF)
-            if knows or (taken and (knows is None or again)):
+            if known is Revoked.YES or (answer is Answer.TAKEN and (again or known is Revoked.CANNOT_TELL)):
                 return
-            again, end = again or taken is True, end if taken is False else told + timeout
-        except (OSError, ValueError) as exc:
+            again, end = again or answer is Answer.TAKEN, end if answer is Answer.FAILED else answered + timeout
+        except (OSError, ValueError, KeyError, TypeError) as exc:
             why = getattr(exc, "strerror", None) or str(exc)
         time.sleep(min(AGAIN, max(end - time.monotonic(), 0)))
     raise HostError(
         f"the bait in {folder} did not take job {job} back within {timeout:g} s: {why}",
-        hint="Is `belljar bait run` there?",
+        hint="Is `belljar bait run` running there?",
     )

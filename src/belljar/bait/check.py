@@ -11,7 +11,7 @@ from pathlib import Path
 from belljar import api
 from belljar.bait import Settings
 from belljar.bait.acts import command
-from belljar.bait.machines.keeper import GRACE, LARGEST_CONF, joining_request, last_line, secret, told, why_ended
+from belljar.bait.machines.keeper import GRACE, LARGEST_CONF, joining_request, last_line, line_of, secret, why_ended
 from belljar.bait.networks.classes import FAMILIES, TABLE
 from belljar.errors import BelljarError
 from belljar.host.commands import run, which
@@ -35,7 +35,7 @@ def needs(
         wrong = "" if os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK) else "this host has none"
         yield Need(f"bridge {bridge}", wrong, f"Make it, or correct `networks.{kind}`.")
     if len(settings.networks) > 1 or settings.closed:
-        yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait.md)")
+        yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait/guide.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
     yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
     for share in shares:
@@ -54,11 +54,9 @@ def needs(
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
     try:
         yield from pool.nodes.needs(ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
-        if settings.native not in ("", *pool.nodes.nodes(ask(*pool.nodes.query()).encode())):
-            yield Need(f"native node {settings.native}", "there is no such node", "Correct `native` in bait.toml.")
     except (BelljarError, ValueError) as exc:
-        said = str(getattr(exc, "message", exc)).replace("\n", " ")
-        yield Need(settings.system, said, "Is it there, and does it answer on this host?")
+        why = str(getattr(exc, "message", exc)).replace("\n", " ")
+        yield Need(settings.system, why, "Is it there, and does it answer on this host?")
 
 
 async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Need:
@@ -79,7 +77,7 @@ async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Ne
                 with suppress(BelljarError):
                     await command(argv)
     except (BelljarError, OSError, ValueError) as exc:
-        why = told(exc)
+        why = line_of(exc)
     return Need("a machine joins", why, "The reason is the last line of what the machine wrote: `belljar logs ID`.")
 
 

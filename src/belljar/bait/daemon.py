@@ -18,10 +18,10 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, RELEASES, Acts, Run, command
-from belljar.bait.arrivals import listening
-from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, Act, Seen, recover
+from belljar.bait.arrivals import Answer, listening
+from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT
 from belljar.bait.decisions.arrays import must_wait, newcomers
-from belljar.bait.decisions.cache import NEVER, next_step, terms_of, with_kept, with_machines
+from belljar.bait.decisions.cache import NEVER, terms_of, with_kept, with_machines
 from belljar.bait.decisions.decide import (
     Faults,
     Judge,
@@ -32,21 +32,23 @@ from belljar.bait.decisions.decide import (
     asked_of,
     bait_now,
     choose,
-    claims,
     nothing,
     share_of,
     size_of,
 )
+from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
 from belljar.bait.decisions.states import KEEPING, STARTING, BaitState, Entry, State, is_moving
+from belljar.bait.decisions.step import Act, Seen
+from belljar.bait.decisions.table import next_step
 from belljar.bait.journal import Journal
-from belljar.bait.machines.keeper import Keeper, feature_of, told
+from belljar.bait.machines.keeper import Machines, feature_of, line_of
 from belljar.bait.status import Status, order, read_status, show_status
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
 from belljar.host.threads import in_thread
-from belljar.pool import JobState, JobView, NodeView, Part, Pool
+from belljar.pool import JobState, JobView, NodeView, Pool
 from belljar.records import replace
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell, Troubles
@@ -55,10 +57,10 @@ LOCK = "lock"
 SOON = 0.3  # seconds to the next look after something was done: what it does shows a moment later
 WAITED = 5.0  # seconds after which a machine that is not claimed is said to wait for its image
 TAKEN_BACK = 30.0  # seconds in which a job that arrived is off the bait
-UNTOLD = 5.0  # seconds in which a prolog tells of a job that begins here
+UNTOLD = 5.0  # seconds in which a prolog reports a job that begins here
 
 
-async def serve(settings: Settings, folder: Path, pool: Pool, keeper: Keeper, tell: Tell, judge: Judge) -> None:
+async def serve(settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: Judge) -> None:
     """A bait until TERM or INT. Raises HostError where another one works in this folder."""
     lock = try_lock(private_folder(folder) / LOCK)
     if lock is None:
@@ -73,7 +75,7 @@ class Daemon:
     """`run_command` carries out a command of the batch system."""
 
     def __init__(
-        self, settings: Settings, folder: Path, pool: Pool, keeper: Keeper, tell: Tell, judge: Judge = nothing, *,
+        self, settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: Judge = nothing, *,
         run_command: Run = command, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self._pool, self._keeper, self._tell = settings, folder, pool, keeper, tell
@@ -124,27 +126,28 @@ class Daemon:
             if event["event"] == "ended":
                 self._wake.set()
 
-    async def arrived(self, number: str, again: bool) -> bool | None:
-        """A prolog of the bait asks: True when the job is off it. None: not yet. False: it will not be. *again*: it was told so, but the
-        node's daemon does not know it."""
-        end, pause, client, answer = self._clock() + TAKEN_BACK, SOON / 16, self._pool.client, None
+    async def arrived(self, number: str, again: bool) -> Answer:
+        """A prolog of the bait asks. *again*: it was answered that the job is off, but the node's daemon does not know it."""
+        end, pause, answer = self._clock() + TAKEN_BACK, SOON / 16, Answer.NOT_YET
         while self._clock() < end:
             async with self._looking:
-                jobs = await self._ask(self._jobs)
-                job = next((one for one in (jobs or {}).values() if number in (one.number, one.id)), None)
-                answer = None
-                if job is None or client.has_forgotten(job):
+                jobs = await self._ask(self._jobs) or {}
+                job = next((job for job in jobs.values() if number in (job.number, job.id)), None)
+                answer = Answer.NOT_YET
+                if job is None or self._pool.client.has_forgotten(job):
                     pass  # when it begins anew, its node waits for this prolog
-                elif client.is_back(job):
+                elif self._pool.client.is_back(job):
                     self._wake.set()
-                    if not again or job.state in (JobState.ENDING, JobState.ENDED):
-                        return not again or job.state is JobState.ENDING
+                    if not again or job.state is JobState.ENDING:
+                        return Answer.TAKEN
+                    if job.state is JobState.ENDED:
+                        return Answer.FAILED
                     if not self._has(job):  # it is held as before it began, which the batch system has forgotten
-                        await self._acts.run(client.release(job.id), f"job {job.id}")
+                        await self._acts.run(self._pool.client.release(job.id), f"job {job.id}")
                         again = False
                 elif self._leads(job):  # else its leader takes it back
                     await self._take(job)
-                    answer = False
+                    answer = Answer.FAILED
             await asyncio.sleep(pause)
             pause = min(SOON, 2 * pause)
         return answer
@@ -162,7 +165,7 @@ class Daemon:
         await self._acts.run_all(client.arrive((job,)), about)
 
     async def _take_untold(self, jobs: Mapping[str, JobView]) -> None:
-        """Jobs on a bait of which no prolog told: of one that it has just ended, a node's daemon may run none."""
+        """Jobs on a bait that no prolog reported: a node's daemon may run none for a job that it has just ended."""
         on = [job for job in jobs.values() if job.state is JobState.RUNNING and job.on and self._leads(job)]
         now, on = self._clock(), [job for job in on if not self._pool.client.is_back(job)]
         self._untold = {job.id: self._untold.get(job.id, now) for job in on}
@@ -187,7 +190,7 @@ class Daemon:
             seen = await self._see()
             done = [await self._go_on(job, seen) for job in tuple(self.journal.entries)]
             mark, there = feature_of(self.settings.name), (seen.nodes or {}).values()
-            ours = frozenset(one.name for one in there if mark in one.features)
+            ours = frozenset(node.name for node in there if mark in node.features)
             for act in recover(self.journal.entries.values(), seen, ours):
                 done.append(True)
                 self._tell("cleaning up", act=act.do.value, of=act.of)
@@ -204,18 +207,19 @@ class Daemon:
         nodes, jobs = await asyncio.gather(self._ask(self._nodes, "nodes"), self._ask(self._jobs))
         if jobs and nodes:
             jobs = as_given(as_here(jobs, nodes, self.settings.names), self.journal.entries)
-        wanted = {one for entry in self.journal.entries.values() for one in entry.machines}
-        for id in wanted - machines - self._acts.ended.keys() - self._acts.working.keys():
+        entries = self.journal.entries.values()
+        in_use = frozenset(id for entry in entries for id in entry.machines)
+        for id in in_use - machines - self._acts.ended.keys() - self._acts.working.keys():
             if (why := await in_thread(lambda id=id: self._keeper.ended(id))) is not None:  # type: ignore[misc]
                 self._acts.ended[id] = why
-        idle = {one for entry in self.journal.entries.values() if entry.state in KEEPING for one in entry.machines}
-        self._acts.forget(machines, frozenset(wanted), frozenset(idle))
-        reserved = None
-        if self.settings.native and jobs is not None and nodes is not None:
-            reserved = self._pool.nodes.reserved(self.settings.native, await self._claims(jobs), jobs, nodes)
-        of, acts = self._pool.nodes, self._acts
-        names = of.name_of, of.machine_of, self._named(jobs or {}, nodes or {} if jobs is not None else {}), of.saves
-        return Seen(self._clock(), jobs, nodes, machines, acts.ended, acts.proved, reserved, *names)
+        idle = frozenset(id for entry in entries if entry.state in KEEPING for id in entry.machines)
+        self._acts.forget(machines, in_use, idle)
+        named = self._named(jobs or {}, nodes or {} if jobs is not None else {})
+        side = self._pool.nodes
+        return Seen(
+            self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=side.name_of,
+            machine=side.machine_of, named=named, saves=side.saves,
+        )  # fmt: skip
 
     def _named(self, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> frozenset[str]:
         """Nodes that a job names, or that none names for so short a time that a batch system that is killed may not remember it."""
@@ -226,15 +230,11 @@ class Daemon:
         self._unnamed = {node: self._unnamed.get(node, now) for node in nodes if node not in names}
         return frozenset(names | {node for node, since in self._unnamed.items() if now - since < saves})
 
-    async def _claims(self, jobs: Mapping[str, JobView]) -> tuple[Part, ...]:
-        sizes = await in_thread(self._keeper.sizes)
-        return claims(self.journal.entries.values(), jobs, sizes, self.settings)
-
     async def _gather(self, jobs: Mapping[str, JobView]) -> None:
         """The tasks of an array come to one bait, where they cannot be told apart by where they may run."""
         if self._pool.client.moves_whole_arrays and (new := newcomers(self.journal.entries, jobs)):
-            for one in new:
-                self._write(Entry(one.id, State.ARRIVED, self._clock(), home=one.queue, reruns=one.reruns))
+            for job in new:
+                self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns))
             await self._acts.run_all(self._pool.client.arrive(new), f"array {new[0].array[0]}")
 
     async def _act(self, act: Act, entry: Entry, jobs: Mapping[str, JobView]) -> None:
@@ -255,7 +255,7 @@ class Daemon:
         try:
             answer = await question()
         except (BelljarError, ValueError) as exc:
-            self._wrong[about] = told(exc)
+            self._wrong[about] = line_of(exc)
             self._troubles.note("batch system", self._wrong[about])
             return None
         self._wrong.pop(about, None)
@@ -264,38 +264,39 @@ class Daemon:
 
     async def _go_on(self, job: str, seen: Seen) -> bool:
         """Each step is written down, then what it says is done; so on, until there is something to wait for. True: something was done."""
-        is_moving = False
-        for _ in State:
-            entry = self.journal.entries[job]
+        passed, is_moving = set[State](), False
+        while (entry := self.journal.entries[job]).state not in passed:
+            passed.add(entry.state)
             step = next_step(entry, seen, self.settings)
-            after = step.entry
-            is_asked = bool(self._acts.working.keys() & set(after.machines))
-            if is_asked and after.state is State.VM_REQUESTED and seen.now - after.since > WAITED:
-                after = replace(after, state=State.IMAGE_WAIT)
-            if after.state is State.REPROCESS and entry.state is State.VM_BOOTING:
-                after = replace(after, why=after.why + await self._silent(entry, seen))
+            after = await self._after(entry, step.entry, seen)
             if after.job != job:  # what is left of it is its machines, which are cleaned now
                 self._write(after, replace(entry, state=State.CLOSED, machines=()))
             elif after != entry:
                 self._write(after)
-            if after.state is not entry.state:
-                self._count(entry, after)
+            self._count(entry, after)
             for act in step.acts:
                 await self._act(act, after, seen.jobs or {})
             is_moving = is_moving or bool(step.acts) or after.state is not entry.state
-            if step.acts or after.state in (entry.state, State.CLOSED):
+            if step.acts or after.state is State.CLOSED:
                 break
             job = after.job
         return is_moving
 
-    async def _silent(self, entry: Entry, seen: Seen) -> str:
-        """What the machines that did not join said last."""
-        alive = [id for id in entry.machines if id in seen.machines and seen.node(id) not in (seen.nodes or {})]
-        said = [await in_thread(lambda id=id: self._keeper.said(id)) for id in alive]  # type: ignore[misc]
-        return "".join(f"; {line}" for line in dict.fromkeys(filter(None, said)))
+    async def _after(self, before: Entry, after: Entry, seen: Seen) -> Entry:
+        """With what only this host knows: that an image is on its way, and what a machine said that did not join."""
+        is_asked = bool(self._acts.working.keys() & set(after.machines))
+        if is_asked and after.state is State.VM_REQUESTED and seen.now - after.since > WAITED:
+            return replace(after, state=State.IMAGE_WAIT)
+        if after.state is not State.REPROCESS or before.state is not State.VM_BOOTING:
+            return after
+        silent = [id for id in before.machines if id in seen.machines and seen.state(id) is None]
+        lines = [await in_thread(lambda id=id: self._keeper.last_words(id)) for id in silent]  # type: ignore[misc]
+        return replace(after, why="; ".join((after.why, *dict.fromkeys(filter(None, lines)))))
 
     def _count(self, entry: Entry, after: Entry) -> None:
         """Failed starts in a row; one that is its asker's fault, or its image's, says nothing about this host."""
+        if after.state is entry.state:
+            return
         if after.state is State.VM_READY:
             self.faults = self.faults.after(False, self._clock())
         elif entry.state in STARTING and not after.why.startswith((ASKERS, ALTERED, UNFIT, ELSEWHERE)):
@@ -306,19 +307,10 @@ class Daemon:
     async def _serve_next(self, seen: Seen, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> bool:
         """One job's turn, and the bait's own state."""
         entries, settings = self.journal.entries, self.settings
-        unclaimed = [
-            (entry, len(set(entry.here(settings.names)) - seen.machines)) for entry in entries.values()
-            if entry.state in STARTING and entry.job in jobs
-        ]  # fmt: skip
-        sizes = [(size_of(jobs[entry.job], settings), count) for entry, count in unclaimed]
-        room = await in_thread(lambda: self._keeper.room(sum(size.cpus * count for size, count in sizes)))
-        room = replace(room, memory=max(0, room.memory - sum(size.memory * count for size, count in sizes)))
-        native = nodes.get(settings.native)
-        if native is not None:  # what its machines are to have there can be no more than it has; 0: it is not told
-            room = replace(room, all_cpus=min(room.all_cpus, native.cpus or room.all_cpus))
-            room = replace(room, all_memory=min(room.all_memory, native.memory or room.all_memory))
+        starting = [entry for entry in entries.values() if entry.state in STARTING and entry.job in jobs]
+        room = await self._room(starting, seen, jobs)
         free = with_kept(room, entries.values())
-        bait = bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(unclaimed))
+        bait = bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
             await self._accept(invited, seen)
         turn = choose(entries.values(), jobs, bait, room, settings, self._judge) if invited is None else Turn()
@@ -328,14 +320,21 @@ class Daemon:
             turn = self._give(turn, jobs[turn.first], room, seen)
         for job in filter(None, (turn.job, *turn.ending)):
             await self._go_on(job, seen)
-        is_moving = await self._acts.reserve(await self._claims(jobs), seen) if settings.native else False
-        if native is not None and native.free_cpus >= 0:  # where native jobs leave nothing, no job need come
-            kept = free.cpus - room.cpus
-            free = replace(free, cpus=min(free.cpus, native.free_cpus + kept))
-            bait = bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(unclaimed))
         await self._acts.show(bait, nodes)
         self.status = replace(self.status, state=bait.state.value, why=bait.why, waits=turn.why)
-        return bool(turn.job or turn.wrong or turn.ending or invited or is_moving)
+        return bool(turn.job or turn.wrong or turn.ending or invited)
+
+    async def _room(self, starting: list[Entry], seen: Seen, jobs: Mapping[str, JobView]) -> Room:
+        """What is free of this host, without what machines take that are not claimed yet."""
+        cpus = memory = 0
+        for entry in starting:
+            size, count = (
+                size_of(jobs[entry.job], self.settings),
+                len(set(entry.here(self.settings.names)) - seen.machines),
+            )
+            cpus, memory = cpus + size.cpus * count, memory + size.memory * count
+        room = await in_thread(lambda: self._keeper.room(cpus))
+        return replace(room, memory=max(0, room.memory - memory))
 
     def _give(self, turn: Turn, job: JobView, room: Room, seen: Seen) -> Turn:
         """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""
@@ -344,8 +343,8 @@ class Daemon:
         if settings.cache != NEVER and set(entry.on) <= set(settings.names):
             terms = terms_of(job, self._keeper.image(job), settings)
         turn = with_machines(turn, entries.values(), terms, share_of(entry, job, settings), room)
-        for one in turn.ending:
-            self._write(replace(entries[one], state=State.FINISHED, since=now, why=f"job {job.id} needs its room"))
+        for name in turn.ending:
+            self._write(replace(entries[name], state=State.FINISHED, since=now, why=f"job {job.id} needs its room"))
         if turn.kept:
             kept = entries[turn.kept]
             mine = replace(entry, state=State.VM_BOOTING, machines=kept.machines, uses=kept.uses + 1, born=kept.born)
@@ -370,12 +369,12 @@ class Daemon:
 
     def _new_machines(self, count: int, seen: Seen) -> tuple[str, ...]:
         """Their ids; "" where no name is left."""
-        known = {one for entry in self.journal.entries.values() for one in entry.machines} | seen.machines
-        found, nodes = list[str](), {*map(seen.node, known), *(seen.nodes or {})}
+        known = {id for entry in self.journal.entries.values() for id in entry.machines} | seen.machines
+        machines, nodes = list[str](), {*map(seen.node, known), *(seen.nodes or {})}
         for _ in range(count):
-            found.append(self._pool.nodes.new_machine(nodes))
-            nodes.add(seen.node(found[-1]))
-        return tuple(found)
+            machines.append(self._pool.nodes.new_machine(nodes))
+            nodes.add(seen.node(machines[-1]))
+        return tuple(machines)
 
     # -- what is written down ------------------------------------------------------------------------------------------
 
@@ -393,11 +392,11 @@ class Daemon:
 
     def _write_status(self, seen: Seen) -> None:
         states, views = [entry.state.value for entry in self.journal.entries.values()], seen.nodes or {}
-        of = self._pool.nodes
-        names = {one: of.name_of(one) for entry in self.journal.entries.values() for one in entry.machines}
+        name_of = self._pool.nodes.name_of
+        names = {id: name_of(id) for entry in self.journal.entries.values() for id in entry.machines}
         nodes = {name: views[name].state.value if name in views else "" for name in names.values()}
         self.status = replace(
-            self.status, looked=seen.now, jobs={one: states.count(one) for one in states}, nodes=nodes, names=names,
+            self.status, looked=seen.now, jobs={state: states.count(state) for state in states}, nodes=nodes, names=names,
             error=self._troubles.now.get("batch system", ""), faults=self.faults.count, failed=self.faults.at,
         )  # fmt: skip
         show_status(self.folder, self.status)

@@ -23,7 +23,6 @@ from belljar.service.tables import Value, converted, keys_of, read_table
 FILE = Path("/etc/belljar/bait.toml")
 TABLE = "bait"
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-WORD_OR_NONE = re.compile(f"({WORD.pattern})?")
 INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 INSTANCE = re.compile(f"{WORD.pattern}(@{WORD.pattern})?")  # a bait may be a queue on a host
 BUILT = ("slurm", "gridengine")  # systems that machines join by themselves
@@ -53,9 +52,8 @@ def load(path: Path = FILE) -> Settings:
 
 def pool_of(settings: Settings) -> Pool:
     """The batch system, for this bait. Raises ValueError: key, what is wrong with it, hint."""
-    pool = load_pool(settings.system)
-    room = settings.room if settings.native else ""
-    return pool.of_bait(settings.name, settings.queue, feature_of(settings.name), settings.nodes, room)
+    feature = feature_of(settings.name)
+    return load_pool(settings.system).of_bait(settings.name, settings.queue, feature, settings.nodes)
 
 
 def _mistake(path: Path, table: dict[str, Value], key: str, what: str, hint: str) -> Mistake:
@@ -72,18 +70,13 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
         except ValueError as exc:
             key, what, hint = exc.args
             yield key, what, hint
-    forms = {"name": INSTANCE, "queue": WORD, "feature": WORD, "native": WORD_OR_NONE}
-    forms |= {"room": WORD_OR_NONE} if settings.system == "slurm" else {}  # else it is no name
-    for key, form in forms.items():
+    for key, form in {"name": INSTANCE, "queue": WORD, "feature": WORD}.items():
         if not form.fullmatch(getattr(settings, key)):
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if settings.cache != NEVER and settings.system != "slurm":
         yield "cache", f"{settings.system}: a machine serves one job", f'cache = "{NEVER}"'
     if settings.cache not in POLICIES:
-        yield "cache", f"{settings.cache[:60]!r} is no such policy", f"one of {', '.join(POLICIES)}"
-    if settings.native in settings.names:
-        hint = "a node of its own (`slurmd -N`): a closed bait takes no job at all"
-        yield "native", f"{settings.native} is a bait", hint
+        yield "cache", f"{settings.cache[:60]!r} is not a policy", f"one of {', '.join(POLICIES)}"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
     for line in settings.placement:
@@ -101,9 +94,9 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
     for name in settings.closed:
         if name not in dict(settings.networks):
             known = ", ".join(dict(settings.networks)) or "none"
-            yield "closed", f"{name[:60]!r} is none of `networks`", f"one of {known}"
+            yield "closed", f"{name[:60]!r} is not one of `networks`", f"one of {known}"
     for name, bridge in settings.networks:
         if not INTERFACE.fullmatch(bridge):
-            yield "networks", f"{name} = {bridge[:60]!r}: no name of a bridge", 'as in networks = { open = "br0" }'
+            yield "networks", f"{name} = {bridge[:60]!r}: not the name of a bridge", 'as in networks = { open = "br0" }'
     if not settings.networks:
         yield "networks", "is missing", 'as in networks = { open = "br0" }: a node is reached by the batch system'

@@ -25,13 +25,13 @@ from belljar.pool.terms import (
     Need,
     NodeState,
     NodeView,
-    Part,
     Pool,
+    Revoked,
     machine_of,
     node_of,
 )  # fmt: skip
 
-__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "Need", "NodeState", "NodeView", "Part", "PilotJob", "Pilots", "Pool", "load", "machine_of",
+__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "Need", "NodeState", "NodeView", "PilotJob", "Pilots", "Pool", "Revoked", "load", "machine_of",
            "node_of", "pilots_of"]  # fmt: skip
 
 

@@ -11,11 +11,9 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Protocol
 
-from belljar.batch.job.terms import one_node
 from belljar.model import PlainFile
 from belljar.records import dataclass, field
 
@@ -67,8 +65,6 @@ class JobView:
     note: str = ""  # what an administrator, or a bait, wrote at it; its user cannot
     unmovable: str = ""  # why it could not start on another node than its system chooses; "" where it could
     is_limited: bool = False  # it waits for the end of other jobs, or for a date, not for its nodes
-    selection: str = ""  # what it asks for in the system's own words, where moving it alters them
-    keeps: tuple[str, str] = ("", "")  # a job of ours, that keeps room: for which machine, and on which node
 
 
 class NodeState(str, Enum):
@@ -91,17 +87,7 @@ class NodeView:
     reason: str = ""  # why it is out, in the words of who took it out
     cpus: int = 0
     memory: int = 0  # bytes
-    free_cpus: int = -1  # in the system's books; -1: it does not tell
     queues: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a machine takes of a node that runs native jobs, too. 0: it is not known; what is kept for it already stays."""
-
-    machine: str
-    cpus: int = 0
-    memory: int = 0  # bytes
 
 
 @dataclass(frozen=True)
@@ -139,6 +125,14 @@ class Member:
     is_known: bool = False  # the system's own configuration has it; else it adds itself
 
 
+class Revoked(Enum):
+    """Does a node's daemon know that a job was taken back? Then it starts nothing of it."""
+
+    YES = "yes"
+    NO = "no"
+    CANNOT_TELL = "it cannot be asked"
+
+
 class Client(Protocol):
     """The jobs of one system. A command that changes a job may fail where the job is gone: that is seen at the next look."""
 
@@ -172,10 +166,9 @@ class Client(Protocol):
         """Of a job whose machine is gone, and that may not run again."""
         return self.cancel(job)
 
-    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool | None:
-        """In a prolog with this environment: does this host's own daemon know that the job was taken back since then? Then it starts
-        nothing of it. None: that cannot be told."""
-        return None
+    def revoked(self, number: str, since: float, env: Mapping[str, str]) -> Revoked:
+        """Asked in a prolog with this environment, about the daemon of this host and what happened since then."""
+        return Revoked.CANNOT_TELL
 
     def release(self, job: JobId) -> Command: ...
     def cancel(self, job: JobId) -> Command: ...
@@ -239,19 +232,6 @@ class Nodes(Protocol):
         """Let a job that is held run anywhere again, in the queue it came from, after so many seconds. *stays_held*: when somebody
         releases it."""
 
-    def reserve(
-        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
-    ) -> tuple[Command, ...]:  # fmt: skip
-        """For a host that runs native jobs on *node*: so that the system's own books give these machines their part of it, and no
-        others of ours; nothing where they do. *queue*: of jobs that only keep room, where a system needs such."""
-        return ()
-
-    def reserved(
-        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView]
-    ) -> frozenset[str]:
-        """The machines among these that have their part of *node* in the system's books: no native job gets it."""
-        return frozenset(part.machine for part in parts)
-
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*, *text*: the system's settings on this host."""
 
@@ -262,57 +242,6 @@ class Nodes(Protocol):
         return ()
 
 
-class ListedNodes(Nodes):
-    """Nodes of a system that must know their names and addresses before it hears of them. *hosts*: name -> address; a machine's id ends
-    in its address. *feature*: of these nodes."""
-
-    def __init__(self, hosts: Mapping[str, str], feature: str) -> None:
-        self._hosts, self._feature = dict(hosts), feature
-        self._names = {_ending(address): name for name, address in self._hosts.items()}
-
-    def new_machine(self, nodes: Collection[str]) -> str:
-        """Of the names that are free any one: the system may still believe that the last one that was used is there."""
-        free = sorted(set(self._hosts) - set(nodes))
-        if not free:
-            return ""
-        random = os.urandom(6)
-        return f"{random[:4].hex()}{_ending(self._hosts[free[int.from_bytes(random[4:], 'big') % len(free)]])}"
-
-    def name_of(self, machine: str) -> str:
-        return self._names.get(machine[-4:]) or super().name_of(machine)
-
-    def machine_of(self, node: str) -> str:
-        return f"00000000{_ending(self._hosts[node])}" if node in self._hosts else machine_of(node)
-
-    def address_of(self, machine: str) -> str:
-        return self._hosts.get(self.name_of(machine), "")
-
-    def features_of(self, node: str) -> tuple[str, ...]:
-        return (self._feature,) if node in self._hosts else ()
-
-
-def listed(nodes: tuple[str, ...]) -> dict[str, str]:
-    """name -> address of `ADDRESS NAME` each. Raises ValueError: key, what is wrong, hint."""
-    hosts: dict[str, str] = {}
-    for line in nodes:
-        try:
-            address, name = line.split()
-            hosts[one_node(name)] = str(IPv4Address(address))
-        except ValueError:
-            hint = 'as in nodes = ["10.99.0.10 vm10"]'
-            raise ValueError("nodes", f"{line[:60]!r} is no IPv4 address and a name", hint) from None
-    if not hosts:
-        hint = 'as in nodes = ["10.99.0.10 vm10"]: the batch system has to find them by DNS or /etc/hosts'
-        raise ValueError("nodes", "is missing", hint)
-    if len({_ending(address) for address in hosts.values()}) != len(nodes):
-        raise ValueError("nodes", "two names are alike, or two addresses in their last two bytes", "Name each once.")
-    return hosts
-
-
-def _ending(address: str) -> str:
-    return f"{int(IPv4Address(address)) & 0xFFFF:04x}"
-
-
 @dataclass(frozen=True)
 class Pool:
     """Both sides of one system."""
@@ -321,9 +250,9 @@ class Pool:
     nodes: Nodes
     defaults: Mapping[str, Any] = field(default_factory=dict)  # a bait's settings: what this system has instead
 
-    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...], room: str = "") -> Pool:
+    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
         """For a bait of this name, whose machines become nodes of this queue, known by this feature; *nodes*: those that the system
-        has to know beforehand; *room*: that setting, where native jobs run on its host. Raises ValueError: key, what is wrong, hint."""
+        has to know beforehand. Raises ValueError: key, what is wrong, hint."""
         return self
 
 
@@ -340,9 +269,9 @@ def machine_of(node: str) -> str:
 
 def words_of(text: str, *known: str) -> dict[str, str]:
     """`name=value` of these names in a user's text, each as a plain word. The first one counts."""
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     for word in text[:4096].split():
         name, equals, value = word.partition("=")
         if equals and name in known and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
-            found.setdefault(name, value)
-    return found
+            words.setdefault(name, value)
+    return words

@@ -18,7 +18,7 @@ from belljar.pool import NodeView
 from belljar.pool.gridengine.nodes import GridEngineNodes
 
 IMAGE, BAIT = "gridengine-node-bookworm", f"{QUEUE}@{HOST}"
-NODES_QUEUE, NATIVE = "belljar", "native.q"  # of machines, and of jobs on the host itself
+NODES_QUEUE = "belljar"  # of machines
 NODES = {f"vm{last}": f"10.99.0.{last}" for last in range(10, 18)}
 SETTINGS = """[bait]
 system = "gridengine"
@@ -79,7 +79,6 @@ class GridEngineWorker(Worker):
         )  # fmt: skip
         self.cell.add_queue(NODES_QUEUE)
         self.cell.config("-rattr", "queue", "hostlist", "NONE", NODES_QUEUE)
-        self.cell.add_queue(NATIVE)
         self._prolog = folder / "prolog"
         self.set_prolog()
         self.cell.set_queue(prolog=f"root@{self._prolog} $job_id $ja_task_id")

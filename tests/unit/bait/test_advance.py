@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import ASKED_FOR, BESIDE, MOVED, QUIET, UNFIT, Act, Do, Seen, advance, recover
+from belljar.bait.decisions.advance import UNFIT
 from belljar.bait.decisions.decide import asked_of
+from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.states import MOVES, Entry, State
+from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Seen
+from belljar.bait.decisions.table import next_step
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace
@@ -35,36 +38,38 @@ THERE = replace(JOB, on=(node_of("0" * 12),))
 @pytest.mark.parametrize("state", [one for one in State if one is not S.CLOSED])
 def test_a_batch_system_that_does_not_answer_means_nothing(state: State) -> None:
     for silent in (replace(seen(), jobs=None), replace(seen(), nodes=None)):
-        assert advance(entry(state), silent, SETTINGS) == advance(entry(state), silent, SETTINGS)
-        assert advance(entry(state), silent, SETTINGS).acts == ()
-        assert advance(entry(state), silent, SETTINGS).entry == entry(state)
+        assert next_step(entry(state), silent, SETTINGS) == next_step(entry(state), silent, SETTINGS)
+        assert next_step(entry(state), silent, SETTINGS).acts == ()
+        assert next_step(entry(state), silent, SETTINGS).entry == entry(state)
 
 
 @pytest.mark.parametrize("state", [one for one in State if one not in (S.CLOSED, S.FINISHED)])
 def test_a_job_that_is_cancelled_is_finished_in_every_state(state: State) -> None:
-    assert advance(entry(state), seen(job=ENDED), SETTINGS).entry.state is S.FINISHED
+    assert next_step(entry(state), seen(job=ENDED), SETTINGS).entry.state is S.FINISHED
 
 
 @pytest.mark.parametrize("state", [S.STOPPED, S.VM_BOOTING, S.RUNNING, S.REPROCESS])
 def test_one_answer_without_it_does_not_end_a_job(state: State) -> None:
-    step = advance(entry(state), seen(10.0, None), SETTINGS)
-    assert step.entry == entry(state, missing=10.0) and step.acts == ()
-    assert advance(step.entry, seen(69.0, None), SETTINGS).entry.state is state
-    assert advance(step.entry, seen(71.0, None), SETTINGS).entry.state is S.FINISHED
-    assert advance(step.entry, seen(71.0, HELD if state is S.STOPPED else THERE), SETTINGS).entry.missing == 0.0
+    step = next_step(entry(state), seen(10.0, None), SETTINGS)
+    assert step.entry == entry(state, missing_since=10.0) and step.acts == ()
+    assert next_step(step.entry, seen(69.0, None), SETTINGS).entry.state is state
+    assert next_step(step.entry, seen(71.0, None), SETTINGS).entry.state is S.FINISHED
+    assert (
+        next_step(step.entry, seen(71.0, HELD if state is S.STOPPED else THERE), SETTINGS).entry.missing_since is None
+    )
 
 
 def test_each_wait_has_its_end() -> None:
-    asked = advance(entry(S.IMAGE_WAIT), seen(ASKED_FOR + 1, HELD, None, lives=False), SETTINGS).entry
-    joins = advance(entry(S.VM_BOOTING), seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
+    asked = next_step(entry(S.IMAGE_WAIT), seen(ASKED_FOR + 1, HELD, None, lives=False), SETTINGS).entry
+    joins = next_step(entry(S.VM_BOOTING), seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
     assert [one.state for one in (asked, joins)] == [S.REPROCESS] * 2 and "did not join within 300 s" in joins.why
 
 
 def test_a_move_that_does_not_succeed_ends_after_one_round_with_the_job_held_and_the_reason_shown() -> None:
     waits = replace(HELD, state=JobState.WAITING, queue="belljar", reason="Reservation")
-    early = advance(entry(S.MIGRATING), seen(30.0, waits), SETTINGS)
+    early = next_step(entry(S.MIGRATING), seen(30.0, waits), SETTINGS)
     assert early.entry.why == "it waits on its nodes: Reservation" and early.acts == ()
-    late = advance(entry(S.MIGRATING), seen(MOVED + 1, waits), SETTINGS).entry
+    late = next_step(entry(S.MIGRATING), seen(MOVED + 1, waits), SETTINGS).entry
     why = "it did not start on its nodes within 300 s: Reservation"
     assert (late.state, late.why) == (S.REPROCESS, why)
     states, acts = settled(S.REPROCESS, waits, why=why)
@@ -72,7 +77,7 @@ def test_a_move_that_does_not_succeed_ends_after_one_round_with_the_job_held_and
     assert acts[:5] == [Do.TAKE_BACK, Do.CLOSE, Do.END, Do.REMOVE, Do.REFUSE]
     # What other jobs of its user keep it waiting for is not its fault.
     limited = replace(waits, reason="QOSMaxJobsPerUserLimit", is_limited=True)
-    assert advance(entry(S.MIGRATING), seen(MOVED + 1, limited), SETTINGS).entry.state is S.REQUEUE
+    assert next_step(entry(S.MIGRATING), seen(MOVED + 1, limited), SETTINGS).entry.state is S.REQUEUE
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.LOST, S.FINISHED])
@@ -81,34 +86,34 @@ def test_a_job_that_runs_once_at_most_does_not_run_again_whatever_was_forgotten(
     state: State, believed: JobState
 ) -> None:
     began, job = entry(state, reruns=False, starts=1), replace(HELD, state=believed, starts=1)
-    step = advance(began, seen(job=job), SETTINGS)
+    step = next_step(began, seen(job=job), SETTINGS)
     assert step.entry.state is state and [act.do for act in step.acts] == [Do.NOTE, Do.FORCE_END]
     assert "is not to run twice" in step.acts[0].of
-    assert advance(step.entry, seen(job=replace(job, state=JobState.ENDED)), SETTINGS).entry.state is S.FINISHED
+    assert next_step(step.entry, seen(job=replace(job, state=JobState.ENDED)), SETTINGS).entry.state is S.FINISHED
     for may in (replace(began, reruns=True), replace(began, starts=0)):
-        assert Act(Do.FORCE_END) not in advance(may, seen(job=job), SETTINGS).acts
+        assert Act(Do.FORCE_END) not in next_step(may, seen(job=job), SETTINGS).acts
     somebody_requeued_it = replace(job, starts=2)
-    assert Act(Do.FORCE_END) not in advance(began, seen(job=somebody_requeued_it), SETTINGS).acts
+    assert Act(Do.FORCE_END) not in next_step(began, seen(job=somebody_requeued_it), SETTINGS).acts
 
 
 def test_a_machine_that_dies_under_its_job_costs_the_job_nothing_but_time() -> None:
-    lost = advance(entry(S.RUNNING), seen(job=THERE, node=NodeState.BUSY, lives=False), SETTINGS)
+    lost = next_step(entry(S.RUNNING), seen(job=THERE, node=NodeState.BUSY, lives=False), SETTINGS)
     assert lost.entry.state is S.LOST and lost.entry.why == "its machine is gone"
-    assert advance(lost.entry, seen(job=THERE, node=NodeState.BUSY, lives=False), SETTINGS).acts == (
+    assert next_step(lost.entry, seen(job=THERE, node=NodeState.BUSY, lives=False), SETTINGS).acts == (
         Act(Do.LOSE, node_of("0" * 12)),
     )
-    silent = advance(lost.entry, seen(QUIET + 2, THERE, NodeState.OUT, lives=False), SETTINGS)
+    silent = next_step(lost.entry, seen(QUIET + 2, THERE, NodeState.OUT, lives=False), SETTINGS)
     assert silent.acts == (Act(Do.FORCE_END),)  # it may not run again, and cannot end
     waits = replace(HELD, state=JobState.WAITING)
-    assert advance(lost.entry, seen(job=waits, node=NodeState.OUT, lives=False), SETTINGS).entry.state is S.REPROCESS
-    cleaned = advance(entry(S.REPROCESS, tries=1), seen(job=HELD, node=None, lives=False), SETTINGS)
+    assert next_step(lost.entry, seen(job=waits, node=NodeState.OUT, lives=False), SETTINGS).entry.state is S.REPROCESS
+    cleaned = next_step(entry(S.REPROCESS, tries=1), seen(job=HELD, node=None, lives=False), SETTINGS)
     assert (cleaned.entry.state, cleaned.entry.tries, cleaned.entry.machines) == (S.STOPPED, 2, ())
 
 
 def test_a_node_is_removed_only_when_it_is_quiet_and_its_machine_gone() -> None:
     over, name = entry(S.FINISHED), node_of("0" * 12)
     steps = [
-        advance(over, seen(job=ENDED, node=node, lives=lives), SETTINGS).acts
+        next_step(over, seen(job=ENDED, node=node, lives=lives), SETTINGS).acts
         for node, lives in (
             (NodeState.IDLE, True), (NodeState.DRAINING, True), (NodeState.OUT, True), (NodeState.OUT, False), (NodeState.BUSY, False),
         )
@@ -120,29 +125,29 @@ def test_a_node_is_removed_only_when_it_is_quiet_and_its_machine_gone() -> None:
         (Act(Do.REMOVE, name),),
         (Act(Do.LOSE, name),),
     ]
-    late = advance(over, seen(500.0, ENDED, NodeState.DRAINING), SETTINGS)
+    late = next_step(over, seen(500.0, ENDED, NodeState.DRAINING), SETTINGS)
     assert late.acts == (Act(Do.END, "0" * 12),)
 
 
 def test_a_node_is_removed_only_when_the_job_that_wants_it_is_held() -> None:
     failed, free = entry(S.REPROCESS), replace(HELD, state=JobState.WAITING)
-    assert advance(failed, seen(job=free, node=NodeState.OUT, lives=False), SETTINGS).acts == (Act(Do.TAKE_BACK),)
-    assert advance(failed, seen(job=HELD, node=NodeState.OUT, lives=False), SETTINGS).acts == (
+    assert next_step(failed, seen(job=free, node=NodeState.OUT, lives=False), SETTINGS).acts == (Act(Do.TAKE_BACK),)
+    assert next_step(failed, seen(job=HELD, node=NodeState.OUT, lives=False), SETTINGS).acts == (
         Act(Do.REMOVE, node_of("0" * 12)),
     )
 
 
 def test_after_so_many_tries_it_goes_back_and_after_so_many_requeues_it_is_held() -> None:
     clean = seen(job=HELD, node=None, lives=False)
-    back = advance(entry(S.REPROCESS, tries=2), clean, SETTINGS).entry
-    assert back.state is S.REQUEUE and advance(back, clean, SETTINGS).acts == (Act(Do.GIVE_BACK),)
+    back = next_step(entry(S.REPROCESS, tries=2), clean, SETTINGS).entry
+    assert back.state is S.REQUEUE and next_step(back, clean, SETTINGS).acts == (Act(Do.GIVE_BACK),)
     free = seen(job=replace(HELD, state=JobState.WAITING), node=None, lives=False)
-    assert advance(back, free, SETTINGS).entry.state is S.CLOSED
+    assert next_step(back, free, SETTINGS).entry.state is S.CLOSED
     often = seen(job=replace(HELD, starts=10), node=None, lives=False)
-    refused = advance(entry(S.REPROCESS, why="it did not boot"), often, SETTINGS).entry
+    refused = next_step(entry(S.REPROCESS, why="it did not boot"), often, SETTINGS).entry
     assert refused.state is S.REJECTED and refused.why == "requeued 10 times; at last: it did not boot"
-    assert advance(refused, often, SETTINGS).acts == (Act(Do.REFUSE),)
-    assert advance(refused, replace(often, now=60.0), SETTINGS).entry.state is S.CLOSED
+    assert next_step(refused, often, SETTINGS).acts == (Act(Do.REFUSE),)
+    assert next_step(refused, replace(often, now=60.0), SETTINGS).entry.state is S.CLOSED
 
 
 # -- what a user does with a job that is under way: one row for each state, of the job as the batch system shows it then
@@ -160,7 +165,7 @@ def settled(state: State, job: JobView, **facts: object) -> tuple[list[State], l
         one, lives = replace(one, machines=()), False
     states, acts, now, there = [state], list[Do](), 1.0, node if lives else None
     for _ in range(12):
-        step = advance(one, seen(now, job, there, lives=lives), SETTINGS)
+        step = next_step(one, seen(now, job, there, lives=lives), SETTINGS)
         if step.entry.state is not one.state:
             assert step.entry.state in MOVES[one.state]
             states.append(step.entry.state)
@@ -214,16 +219,18 @@ def test_a_node_stays_known_until_the_batch_system_has_saved_that_its_job_has_le
     over = entry(S.FINISHED)
     late = seen(1.0, ENDED, NodeState.OUT, lives=False)
     early = replace(late, named=frozenset({node_of("0" * 12)}))
-    assert advance(over, early, SETTINGS).acts == () and advance(over, early, SETTINGS).entry == over
-    assert [act.do for act in advance(over, late, SETTINGS).acts] == [Do.REMOVE]
+    assert next_step(over, early, SETTINGS).acts == () and next_step(over, early, SETTINGS).entry == over
+    assert [act.do for act in next_step(over, late, SETTINGS).acts] == [Do.REMOVE]
 
 
 @pytest.mark.parametrize(
     "job", [replace(JOB, state=one) for one in (JobState.RUNNING, JobState.WAITING, JobState.HELD)]
 )
 def test_a_job_whose_end_was_forgotten_is_tried_again(job: JobView) -> None:
-    assert advance(entry(S.FINISHED), seen(job=job), SETTINGS).entry.state is S.REPROCESS
-    assert advance(entry(S.FINISHED), seen(job=replace(job, state=JobState.ENDING)), SETTINGS).entry.state is S.FINISHED
+    assert next_step(entry(S.FINISHED), seen(job=job), SETTINGS).entry.state is S.REPROCESS
+    assert (
+        next_step(entry(S.FINISHED), seen(job=replace(job, state=JobState.ENDING)), SETTINGS).entry.state is S.FINISHED
+    )
 
 
 @pytest.mark.parametrize("state", [S.STOPPED, S.REPROCESS, S.REQUEUE])
@@ -232,16 +239,16 @@ def test_a_job_that_is_held_wants_no_node_that_it_was_moved_to(state: State) -> 
     node = node_of("0" * 12)
     held = replace(seen(job=replace(HELD, wants=(node,)), node=NodeState.OUT, lives=False), named=frozenset({node}))
     machines = () if state is S.STOPPED else ("0" * 12,)
-    assert advance(entry(state, machines=machines), held, SETTINGS).acts == (Act(Do.UNPIN),)
+    assert next_step(entry(state, machines=machines), held, SETTINGS).acts == (Act(Do.UNPIN),)
     theirs = seen(job=replace(HELD, wants=("wn01",)), node=None, lives=False)
-    assert Act(Do.UNPIN) not in advance(entry(state, machines=()), theirs, SETTINGS).acts
+    assert Act(Do.UNPIN) not in next_step(entry(state, machines=()), theirs, SETTINGS).acts
 
 
 def test_a_job_is_tried_again_while_its_last_node_stays_known() -> None:
     """slurmctld 22.05 does not forget the nodes of a job that was requeued as they went down before it starts anew."""
     node = node_of("0" * 12)
     held = replace(seen(job=replace(HELD, on=(node,)), node=NodeState.OUT, lives=False), named=frozenset({node}))
-    step = advance(entry(S.REPROCESS), held, SETTINGS)
+    step = next_step(entry(S.REPROCESS), held, SETTINGS)
     assert (step.entry.state, step.entry.machines, step.acts) == (S.STOPPED, (), ())
     assert recover((step.entry,), held, frozenset({node})) == ()
     unnamed = replace(held, named=frozenset())
@@ -277,7 +284,7 @@ def test_a_release_that_failed_is_tried_again() -> None:
 )  # fmt: skip
 def test_a_job_that_is_altered_gets_other_machines(state: State, what: dict[str, object], says: str) -> None:
     job = replace(HELD, **what)  # type: ignore[arg-type]
-    after = advance(entry(state, asked=ASKED), seen(job=job), SETTINGS).entry
+    after = next_step(entry(state, asked=ASKED), seen(job=job), SETTINGS).entry
     assert after.state is S.REPROCESS and says in after.why.partition("; now ")[2], after.why
     goes_on = [S.REQUEUE, S.CLOSED] if "queue" in what else [S.STOPPED]  # it may not be this bait's any more
     assert settled(state, job)[0] == [state, S.REPROCESS, *goes_on]
@@ -290,10 +297,10 @@ def test_a_time_limit_may_be_altered_at_any_moment() -> None:
 def test_a_job_that_is_moved_to_another_queue_goes_there() -> None:
     states, acts = settled(S.STOPPED, replace(HELD, queue="long"))
     assert (states, acts) == ([S.STOPPED, S.REQUEUE, S.CLOSED], [Do.GIVE_BACK])
-    back = advance(replace(entry(S.STOPPED), machines=()), seen(job=replace(HELD, queue="long")), SETTINGS).entry
+    back = next_step(replace(entry(S.STOPPED), machines=()), seen(job=replace(HELD, queue="long")), SETTINGS).entry
     assert (back.home, back.why) == ("long", "it was moved to long")
     for queue in ("batch", "belljar", ""):  # where it was; where the nodes are; unknown
-        assert advance(entry(S.STOPPED), seen(job=replace(HELD, queue=queue)), SETTINGS).entry.state is S.STOPPED
+        assert next_step(entry(S.STOPPED), seen(job=replace(HELD, queue=queue)), SETTINGS).entry.state is S.STOPPED
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.LOST])
@@ -305,9 +312,9 @@ def test_a_job_that_its_user_requeues_runs_again_on_another_machine(state: State
 def test_a_job_is_moved_when_its_nodes_are_known_for_as_long_as_the_site_wants() -> None:
     settled = replace(SETTINGS, settle=6.0)
     held = replace(JOB, state=JobState.HELD, on=())
-    assert advance(entry(S.VM_READY), seen(5.0, held), settled).entry.state is S.VM_READY
-    assert advance(entry(S.VM_READY), seen(7.0, held), settled).entry.state is S.MIGRATING
-    assert advance(entry(S.VM_READY), seen(5.0, held), SETTINGS).entry.state is S.MIGRATING
+    assert next_step(entry(S.VM_READY), seen(5.0, held), settled).entry.state is S.VM_READY
+    assert next_step(entry(S.VM_READY), seen(7.0, held), settled).entry.state is S.MIGRATING
+    assert next_step(entry(S.VM_READY), seen(5.0, held), SETTINGS).entry.state is S.MIGRATING
 
 
 # -- nodes that lie
@@ -316,11 +323,11 @@ def test_a_job_is_moved_when_its_nodes_are_known_for_as_long_as_the_site_wants()
 def test_an_image_that_cannot_join_is_tried_once() -> None:
     why = f"{UNFIT}worker: no slurmd is installed in it"
     failed = Seen(2.0, {"7": HELD}, {}, frozenset(), {"0" * 12: why})
-    after = advance(entry(S.VM_BOOTING), failed, SETTINGS).entry
+    after = next_step(entry(S.VM_BOOTING), failed, SETTINGS).entry
     assert (after.state, after.why) == (S.REPROCESS, why)
-    held = advance(after, failed, SETTINGS).entry
+    held = next_step(after, failed, SETTINGS).entry
     assert (held.state, held.why) == (S.REJECTED, why)
-    assert advance(held, failed, SETTINGS).acts == (Act(Do.REFUSE),)
+    assert next_step(held, failed, SETTINGS).acts == (Act(Do.REFUSE),)
 
 
 def test_a_node_that_joins_under_another_name_is_turned_out() -> None:
@@ -337,28 +344,14 @@ def test_a_node_that_joins_under_another_name_is_turned_out() -> None:
     assert (
         look(NodeState.OUT, joined=True) == look(NodeState.OUT, joined=False, lives=False) == (Act(Do.REMOVE, "wn05"),)
     )
-    never = advance(late, seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
+    never = next_step(late, seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
     assert never.state is S.REPROCESS and "did not join within 300 s" in never.why
-
-
-def test_beside_native_jobs_a_machine_is_made_when_it_has_its_room() -> None:
-    id, held = "0" * 12, replace(JOB, state=JobState.HELD, on=())
-    waits = replace(seen(5000.0, held, None, lives=False), reserved=frozenset())
-    step = advance(entry(S.VM_REQUESTED), waits, SETTINGS)
-    assert step.acts == () and (step.entry.state, step.entry.why) == (S.VM_REQUESTED, BESIDE)
-    has_room = replace(waits, reserved=frozenset({id}))
-    asks = advance(step.entry, has_room, SETTINGS)
-    assert (asks.entry.state, asks.entry.since, asks.acts) == (S.IMAGE_WAIT, 5000.0, ())
-    assert advance(asks.entry, has_room, SETTINGS).acts == (Act(Do.START, id),)
-    assert advance(asks.entry, waits, SETTINGS).acts == ()  # somebody took it away again
-    alive = replace(waits, machines=frozenset({id}))
-    assert advance(asks.entry, alive, SETTINGS).entry.state is S.VM_BOOTING
 
 
 def test_a_job_whose_nodes_were_forgotten_with_its_move_gets_others() -> None:
     """It may have run there, and slurmd starts nothing of it again for a while: its credential was revoked."""
-    assert advance(entry(S.MIGRATING), seen(job=HELD, node=None), SETTINGS).entry.state is S.REPROCESS
-    assert advance(entry(S.MIGRATING), seen(job=HELD), SETTINGS).acts == (Act(Do.MOVE),)
+    assert next_step(entry(S.MIGRATING), seen(job=HELD, node=None), SETTINGS).entry.state is S.REPROCESS
+    assert next_step(entry(S.MIGRATING), seen(job=HELD), SETTINGS).acts == (Act(Do.MOVE),)
 
 
 def test_of_a_job_that_lost_a_node_the_other_machines_end_before_that_is_told() -> None:
@@ -367,6 +360,6 @@ def test_of_a_job_that_lost_a_node_the_other_machines_end_before_that_is_told() 
     nodes = {node_of(one): NodeView(node_of(one), NodeState.BUSY) for one in (first, second)}
     lost = replace(seen(job=replace(THERE, on=tuple(nodes))), nodes=nodes)
     both = entry(S.LOST, machines=(first, second))
-    assert advance(both, lost, SETTINGS).acts == (Act(Do.END, first),)
+    assert next_step(both, lost, SETTINGS).acts == (Act(Do.END, first),)
     gone = replace(lost, machines=frozenset())
-    assert advance(both, gone, SETTINGS).acts == tuple(Act(Do.LOSE, node) for node in nodes)
+    assert next_step(both, gone, SETTINGS).acts == tuple(Act(Do.LOSE, node) for node in nodes)

@@ -87,7 +87,9 @@ async def test_a_machine_that_never_joins_is_quoted(house: House, monkeypatch: p
     """As one whose munge key does not fit."""
     await arrives(house)
     await house.looks(3)
-    monkeypatch.setattr(Machines, "said", lambda *_: "slurmd: error: Unable to register: Protocol authentication error")
+    monkeypatch.setattr(
+        Machines, "last_words", lambda *_: "slurmd: error: Unable to register: Protocol authentication error"
+    )
     house.daemon.settings = replace(SETTINGS, join=0.000001)
     await house.looks(1)
     why = "a machine did not join within 0 s; slurmd: error: Unable to register: Protocol authentication error"
@@ -173,7 +175,7 @@ async def test_a_slurmctld_that_restarts_empty_is_given_time(house: House) -> No
     assert house.machines.alive == there and house.daemon.journal.entries["7"].state is State.VM_BOOTING
     house.see(HELD)
     await house.looks(1)
-    assert house.daemon.journal.entries["7"].missing == 0.0
+    assert house.daemon.journal.entries["7"].missing_since is None
 
 
 async def test_a_command_that_slurm_refuses_is_told_once_and_tried_again(house: House) -> None:

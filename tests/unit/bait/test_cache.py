@@ -1,4 +1,4 @@
-"""Which machine may serve another job, and which go for want of room."""
+"""Which machine may serve another job, and which go to make room."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import Act, Do, Seen
 from belljar.bait.decisions.cache import (
     MARK,
     PROVED,
     kept_as,
     making_room,
-    next_step,
     terms_of,
     too_old,
     with_kept,
@@ -21,6 +19,8 @@ from belljar.bait.decisions.cache import (
 )
 from belljar.bait.decisions.decide import Room, Turn, size_of
 from belljar.bait.decisions.states import Entry, State, Terms
+from belljar.bait.decisions.step import Act, Do, Seen
+from belljar.bait.decisions.table import next_step
 from belljar.bait.machines import scrub
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.bait.plain import Plain
 
 from belljar.bait import Order, Settings
+from belljar.bait.arrivals import Answer
 from belljar.bait.daemon import LOCK, Daemon, serve
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
@@ -22,7 +23,7 @@ from belljar.bait.status import give_order, read_status
 from belljar.errors import BadOption, CommandFailed, HostError
 from belljar.host.locks import try_lock
 from belljar.model import GIB, MIB
-from belljar.pool import JobState, JobView, NodeState, NodeView, Part, Pool, machine_of
+from belljar.pool import JobState, JobView, NodeState, NodeView, Pool, machine_of
 from belljar.pool.slurm.client import SlurmClient
 from belljar.records import replace
 
@@ -39,7 +40,6 @@ class Side(Plain):
     def __init__(self) -> None:
         self.seen: dict[str, Any] = {"jobs": {}, "nodes": {"bait1": FREE}}
         self.asked: list[tuple[str, ...]] = []
-        self.room = set[str]()
         self.broken = self.refuses = ""
         self.kept_held: list[bool] = []
         self.taken_back, self.cancelled = asyncio.Event(), asyncio.Event()
@@ -52,17 +52,6 @@ class Side(Plain):
 
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         return dict(self.seen["nodes"])
-
-    def reserve(self, node: str, parts: tuple[Part, ...], *_: object) -> tuple[tuple[str, ...], ...]:
-        wanted = {part.machine for part in parts}
-        gone = tuple(("unreserve", one) for one in self.room - wanted)
-        return (
-            *gone,
-            *(("reserve", node, str(part.cpus), part.machine) for part in parts if part.machine not in self.room),
-        )
-
-    def reserved(self, node: str, parts: tuple[Part, ...], *_: object) -> frozenset[str]:
-        return frozenset(self.room)
 
     saves = 0.0
 
@@ -108,7 +97,7 @@ class Machines:
     def ended(self, id: str) -> str | None:
         return self.over.get(id)
 
-    def said(self, id: str) -> str:
+    def last_words(self, id: str) -> str:
         return ""
 
     async def start(self, job: JobView, id: str) -> None:
@@ -172,7 +161,7 @@ async def arrives(house: House) -> None:
     await house.side.taken_back.wait()
     assert not asking.done() and read(house.daemon.folder)["7"].state is State.ARRIVED
     house.see(HELD)
-    assert await asking
+    assert await asking is Answer.TAKEN
 
 
 async def test_a_machine_that_a_look_has_not_seen_yet_is_asked_for_once(
@@ -207,21 +196,24 @@ async def test_a_job_whose_start_the_batch_system_has_forgotten_is_taken_back_wh
     house.see(RUNNING)
     await house.side.taken_back.wait()
     house.see(HELD)
-    assert await asking is True and house.daemon.journal.entries["7"].state is State.ARRIVED
+    assert await asking is Answer.TAKEN and house.daemon.journal.entries["7"].state is State.ARRIVED
 
 
 async def test_a_job_that_is_held_as_before_it_began_is_let_go_and_taken_back(house: House) -> None:
     """The bait did not hold it, and slurmd was not told to end it: slurmctld has forgotten that it was released."""
     house.side.has_forgotten = SlurmClient().has_forgotten  # type: ignore[method-assign]
     house.see(HELD)
-    assert await house.daemon.arrived("7", False) is True
+    assert await house.daemon.arrived("7", False) is Answer.TAKEN
     assert house.side.asked == []  # as far as one can see, its user has just taken it back
-    assert await house.daemon.arrived("7", True) is True
+    assert await house.daemon.arrived("7", True) is Answer.TAKEN
     assert house.side.asked == [("release", "7")]
     house.see(replace(HELD, state=JobState.ENDING))
-    assert await house.daemon.arrived("7", True) is True  # the node's daemon is told to end it
+    assert await house.daemon.arrived("7", True) is Answer.TAKEN  # the node's daemon is told to end it
     house.see(replace(HELD, state=JobState.ENDED))
-    assert (await house.daemon.arrived("7", False), await house.daemon.arrived("7", True)) == (True, False)
+    assert (await house.daemon.arrived("7", False), await house.daemon.arrived("7", True)) == (
+        Answer.TAKEN,
+        Answer.FAILED,
+    )
 
 
 async def test_a_prolog_waits_where_the_batch_system_does_not_know_its_job(
@@ -229,7 +221,7 @@ async def test_a_prolog_waits_where_the_batch_system_does_not_know_its_job(
 ) -> None:
     """It may give its number to another."""
     monkeypatch.setattr("belljar.bait.daemon.TAKEN_BACK", 0.1)
-    assert await house.daemon.arrived("7", False) is None
+    assert await house.daemon.arrived("7", False) is Answer.NOT_YET
 
 
 async def test_a_job_that_is_given_back_and_comes_again_at_once_is_taken_again(house: House) -> None:
@@ -300,41 +292,6 @@ async def test_a_job_is_followed_from_its_arrival_to_its_end(house: House) -> No
     assert read(house.daemon.folder) == {}
 
 
-async def test_beside_native_jobs_a_machine_has_its_room_before_it_is_made_and_as_long_as_it_lives(
-    tmp_path: Path,
-) -> None:
-    house = House(tmp_path, replace(SETTINGS, native="wn01"))
-    nodes = {"bait1": FREE, "wn01": NodeView("wn01", NodeState.BUSY, cpus=8, free_cpus=1)}
-    see = lambda job, **more: (house.see(job, **more), house.side.seen["nodes"].update(nodes))  # noqa: E731
-    await arrives(house)
-    see(HELD)
-    await house.looks()
-    (id,) = house.daemon.journal.entries["7"].machines
-    assert house.machines.alive == set() and house.side.asked[-1] == ("reserve", "wn01", "1", id)
-    assert house.daemon.journal.entries["7"].why == "it waits for room beside native jobs"
-    house.side.room.add(id)
-    nodes["wn01"] = replace(nodes["wn01"], free_cpus=0)
-    see(HELD)
-    await house.looks()
-    assert house.machines.alive == {id} and house.side.asked[-1] == ("close", "bait1", "no processor is free")
-    house.side.asked.clear()
-    see(replace(RUNNING, state=JobState.ENDED, on=()))
-    while house.machines.alive:
-        assert not [one for one in house.side.asked if one[0] == "unreserve"]
-        await house.looks(1)
-    await house.looks(1)
-    assert ("unreserve", id) in house.side.asked
-
-
-async def test_a_machine_that_the_node_of_native_jobs_could_never_hold_is_refused(tmp_path: Path) -> None:
-    house = House(tmp_path, replace(SETTINGS, native="wn01"))
-    await arrives(house)
-    house.see(replace(HELD, cpus=5))
-    house.side.seen["nodes"]["wn01"] = NodeView("wn01", NodeState.IDLE, cpus=4, memory=8 * GIB, free_cpus=4)
-    await house.looks(2)
-    assert read(tmp_path)["7"].why == "5 processors: this host gives 4 to machines"
-
-
 async def test_a_part_of_another_baits_job_is_made_here_or_refused(house: House, tmp_path: Path) -> None:
     parts = Parts((("bait0", "a" * 12), ("bait1", "b" * 12)))
     theirs = replace(HELD, nodes=2, cpus=2, note=f"belljar: {write(parts)}")
@@ -369,7 +326,7 @@ async def test_only_the_bait_of_its_first_node_takes_a_job_back(house: House) ->
     asking = asyncio.ensure_future(house.daemon.arrived("7", False))
     await asyncio.sleep(0)
     house.see(replace(HELD, nodes=2))
-    assert await asking and house.side.asked == [] and read(house.daemon.folder) == {}
+    assert await asking is Answer.TAKEN and house.side.asked == [] and read(house.daemon.folder) == {}
 
 
 async def test_what_was_written_down_is_found_by_the_next_bait(house: House, tmp_path: Path) -> None:
@@ -453,7 +410,7 @@ async def test_somebody_at_a_terminal_is_sent_away(house: House) -> None:
     asking = asyncio.ensure_future(house.daemon.arrived("7", False))
     await house.side.cancelled.wait()
     house.see(replace(RUNNING, state=JobState.ENDED, on=()))
-    assert await asking and house.daemon.journal.entries == {}
+    assert await asking is Answer.TAKEN and house.daemon.journal.entries == {}
     assert house.side.asked[:2] == [("note", "7", "only batch scripts run here"), ("cancel", "7")]
 
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.bait import Order, Settings
-from belljar.bait.decisions.decide import Bait, Faults, Room, as_given, bait_now, choose, claims, impossible, size_of
+from belljar.bait.decisions.decide import Bait, Faults, Room, as_given, bait_now, choose, impossible, size_of
 from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.states import BaitState, Entry, State
 from belljar.model import GIB, MIB
-from belljar.pool import JobState, JobView, Part
+from belljar.pool import JobState, JobView
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker", "el9"), networks=(("open", "br0"), ("closed", "br1")))
@@ -124,18 +124,6 @@ def test_whose_turn_it_is_does_not_depend_on_the_order_of_a_list(given: list[tup
         first = next(one for one in entries if one.job == turn.job)
         wrong = dict(turn.wrong)
         assert all(one.since >= first.since for one in entries if one.job not in wrong)
-
-
-def test_machines_that_live_and_those_to_come_have_their_part_of_a_host_with_native_jobs() -> None:
-    said, jobs = replace(SETTINGS, overhead=100 * MIB), {"7": job(cpus=4, nodes=2, memory=2 * GIB)}
-    entries = [
-        Entry("7", State.VM_BOOTING, 0.0, ("a" * 12, "b" * 12)), Entry("8", State.FINISHED, 0.0, ("c" * 12,)),
-        Entry("9", State.VM_REQUESTED, 0.0, ("d" * 12,)),
-    ]  # fmt: skip
-    living = {"a" * 12: (2, GIB), "e" * 12: (1, GIB)}
-    assert claims(entries, jobs, living, said) == (
-        Part("a" * 12, 2, GIB), Part("e" * 12, 1, GIB), Part("b" * 12, 2, GIB + 100 * MIB), Part("d" * 12),
-    )  # fmt: skip
 
 
 def test_a_full_network_closes_the_bait_only_where_somebody_said_so() -> None:

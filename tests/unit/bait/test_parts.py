@@ -8,11 +8,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.unit.bait.test_worlds import JOB, SETTINGS, Killed, World
 
-from belljar.bait.decisions.advance import Act, Do, Seen, Step, advance, recover
 from belljar.bait.decisions.decide import Bait, Room, nothing
+from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.note import LONGEST, Parts, is_too_long, read, write
-from belljar.bait.decisions.parts import Invitation, follow, invitation, refusal
+from belljar.bait.decisions.parts import Invitation, invitation, refusal
 from belljar.bait.decisions.states import MOVES, BaitState, Entry, State
+from belljar.bait.decisions.step import Act, Do, Seen, Step
+from belljar.bait.decisions.table import next_step
 from belljar.model import GIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace
@@ -77,7 +79,7 @@ class Hosts(World):
         nodes = {name: NodeView(name, state) for name, state in self.nodes.items()}
         seen = Seen(self.now, {"7": self.job}, nodes, frozenset(host.machines), dict(host.ended))
         for entry in list(host.journal.values()):
-            step: Step = (advance if entry.leads else follow)(entry, seen, host.settings)
+            step: Step = next_step(entry, seen, host.settings)
             after = step.entry
             if after.state is S.STOPPED and entry.state is S.STOPPED:
                 ids = tuple(f"{next(self.fresh):012x}" for _ in NAMES)
@@ -227,39 +229,39 @@ def test_a_part_is_taken_when_there_is_room_for_it_and_refused_where_it_can_neve
 @pytest.mark.parametrize("state", [S.VM_REQUESTED, S.VM_BOOTING, S.VM_READY])
 def test_a_part_ends_when_its_leader_takes_it_back(state: State) -> None:
     for note in ("", "belljar: its machine failed", NOTE.replace("b" * 12, "c" * 12)):
-        step = follow(part(state), seen(replace(HELD, note=note)), SECOND)
+        step = next_step(part(state), seen(replace(HELD, note=note)), SECOND)
         assert (step.entry.state, step.entry.why) == (S.FINISHED, "its leader took it back")
 
 
 def test_while_the_job_runs_on_its_node_the_note_means_nothing() -> None:
     there = replace(WIDE, on=(node_of("a" * 12), node_of("b" * 12)), note="an administrator's own words")
-    running = follow(part(S.VM_READY), seen(there, node=NodeState.BUSY), SECOND).entry
+    running = next_step(part(S.VM_READY), seen(there, node=NodeState.BUSY), SECOND).entry
     assert running.state is S.RUNNING
-    lost = follow(running, seen(there, lives=False, node=NodeState.BUSY), SECOND).entry
+    lost = next_step(running, seen(there, lives=False, node=NodeState.BUSY), SECOND).entry
     assert lost.state is S.LOST
-    assert follow(lost, seen(there, lives=False, node=NodeState.BUSY), SECOND).acts == (
+    assert next_step(lost, seen(there, lives=False, node=NodeState.BUSY), SECOND).acts == (
         Act(Do.LOSE, node_of("b" * 12)),
     )
-    assert follow(lost, seen(HELD, lives=False, node=NodeState.OUT), SECOND).entry.state is S.FINISHED
-    over = follow(part(S.FINISHED), seen(replace(there, state=JobState.ENDED), node=NodeState.IDLE), SECOND)
+    assert next_step(lost, seen(HELD, lives=False, node=NodeState.OUT), SECOND).entry.state is S.FINISHED
+    over = next_step(part(S.FINISHED), seen(replace(there, state=JobState.ENDED), node=NodeState.IDLE), SECOND)
     assert over.acts == (Act(Do.CLOSE, node_of("b" * 12)),)  # it still tells where it was
-    late = follow(part(S.FINISHED), seen(there, 500.0, node=NodeState.BUSY), SECOND)
+    late = next_step(part(S.FINISHED), seen(there, 500.0, node=NodeState.BUSY), SECOND)
     assert late == Step(part(S.FINISHED))  # it came at the last moment
 
 
 def test_a_part_that_fails_is_told_to_its_leader_until_that_has_seen_it() -> None:
-    late = follow(part(S.VM_BOOTING), seen(now=SECOND.join + 1), SECOND).entry
+    late = next_step(part(S.VM_BOOTING), seen(now=SECOND.join + 1), SECOND).entry
     assert late.state is S.FINISHED and late.why == "it did not join within 300 s"
-    told = follow(late, seen(now=400.0), SECOND).acts[0]
+    told = next_step(late, seen(now=400.0), SECOND).acts[0]
     assert told == Act(Do.NOTE, f"{NOTE.removeprefix('belljar: ')} failed={'b' * 12} it did not join within 300 s")
     note = f"belljar: {told.of}"
     leading = Entry("7", S.VM_BOOTING, 0.0, ("a" * 12, "b" * 12), on=NAMES)
     ready = replace(seen(replace(HELD, note=note), lives=False), machines=frozenset({"a" * 12}))
-    failed = advance(leading, ready, SETTINGS).entry
+    failed = next_step(leading, ready, SETTINGS).entry
     assert (failed.state, failed.why) == (S.REPROCESS, "elsewhere: bait2: it did not join within 300 s")
-    back = advance(failed, ready, SETTINGS)
+    back = next_step(failed, ready, SETTINGS)
     assert back.acts[0] == Act(Do.NOTE, failed.why) and Act(Do.END, "a" * 12) in back.acts
-    assert follow(late, seen(replace(HELD, note=note), 400.0, lives=False), SECOND).entry.state is S.CLOSED
+    assert next_step(late, seen(replace(HELD, note=note), 400.0, lives=False), SECOND).entry.state is S.CLOSED
 
 
 def test_what_the_job_was_given_stays_in_a_note_that_tells_of_a_failure() -> None:

@@ -79,7 +79,7 @@ def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
         (GOOD + 'system = "torque"\n', "torque: belljar makes no worker nodes for it"),
         (GOOD + 'system = "openpbs"\n', "openpbs: belljar makes no worker nodes for it (one of slurm, gridengine)"),
         (GOOD + 'system = "gridengine"\nname = "vm.q@wn01"\n', "bait.nodes: is missing"),
-        (GOOD + 'name = "wn01"\nnative = "wn01"\n', "bait.native: wn01 is a bait"), (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + 'cache = "always"\n', "'always' is no such policy"),
+        (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + 'cache = "always"\n', "'always' is not a policy"),
         (GOOD + "tries = 0\n", "bait.tries"),
     ):  # fmt: skip
         file.write_text(text)

@@ -10,9 +10,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import Act, Do, Seen, advance, recover
 from belljar.bait.decisions.decide import asked_of
+from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.states import MOVES, Entry, State
+from belljar.bait.decisions.step import Act, Do, Seen
+from belljar.bait.decisions.table import next_step
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import replace
@@ -138,7 +140,7 @@ class World:
         named = frozenset(names | {one for one, since in self.unnamed.items() if self.now - since < SAVES})
         seen = Seen(self.now, {"7": job}, nodes, frozenset(self.machines), dict(self.ended), named=named, saves=SAVES)
         for entry in list(self.journal.values()):
-            step = advance(entry, seen, self.settings)
+            step = next_step(entry, seen, self.settings)
             after = step.entry
             if after.state is S.STOPPED and entry.state is S.STOPPED:
                 ids = tuple(f"{next(self.fresh):012x}" for _ in range(self.job.nodes))

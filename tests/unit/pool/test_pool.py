@@ -13,7 +13,7 @@ import pytest
 
 from belljar.errors import BadOption
 from belljar.model import GIB, MIB
-from belljar.pool import JobState, JobView, Member, NodeState, Part, Pool, load, machine_of, node_of
+from belljar.pool import JobState, Member, NodeState, Pool, load, machine_of, node_of
 from belljar.pool.gridengine.nodes import GridEngineNodes
 from belljar.pool.slurm.client import FIELDS
 from belljar.pool.slurm.nodes import JOIN, guest_conf
@@ -314,40 +314,6 @@ def test_what_an_administrator_wrote_at_a_job_moves_no_other_field() -> None:
     for words in ("für\nzwei|drei".encode(), b"x" * 1000):
         after = SLURM.client.jobs(SQUEUE.replace(b"belljar: two".ljust(1000), words.ljust(1000)), MARK)
         assert replace(after["4_2"], note="") == replace(before["4_2"], note="") and set(after) == set(before)
-
-
-ROOM = (Part("0" * 12, 2, 3 * GIB), Part("1" * 12, 1, GIB))
-
-
-def keeping(machine: str, state: JobState, id: str = "9", at: str = "wn01") -> JobView:
-    return JobView(id, state, owner="root", uid=0, keeps=(machine, at))
-
-
-def test_a_machine_has_its_part_of_a_node_when_a_job_that_only_waits_holds_it() -> None:
-    first, second = (part.machine for part in ROOM)
-    asked = SLURM.nodes.reserve("wn01", ROOM, {}, {}, "room")
-    assert [one[0] for one in asked] == ["sbatch", "sbatch"]
-    assert {"--partition=room", "--nodelist=wn01", "--cpus-per-task=2", "--mem=3072M", f"--comment=room=vm{first}x at=wn01"} <= {*asked[0]}  # fmt: skip
-    jobs = {"9": keeping(first, JobState.RUNNING), "10": keeping(second, JobState.WAITING, "10")}
-    assert SLURM.nodes.reserve("wn01", ROOM, jobs, {}, "room") == ()
-    assert SLURM.nodes.reserved("wn01", ROOM, jobs, {}) == {first}
-    assert SLURM.nodes.reserve("wn01", ROOM[1:], jobs, {}, "room") == (("scancel", "9"),)
-    assert SLURM.nodes.reserve("wn01", (Part(first),), jobs, {}, "room") == (("scancel", "10"),)
-    assert SLURM.nodes.reserve("wn02", (), jobs, {}, "room") == ()  # another host's
-    twice = {**jobs, "8": keeping(first, JobState.WAITING, "8")}
-    assert SLURM.nodes.reserve("wn01", ROOM, twice, {}, "room") == (("scancel", "8"),)
-    over = {"9": keeping(first, JobState.ENDED), "10": jobs["10"]}
-    assert [one[0] for one in SLURM.nodes.reserve("wn01", ROOM, over, {}, "room")] == ["sbatch"]
-
-
-def test_only_roots_jobs_keep_room() -> None:
-    words = f"room=vm{'0' * 12}x at=wn01".encode()
-    row = SQUEUE.replace(b"vm=debian12 net=open".ljust(200), words.ljust(200))
-    jobs = SLURM.client.jobs(row, MARK)
-    assert row != SQUEUE and all(one.keeps == ("", "") for one in jobs.values())
-    (job,) = (id for id in jobs if jobs[id].image != SLURM.client.jobs(SQUEUE, MARK)[id].image)
-    roots = SLURM.client.jobs(re.sub(rb"\|1001 {8}", b"|0           ", row), MARK)
-    assert roots[job].keeps == ("0" * 12, "wn01")
 
 
 HOSTS = ("10.99.0.10 vm10", "10.99.1.10 vm11", "10.99.0.12 vm12")

@@ -1,142 +1,54 @@
-"""From what was written down of a job, and what is seen of it now: its next state, and what is to be done. Pure.
+"""A job of this bait's own, state by state: from what was written down, and what is seen of it now, to the next step. Pure.
 
-There is no other code for recovery. Every act is one that may be done twice, and every look starts from the journal, the batch system
-and the machines that live; so a bait that was killed at any point goes on where it was. `recover` only finds what no entry tells of.
-
-The batch system owns the job: what it says of a job is always believed, whatever was written down. When it says nothing, nothing is
-done.
+These are handlers of table.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
-
 from belljar.bait import Settings
+from belljar.bait.decisions import cache
 from belljar.bait.decisions.decide import asked_of
+from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave, leave_elsewhere
 from belljar.bait.decisions.note import Parts, read, write
-from belljar.bait.decisions.states import CLEANING, STARTING, Entry, State
-from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
-from belljar.records import dataclass, field, replace
+from belljar.bait.decisions.states import STARTING, Entry, State
+from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Handler, OfJob, Seen, Step, of_job, to
+from belljar.pool import JobState, JobView, NodeState
+from belljar.records import replace
 
 S = State
-ASKED_FOR = 900.0  # seconds in which a machine is claimed: fetching its image counts
-QUIET = 120.0  # seconds in which a node whose job is over is quiet; then its machine ends all the same
 TOLD = 5.0
 UNFIT = "unfit image: "  # begins the reason of a machine that ended because its image cannot join: no other one would
 UNMOVED = "it did not start on its nodes"  # nor would it on others
 ALTERED = "it was altered: "
 HELD_BY_USER = "its user holds it"
 BEGAN = "it had begun, which the batch system has forgotten, and it is not to run twice"
-BESIDE = "it waits for room beside native jobs"
 ELSEWHERE = "elsewhere: "  # begins the reason of a failure on another host
-MOVED = 300.0  # seconds in which a job starts on nodes that wait for it alone
+IN_LINE = (JobState.WAITING, JobState.HELD)
 
 
-class Do(str, Enum):
-    """An act. Each may be done twice."""
+def of_own(handler: OfJob) -> Handler:
+    """This handler, for a job that may be started again."""
 
-    TAKE_BACK = "take-back"  # the job: off its node, and held
-    START = "start"  # this machine, for the job
-    MOVE = "move"  # the job, to all of its nodes, and release it
-    CLOSE = "close"  # this node: no other job comes
-    LOSE = "lose"  # this node: its machine is gone
-    END = "end"  # this machine
-    REMOVE = "remove"  # this node
-    UNPIN = "unpin"  # the job: it wants nodes of ours no more
-    GIVE_BACK = "give-back"  # the job, to the batch system
-    REFUSE = "refuse"  # the job: say why it is held
-    NOTE = "note"  # write this at the job
-    PROVE = "prove"  # this machine: clean it, and compare it with what it was
-    ADMIT = "admit"  # the job's user to this machine, which served another job; then open its node
-    FORCE_END = "force-end"  # the job: its machine is gone, and the batch system lets it neither run again nor end
+    def step(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+        if job.state in IN_LINE and _is_not_to_run_twice(entry, job):
+            return _force_end(entry)
+        return handler(entry, job, seen, settings)
+
+    return of_job(step)
 
 
-@dataclass(frozen=True)
-class Act:
-    """What, and with which machine or node, or with which words."""
-
-    do: Do
-    of: str = ""
+def _is_not_to_run_twice(entry: Entry, job: JobView) -> bool:
+    return not entry.reruns and 0 < entry.starts >= job.starts
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One look: machines first, then nodes and jobs. None: the batch system did not answer."""
-
-    now: float
-    jobs: Mapping[str, JobView] | None
-    nodes: Mapping[str, NodeView] | None
-    machines: frozenset[str]  # that live
-    ended: Mapping[str, str] = field(default_factory=dict)  # machine -> why, of those that ended or never come
-    proved: Mapping[str, str] = field(default_factory=dict)  # machine -> "" where it is clean, or why it is not
-    reserved: frozenset[str] | None = None  # that have room beside native jobs; None: there are no such jobs here
-    node: Callable[[str], str] = node_of  # the name of a machine's node
-    machine: Callable[[str], str] = machine_of  # a machine that might have had this name; "" where it is none of ours
-    named: frozenset[str] = frozenset()  # nodes that a job names, or named as the batch system saved it last
-    saves: float = 0.0  # seconds in which the batch system saves what became of a job
-
-
-@dataclass(frozen=True)
-class Step:
-    """The entry to write down, and what to do after that."""
-
-    entry: Entry
-    acts: tuple[Act, ...] = ()
-
-
-def advance(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """One step. Called again and again, with what is seen then."""
-    if seen.jobs is None or seen.nodes is None:
-        return Step(entry)
-    job = seen.jobs.get(entry.job)
-    if job is None:
-        return _clean(entry, None, seen, settings) if entry.state is S.FINISHED else missed(entry, seen, settings)
-    entry = replace(entry, missing=0.0)
-    if job.state is JobState.UNKNOWN:
-        return Step(entry)
-    if job.state is JobState.ENDED and entry.state is not S.FINISHED:
-        return to(entry, S.FINISHED, seen, entry.why)
-    back = (JobState.WAITING, JobState.HELD, *((JobState.RUNNING,) if entry.state is S.FINISHED else ()))
-    if job.state in back and not entry.reruns and 0 < entry.starts >= job.starts:
-        return Step(replace(entry, why=BEGAN), (Act(Do.NOTE, BEGAN), Act(Do.FORCE_END)))
-    if job.state in back and entry.state is S.FINISHED:
-        return to(entry, S.REPROCESS, seen, "it runs again: its end was forgotten")
-    if entry.state in CLEANING:
-        return _clean(entry, job, seen, settings)
-    return HANDLERS[entry.state](entry, job, seen, settings)
-
-
-def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple[Act, ...]:
-    """For machines and nodes of ours that no entry tells of: the journal was lost, or a machine joined under a name that is not its
-    own. *ours*: nodes with this bait's own feature."""
-    known = {machine for entry in entries for machine in entry.machines}
-    if seen.nodes is None or seen.jobs is None:
-        return ()
-    ours -= {seen.node(machine) for machine in known}
-    found = {seen.machine(node) for node in ours - set(map(seen.node, seen.machines))} | seen.machines
-    acts = [act for one in sorted(found - known - {""}) for act in leave(one, seen, is_late=False)]
-    acts = [act for act in acts if act not in (WAIT, LATER)]
-    for node in sorted(one for one in ours if not seen.machine(one)):
-        acts += _turn_out(node, seen)
-    return tuple(acts)
-
-
-def _turn_out(node: str, seen: Seen) -> tuple[Act, ...]:
-    """A node of a name that we never gave takes no job. It is removed when no machine lives that could be it: when each one has
-    joined under its own name."""
-    state = (seen.nodes or {})[node].state
-    if state is NodeState.DRAINING:
-        return ()
-    if state is not NodeState.OUT:
-        return (Act(Do.CLOSE, node),)
-    return (Act(Do.REMOVE, node),) if all(node_state(one, seen) is not None for one in seen.machines) else ()
+def _force_end(entry: Entry) -> Step:
+    return Step(replace(entry, why=BEGAN), (Act(Do.NOTE, BEGAN), Act(Do.FORCE_END)))
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-def _arrived(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def arrived(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.state is JobState.HELD:
         # As it is shown while it waits: of several partitions a job that runs shows only the one that it runs in.
         home = entry.home if job.queue in (settings.queue, "") else job.queue
@@ -146,7 +58,7 @@ def _arrived(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
     return Step(replace(entry, home=entry.home or job.queue), _take_back(job))
 
 
-def _stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     """Its turn is decided elsewhere. Somebody may have released it: then it is the batch system's again. In another queue it may
     not be this bait's any more."""
     if job.state is not JobState.HELD:
@@ -156,38 +68,27 @@ def _stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
     return Step(entry, _unpin(job, seen))
 
 
-def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if failure := _failure(entry, job, seen, settings) or _altered(entry, job, settings):
         return to(entry, S.REPROCESS, seen, failure)
     age, held = seen.now - entry.since, () if job.state is JobState.HELD else _take_back(job)
-    missing = [one for one in entry.here(settings.names) if one not in seen.machines]
-    if (step := reserving(entry, missing, seen)) is not None:
-        return replace(step, acts=held)
+    missing = [machine for machine in entry.here(settings.names) if machine not in seen.machines]
     held += _announce(entry, job, settings)
     if entry.state is not S.VM_BOOTING:
         if not missing:
             return to(entry, S.VM_BOOTING, seen)
         if age > ASKED_FOR:
             return to(entry, S.REPROCESS, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
-        return Step(entry, (*held, *(Act(Do.START, one) for one in missing)))
-    if all(node_state(one, seen) is NodeState.IDLE for one in entry.machines):
+        return Step(entry, (*held, *(Act(Do.START, machine) for machine in missing)))
+    if all(seen.state(machine) is NodeState.IDLE for machine in entry.machines):
         return to(entry, S.VM_READY, seen)
     if age > settings.join:
         return to(entry, S.REPROCESS, seen, _late(entry, seen, settings))
-    closed = [one for one in entry.machines if entry.uses and node_state(one, seen) is NodeState.OUT]
-    return Step(entry, (*held, *(Act(Do.ADMIT, one) for one in closed)))
+    closed = [machine for machine in entry.machines if entry.uses and seen.state(machine) is NodeState.OUT]
+    return Step(entry, (*held, *(Act(Do.ADMIT, machine) for machine in closed)))
 
 
-def reserving(entry: Entry, missing: list[str], seen: Seen) -> Step | None:
-    """Where native jobs run, machines are made when they have their room beside them: a wait that has no end. None: they have it."""
-    if seen.reserved is None or not missing:
-        return None
-    if not set(missing) <= seen.reserved:
-        return Step(replace(entry, why=BESIDE))
-    return to(entry, S.IMAGE_WAIT, seen) if entry.state is S.VM_REQUESTED else None
-
-
-def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if failure := _failure(entry, job, seen, settings) or _altered(entry, job, settings):
         return to(entry, S.REPROCESS, seen, failure)
     if job.state is not JobState.HELD:
@@ -195,9 +96,9 @@ def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     return to(entry, S.MIGRATING, seen) if seen.now - entry.since >= settings.settle else Step(entry)
 
 
-def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.state in (JobState.RUNNING, JobState.ENDING):
-        if job.on and set(job.on) <= {seen.node(one) for one in entry.machines}:
+        if job.on and set(job.on) <= set(map(seen.node, entry.machines)):
             return to(replace(entry, starts=job.starts), S.RUNNING, seen)
         return to(entry, S.REPROCESS, seen, "it started elsewhere")
     is_unmoved = job.state is JobState.HELD and job.queue != settings.queue
@@ -205,7 +106,7 @@ def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> St
         return to(entry, S.REPROCESS, seen, failure)
     if job.state is JobState.HELD and job.is_held_by_user and not is_unmoved:
         return to(replace(entry, stays_held=True), S.REQUEUE, seen, HELD_BY_USER)  # moved and released, and held again
-    if job.state is JobState.HELD and any(node_state(one, seen) is None for one in entry.machines):
+    if job.state is JobState.HELD and None in map(seen.state, entry.machines):
         # It may have run there: slurmd starts nothing of it again for a while.
         return to(entry, S.REPROCESS, seen, "its nodes were forgotten")
     age = seen.now - entry.since
@@ -217,77 +118,83 @@ def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> St
     return Step(replace(entry, why=f"it waits on its nodes: {job.reason}") if age > TOLD else entry)
 
 
-def _running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     failure = _failure(entry, job, seen, settings)
     # One that was not requeued since is held by us: a batch system that was killed has forgotten how it was moved.
     if job.state is JobState.HELD and not failure and (job.starts > entry.starts or job.is_held_by_user):
         return to(replace(entry, stays_held=True), S.REQUEUE, seen, "it was requeued and held")
-    if job.state in (JobState.WAITING, JobState.HELD):
+    if job.state in IN_LINE:
         return to(entry, S.REPROCESS, seen, failure or "it was requeued")
     if failure:
         return to(entry, S.LOST, seen, failure)
     return Step(entry)
 
 
-def _lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     """Until the batch system has seen it: it requeues the job, or ends it where its user wants none to run twice."""
-    if job.state in (JobState.WAITING, JobState.HELD):
+    if job.state in IN_LINE:
         return to(entry, S.REPROCESS, seen, entry.why)
     own = entry.here(settings.names)
     # Those that live go first: a slurmctld that forgets that a node was lost believes what slurmd says of the end of the others.
-    if not (acts := tuple(Act(Do.END, one) for one in own if one in seen.machines)):
-        lost = (one for one in own if node_state(one, seen) not in (None, NodeState.OUT))
-        acts = tuple(Act(Do.LOSE, seen.node(one)) for one in lost)
+    if not (acts := tuple(Act(Do.END, machine) for machine in own if machine in seen.machines)):
+        gone = (machine for machine in own if seen.state(machine) not in (None, NodeState.OUT))
+        acts = tuple(Act(Do.LOSE, seen.node(machine)) for machine in gone)
     return Step(entry, (*acts, Act(Do.FORCE_END)) if seen.now - entry.since > QUIET else acts)
-
-
-HANDLERS = {
-    S.ARRIVED: _arrived, S.STOPPED: _stopped, S.VM_REQUESTED: _starting, S.IMAGE_WAIT: _starting, S.VM_BOOTING: _starting,
-    S.VM_READY: _ready, S.MIGRATING: _migrating, S.RUNNING: _running, S.LOST: _lost,
-}  # fmt: skip
 
 
 # -- the way out -------------------------------------------------------------------------------------------------------
 
 
-def missed(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """The batch system did not name this job. One such answer does not say that it is gone: just restarted, it may not know it yet."""
-    since = entry.missing or seen.now
-    if seen.now - since >= settings.gone_after:
-        return to(entry, S.FINISHED, seen, "the batch system does not know it any more")
-    return Step(replace(entry, missing=since))
+def finished(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
+    """Over, unless the batch system was killed and has forgotten that. Its machines may be worth keeping; else nothing of them stays."""
+    if cache.is_worth_it(entry, seen, settings):
+        return Step(cache.kept_as(replace(entry, since=seen.now)))
+    if job is not None:
+        entry = replace(entry, missing_since=None)
+        if job.state is JobState.UNKNOWN:
+            return Step(entry)
+        if job.state in (*IN_LINE, JobState.RUNNING):
+            if _is_not_to_run_twice(entry, job):
+                return _force_end(entry)
+            return to(entry, S.REPROCESS, seen, "it runs again: its end was forgotten")
+    acts = _way_out(entry, seen, settings)
+    return Step(entry, but_waits(acts)) if acts else to(entry, S.CLOSED, seen, entry.why)
 
 
-def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
-    """Nothing of the job's machines and nodes stays; and unless it is over, it is held until then."""
-    age, own = seen.now - entry.since, entry.here(settings.names)
-    ours = [act for one in own for act in leave(one, seen, is_late=age > QUIET)]
-    others = (_leave_elsewhere(one, seen, is_late=age > QUIET) for one in entry.machines if one not in own)
-    acts = (*ours, *(act for one in others for act in one))
-    is_over = entry.state is S.FINISHED or job is None
-    if not is_over and job is not None and read(job.note).machines:
-        acts = (Act(Do.NOTE, entry.why or "it is taken back"), *acts)
-    if job is not None and job.state is not JobState.HELD:
-        entry = replace(entry, stays_held=False)  # released meanwhile
-    if not is_over and job is not None:  # it needs no node that stays known: what is left of those, `recover` removes
-        acts = (*_unpin(job, seen), *(act for act in acts if act is not LATER))
+def cleaning(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    """Nothing of the job's machines and nodes stays, and it is held until then. It needs no node that stays known: what is left of those,
+    `recover` removes."""
+    is_held = job.state is JobState.HELD
+    entry = replace(entry, stays_held=entry.stays_held and is_held)  # else it was released meanwhile
+    note = (Act(Do.NOTE, entry.why or "it is taken back"),) if read(job.note).machines else ()
+    acts = (*_unpin(job, seen), *note, *(act for act in _way_out(entry, seen, settings) if act is not LATER))
     if acts:
-        if is_over or job is None or job.state is JobState.HELD:
-            return Step(entry, tuple(act for act in acts if act not in (WAIT, LATER)))
-        return Step(entry, (*_take_back(job), *but_removals(acts)))
-    if is_over or job is None:
-        return to(entry, S.CLOSED, seen, entry.why)
+        return Step(entry, but_waits(acts) if is_held else (*_take_back(job), *but_removals(acts)))
     if entry.state is S.REQUEUE:
-        is_held, is_home = job.state is JobState.HELD, job.queue == entry.home or job.queue != settings.queue
-        if is_home and entry.stays_held == is_held:  # else one that is killed now remembers it as held by us
-            return to(entry, S.CLOSED, seen, entry.why) if age >= seen.saves else Step(entry)
-        return Step(replace(entry, since=seen.now), (Act(Do.GIVE_BACK),) if is_held else _take_back(job))
-    if job.state is not JobState.HELD:
+        return _give_back(entry, job, seen, settings)
+    if not is_held:
         return Step(entry, _take_back(job))
     if entry.state is S.REPROCESS:
         return _again(replace(entry, machines=(), tries=entry.tries + 1, uses=0), job, seen, settings)
-    # That it was told can be seen nowhere: so it is told for a while.
+    # Nothing shows whether the reason has been written: so it is written for a while.
     return Step(entry, (Act(Do.REFUSE),)) if seen.now - entry.since < TOLD else to(entry, S.CLOSED, seen, entry.why)
+
+
+def _way_out(entry: Entry, seen: Seen, settings: Settings) -> tuple[Act, ...]:
+    """Of all machines of a job; none: they and their nodes are gone."""
+    is_late, own = seen.now - entry.since > QUIET, entry.here(settings.names)
+    others = [machine for machine in entry.machines if machine not in own]
+    steps = [leave(machine, seen, is_late=is_late) for machine in own]
+    steps += [leave_elsewhere(machine, seen, is_late=is_late) for machine in others]
+    return tuple(act for step in steps for act in step)
+
+
+def _give_back(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    is_held, is_home = job.state is JobState.HELD, job.queue == entry.home or job.queue != settings.queue
+    if is_home and entry.stays_held == is_held:  # a batch system that is killed now remembers it as held by us
+        is_saved = seen.now - entry.since >= seen.saves
+        return to(entry, S.CLOSED, seen, entry.why) if is_saved else Step(entry)
+    return Step(replace(entry, since=seen.now), (Act(Do.GIVE_BACK),) if is_held else _take_back(job))
 
 
 def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
@@ -298,44 +205,6 @@ def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.starts >= settings.restarts:
         return to(entry, S.REJECTED, seen, f"requeued {job.starts} times; at last: {entry.why}")
     return to(entry, S.REQUEUE if entry.tries >= settings.tries else S.STOPPED, seen, entry.why)
-
-
-WAIT = Act(Do.END, "")  # stands for: not yet
-LATER = Act(Do.REMOVE, "")  # stands for: it takes no job, and stays known for a while
-
-
-def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
-    """The next act on the way out of one machine and its node; none: both are gone.
-
-    Its node takes no job any more; when it is quiet its machine ends; then it is removed. slurmctld 22.05.8 crashed when a node was
-    removed while it still had something to say to it; and one that begins anew fails a job that names a node it does not know, or
-    never ends it: one that was killed before it had saved that the job has left, and one whose job was requeued as its nodes went
-    down, for it clears its list of nodes only when it starts again."""
-    node, state = seen.node(machine), node_state(machine, seen)
-    if machine in seen.machines:
-        if state in (None, NodeState.OUT) or is_late:
-            return (Act(Do.END, machine),)
-        return (WAIT,) if state is NodeState.DRAINING else (Act(Do.CLOSE, node),)
-    return _forgotten(node, state, seen)
-
-
-def _forgotten(node: str, state: NodeState | None, seen: Seen) -> tuple[Act, ...]:
-    if state is not NodeState.OUT:
-        return (Act(Do.LOSE, node),) if state is not None else ()
-    return (LATER,) if node in seen.named else (Act(Do.REMOVE, node),)
-
-
-def but_removals(acts: Iterable[Act]) -> tuple[Act, ...]:
-    """What can be done while a job that wants these nodes is not held: until then it cannot be made to want them no more."""
-    return tuple(act for act in acts if act is not WAIT and act.do not in (Do.REMOVE, Do.UNPIN))
-
-
-def _leave_elsewhere(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
-    """Its own bait ends it and removes its node. Where that does not come to it, the node at least goes."""
-    node, state = seen.node(machine), node_state(machine, seen)
-    if is_late or state is None:
-        return _forgotten(node, state, seen)
-    return (WAIT,) if state in (NodeState.OUT, NodeState.DRAINING) else (Act(Do.CLOSE, node),)
 
 
 # -- several hosts -----------------------------------------------------------------------------------------------------
@@ -350,20 +219,14 @@ def _announce(entry: Entry, job: JobView, settings: Settings) -> tuple[Act, ...]
 
 
 def _late(entry: Entry, seen: Seen, settings: Settings) -> str:
-    late = [one for one in entry.machines if node_state(one, seen) is not NodeState.IDLE]
+    late = [machine for machine in entry.machines if seen.state(machine) is not NodeState.IDLE]
     if set(late) & set(entry.here(settings.names)):
         return f"a machine did not join within {settings.join:.0f} s"
-    where = ", ".join(dict(zip(entry.machines, entry.on, strict=False))[one] for one in late)
+    where = ", ".join(dict(zip(entry.machines, entry.on, strict=False))[machine] for machine in late)
     return f"{ELSEWHERE}{where}: no machine joined within {settings.join:.0f} s"
 
 
-# -- small helps -------------------------------------------------------------------------------------------------------
-
-
-def to(entry: Entry, state: State, seen: Seen, why: str = "", *acts: Act) -> Step:
-    """What failed a job serves no other."""
-    terms = None if state in (S.LOST, S.REPROCESS) else entry.terms
-    return Step(replace(entry, state=state, since=seen.now, why=why, terms=terms), acts)
+# -- small helpers -------------------------------------------------------------------------------------------------------
 
 
 def _unpin(job: JobView, seen: Seen) -> tuple[Act, ...]:
@@ -372,11 +235,6 @@ def _unpin(job: JobView, seen: Seen) -> tuple[Act, ...]:
 
 def _take_back(job: JobView) -> tuple[Act, ...]:
     return () if job.state is JobState.ENDING else (Act(Do.TAKE_BACK),)
-
-
-def node_state(machine: str, seen: Seen) -> NodeState | None:
-    view = (seen.nodes or {}).get(seen.node(machine))
-    return view.state if view is not None else None
 
 
 def _moved(entry: Entry, job: JobView, settings: Settings) -> str:
@@ -392,15 +250,15 @@ def _altered(entry: Entry, job: JobView, settings: Settings) -> str:
 
 
 def _failure(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> str:
-    """Why the machines of a job are of no use any more; "" while they are."""
-    for one in entry.here(settings.names):
-        if one in seen.ended and one not in seen.machines:
-            return seen.ended[one]
-        if entry.state not in (S.VM_REQUESTED, S.IMAGE_WAIT) and one not in seen.machines:
+    """Why the machines of a job are no longer of use; "" while they are."""
+    for machine in entry.here(settings.names):
+        if machine in seen.ended and machine not in seen.machines:
+            return seen.ended[machine]
+        if entry.state not in (S.VM_REQUESTED, S.IMAGE_WAIT) and machine not in seen.machines:
             return "its machine is gone"
     parts = read(job.note)
     if parts.failed in entry.machines:
-        where = next(name for name, one in parts.machines if one == parts.failed)
+        where = next(name for name, machine in parts.machines if machine == parts.failed)
         return f"{ELSEWHERE}{where}: {parts.why}"
-    is_out = any(node_state(one, seen) is NodeState.OUT for one in entry.machines)
+    is_out = NodeState.OUT in map(seen.state, entry.machines)
     return "its node was taken out of service" if is_out and entry.state not in STARTING else ""

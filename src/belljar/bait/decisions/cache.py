@@ -1,4 +1,4 @@
-"""Machines that are kept after their job, for the next one that asks for the same: who may have which, and which go first. Pure.
+"""Machines that are kept after their job, for the next one that asks for the same: which job may have which, and which go first. Pure.
 
 A kept machine has an entry of its own, under a name that no job has. It was cleaned and proved before it was kept (scrub.py), its node
 takes no job until one is moved there, and it ends when it is too old, when a job needs its room, or when the bait's settings are others.
@@ -10,10 +10,9 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import Act, Do, Seen, Step, advance, node_state, to
 from belljar.bait.decisions.decide import Room, Size, Turn, size_of
-from belljar.bait.decisions.parts import follow
 from belljar.bait.decisions.states import KEEPING, Entry, State, Terms
+from belljar.bait.decisions.step import Act, Do, Seen, Step, to
 from belljar.pool import JobView, NodeState
 from belljar.records import replace
 
@@ -22,16 +21,6 @@ POLICIES = (NEVER, SAME_USER, SAME_GROUP)
 MARK = "kept:"  # begins the name of an entry that no job has
 OURS = "belljar:"  # begins the reason of a node that we closed
 PROVED = 90.0  # seconds in which a machine is cleaned and proved, by whichever bait is there
-
-
-def next_step(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """Of a job, or of machines that no job has."""
-    if None not in (seen.jobs, seen.nodes):
-        if entry.state in KEEPING:
-            return _keeping(entry, seen, settings)
-        if entry.state is State.FINISHED and _is_worth_it(entry, seen, settings):
-            return Step(kept_as(replace(entry, since=seen.now)))
-    return (advance if entry.leads else follow)(entry, seen, settings)
 
 
 def terms_of(job: JobView, image: str, settings: Settings) -> Terms | None:
@@ -107,21 +96,22 @@ def _size(entry: Entry) -> tuple[int, int]:
     return (terms.count * terms.cpus, terms.count * terms.memory) if terms is not None else (0, 0)
 
 
-def _is_worth_it(entry: Entry, seen: Seen, settings: Settings) -> bool:
-    """Its nodes are quiet, closed by us and nobody else, and its machines live."""
-    nodes = [(seen.nodes or {}).get(seen.node(one)) for one in entry.machines]
-    are_quiet = all(one is not None and one.state is NodeState.OUT and one.reason.startswith(OURS) for one in nodes)
-    is_fit = bool(nodes) and not entry.job.startswith(MARK) and not too_old(entry, settings, seen.now)
-    return is_fit and are_quiet and seen.machines.issuperset(entry.machines)
+def is_worth_it(entry: Entry, seen: Seen, settings: Settings) -> bool:
+    """The machines of a job that is over: their nodes are quiet, closed by us and nobody else, and they live."""
+    if not entry.machines or entry.job.startswith(MARK) or too_old(entry, settings, seen.now):
+        return False
+    nodes = [(seen.nodes or {}).get(seen.node(machine)) for machine in entry.machines]
+    are_quiet = all(node is not None and node.state is NodeState.OUT and node.reason.startswith(OURS) for node in nodes)
+    return are_quiet and seen.machines.issuperset(entry.machines)
 
 
-def _keeping(entry: Entry, seen: Seen, settings: Settings) -> Step:
+def keeping(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
     """No job has these machines. Anything that is not as it should be ends them."""
-    said = [seen.proved.get(one) for one in entry.machines]
-    why = too_old(entry, settings, seen.now) or next((f"not clean: {one}" for one in said if one), "")
+    answers = [seen.proved.get(machine) for machine in entry.machines]
+    why = too_old(entry, settings, seen.now) or next((f"not clean: {answer}" for answer in answers if answer), "")
     if not seen.machines.issuperset(entry.machines):
         why = "its machine is gone"
-    if any(node_state(one, seen) is not NodeState.OUT for one in entry.machines):
+    if any(seen.state(machine) is not NodeState.OUT for machine in entry.machines):
         why = "somebody opened its node"
     if entry.state is State.PROVING and seen.now - entry.since > PROVED:
         why = f"it was not clean within {PROVED:.0f} s"
@@ -129,6 +119,6 @@ def _keeping(entry: Entry, seen: Seen, settings: Settings) -> Step:
         return to(entry, State.FINISHED, seen, why)
     if entry.state is State.KEPT:
         return Step(entry)
-    if None not in said:
+    if None not in answers:
         return to(entry, State.KEPT, seen)
-    return Step(entry, tuple(Act(Do.PROVE, one) for one in entry.machines if one not in seen.proved))
+    return Step(entry, tuple(Act(Do.PROVE, machine) for machine in entry.machines if machine not in seen.proved))

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.note import is_too_long, read
-from belljar.bait.decisions.states import STARTING, BaitState, Entry, State
+from belljar.bait.decisions.states import BaitState, Entry, State
 from belljar.model import MIB
-from belljar.pool import JobView, NodeView, Part
+from belljar.pool import JobView, NodeView
 from belljar.records import dataclass, replace
 
 Judge = Callable[[JobView], str]  # why the site's rules forbid a job what it asks for; "" where they do not
@@ -130,20 +130,6 @@ def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mappi
         return replace(job, cpus=max(job.cpus, cpus), memory=max(job.memory, memory)) if job.memory > 0 else job
 
     return {id: whole(job) for id, job in jobs.items()}
-
-
-def claims(
-    entries: Iterable[Entry], jobs: Mapping[str, JobView], living: Mapping[str, tuple[int, int]], settings: Settings
-) -> tuple[Part, ...]:
-    """What machines take of a host that runs native jobs, too: those that live, and those that are to be made. *living*: machine ->
-    processors, memory."""
-    found = {one: Part(one, cpus, memory) for one, (cpus, memory) in living.items()}
-    for entry in entries:
-        if entry.state in STARTING:
-            size = size_of(jobs[entry.job], settings) if entry.job in jobs else Size(1, 0, 0, 0)
-            for one in entry.here(settings.names):
-                found.setdefault(one, Part(one, size.cpus, size.memory))
-    return tuple(found.values())
 
 
 def bait_now(

@@ -1,8 +1,8 @@
-"""A part of a job over several hosts, as a bait has it that does not lead. Pure.
+"""A part of a job over several hosts, at a bait that does not lead: handlers of table.py. Pure.
 
 The bait of the job's first node leads (advance.py): it names the machines of all in a note at the job, and every other bait finds its own
 there at its next look. No bait talks to another one: the leader sees a part's node come, and takes the parts back by another note; a
-bait whose part failed says so in the note. A part's machine ends when no note names it any more, or the job is over; while the job runs
+bait whose part failed says so in the note. A part's machine ends when no note names it any longer, or the job is over; while the job runs
 on its node, the note means nothing.
 """
 
@@ -11,26 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import (
-    ASKED_FOR,
-    LATER,
-    MOVED,
-    QUIET,
-    WAIT,
-    Act,
-    Do,
-    Seen,
-    Step,
-    but_removals,
-    leave,
-    missed,
-    node_state,
-    reserving,
-    to,
-)
 from belljar.bait.decisions.decide import Bait, Judge, Room, impossible, size_of
+from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave
 from belljar.bait.decisions.note import read, write
 from belljar.bait.decisions.states import BaitState, Entry, State
+from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Seen, Step, to
 from belljar.pool import JobState, JobView, NodeState, node_of
 from belljar.records import dataclass, replace
 
@@ -71,77 +56,50 @@ def refusal(job: JobView, machine: str, why: str) -> Act:
     return Act(Do.NOTE, write(replace(read(job.note), failed=machine, why=why)))
 
 
-def follow(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """One step of a part. Called again and again, as `advance` is for jobs of this bait's own."""
-    if seen.jobs is None or seen.nodes is None:
-        return Step(entry)
-    job = seen.jobs.get(entry.job)
-    if entry.state is S.FINISHED:
-        return _clean(entry, job, seen)
-    if job is None:
-        return missed(entry, seen, settings)
-    entry = replace(entry, missing=0.0)
-    if job.state is JobState.UNKNOWN:
-        return Step(entry)
-    if job.state is JobState.ENDED:
-        return to(entry, S.FINISHED, seen)
-    if _has(job, entry):
-        return _running(entry, seen)
-    if entry.state in (S.RUNNING, S.LOST):
+def running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    """The bait that follows a job whose machine is gone must say so: its leader sees only that the job has stopped."""
+    if not _has(job, entry):
         return to(entry, S.FINISHED, seen, entry.why or "the job left it")
-    if not set(entry.machines) <= set(read(job.note).of(settings.names)):
-        return to(entry, S.FINISHED, seen, "its leader took it back")
-    return _coming(entry, seen, settings)
-
-
-def _running(entry: Entry, seen: Seen) -> Step:
-    """Who follows a job whose machine is gone must say so: its leader sees only that the job has stopped."""
-    lost = [one for one in entry.machines if one not in seen.machines]
+    lost = [machine for machine in entry.machines if machine not in seen.machines]
     if not lost:
         return Step(entry) if entry.state is S.RUNNING else to(entry, S.RUNNING, seen)
     if entry.state is not S.LOST:
         return to(entry, S.LOST, seen, seen.ended.get(lost[0], "its machine is gone"))
-    there = (one for one in lost if node_state(one, seen) not in (None, NodeState.OUT))
-    return Step(entry, tuple(Act(Do.LOSE, node_of(one)) for one in there))
+    there = (machine for machine in lost if seen.state(machine) not in (None, NodeState.OUT))
+    return Step(entry, tuple(Act(Do.LOSE, seen.node(machine)) for machine in there))
 
 
-def _coming(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    missing = [one for one in entry.machines if one not in seen.machines]
-    over = [seen.ended[one] for one in missing if one in seen.ended]
-    age = seen.now - entry.since
-    if over:
+def coming(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    """Until the job has it."""
+    if _has(job, entry):
+        return running(entry, job, seen, settings)
+    if not set(entry.machines) <= set(read(job.note).of(settings.names)):
+        return to(entry, S.FINISHED, seen, "its leader took it back")
+    missing, age = [machine for machine in entry.machines if machine not in seen.machines], seen.now - entry.since
+    if over := [seen.ended[machine] for machine in missing if machine in seen.ended]:
         return to(entry, S.FINISHED, seen, over[0])
     if entry.state in (S.VM_REQUESTED, S.IMAGE_WAIT):
         if not missing:
             return to(entry, S.VM_BOOTING, seen)
-        if (step := reserving(entry, missing, seen)) is not None:
-            return step
         if age > ASKED_FOR:
             return to(entry, S.FINISHED, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
-        return Step(entry, tuple(Act(Do.START, one) for one in missing))
+        return Step(entry, tuple(Act(Do.START, machine) for machine in missing))
     if missing:
         return to(entry, S.FINISHED, seen, "its machine is gone")
-    if entry.state is S.VM_BOOTING:
-        if all(node_state(one, seen) is NodeState.IDLE for one in entry.machines):
-            return to(entry, S.VM_READY, seen)
-        is_late = age > settings.join
-        return to(entry, S.FINISHED, seen, f"it did not join within {settings.join:.0f} s") if is_late else Step(entry)
-    waits = settings.join + MOVED
-    return to(entry, S.FINISHED, seen, f"no job came within {waits:.0f} s") if age > waits else Step(entry)
+    is_booting = entry.state is S.VM_BOOTING
+    if is_booting and all(seen.state(machine) is NodeState.IDLE for machine in entry.machines):
+        return to(entry, S.VM_READY, seen)
+    most = settings.join if is_booting else settings.join + MOVED
+    why = f"it did not join within {most:.0f} s" if is_booting else f"no job came within {most:.0f} s"
+    return to(entry, S.FINISHED, seen, why) if age > most else Step(entry)
 
 
-def _has(job: JobView, entry: Entry) -> bool:
-    """It runs on these nodes. One that is over still tells where it was."""
-    there = job.on if job.state in (JobState.RUNNING, JobState.ENDING) else ()
-    return set(map(node_of, entry.machines)) <= set(there)
-
-
-def _clean(entry: Entry, job: JobView | None, seen: Seen) -> Step:
-    """Nothing of it stays; and a leader that still counts on it is told that it failed."""
-    if job is not None and _has(job, entry) and set(entry.machines) <= seen.machines:
+def finished(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
+    """Nothing of it stays; and a leader that still counts on it reads that it failed."""
+    if job is not None and _has(job, entry) and seen.machines.issuperset(entry.machines):
         return Step(entry)  # it came at the last moment
     is_late = seen.now - entry.since > QUIET
-    acts = tuple(act for one in entry.machines for act in leave(one, seen, is_late=is_late) if act is not LATER)
+    acts = tuple(act for machine in entry.machines for act in leave(machine, seen, is_late=is_late) if act is not LATER)
     if job is not None and job.state is JobState.HELD:
         parts = read(job.note)
         if {machine for _, machine in parts.machines} & set(entry.machines) and not parts.failed:
@@ -149,4 +107,10 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen) -> Step:
     if not acts:
         return to(entry, S.CLOSED, seen, entry.why)
     is_free = job is not None and job.state is JobState.WAITING  # its leader holds it in a moment
-    return Step(entry, but_removals(acts) if is_free else tuple(act for act in acts if act is not WAIT))
+    return Step(entry, but_removals(acts) if is_free else but_waits(acts))
+
+
+def _has(job: JobView, entry: Entry) -> bool:
+    """It runs on these nodes. One that is over still shows where it was."""
+    there = job.on if job.state in (JobState.RUNNING, JobState.ENDING) else ()
+    return set(map(node_of, entry.machines)) <= set(there)

@@ -86,7 +86,7 @@ class Entry:
     asked: str = ""  # what its machines were made for
     stays_held: bool = False  # somebody else held it: it goes back so
     starts: int = 0  # how often it had been requeued when it began to run
-    missing: float = 0.0  # since when the batch system has not known it; 0: it does
+    missing_since: float | None = None  # the batch system has not named it since then; None: it does
     terms: Terms | None = None  # of its machines, where these may serve another job
     uses: int = 0  # jobs that its machines served before
     born: float = 0.0  # when its machines were asked for

@@ -12,7 +12,7 @@ import pwd
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from belljar import api
 from belljar.bait import Settings
@@ -38,53 +38,23 @@ LARGEST_SECRET, LARGEST_CONF = 1 << 12, 1 << 20
 BAIT, JOB = "bait", "bait-job"  # labels
 
 
-class Keeper(Protocol):
-    """Who keeps machines. All but `start` is cheap."""
-
-    def living(self) -> frozenset[str]: ...
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Processors and memory of those that live."""
-
-    def ended(self, id: str) -> str | None:
-        """Why this machine has ended; None where nothing is known of its end."""
-
-    def said(self, id: str) -> str:
-        """The last line of what a machine that lives has written to its stderr; "" where there is none."""
-
-    async def start(self, job: JobView, id: str) -> None:
-        """Returns when it is claimed. Raises BelljarError."""
-
-    async def prove(self, id: str) -> str:
-        """Clean it. "" where it is what it was before its first job, or what is not."""
-
-    async def admit(self, job: JobView, id: str) -> None:
-        """This job's user to a machine that is clean. Raises BelljarError."""
-
-    def image(self, job: JobView) -> str:
-        """The digest of the image it would have now; "" where there is none."""
-
-    def end(self, id: str) -> None: ...
-    def room(self, taken: int) -> Room:
-        """*taken*: processors of machines that are not claimed yet."""
-
-    def events(self) -> AsyncIterator[dict[str, Any]]: ...
-
-
 class Machines:
-    """The keeper of this host."""
+    """The machines of this host's bait. All but `start`, `prove` and `admit` is cheap."""
 
     def __init__(self, settings: Settings, name: str, pool: Pool, shares: tuple[Share, ...]) -> None:
         self._settings, self._name, self._pool, self._shares = settings, name, pool, shares
         self._uplinks = Uplinks(tuple(dict(settings.networks).values()))
 
     def living(self) -> frozenset[str]:
-        return frozenset(self.sizes())
+        return frozenset(self._cpus())
 
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        views = ((one.id, one.view) for one in api.machines())
-        return {id: (view.cpus, view.memory) for id, view in views if view.labels.get(BAIT) == self._name}
+    def _cpus(self) -> dict[str, int]:
+        """Processors of those that live."""
+        views = ((machine.id, machine.view) for machine in api.machines())
+        return {id: view.cpus for id, view in views if view.labels.get(BAIT) == self._name}
 
     def ended(self, id: str) -> str | None:
+        """Why this machine has ended; None where nothing is known of its end."""
         with suppress(NoSuchMachine):
             machine = api.find(id)
             view = machine.view
@@ -92,23 +62,27 @@ class Machines:
                 return why_ended(view.outcome or {}, view.image, machine.stderr) or str(view.cause)
         return None
 
-    def said(self, id: str) -> str:
+    def last_words(self, id: str) -> str:
+        """The last line of what a machine that lives has written to its stderr; "" where there is none."""
         with suppress(NoSuchMachine, OSError):
             return last_line(api.find(id).stderr)
         return ""
 
     async def start(self, job: JobView, id: str) -> None:
+        """Returns when it is claimed. Raises BelljarError."""
         # It asks the resolver.
         request = await in_thread(lambda: request_for(job, id, self._name, self._settings, self._pool, self._shares))
         await api.astart(request, stdin=secret(self._settings))
 
     async def prove(self, id: str) -> str:
+        """Clean it. "" where it is what it was before its first job, or what is not."""
         try:
             return scrub.why_not(*await self._as_root(id, scrub.scrub(self._pool.nodes.folders)))
         except (BelljarError, OSError) as exc:
-            return told(exc)
+            return line_of(exc)
 
     async def admit(self, job: JobView, id: str) -> None:
+        """This job's user to a machine that is clean. Raises BelljarError."""
         lines = "\n".join((f"{job.uid} {job.number}", *account_of(job), ""))
         code, _, err = await self._as_root(id, scrub.ADMIT.encode(), lines.encode())
         if code:
@@ -123,6 +97,7 @@ class Machines:
             raise HostError(f"{id}: its guest did not end a script of ours within {PROVED:.0f} s") from None
 
     def image(self, job: JobView) -> str:
+        """The digest of the image it would have now; "" where there is none."""
         with suppress(BelljarError):
             return api.image_digest(job.image or self._settings.images[0])
         return ""
@@ -132,21 +107,22 @@ class Machines:
             api.find(id).ask("stop", grace=GRACE)
 
     def room(self, taken: int) -> Room:
+        """*taken*: processors of machines that are not claimed yet."""
         left, most = api.room(), self._settings.max_cpus or os.cpu_count() or 1
-        ours = sum(cpus for cpus, _ in self.sizes().values())
+        cpus = most - sum(self._cpus().values()) - taken
         free = self._uplinks.free() if self._settings.min_bandwidth else None
-        return Room(left.memory, most - ours - taken, left.scratch, host_memory()[0], most, free, self._no_image())
+        return Room(left.memory, cpus, left.scratch, host_memory()[0], most, free, self._no_image())
 
     def _no_image(self) -> str:
         """Why none of the images can be used; "" where one can."""
-        why = ""
+        reasons = []
         for image in self._settings.images:
             try:
                 api.image_digest(image)
                 return ""
             except (BelljarError, OSError) as exc:
-                why = why or told(exc)
-        return why
+                reasons.append(line_of(exc))
+        return reasons[0] if reasons else ""
 
     def events(self) -> AsyncIterator[dict[str, Any]]:
         return aiter(api.aevents())
@@ -177,7 +153,7 @@ def joining_request(
     if kind not in bridges:
         raise BadOption(f"network class {kind}: there is {', '.join(bridges)} here")
     joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
-    copies = (PlainFile(bytes(one), _read(one, "conf", LARGEST_CONF)) for one in joining.copies)
+    copies = (PlainFile(bytes(path), _read(path, "conf", LARGEST_CONF)) for path in joining.copies)
     payload = Payload(
         (b"join-the-pool",), ROOT, script=joining.script, cwd=b"/", env=(*joining.env, (b"BASELINE", baseline), (b"ONE_JOB", b"1" * one_job)),
         stdin=StdinKind.STREAM, files=(*joining.files, *copies),
@@ -191,17 +167,17 @@ def joining_request(
 
 def why_ended(outcome: Mapping[str, Any], image: str, stderr: bytes) -> str:
     """In a line; with what the machine said, where its batch daemon ended by itself."""
-    said, code = last_line(stderr), outcome.get("exit_code")
+    line, code = last_line(stderr), outcome.get("exit_code")
     if code == UNFIT_CODE:
-        return f"{UNFIT}{image}: {said or 'it does not say why'}"
+        return f"{UNFIT}{image}: {line or 'it does not say why'}"
     reason = str(outcome.get("reason") or "")
-    return f"{reason or f'exit {code}'}: {said}" if code and said else reason
+    return f"{reason or f'exit {code}'}: {line}" if code and line else reason
 
 
 def last_line(text: bytes) -> str:
     """A guest wrote it."""
     lines = text[-4096:].decode("utf-8", "replace").strip().splitlines()
-    return "".join(one for one in lines[-1] if one.isprintable())[:LONGEST_LINE] if lines else ""
+    return "".join(filter(str.isprintable, lines[-1]))[:LONGEST_LINE] if lines else ""
 
 
 def secret(settings: Settings) -> bytes:
@@ -211,7 +187,7 @@ def secret(settings: Settings) -> bytes:
 
 def feature_of(name: str) -> str:
     """The feature of this bait's nodes, by which it knows them."""
-    return "bait_" + "".join(one if one.isalnum() else "_" for one in name)
+    return "bait_" + "".join(char if char.isalnum() else "_" for char in name)
 
 
 def account_of(job: JobView) -> tuple[str, ...]:
@@ -223,9 +199,9 @@ def account_of(job: JobView) -> tuple[str, ...]:
         raise BadOption(f"{job.id}: its user {job.owner[:60]!r} is not known on this host") from None
     if job.uid not in (-1, entry.pw_uid):
         raise BadOption(f"{job.id}: its user {job.owner} has the uid {job.uid}, and {entry.pw_uid} on this host")
-    one = describe(entry.pw_uid, entry.pw_gid, None)
-    groups = (f"{name}:x:{gid}:{one.name}" for gid, name in ((one.gid, one.group), *one.groups))
-    return (f"{one.name}:x:{one.uid}:{one.gid}::{one.home}:{one.shell}", *groups)
+    user = describe(entry.pw_uid, entry.pw_gid, None)
+    groups = (f"{name}:x:{gid}:{user.name}" for gid, name in ((user.gid, user.group), *user.groups))
+    return (f"{user.name}:x:{user.uid}:{user.gid}::{user.home}:{user.shell}", *groups)
 
 
 def _read(path: Any, key: str, largest: int) -> bytes:
@@ -235,7 +211,6 @@ def _read(path: Any, key: str, largest: int) -> bytes:
         raise HostError(f"{path}: {exc.strerror}", hint=f"Correct `{key}` in bait.toml.") from exc
 
 
-def told(error: Exception) -> str:
-    """One line."""
-    said = f"{type(error).__name__}: {error.message}" if isinstance(error, BelljarError) else str(error)
-    return said.replace("\n", " ")
+def line_of(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error.message}" if isinstance(error, BelljarError) else str(error)
+    return text.replace("\n", " ")

@@ -185,7 +185,7 @@ def arrive(args: argparse.Namespace, house: House) -> int:
     from belljar.pool import load
 
     client, began = load("slurm").client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
-    tell(folder_of(args, house), args.job, args.timeout, lambda: client.is_off(args.job, began, os.environ))
+    tell(folder_of(args, house), args.job, args.timeout, lambda: client.revoked(args.job, began, os.environ))
     return 0
 
 

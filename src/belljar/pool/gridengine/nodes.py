@@ -8,28 +8,27 @@ what of it a crash has left.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from ipaddress import IPv4Address
 from pathlib import Path
 
-from belljar.batch.job.terms import one_node, whole
+from belljar.batch.job.terms import one_node
 from belljar.errors import BadOption
 from belljar.pool.gridengine.client import CLIENT, GridEngineClient
-from belljar.pool.gridengine.room import left_of, reserve, reserved, whole_host
 from belljar.pool.terms import (
     LARGEST_ANSWER,
     Command,
-    JobId,
     JobView,
     Joining,
-    ListedNodes,
     Member,
     Need,
+    Nodes,
     NodeState,
     NodeView,
-    Part,
     Pool,
-    listed,
+    machine_of,
 )
 from belljar.records import replace
 
@@ -58,28 +57,45 @@ exec sge_execd </dev/null
 """
 
 
-class GridEngineNodes(ListedNodes):
-    """The nodes' side. *queue*: the one that machines are added to; *hosts* and *feature*: as in ListedNodes; *host*: see room.py."""
+class GridEngineNodes(Nodes):
+    """The nodes' side. *queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a
+    machine's id ends in its address; *feature*: of these nodes."""
 
     tells_reasons = False
     packages = ("gridengine-exec",)
 
-    def __init__(
-        self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "", host: tuple[int, int] = (0, 0)
-    ) -> None:  # fmt: skip
-        super().__init__(hosts or {}, feature)
-        self.queue, self._host = queue, host
+    def __init__(self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "") -> None:
+        self.queue, self._hosts, self._feature = queue, dict(hosts or {}), feature
+        self._names = {_ending(address): name for name, address in self._hosts.items()}
+
+    def new_machine(self, nodes: Collection[str]) -> str:
+        """Any of the free names: the qmaster may still believe that the one used last is there."""
+        free = sorted(set(self._hosts) - set(nodes))
+        if not free:
+            return ""
+        random = os.urandom(6)
+        return f"{random[:4].hex()}{_ending(self._hosts[free[int.from_bytes(random[4:], 'big') % len(free)]])}"
+
+    def name_of(self, machine: str) -> str:
+        return self._names.get(machine[-4:]) or super().name_of(machine)
+
+    def machine_of(self, node: str) -> str:
+        return f"00000000{_ending(self._hosts[node])}" if node in self._hosts else machine_of(node)
+
+    def address_of(self, machine: str) -> str:
+        return self._hosts.get(self.name_of(machine), "")
 
     def query(self) -> Command:
-        return ("qhost", "-xml", "-q", "-F", "slots,h_vmem")
+        return ("qhost", "-xml", "-q")
 
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         """Hosts, with the state of our queue there; and each instance of another queue by its own name, QUEUE@HOST."""
         text = printed.decode("utf-8", "replace")
         if len(printed) > LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
             raise ValueError("qhost printed no list of hosts, or one that was cut off")
-        views = (one for entry in text.split("<host name=")[1:] for one in _views(entry, self.queue))
-        return {one.name: replace(one, features=self.features_of(one.name)) for one in views if one.name != "global"}
+        views = (view for entry in text.split("<host name=")[1:] for view in _views(entry, self.queue))
+        ours = dict.fromkeys(self._hosts, (self._feature,))
+        return {view.name: replace(view, features=ours.get(view.name, ())) for view in views if view.name != "global"}
 
     def open(self, node: str) -> Command:
         """`-cq`: a prolog that failed has set it into an error state."""
@@ -127,16 +143,6 @@ class GridEngineNodes(ListedNodes):
         alter = ("qalter", "-q", queue or "*", job.number)
         return (alter,) if stays_held else (alter, CLIENT.release(job.id))
 
-    def reserve(
-        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
-    ) -> tuple[Command, ...]:  # fmt: skip
-        return reserve(node, parts, jobs, nodes.get(node), self._host)
-
-    def reserved(
-        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView]
-    ) -> frozenset[str]:
-        return reserved(node, parts, jobs, nodes.get(node), self._host)
-
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
     ) -> Iterator[Need]:  # fmt: skip
@@ -164,11 +170,10 @@ class GridEngineNodes(ListedNodes):
 class GridEnginePool(Pool):
     """Both sides."""
 
-    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...], room: str = "") -> Pool:
+    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
         if not INSTANCE.fullmatch(name):
             raise ValueError("name", f"{name[:60]!r} is no queue of a host", 'as in name = "vm.q@wn01"')
-        hosts, host = listed(nodes), whole_host(room) if room else (0, 0)
-        return replace(self, client=GridEngineClient(name), nodes=GridEngineNodes(queue, hosts, feature, host))
+        return replace(self, client=GridEngineClient(name), nodes=GridEngineNodes(queue, listed(nodes), feature))
 
 
 def _views(entry: str, queue: str) -> list[NodeView]:
@@ -177,16 +182,13 @@ def _views(entry: str, queue: str) -> list[NodeView]:
         raise ValueError("qhost printed a host without a name")
     values = dict(re.findall(r"<hostvalue name='(\w+)'>([^<]*)</hostvalue>", entry))
     queues: dict[str, dict[str, str]] = {}
-    for one, key, value in re.findall(r"<queuevalue qname='([^']+)' name='(\w+)'>([^<]*)</queuevalue>", entry):
-        queues.setdefault(one, {})[key] = value
-    ours, (slots, size) = queues.pop(queue, {}), left_of(entry)
-    used = sum(whole(one.get("slots_used", "")) or 0 for one in (ours, *queues.values()))
-    own = NodeView(name[1], _state(values, ours), (), _reason(ours))
-    if slots is not None:
-        own = replace(own, cpus=slots + used, memory=size or 0, free_cpus=max(slots, 0))
+    for qname, key, value in re.findall(r"<queuevalue qname='([^']+)' name='(\w+)'>([^<]*)</queuevalue>", entry):
+        queues.setdefault(qname, {})[key] = value
+    names = {queue: name[1], **{qname: f"{qname}@{name[1]}" for qname in queues if qname != queue}}
     return [
-        own,
-        *(NodeView(f"{one}@{name[1]}", _state(values, of), (), _reason(of)) for one, of in queues.items()),
+        NodeView(node, _state(values, instance), (), _reason(instance))
+        for qname, node in names.items()
+        for instance in (queues.get(qname, {}),)
     ]
 
 
@@ -204,6 +206,28 @@ def _state(values: Mapping[str, str], queue: Mapping[str, str]) -> NodeState:
 def _reason(queue: Mapping[str, str]) -> str:
     letters = queue.get("state_string", "")
     return "Prolog error" if "E" in letters and "d" not in letters else letters
+
+
+def listed(nodes: tuple[str, ...]) -> dict[str, str]:
+    """name -> address of `ADDRESS NAME` each. Raises ValueError: key, what is wrong, hint."""
+    hosts: dict[str, str] = {}
+    for line in nodes:
+        try:
+            address, name = line.split()
+            hosts[one_node(name)] = str(IPv4Address(address))
+        except ValueError:
+            hint = 'as in nodes = ["10.99.0.10 vm10"]'
+            raise ValueError("nodes", f"{line[:60]!r} is not an IPv4 address and a name", hint) from None
+    if not hosts:
+        hint = 'as in nodes = ["10.99.0.10 vm10"]: the batch system has to find them by DNS or /etc/hosts'
+        raise ValueError("nodes", "is missing", hint)
+    if len({_ending(address) for address in hosts.values()}) != len(nodes):
+        raise ValueError("nodes", "two names are alike, or two addresses in their last two bytes", "Name each once.")
+    return hosts
+
+
+def _ending(address: str) -> str:
+    return f"{int(IPv4Address(address)) & 0xFFFF:04x}"
 
 
 POOL = GridEnginePool(CLIENT, GridEngineNodes(), {"conf": BOOTSTRAP, "key": Path(), "gone_after": 5.0})

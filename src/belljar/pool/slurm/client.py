@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from belljar.batch.job.terms import one_line, whole
 from belljar.model import GIB, KIB, MIB
-from belljar.pool.terms import LARGEST_ANSWER, Client, Command, JobId, JobState, JobView, machine_of, words_of
+from belljar.pool.terms import LARGEST_ANSWER, Client, Command, JobId, JobState, JobView, Revoked, words_of
 
 # Name of the field, and its width: what fills its width may have been cut off.
 FIELDS = (
@@ -69,8 +69,7 @@ class SlurmClient(Client):
         head, *rows = row.split(text)
         if head.strip():
             raise ValueError(f"squeue printed {head[:60]!r} where the list of jobs begins")
-        found = [_job(one, mark) for one in rows]
-        return {job.id: job for job in found}
+        return {job.id: job for job in (_job(row, mark) for row in rows)}
 
     def take_back(self, job: JobView) -> tuple[Command, ...]:
         if job.state is not JobState.RUNNING:
@@ -81,10 +80,10 @@ class SlurmClient(Client):
     def has_forgotten(self, job: JobView) -> bool:
         return job.state is JobState.WAITING
 
-    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool | None:
-        from belljar.pool.slurm.spool import has_revoked
+    def revoked(self, number: str, since: float, env: Mapping[str, str]) -> Revoked:
+        from belljar.pool.slurm import spool
 
-        return has_revoked(number, since, env)
+        return spool.revoked(number, since, env)
 
     def release(self, job: JobId) -> Command:
         return ("scontrol", "release", job)
@@ -116,8 +115,7 @@ def _job(row: str, mark: str) -> JobView:
     is_task = whole(task) is not None and whole(array) is not None
     tres = dict(one.partition("=")[::2] for one in fields["tres-alloc"].split(",") if "=" in one)
     comment = fields["comment"].removeprefix("(null)")
-    asked, uid = words_of(comment.partition(OURS)[0], "vm", "net", "room", "at"), _number(fields["userid"], -1)
-    keeps = (machine_of(asked.get("room", "")), asked.get("at", "")) if uid == 0 else ("", "")
+    asked, uid = words_of(comment.partition(OURS)[0], "vm", "net"), _number(fields["userid"], -1)
     return JobView(
         id=f"{array}_{task}" if is_task else number, state=_state(fields["state"], fields["prioritylong"]),
         owner=_name(fields["username"]), uid=uid, group=_name(fields["groupname"]),
@@ -125,7 +123,7 @@ def _job(row: str, mark: str) -> JobView:
         cpus=_number(tres.get("cpu", ""), 1), memory=_size(tres.get("mem", "")), disk=_size(fields["mintmpdisk"]),
         nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"], fields["batchhost"]), wants=_nodes(fields["reqnodes"]), array=(array, task) if is_task else ("", ""),
         number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
-        note=one_line(fields["admin_comment"].removeprefix("(null)"), WIDTH["admin_comment"]), keeps=keeps,
+        note=one_line(fields["admin_comment"].removeprefix("(null)"), WIDTH["admin_comment"]),
         is_held_by_user=fields["reason"] == HELD_BY_USER, is_limited=fields["reason"].startswith(LIMITED),
         comment=one_line(comment, WIDTH["comment"]), unmovable=_unmovable(fields, tres),
     )  # fmt: skip

@@ -10,7 +10,7 @@ deleted while it still sent something there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
@@ -19,8 +19,6 @@ from belljar.pool.slurm.client import CLIENT
 from belljar.pool.terms import (
     LARGEST_ANSWER,
     Command,
-    JobId,
-    JobState,
     JobView,
     Joining,
     Member,
@@ -28,9 +26,7 @@ from belljar.pool.terms import (
     Nodes,
     NodeState,
     NodeView,
-    Part,
     Pool,
-    node_of,
 )
 
 OURS = "belljar:"
@@ -155,22 +151,6 @@ class SlurmNodes(Nodes):
         update = ("scontrol", "update", f"JobId={job.id}", *where, when)
         return (update,) if stays_held else (update, CLIENT.release(job.id))
 
-    def reserve(
-        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
-    ) -> tuple[Command, ...]:  # fmt: skip
-        """A job of root's for each machine, that holds its processors and memory, and only waits."""
-        keeping = _keeping(node, jobs)
-        wanted = {part.machine for part in parts}
-        surplus = [one for machine, found in keeping.items() for one in found[0 if machine not in wanted else 1 :]]
-        missing = [part for part in parts if part.machine not in keeping and part.cpus]
-        return (*(CLIENT.cancel(one.id) for one in surplus), *(_keep(node, part, queue) for part in missing))
-
-    def reserved(
-        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView]
-    ) -> frozenset[str]:
-        running = (machine for machine, found in _keeping(node, jobs).items() if found[0].state is JobState.RUNNING)
-        return frozenset(running) & {part.machine for part in parts}
-
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
         from belljar.pool.slurm.fitness import heads
@@ -201,26 +181,6 @@ class SlurmNodes(Nodes):
         yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature, text)
 
 
-def _keep(node: str, part: Part, queue: str) -> Command:
-    """https://slurm.schedmd.com/sbatch.html. It gets nothing of its submitter's surroundings, and is not started anew."""
-    return (
-        "sbatch", "--parsable", f"--partition={queue}", f"--nodelist={one_node(node)}", "--nodes=1", "--ntasks=1",
-        f"--cpus-per-task={part.cpus}", f"--mem={-(-part.memory // MIB)}M", "--job-name=belljar", "--no-requeue",
-        f"--comment=room={node_of(part.machine)} at={node}", "--chdir=/", "--output=/dev/null",
-        "--export=PATH=/usr/bin:/bin", "--wrap=exec sleep infinity",
-    )  # fmt: skip
-
-
-def _keeping(node: str, jobs: Mapping[JobId, JobView]) -> dict[str, list[JobView]]:
-    """The jobs that keep room on this node, by machine; one that runs comes first."""
-    found: dict[str, list[JobView]] = {}
-    for one in sorted(jobs.values(), key=lambda job: job.state is not JobState.RUNNING):
-        machine, at = one.keeps
-        if machine and at == node and one.state not in (JobState.ENDING, JobState.ENDED):
-            found.setdefault(machine, []).append(one)
-    return found
-
-
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
     """A site's slurm.conf for a machine that joins: without places of this host, and for a dynamic node without other nodes."""
     lines, left_out = [], NOT_A_GUESTS if keeps_nodes else (*NOT_A_GUESTS, *OF_NODES)
@@ -244,11 +204,11 @@ def _node(line: str) -> NodeView | None:
         raise ValueError(f"scontrol printed {line[:60]!r} in the list of nodes")
     reason = re.search(r"\sReason=(.*)$", line)
     features = () if match[2] == "(null)" else tuple(match[2].split(","))
-    sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory", "CPUAlloc"))
-    cpus, memory, taken = (int(one[1]) if one else 0 for one in sizes)
+    sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory"))
+    cpus, memory = (int(one[1]) if one else 0 for one in sizes)
     why = one_line(reason[1].strip()) if reason else ""
     queues = tuple(re.sub(r".*\sPartitions=(\S*).*|.*", r"\1", line).split(","))
-    return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, max(cpus - taken, 0), queues)
+    return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, queues)
 
 
 def _state(text: str) -> NodeState:

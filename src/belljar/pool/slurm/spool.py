@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar.host.files import read_capped
+from belljar.pool.terms import Revoked
 
 FILE, LARGEST = "cred_state", 1 << 22
 PLACE = re.compile(rb"(?im)^\s*SlurmdSpoolDir\s*=\s*(\S+)")
@@ -27,20 +28,20 @@ OLD, NUMBERED, WITH_LIMIT = (struct.Struct(form) for form in (">IQQ8x", ">8xI8xQ
 FORMS = {0: OLD, 42: OLD, 43: OLD, 44: NUMBERED, 45: WITH_LIMIT}  # by the version: 24.11 is 42, 26.05 is 45
 
 
-def has_revoked(number: str, since: float, env: Mapping[str, str]) -> bool | None:
-    """It has revoked the credential with which this job began then. *env*: of its prolog. None: that cannot be told.
+def revoked(number: str, since: float, env: Mapping[str, str]) -> Revoked:
+    """Whether slurmd has revoked the credential with which this job began then. *env*: of the job's prolog.
 
     An earlier one of the same job may still be in the file. When slurmd first knew a job is told by this host's clock, and is just
     before its prolog; when it was revoked is told by slurmctld's.
     """
     with suppress(OSError, ValueError, KeyError, struct.error):
         begin = int(since)
-        for job, revoked, made in _jobs(_read(env)):
-            is_time = begin - CLOCK <= revoked <= begin + CLOCK
-            if job == int(number) and is_time and (revoked >= begin or begin - MADE <= made <= begin + CLOCK):
-                return True
-        return False
-    return None
+        for job, end, made in _jobs(_read(env)):
+            is_time = begin - CLOCK <= end <= begin + CLOCK
+            if job == int(number) and is_time and (end >= begin or begin - MADE <= made <= begin + CLOCK):
+                return Revoked.YES
+        return Revoked.NO
+    return Revoked.CANNOT_TELL
 
 
 def _read(env: Mapping[str, str]) -> bytes:
