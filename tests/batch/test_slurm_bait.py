@@ -200,6 +200,38 @@ def test_a_job_whose_machine_is_killed_runs_again_on_another(worker: Worker) -> 
     assert record["JobState"] == "COMPLETED" and len(set(nodes_of(worker))) == 2, worker.said()
     worker.closed(job)
     assert {"lost", "reprocess"} & set(worker.states(job)) and worker.belljar.leftovers() == []
+    (worker.site.home("bjalice") / "nodes").unlink()
+
+
+def test_after_a_restart_of_the_host_its_machines_have_their_ends_and_their_jobs_run_again(worker: Worker) -> None:
+    """Power is cut while one job runs and the next one's machine boots: nothing of before is there, but Slurm's controller."""
+    runs = worker.slurm.submit("echo $SLURMD_NODENAME >> nodes; [ -e again ] || sleep 600; exit 3")
+    until(lambda: nodes_of(worker), f"the job to begin\n{worker.said()}", PATIENCE)
+    once = worker.slurm.submit("sleep 600", "--no-requeue")
+    until(lambda: "vm-booting" in worker.states(once), f"job {once} to have a machine\n{worker.said()}", PATIENCE)
+    lost = {row["machine"] for row in worker.json("nodes")["nodes"]}
+    assert len(lost) == 2
+    worker.kill()
+    for bait in (BAIT, "bait2"):
+        worker.slurm.lab.stop(f"slurmd-{bait}", signal.SIGKILL)
+    worker.belljar.power_cut()
+    (worker.site.home("bjalice") / "again").touch()
+    for bait in (BAIT, "bait2"):
+        worker.slurm.lab.start_slurmd(bait)
+    worker.start()
+    until(lambda: f"vm{min(lost)}x" not in worker.slurm.nodes(), f"lost nodes to leave\n{worker.said()}", PATIENCE)
+    record = worker.slurm.lab.ended(runs, PATIENCE)
+    assert (record["ExitCode"], len(set(nodes_of(worker)))) == ("3:0", 2), worker.said()
+    until(lambda: "running" in worker.states(once), f"job {once} to run\n{worker.said()}", PATIENCE)
+    worker.slurm.run(worker.slurm.pool.client.cancel(once))
+    worker.closed(runs, once)
+    files = worker.belljar.logs.glob("ledger-*.jsonl")
+    rows = [row for file in files for row in map(json.loads, file.read_text().splitlines()) if row["id"] in lost]
+    assert sorted((row["id"], row["cause"]) for row in rows) == [(id, "node-fault") for id in sorted(lost)]
+    reasons = {worker.belljar.json("show", id)["outcome"]["reason"] for id in lost}
+    assert all(reason.startswith("the host was restarted while the machine was ") for reason in reasons), reasons
+    assert worker.belljar.leftovers() == []
+    (worker.site.home("bjalice") / "nodes").unlink()
 
 
 def nodes_of(worker: Worker) -> list[str]:
