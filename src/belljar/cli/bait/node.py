@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 STATE = "cloud"
-AS_ROOT = "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/bait.md shows (Cloud nodes)."
+AS_ROOT = (
+    "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/bait/reference.md shows (Cloud nodes)."
+)
 
 
 def resume(args: argparse.Namespace, house: House) -> int:

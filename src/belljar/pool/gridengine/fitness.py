@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from belljar.errors import BelljarError
 from belljar.pool.terms import Need
 
-PAGE = "docs/bait.md, Grid Engine"
+PAGE = "docs/bait/reference.md, Grid Engine"
 
 
 def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Need]:

@@ -29,7 +29,7 @@ def needs(
         if name in nodes and nodes[name].cpus > there:
             wrong = f"CPUs={nodes[name].cpus}, and this host has {there}"
         yield Need(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
-        yield Need(f"slurmd of {name}", _daemon(name), "Start it with `-d`, and the script of docs/bait.md.")
+        yield Need(f"slurmd of {name}", _daemon(name), "Start it with `-d`, and the script of docs/bait/guide.md.")
     most, select = said.get("MaxNodeCount", ""), said.get("SelectType", "")
     wrong = "" if most.isdigit() and int(most) > len(nodes) else f"{most or 'not told'}: no node can join {len(nodes)}"
     yield Need("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
@@ -39,7 +39,7 @@ def needs(
     wrong = "" if has_memory else "not set: a job that asks for no memory is refused"
     yield Need("DefMemPerCPU", wrong, "In slurm.conf: DefMemPerCPU=1000, in MiB.")
     wrong = _prolog(said.get("Prolog", "(null)"))
-    yield Need("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait.md.")
+    yield Need("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
     wrong = _partition(ask, queue, feature, conf)
     yield Need(f"partition {queue}", wrong, f"In slurm.conf: {PARTITION.format(queue, feature)}")
 
