@@ -19,23 +19,8 @@ from typing import Any
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, RELEASES, Acts, Run, command
 from belljar.bait.arrivals import Answer, listening
+from belljar.bait.decisions import cache, decide
 from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT
-from belljar.bait.decisions.arrays import must_wait, newcomers
-from belljar.bait.decisions.cache import NEVER, terms_of, with_kept, with_machines
-from belljar.bait.decisions.decide import (
-    Faults,
-    Judge,
-    Room,
-    Turn,
-    as_given,
-    as_here,
-    asked_of,
-    bait_now,
-    choose,
-    nothing,
-    share_of,
-    size_of,
-)
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
 from belljar.bait.decisions.states import KEEPING, STARTING, BaitState, Entry, State, is_moving
@@ -60,7 +45,9 @@ TAKEN_BACK = 30.0  # seconds in which a job that arrived is off the bait
 UNTOLD = 5.0  # seconds in which a prolog reports a job that begins here
 
 
-async def serve(settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: Judge) -> None:
+async def serve(
+    settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge
+) -> None:
     """A bait until TERM or INT. Raises HostError where another one works in this folder."""
     lock = try_lock(private_folder(folder) / LOCK)
     if lock is None:
@@ -75,7 +62,7 @@ class Daemon:
     """`run_command` carries out a command of the batch system."""
 
     def __init__(
-        self, settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: Judge = nothing, *,
+        self, settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge = decide.nothing, *,
         run_command: Run = command, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self._pool, self._keeper, self._tell = settings, folder, pool, keeper, tell
@@ -83,7 +70,7 @@ class Daemon:
         self.journal = Journal(folder)
         self.status = Status(settings.name, settings.system, os.getpid(), clock())
         before = read_status(folder)
-        self.faults = Faults(before.faults, before.failed) if before is not None else Faults()
+        self.faults = decide.Faults(before.faults, before.failed) if before is not None else decide.Faults()
         self._troubles = Troubles(tell)
         self._unnamed: dict[str, float] = {}  # node -> since when no job has named it
         self._untold: dict[str, float] = {}  # job -> since when it has been on a bait of ours
@@ -206,7 +193,7 @@ class Daemon:
         machines = await in_thread(self._keeper.living)
         nodes, jobs = await asyncio.gather(self._ask(self._nodes, "nodes"), self._ask(self._jobs))
         if jobs and nodes:
-            jobs = as_given(as_here(jobs, nodes, self.settings.names), self.journal.entries)
+            jobs = decide.as_given(decide.as_here(jobs, nodes, self.settings.names), self.journal.entries)
         entries = self.journal.entries.values()
         in_use = frozenset(id for entry in entries for id in entry.machines)
         for id in in_use - machines - self._acts.ended.keys() - self._acts.working.keys():
@@ -232,7 +219,7 @@ class Daemon:
 
     async def _gather(self, jobs: Mapping[str, JobView]) -> None:
         """The tasks of an array come to one bait, where they cannot be told apart by where they may run."""
-        if self._pool.client.moves_whole_arrays and (new := newcomers(self.journal.entries, jobs)):
+        if self._pool.client.moves_whole_arrays and (new := decide.newcomers(self.journal.entries, jobs)):
             for job in new:
                 self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns))
             await self._acts.run_all(self._pool.client.arrive(new), f"array {new[0].array[0]}")
@@ -240,7 +227,7 @@ class Daemon:
     async def _act(self, act: Act, entry: Entry, jobs: Mapping[str, JobView]) -> None:
         job = jobs.get(entry.job)
         is_release = act.do in RELEASES and self._pool.client.moves_whole_arrays
-        if not is_release or job is None or not must_wait(job, jobs, self._acts.released):
+        if not is_release or job is None or not decide.must_wait(job, jobs, self._acts.released):
             await self._acts.do(act, job, entry)
 
     async def _jobs(self) -> dict[str, JobView]:
@@ -309,11 +296,15 @@ class Daemon:
         entries, settings = self.journal.entries, self.settings
         starting = [entry for entry in entries.values() if entry.state in STARTING and entry.job in jobs]
         room = await self._room(starting, seen, jobs)
-        free = with_kept(room, entries.values())
-        bait = bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
+        free = cache.with_kept(room, entries.values())
+        bait = decide.bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
             await self._accept(invited, seen)
-        turn = choose(entries.values(), jobs, bait, room, settings, self._judge) if invited is None else Turn()
+        turn = (
+            decide.choose(entries.values(), jobs, bait, room, settings, self._judge)
+            if invited is None
+            else decide.Turn()
+        )
         for job, why in turn.wrong:
             self._write(replace(entries[job], state=State.REJECTED, since=seen.now, why=why))
         if turn.first:
@@ -324,37 +315,37 @@ class Daemon:
         self.status = replace(self.status, state=bait.state.value, why=bait.why, waits=turn.why)
         return bool(turn.job or turn.wrong or turn.ending or invited)
 
-    async def _room(self, starting: list[Entry], seen: Seen, jobs: Mapping[str, JobView]) -> Room:
+    async def _room(self, starting: list[Entry], seen: Seen, jobs: Mapping[str, JobView]) -> decide.Room:
         """What is free of this host, without what machines take that are not claimed yet."""
         cpus = memory = 0
         for entry in starting:
             size, count = (
-                size_of(jobs[entry.job], self.settings),
+                decide.size_of(jobs[entry.job], self.settings),
                 len(set(entry.here(self.settings.names)) - seen.machines),
             )
             cpus, memory = cpus + size.cpus * count, memory + size.memory * count
         room = await in_thread(lambda: self._keeper.room(cpus))
         return replace(room, memory=max(0, room.memory - memory))
 
-    def _give(self, turn: Turn, job: JobView, room: Room, seen: Seen) -> Turn:
+    def _give(self, turn: decide.Turn, job: JobView, room: decide.Room, seen: Seen) -> decide.Turn:
         """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""
         entries, settings, entry, now = self.journal.entries, self.settings, self.journal.entries[job.id], seen.now
         terms = None
-        if settings.cache != NEVER and set(entry.on) <= set(settings.names):
-            terms = terms_of(job, self._keeper.image(job), settings)
-        turn = with_machines(turn, entries.values(), terms, share_of(entry, job, settings), room)
+        if settings.cache != cache.NEVER and set(entry.on) <= set(settings.names):
+            terms = cache.terms_of(job, self._keeper.image(job), settings)
+        turn = cache.with_machines(turn, entries.values(), terms, decide.share_of(entry, job, settings), room)
         for name in turn.ending:
             self._write(replace(entries[name], state=State.FINISHED, since=now, why=f"job {job.id} needs its room"))
         if turn.kept:
             kept = entries[turn.kept]
             mine = replace(entry, state=State.VM_BOOTING, machines=kept.machines, uses=kept.uses + 1, born=kept.born)
             kept = replace(kept, state=State.CLOSED, machines=(), why=f"job {job.id} has its machines")
-            self._write(replace(mine, since=now, why="", asked=asked_of(job), terms=terms, on=()), kept)
+            self._write(replace(mine, since=now, why="", asked=decide.asked_of(job), terms=terms, on=()), kept)
         elif turn.job:
-            machines = self._new_machines(size_of(job, settings).count, seen)
+            machines = self._new_machines(decide.size_of(job, settings).count, seen)
             if not all(machines):
                 return replace(turn, job="", why=f"{job.id} waits for a name: all of `nodes` are in use")
-            entry = replace(entry, state=State.VM_REQUESTED, machines=machines, asked=asked_of(job), terms=terms)
+            entry = replace(entry, state=State.VM_REQUESTED, machines=machines, asked=decide.asked_of(job), terms=terms)
             on = entry.on if len(entry.on) == len(machines) else ()
             self._write(replace(entry, since=now, why="", on=on, uses=0, born=now))
         return turn

@@ -5,13 +5,13 @@ Jobs are served in the order in which they came: one that fits would keep a larg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.note import is_too_long, read
 from belljar.bait.decisions.states import BaitState, Entry, State
 from belljar.model import MIB
-from belljar.pool import JobView, NodeView
+from belljar.pool import JobState, JobView, NodeView
 from belljar.records import dataclass, replace
 
 Judge = Callable[[JobView], str]  # why the site's rules forbid a job what it asks for; "" where they do not
@@ -201,3 +201,20 @@ def choose(
 def _too_wide(entry: Entry) -> str:
     """Over several hosts the baits tell each other of the machines in a note."""
     return f"{len(entry.on)} nodes: more than its note can name" if is_too_long(entry.on) else ""
+
+
+# -- arrays of a system that can say only for all waiting tasks together where they may run: they come to one bait, and move one by one --
+
+
+def newcomers(entries: Mapping[str, Entry], jobs: Mapping[str, JobView]) -> tuple[JobView, ...]:
+    """Tasks that wait, of arrays that are here: one would start on the node that was made for another."""
+    here = {jobs[id].array[0] for id in entries if id in jobs} - {""}
+    waiting = (job for job in jobs.values() if job.state is JobState.WAITING and job.id not in entries)
+    return tuple(job for job in waiting if job.array[0] in here)
+
+
+def must_wait(job: JobView, jobs: Mapping[str, JobView], released: Container[str]) -> bool:
+    """Another task of its array was released and has not started. *released*: arrays of which one was since these jobs were seen."""
+    array = job.array[0]
+    others = (other for other in jobs.values() if other.array[0] == array and other.id != job.id)
+    return bool(array) and (array in released or any(other.state is JobState.WAITING for other in others))
