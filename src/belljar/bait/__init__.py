@@ -64,7 +64,7 @@ class Settings:
     settle: float = setting(0.0, "how long a node is known before its job is moved there", unit="seconds")
     gone_after: float = setting(60.0, "a job that has not been named for so long has ended", unit="seconds")
     delay: float = setting(30.0, "how long a job waits that goes back", unit="seconds", minimum=0)
-    cache: str = setting("never", "who may use a machine again: `never`, `same-user`, `same-group`")
+    cache: str = setting("never", "whose jobs may use a machine again: `never`, `same-user`, `same-group`")
     cache_age: float = setting(3600.0, "an older machine serves no further job", unit="seconds", minimum=1)
     cache_uses: int = setting(10, "how many jobs one machine serves", minimum=1)
     cycle: float = setting(2.0, "between two looks at the batch system", unit="seconds", minimum=0.1)

@@ -110,7 +110,7 @@ class Acts:
                 self.closed.add(name)
             elif bait.is_open and is_closed and is_ours:
                 if await self.run(self._pool.nodes.open(name), f"bait {name}"):
-                    self.closed.discard(name)  # who closes it from now on is somebody else
+                    self.closed.discard(name)  # whoever closes it from now on, it is not us
             elif bait.is_open and not is_closed:
                 self.closed.discard(name)
 

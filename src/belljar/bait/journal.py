@@ -1,7 +1,7 @@
 """What a bait wrote down: one line of JSON for each change, on disk before the act that follows. It holds a job's entry, or a list of
 those that change together.
 
-The last line of a job counts. A line that was cut off by a crash is none: its act was not done. A start writes the file anew, with the
+The last line of a job counts. A line that was cut off by a crash is ignored: its act was not done. A start writes the file anew, with the
 jobs that are not closed.
 """
 

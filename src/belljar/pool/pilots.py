@@ -79,4 +79,4 @@ class Pilots(Protocol):
         """The one command that tells of all jobs of this account, or of everybody's."""
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
-        """Those of this account with names of ours; two of one name where there are two. Raises ValueError for what is no such answer."""
+        """Those of this account with names of ours; two of one name where there are two. Raises ValueError for any other answer."""

@@ -25,7 +25,7 @@ NODE_FORM = re.compile(r"vm([0-9a-f]{12})x")
 
 
 class JobState(str, Enum):
-    """Where a job is, as far as it concerns who follows it."""
+    """Where a job is, as far as a follower needs to know."""
 
     WAITING = "waiting"
     HELD = "held"  # waits, and is not started until somebody lets it
@@ -68,7 +68,7 @@ class JobView:
 
 
 class NodeState(str, Enum):
-    """Where a node is, as far as it concerns who made it."""
+    """Where a node is, as far as its maker needs to know."""
 
     IDLE = "idle"  # it has joined, and would take a job
     BUSY = "busy"  # it has a job, or the end of one
@@ -84,7 +84,7 @@ class NodeView:
     name: str
     state: NodeState
     features: tuple[str, ...] = ()
-    reason: str = ""  # why it is out, in the words of who took it out
+    reason: str = ""  # why it is out, in the words of whoever took it out
     cpus: int = 0
     memory: int = 0  # bytes
     queues: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class Client(Protocol):
         """The one command that tells of all jobs. *mark*: letters nobody could guess, which a job's own text cannot hold."""
 
     def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
-        """Raises ValueError for what is no such answer."""
+        """Raises ValueError for any other answer."""
 
     def take_back(self, job: JobView) -> tuple[Command, ...]:
         """Off its node, and held; one that only waits is held."""
@@ -188,7 +188,7 @@ class Nodes(Protocol):
     packages: tuple[str, ...] = ()
 
     saves: float = 0.0  # seconds in which the system saves what became of a job, and must know the nodes it named
-    tells_reasons: bool = True  # why a node is closed; else it is not seen who closed it
+    tells_reasons: bool = True  # why a node is closed; else nobody sees who closed it
 
     def new_machine(self, nodes: Collection[str]) -> str:
         """The id of a machine that is to become a node beside these; "" while it could have no name."""
@@ -198,7 +198,7 @@ class Nodes(Protocol):
         return node_of(machine)
 
     def machine_of(self, node: str) -> str:
-        """The id of a machine that has this name, or might have had it; "" where the name is none of ours."""
+        """The id of a machine that has this name, or might have had it; "" where the name is not one of ours."""
         return machine_of(node)
 
     def address_of(self, machine: str) -> str:
@@ -207,7 +207,7 @@ class Nodes(Protocol):
 
     def query(self) -> Command: ...
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
-        """Raises ValueError for what is no such answer."""
+        """Raises ValueError for any other answer."""
 
     def create(self, node: str, job: JobView) -> tuple[Command, ...]:
         """Before its machine is started. Those that fail have been done before."""
@@ -225,7 +225,7 @@ class Nodes(Protocol):
         """Let a job that is held run on these nodes and no others. *reruns*: as its user wanted it before it was taken back."""
 
     def unpin(self, job: JobView, queue: str = "") -> tuple[Command, ...]:
-        """A job that is held wants the nodes no more that it was moved to, and is in the queue it came from: before they are removed."""
+        """Before its nodes are removed: a held job no longer wants them, and is in the queue that it came from."""
         return ()
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
@@ -262,7 +262,7 @@ def node_of(machine: str) -> str:
 
 
 def machine_of(node: str) -> str:
-    """The machine behind a node of this name; "" where the name is none that we give."""
+    """The machine behind a node of this name; "" where we give no such name."""
     match = NODE_FORM.fullmatch(node)
     return match[1] if match else ""
 

@@ -88,7 +88,7 @@ async def test_what_slurm_says_in_no_known_words_is_no_defect(
 
 @pytest.mark.parametrize("text", ["", "-h"])
 async def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
-    with pytest.raises(BadOption, match="is no list of nodes"):
+    with pytest.raises(BadOption, match="is not a list of nodes"):
         await cloud.hostnames(text)
 
 

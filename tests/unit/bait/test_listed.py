@@ -31,7 +31,7 @@ def test_a_bait_of_grid_engines_has_settings_of_its_own(tmp_path: Path) -> None:
     file.write_text(text + "gone_after = 9\n")
     assert settings.load(file).gone_after == 9.0
     for bad, what in (
-        (text.replace("vm.q@", ""), f"{file}:5, bait.name: 'wn01' is no queue of a host"),
+        (text.replace("vm.q@", ""), f"{file}:5, bait.name: 'wn01' is not a queue of a host"),
         (text.replace(" vm10", ""), f"{file}:6, bait.nodes: '10.99.0.10' is not an IPv4 address and a name"),
     ):
         file.write_text(bad)

@@ -49,7 +49,7 @@ def test_a_cell_that_has_everything_is_good() -> None:
             "parallel environments",
             "smp: the queue belljar does not have it, and a job of it would never start",
         ),
-        (("qconf", "-sm"), "sgeadmin\n", "root manages the cell", "root is no manager"),
+        (("qconf", "-sm"), "sgeadmin\n", "root manages the cell", "root is not a manager"),
         (("qconf", "-sq", "vm.q@wn01"), "", "bait vm.q@wn01 parallel environments", "qconf: exit 1"),
         (("qconf", "-sq", "vm.q@wn01"), "prolog NONE\n", "bait vm.q@wn01", "its prolog is NONE"),
         (("qconf", "-sq", "vm.q@wn01"), "prolog root@/x $job_id\n", "bait vm.q@wn01", "is not told job and task"),

@@ -28,7 +28,7 @@ LARGEST = 1 << 24
 async def resume(
     hostlist: str, file: Path | None, settings: Settings, pool: Pool, shares: tuple[Share, ...]
 ) -> dict[str, str]:
-    """A machine for each of these nodes that has none: its id, or why there is none. Raises BelljarError."""
+    """A machine for each of these nodes that has none: its id, or the reason why there is no machine. Raises BelljarError."""
     names = await hostnames(hostlist)
     mark = f"@{os.urandom(8).hex()}@"
     try:
@@ -58,7 +58,7 @@ async def resume(
 
 
 async def suspend(hostlist: str) -> dict[str, str]:
-    """The machines of these nodes are told to end."""
+    """The machines of these nodes end."""
     there = living()
     ended = {name: there[name] for name in await hostnames(hostlist) if name in there}
     for id in ended.values():
@@ -103,5 +103,5 @@ def jobs_of(content: Mapping[str, Any]) -> dict[str, str]:
 async def hostnames(hostlist: str) -> list[str]:
     """What a hostlist stands for, as Slurm itself says."""
     if not hostlist or hostlist.startswith("-"):
-        raise BadOption(f"{hostlist!r} is no list of nodes")
+        raise BadOption(f"{hostlist!r} is not a list of nodes")
     return (await command(("scontrol", "show", "hostnames", hostlist))).decode("ascii", "replace").split()

@@ -131,7 +131,7 @@ class Placement:
         return {name: answer for each in answers for name, answer in each.items()}
 
     async def _answer(self, host: str, words: tuple[str, ...], timeout: float) -> dict[str, str]:
-        """Raises CommandFailed for what is no answer of belljar's."""
+        """Raises CommandFailed for anything but an answer of belljar's."""
         reach = tuple(word.replace("{host}", host) for word in self._settings.reach)
         said = await self._ask((*reach, "node", *words, "--here", "--format", "json"), timeout)
         try:

@@ -1,4 +1,4 @@
-"""Machines that are kept after their job, for the next one that asks for the same: which job may have which, and which go first. Pure.
+"""Machines that are kept after their job, for the next one that asks for the same: which job may have which machine, and which machines go first. Pure.
 
 A kept machine has an entry of its own, under a name that no job has. It was cleaned and proved before it was kept (scrub.py), its node
 takes no job until one is moved there, and it ends when it is too old, when a job needs its room, or when the bait's settings are others.

@@ -55,7 +55,7 @@ class Bait:
 
 @dataclass(frozen=True)
 class Turn:
-    """The job that is served now, or why none is. *wrong*: jobs that can never be, and why. *first*: who is first in line at an open bait."""
+    """The job that is served now, or why no job is. *wrong*: jobs that can never be, and why. *first*: the first job in line at an open bait."""
 
     job: str = ""
     why: str = ""

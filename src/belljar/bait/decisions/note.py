@@ -29,7 +29,7 @@ class Parts:
 
 
 def read(note: str) -> Parts:
-    """No machines in it: it is no such note."""
+    """Without machines where it is another note."""
     match = FORM.fullmatch(note)
     if match is None:
         return Parts()

@@ -5,7 +5,7 @@ of a closed class reach nothing else either, whether this host routes for them (
 That a node uses no address but its own is seen to at its tap (docs/networks.md). https://wiki.nftables.org
 
 Conntrack and the name of the bridge are modules of their own in the family bridge, which not every kernel has: there a frame's class
-is that of its address, and what is no first packet of a connection passes.
+is that of its address, and every packet but the first of a connection passes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ipaddress import IPv4Network
 
 from belljar.bait import Settings
 from belljar.errors import BadSetting
-from belljar.host.guard.egress import Rule, rule
+from belljar.host.guard.egress import Rule
+from belljar.host.guard.egress import rule as parsed
 from belljar.network import AntiSpoofing, nets_of
 from belljar.network import Settings as Network
 
@@ -30,7 +31,7 @@ def rules(settings: Settings, network: Network) -> str:
     nets = {bridge: nets_of(network, bridge) for bridge in bridges.values()}
     shut = [bridges[one] for one in settings.closed]
     _check(nets, shut, network)
-    services = [line for text in settings.services for line in matches(rule(text))]
+    services = [line for text in settings.services for line in matches(parsed(text))]
     tables = (("inet", _inet(nets, shut, services)), ("bridge", _bridge(nets, shut, services)))
     again = "".join(f"{act} table {family} {TABLE}\n" for family, _ in tables for act in ("add", "delete"))
     return again + "".join(f"table {family} {TABLE} {{\n{text}}}\n" for family, text in tables)
@@ -50,14 +51,14 @@ def _check(nets: Nets, shut: list[str], network: Network) -> None:
         raise BadSetting(what, hint='Say "required".')
 
 
-def matches(one: Rule) -> Iterator[str]:
+def matches(rule: Rule) -> Iterator[str]:
     """As nft says it; a port without a transport is one of both."""
-    net = IPv4Network((one.network, bin(one.mask).count("1")))
-    if one.port is None:
+    net = IPv4Network((rule.network, bin(rule.mask).count("1")))
+    if rule.port is None:
         yield f"ip daddr {net}"
-    for kind in ("tcp", "udp") if one.port is not None else ():
-        if one.transport is None or one.transport.value == kind:
-            yield f"ip daddr {net} {kind} dport {one.port}"
+    for kind in ("tcp", "udp") if rule.port is not None else ():
+        if rule.transport is None or rule.transport.value == kind:
+            yield f"ip daddr {net} {kind} dport {rule.port}"
 
 
 def _inet(nets: Nets, shut: list[str], services: list[str]) -> str:

@@ -14,7 +14,7 @@ PAGE = "docs/bait/reference.md, Grid Engine"
 def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Need]:
     """*ask*: carries out a command, raises BelljarError; *hosts*: name -> address of those that machines may become."""
     managers = ask("qconf", "-sm").split()
-    yield Need("root manages the cell", "" if "root" in managers else "root is no manager", "qconf -am root")
+    yield Need("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
     yield Need(f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE}).")
     remedy = f"Make it for machines alone, without a prolog ({PAGE})."
     yield Need(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)

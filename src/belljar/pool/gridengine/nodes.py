@@ -1,6 +1,6 @@
 """Grid Engine's nodes from the outside: execution hosts that machines become. 8.1.9 and later.
 
-The qmaster must know a host's name and address (DNS, /etc/hosts) before it hears of it first, and remembers for a while what it found:
+The qmaster must know a host's name and address (DNS, /etc/hosts) before its first message, and remembers for a while what it found:
 so the machines of a bait have names and addresses out of a list. A host is added with the queue that takes it up, before its machine
 starts; then its execd need not be on an administrative host. It is removed in the reverse order, the host last: by that it is seen
 what of it a crash has left.
@@ -128,7 +128,7 @@ class GridEngineNodes(Nodes):
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
     ) -> Iterator[Need]:  # fmt: skip
-        from belljar.pool.gridengine import fitness  # for who asks
+        from belljar.pool.gridengine import fitness  # no job needs it
 
         yield from fitness.needs(ask, baits[0], queue, self._hosts)
 
@@ -154,7 +154,7 @@ class GridEnginePool(Pool):
 
     def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
         if not INSTANCE.fullmatch(name):
-            raise ValueError("name", f"{name[:60]!r} is no queue of a host", 'as in name = "vm.q@wn01"')
+            raise ValueError("name", f"{name[:60]!r} is not a queue of a host", 'as in name = "vm.q@wn01"')
         return replace(self, client=GridEngineClient(name), nodes=GridEngineNodes(queue, listed(nodes), feature))
 
 

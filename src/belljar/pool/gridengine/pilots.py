@@ -20,7 +20,7 @@ class GridEnginePilots(Pilots):
     notice = NOTIFY
 
     def submit(self, job: PilotJob, script: str) -> Command:
-        """Memory counts for each slot; it is no limit of address space (h_vmem), of which QEMU takes more than it uses. More than one
+        """Memory counts for each slot; it does not limit address space (h_vmem), of which QEMU takes more than it uses. More than one
         slot needs a parallel environment, which gives as many of them on each node."""
         if job.nodes * job.cpus > 1 and not job.environment:
             raise ValueError(

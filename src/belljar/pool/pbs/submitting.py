@@ -41,7 +41,7 @@ class OpenPbsPilots(Pilots):
         return ("-l", f"select={job.nodes}:ncpus={job.cpus}:mem={size}mb", "-l", "place=scatter")
 
     def script(self, job: PilotJob) -> bytes:
-        """The task manager starts one on each node: they belong to the job, and are told of its end as the first one is. OpenPBS's gives
+        """The task manager starts one on each node: they belong to the job, and get its end as the first one does. OpenPBS's gives
         them the job's variables, but for its PATH (seen with 23.06.06)."""
         pilot = shlex.join(job.command)
         if job.nodes == 1:

@@ -129,7 +129,7 @@ class SlurmNodes(Nodes):
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
     ) -> Iterator[Need]:  # fmt: skip
-        from belljar.pool.slurm import fitness  # for who asks; no job does
+        from belljar.pool.slurm import fitness  # no job needs it
 
         yield fitness.whole(text)
         yield fitness.head(text, hosts)
@@ -151,7 +151,7 @@ def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
 
 
 def _node(line: str) -> NodeView | None:
-    """None for an empty line. Raises ValueError for what is none of scontrol's."""
+    """None for an empty line. Raises ValueError for a line that scontrol does not write."""
     if not line.strip() or line.startswith("No nodes"):
         return None
     match = re.match(r"NodeName=(\S+) .*?\sActiveFeatures=(\S*) .*?\sState=([A-Z_+*#~!%$@^-]+) ", line)
