@@ -29,13 +29,15 @@ def read(folder: Path) -> dict[str, Entry]:
         lines = read_capped(folder / FILE, LARGEST).split(b"\n")
     except FileNotFoundError:
         return {}
-    found: dict[str, Entry] = {}
+    entries_by_job: dict[str, Entry] = {}
     for line in lines:
         with suppress(ValueError, BelljarError):
-            said = json.loads(line)
-            entries: list[Entry] = [from_json(Entry, one) for one in (said if isinstance(said, list) else [said])]
-            found.update((entry.job, entry) for entry in entries)
-    return {job: entry for job, entry in found.items() if entry.state is not State.CLOSED}
+            content = json.loads(line)
+            entries: list[Entry] = [
+                from_json(Entry, row) for row in (content if isinstance(content, list) else [content])
+            ]
+            entries_by_job.update((entry.job, entry) for entry in entries)
+    return {job: entry for job, entry in entries_by_job.items() if entry.state is not State.CLOSED}
 
 
 class Journal:
@@ -67,7 +69,7 @@ class Journal:
 
     def roll(self) -> None:
         """Write the file anew, whole, without what is closed."""
-        write_whole(self._path, b"".join(dumps(one) + b"\n" for one in self.entries.values()), durable=True)
+        write_whole(self._path, b"".join(dumps(entry) + b"\n" for entry in self.entries.values()), durable=True)
         self.close()
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
 

@@ -44,9 +44,9 @@ def order(folder: Path) -> Order:
     return kept.read(folder / ORDER, Order) or Order()
 
 
-def give_order(folder: Path, one: Order) -> None:
+def give_order(folder: Path, order: Order) -> None:
     """The bait that works in this folder obeys it at its next look, and after a restart too."""
-    kept.keep(private_folder(folder) / ORDER, one, durable=True)
+    kept.keep(private_folder(folder) / ORDER, order, durable=True)
 
 
 def show_status(folder: Path, status: Status) -> None:

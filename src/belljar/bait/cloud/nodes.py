@@ -33,7 +33,7 @@ async def resume(
     mark = f"@{os.urandom(8).hex()}@"
     try:
         nodes = pool.nodes.nodes(await command(pool.nodes.query()))
-        jobs = {one.number: one for one in pool.client.jobs(await command(pool.client.query(mark)), mark).values()}
+        jobs = {job.number: job for job in pool.client.jobs(await command(pool.client.query(mark)), mark).values()}
         numbers = jobs_of(read_json(file, LARGEST)) if file is not None else {}
     except ValueError as exc:
         raise HostError(str(exc), hint="Do scontrol and squeue answer here, and is the resume file whole?") from exc
@@ -44,7 +44,7 @@ async def resume(
     }
     there = living()
 
-    async def one(name: str) -> str:
+    async def machine_of(name: str) -> str:
         if name in there:
             return there[name]
         try:
@@ -53,7 +53,7 @@ async def resume(
         except BelljarError as exc:
             return f"failed: {exc.message}"
 
-    made = await asyncio.gather(*map(one, names))
+    made = await asyncio.gather(*map(machine_of, names))
     return dict(zip(names, made, strict=True))
 
 
@@ -70,7 +70,7 @@ def request_for(
     name: str, node: NodeView | None, job: JobView | None, settings: Settings, pool: Pool, shares: tuple[Share, ...]
 ) -> Request:
     """Raises BadOption for a node that no image is for."""
-    image = next((one for one in node.features if one in settings.images), "") if node is not None else ""
+    image = next((feature for feature in node.features if feature in settings.images), "") if node is not None else ""
     if node is None or not image:
         features = ", ".join(node.features) if node is not None else "unknown to Slurm"
         raise BadOption(f"{name}: none of its features is an image of `bait.images` ({features or 'it has none'})")
@@ -84,20 +84,20 @@ def request_for(
 
 def living() -> dict[str, str]:
     """Machines that are cloud nodes: node -> id."""
-    labels = ((one.id, one.view.labels) for one in api.machines())
+    labels = ((machine.id, machine.view.labels) for machine in api.machines())
     return {known[CLOUD]: id for id, known in labels if CLOUD in known}
 
 
 def jobs_of(content: Mapping[str, Any]) -> dict[str, str]:
     """Of a resume file: the job's number -> its nodes, as a hostlist. Raises BadOption."""
-    found, given = {}, content.get("jobs")
-    for one in given if isinstance(given, list) else []:
-        known = one if isinstance(one, dict) else {}
-        number, nodes = known.get("job_id"), known.get("nodes_resume") or known.get("nodes")
+    hostlists, given = {}, content.get("jobs")
+    for row in given if isinstance(given, list) else []:
+        job = row if isinstance(row, dict) else {}
+        number, nodes = job.get("job_id"), job.get("nodes_resume") or job.get("nodes")
         if not isinstance(number, int) or not isinstance(nodes, str):
             raise BadOption("the resume file of slurmctld names a job without a number or nodes")
-        found[str(number)] = nodes
-    return found
+        hostlists[str(number)] = nodes
+    return hostlists
 
 
 async def hostnames(hostlist: str) -> list[str]:

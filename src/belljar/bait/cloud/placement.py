@@ -56,7 +56,7 @@ class Placement:
         """A machine for each node, somewhere. May be said twice."""
         with locked(self._folder / LOCK, timeout=self._settings.join, what="place nodes"):
             rules, placed = await self._known(nodes)
-            made = {name: found for name in nodes if (found := self._found(name))[0]}
+            made = {name: home for name in nodes if (home := self._found(name))[0]}
             failed = {name: why for name in nodes if (why := self._why_not(name, rules, placed))}
             turns = {
                 name: [host for host in rules[name] if host in self._there] for name in nodes if name not in failed
@@ -105,39 +105,39 @@ class Placement:
         """Rules, and what was sent where; all hosts that these nodes may be on were asked."""
         rules, placed = await self._rules(), self._placed()
 
-        async def one(host: str) -> None:
+        async def ask(host: str) -> None:
             try:
                 self._there[host] = await self._answer(host, ("list",), LOOK)
             except BelljarError as exc:
                 self._silent[host] = exc.message
 
         homes = {placed[name] for name in nodes if name in placed}
-        await asyncio.gather(*map(one, sorted(homes.union(*(rules.get(name, ()) for name in nodes)))))
+        await asyncio.gather(*map(ask, sorted(homes.union(*(rules.get(name, ()) for name in nodes)))))
         return rules, placed
 
     async def _send(self, act: str, homes: Mapping[str, str]) -> dict[str, str]:
         """To each host its nodes at once."""
 
-        async def one(host: str) -> dict[str, str]:
+        async def ask(host: str) -> dict[str, str]:
             own = [name for name, home in homes.items() if home == host]
             try:
-                said = await self._answer(host, (act, ",".join(own)), self._settings.join)
+                reply = await self._answer(host, (act, ",".join(own)), self._settings.join)
             except BelljarError as exc:
                 self._silent[host] = exc.message
                 return dict.fromkeys(own, f"{FAILED}{exc.message}")
-            return {name: said.get(name, "" if act == "suspend" else f"{FAILED}it said nothing of it") for name in own}
+            return {name: reply.get(name, "" if act == "suspend" else f"{FAILED}it said nothing of it") for name in own}
 
-        answers = await asyncio.gather(*map(one, sorted(set(homes.values()))))
+        answers = await asyncio.gather(*map(ask, sorted(set(homes.values()))))
         return {name: answer for each in answers for name, answer in each.items()}
 
     async def _answer(self, host: str, words: tuple[str, ...], timeout: float) -> dict[str, str]:
         """Raises CommandFailed for anything but an answer of belljar's."""
         reach = tuple(word.replace("{host}", host) for word in self._settings.reach)
-        said = await self._ask((*reach, "node", *words, "--here", "--format", "json"), timeout)
+        reply = await self._ask((*reach, "node", *words, "--here", "--format", "json"), timeout)
         try:
-            return {str(name): str(machine) for name, machine in json.loads(said.out[:MOST])["nodes"].items()}
+            return {str(name): str(machine) for name, machine in json.loads(reply.out[:MOST])["nodes"].items()}
         except (ValueError, TypeError, KeyError, AttributeError):
-            last = said.err.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {said.code}"]
+            last = reply.err.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {reply.code}"]
             why = "".join(char if char.isprintable() else "?" for char in last[0])[:200]
             raise CommandFailed(f"no answer of `belljar node {words[0]}`: {why}") from None
 
@@ -158,11 +158,11 @@ class Placement:
 
     async def _rules(self) -> dict[str, tuple[str, ...]]:
         """node -> its hosts, in order. The first line that names a node counts."""
-        found: dict[str, tuple[str, ...]] = {}
+        rules: dict[str, tuple[str, ...]] = {}
         for nodes, hosts in map(rule, self._settings.placement):
             for name in await self._names(nodes):
-                found.setdefault(name, hosts)
-        return found
+                rules.setdefault(name, hosts)
+        return rules
 
     def _placed(self) -> dict[str, str]:
         path = self._folder / PLACED
@@ -182,10 +182,10 @@ def rule(line: str) -> tuple[str, tuple[str, ...]]:
     """`NODES -> HOST HOST`: a hostlist, and hosts in their order. Raises ValueError."""
     nodes, arrow, hosts = line.partition("->")
     words = tuple(hosts.split())
-    if not arrow or len(nodes.split()) != 1 or not words or any(not _is_host(one) for one in words):
+    if not arrow or len(nodes.split()) != 1 or not words or any(not _is_host(host) for host in words):
         raise ValueError(f"{line[:80]!r} is not NODES -> HOST HOST")
     return nodes.strip(), words
 
 
 def _is_host(word: str) -> bool:
-    return word[0].isalnum() and all(one.isalnum() or one in "._-" for one in word) and word.isascii()
+    return word[0].isalnum() and all(char.isalnum() or char in "._-" for char in word) and word.isascii()

@@ -58,36 +58,36 @@ def too_old(entry: Entry, settings: Settings, now: float) -> str:
     return f"it is older than {settings.cache_age:.0f} s" if now - entry.born >= settings.cache_age else ""
 
 
-def with_machines(turn: Turn, entries: Iterable[Entry], wanted: Terms | None, size: Size, room: Room) -> Turn:
+def with_machines(turn: Turn, entries: Iterable[Entry], terms: Terms | None, size: Size, room: Room) -> Turn:
     """The turn of the first in line, by machines that no job has: one that fits serves it at once; one that will be clean in a moment is
     waited for, where there is no room for another; and those that it does not want make room for it."""
-    idle = [one for one in entries if one.job.startswith(MARK)]
-    fits = [one for one in idle if wanted is not None and one.terms == wanted]
-    kept = [one for one in fits if one.state is State.KEPT]
+    idle = [entry for entry in entries if entry.job.startswith(MARK)]
+    fits = [entry for entry in idle if terms is not None and entry.terms == terms]
+    kept = [entry for entry in fits if entry.state is State.KEPT]
     if kept:  # the last that was kept: the others grow old
-        return replace(turn, job=turn.first, why="", kept=max(kept, key=lambda one: one.since).job)
-    if turn.job or any(one.state is State.PROVING for one in fits):
+        return replace(turn, job=turn.first, why="", kept=max(kept, key=lambda entry: entry.since).job)
+    if turn.job or any(entry.state is State.PROVING for entry in fits):
         return turn
     return replace(turn, ending=making_room(idle, room, size.all_cpus, size.all_memory))
 
 
 def with_kept(room: Room, entries: Iterable[Entry]) -> Room:
     """What were free without machines that no job has."""
-    sizes = [_size(one) for one in entries if one.job.startswith(MARK)]
-    cpus, memory = (sum(one) for one in zip((0, 0), *sizes, strict=True))
+    sizes = [_size(entry) for entry in entries if entry.job.startswith(MARK)]
+    cpus, memory = map(sum, zip((0, 0), *sizes, strict=True))
     return replace(room, cpus=room.cpus + cpus, memory=room.memory + memory)
 
 
 def making_room(idle: Iterable[Entry], room: Room, cpus: int, memory: int) -> tuple[str, ...]:
     """The kept machines to end so that these processors and this memory are free, oldest first; none where that would not do."""
-    idle = sorted(idle, key=lambda one: one.since)
-    free = with_kept(room, (one for one in idle if one.state not in KEEPING))  # those are on their way out
+    idle = sorted(idle, key=lambda entry: entry.since)
+    free = with_kept(room, (entry for entry in idle if entry.state not in KEEPING))  # those are on their way out
     ending: list[str] = []
-    for one in (one for one in idle if one.state in KEEPING):
+    for entry in (entry for entry in idle if entry.state in KEEPING):
         if cpus <= free.cpus and memory <= free.memory:
             break
-        ending.append(one.job)
-        free = with_kept(free, (one,))
+        ending.append(entry.job)
+        free = with_kept(free, (entry,))
     return tuple(ending) if cpus <= free.cpus and memory <= free.memory else ()
 
 

@@ -98,8 +98,8 @@ def size_of(job: JobView, settings: Settings) -> Size:
 def asked_of(job: JobView) -> str:
     """What its machines follow from, in words."""
     disk = f"{job.disk // MIB} MiB" if job.disk else ""
-    facts = (("image", job.image), ("network class", job.network), ("disk", disk))
-    more = "".join(f", {name} {value}" for name, value in facts if value)
+    asks = (("image", job.image), ("network class", job.network), ("disk", disk))
+    more = "".join(f", {name} {value}" for name, value in asks if value)
     features = f", {'&'.join(job.features)}" if job.features else ""
     return f"{job.nodes} nodes, {job.cpus} cpus, {job.memory // MIB} MiB{more}{features}"
 
@@ -116,8 +116,11 @@ def share_of(entry: Entry, job: JobView, settings: Settings) -> Size:
 def as_here(jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], names: Iterable[str]) -> Mapping[str, JobView]:
     """The jobs with what these baits have of the features that their constraints name: by those they came here. Any other one
     would put a job's node among those of another bait or partition."""
-    own = {feature for name in names if name in nodes for feature in nodes[name].features}
-    return {id: replace(job, features=tuple(one for one in job.features if one in own)) for id, job in jobs.items()}
+    ours = {feature for name in names if name in nodes for feature in nodes[name].features}
+    return {
+        id: replace(job, features=tuple(feature for feature in job.features if feature in ours))
+        for id, job in jobs.items()
+    }
 
 
 def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mapping[str, JobView]:
@@ -176,14 +179,14 @@ def choose(
     entries: Iterable[Entry], jobs: Mapping[str, JobView], bait: Bait, room: Room, settings: Settings, judge: Judge = nothing,
 ) -> Turn:  # fmt: skip
     """Of the jobs that are held here, the one to make machines for now: all of its machines, or none."""
-    waiting = [one for one in entries if one.state is State.STOPPED and one.job in jobs]
-    waiting.sort(key=lambda one: (one.since, one.job))
-    sizes = {one.job: share_of(one, jobs[one.job], settings) for one in waiting}
+    waiting = [entry for entry in entries if entry.state is State.STOPPED and entry.job in jobs]
+    waiting.sort(key=lambda entry: (entry.since, entry.job))
+    sizes = {entry.job: share_of(entry, jobs[entry.job], settings) for entry in waiting}
     wrong = tuple(
-        (one.job, why) for one in waiting
-        if (why := _too_wide(one) or impossible(jobs[one.job], sizes[one.job], room, settings) or judge(jobs[one.job]))
+        (entry.job, why) for entry in waiting
+        if (why := _too_wide(entry) or impossible(jobs[entry.job], sizes[entry.job], room, settings) or judge(jobs[entry.job]))
     )  # fmt: skip
-    possible = [one for one in waiting if one.job not in dict(wrong)]
+    possible = [entry for entry in waiting if entry.job not in dict(wrong)]
     if not possible:
         return Turn(wrong=wrong)
     if not bait.is_open:

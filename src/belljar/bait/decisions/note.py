@@ -33,7 +33,7 @@ def read(note: str) -> Parts:
     match = FORM.fullmatch(note)
     if match is None:
         return Parts()
-    machines = tuple((name, machine) for name, _, machine in (one.partition("=") for one in match[1].split()))
+    machines = tuple((name, machine) for name, _, machine in (part.partition("=") for part in match[1].split()))
     return Parts(machines, match[4] or "", match[5] or "", (int(match[2] or 0), int(match[3] or 0)))
 
 

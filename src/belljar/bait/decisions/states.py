@@ -99,7 +99,7 @@ class Entry:
         if not self.on or not self.leads:
             return self.machines
         known = frozenset(names)
-        return tuple(one for name, one in zip(self.on, self.machines, strict=False) if name in known)
+        return tuple(machine for name, machine in zip(self.on, self.machines, strict=False) if name in known)
 
 
 def is_moving(entry: Entry, machines: frozenset[str]) -> bool:

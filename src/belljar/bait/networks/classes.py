@@ -29,7 +29,7 @@ def rules(settings: Settings, network: Network) -> str:
     """For `nft -f -`, again and again: the tables of before go in the same step. Raises BadSetting where classes cannot be told apart."""
     bridges = dict(settings.networks)
     nets = {bridge: nets_of(network, bridge) for bridge in bridges.values()}
-    shut = [bridges[one] for one in settings.closed]
+    shut = [bridges[kind] for kind in settings.closed]
     _check(nets, shut, network)
     services = [line for text in settings.services for line in matches(parsed(text))]
     tables = (("inet", _inet(nets, shut, services)), ("bridge", _bridge(nets, shut, services)))
@@ -38,7 +38,7 @@ def rules(settings: Settings, network: Network) -> str:
 
 
 def _check(nets: Nets, shut: list[str], network: Network) -> None:
-    owners = [net for found in nets.values() for net in found]
+    owners = [net for owned in nets.values() for net in owned]
     bare = [bridge for bridge in nets if not nets[bridge] and (len(nets) > 1 or bridge in shut)]
     if bare or len(owners) != len(set(owners)):
         what = f"{bare[0]} has none" if bare else f"{max(owners, key=owners.count)} is on two bridges"
@@ -65,26 +65,28 @@ def _inet(nets: Nets, shut: list[str], services: list[str]) -> str:
     forward = ["ct state established,related accept"]
     for name in nets:
         forward += _spoofed(f'iifname "{name}"', nets[name])
-        others = [f'"{one}"' for one in nets if one != name]
+        others = [f'"{other}"' for other in nets if other != name]
         if others:
             forward.append(f'iifname "{name}" oifname {_set(others)} drop')
         if name in shut:
             forward += [f'iifname "{name}" oifname "{name}" accept', *_only(f'iifname "{name}"', services)]
         else:
             forward += _not_to(f'iifname "{name}"', nets, name)
-    known = _set(f'"{one}"' for one in nets)
+    known = _set(f'"{name}"' for name in nets)
     inward = [f"iifname != {known} accept", "ct state established,related accept", "icmp type echo-request accept"]
-    return _chain("forward", forward) + _chain("input", [*inward, *(f"{one} accept" for one in services), "drop"])
+    return _chain("forward", forward) + _chain(
+        "input", [*inward, *(f"{service} accept" for service in services), "drop"]
+    )
 
 
 def _bridge(nets: Nets, shut: list[str], services: list[str]) -> str:
     """Frames that leave by another port than a node's tap: a card of the host's."""
     lines = ['iifname != "bj*" accept', 'oifname "bj*" accept', "ether type arp accept"]
-    for name, found in nets.items():
-        here = f"ip saddr {_set(found)}"
+    for name, own in nets.items():
+        here = f"ip saddr {_set(own)}"
         if name in shut:
             lines += [f"{here} tcp flags & (syn | ack) != syn accept", *_only(here, services)]
-        elif found:
+        elif own:
             lines += _not_to(here, nets, name)
     return _chain("forward", lines)
 
@@ -94,12 +96,12 @@ def _spoofed(here: str, nets: tuple[str, ...]) -> list[str]:
 
 
 def _only(here: str, services: list[str]) -> list[str]:
-    return [*(f"{here} {one} accept" for one in services), f"{here} drop"]
+    return [*(f"{here} {service} accept" for service in services), f"{here} drop"]
 
 
 def _not_to(here: str, nets: Nets, own: str) -> list[str]:
     """Not by way of the site's router either."""
-    others = [net for name, found in nets.items() if name != own for net in found]
+    others = [net for name, owned in nets.items() if name != own for net in owned]
     return [f"{here} ip daddr {_set(others)} drop"] if others else []
 
 

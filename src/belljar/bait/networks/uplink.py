@@ -35,7 +35,7 @@ class Uplinks:
 
     def _traffic(self, card: str) -> float:
         """In the fuller direction."""
-        now, received, sent = self._clock(), *(self._number(card, f"statistics/{one}_bytes") for one in ("rx", "tx"))
+        now, received, sent = self._clock(), *(self._number(card, f"statistics/{way}_bytes") for way in ("rx", "tx"))
         at, before, out = self._counted.setdefault(card, (now, received, sent))
         if now - at >= SPAN:
             self._used[card] = max(received - before, sent - out, 0) / (now - at)

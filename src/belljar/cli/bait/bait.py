@@ -35,11 +35,11 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.jobs.shares import shares
     from belljar.service.telling import teller
 
-    said = settings.load(args.file)
-    pool = settings.pool_of(said)
-    keeper = Machines(said, said.name, pool, shares(said.shares, "bait.shares: "))
+    bait = settings.load(args.file)
+    pool = settings.pool_of(bait)
+    keeper = Machines(bait, bait.name, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(said, folder_of(args, house), pool, keeper, tell, _judge(house, said.images[0])))
+    asyncio.run(serve(bait, folder_of(args, house), pool, keeper, tell, _judge(house, bait.images[0])))
     return 0
 
 
@@ -51,8 +51,8 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
 
     def judge(job: JobView) -> str:
         try:
-            who = pwd.getpwnam(job.owner)
-            account = describe(who.pw_uid, who.pw_gid, None)
+            user = pwd.getpwnam(job.owner)
+            account = describe(user.pw_uid, user.pw_gid, None)
             asker = policy.Asker(job.owner, (account.group, *(name for _, name in account.groups)), job.queue)
             policy.check_allowed(job.image or usual, asker, house.settings.batch)
             least = policy.smallest_limit(house.settings.batch)  # of a wrapped job, whose limit holds its machine
@@ -78,22 +78,22 @@ def check(args: argparse.Namespace, house: House) -> int:
             added = house.images.resolve(name).facts.get("added")
         except BelljarError as exc:
             return exc.message
-        missing = [one for one in pool.nodes.packages if added is not None and one not in added]
+        missing = [package for package in pool.nodes.packages if added is not None and package not in added]
         return f"it has no {' and no '.join(missing)}" if missing else ""
 
-    said = settings.load(args.file)
-    pool = settings.pool_of(said)
-    mounts, has_addresses = shares(said.shares, "bait.shares: "), bool(house.settings.network.bridge_addresses)
-    found = list(needs(said, pool, image, mounts, has_addresses=has_addresses))
-    if args.join and said.system == "slurm" and not any(one.wrong for one in found):
-        found.append(asyncio.run(joins(said, pool, mounts)))
+    bait = settings.load(args.file)
+    pool = settings.pool_of(bait)
+    mounts, has_addresses = shares(bait.shares, "bait.shares: "), bool(house.settings.network.bridge_addresses)
+    results = list(needs(bait, pool, image, mounts, has_addresses=has_addresses))
+    if args.join and bait.system == "slurm" and not any(result.wrong for result in results):
+        results.append(asyncio.run(joins(bait, pool, mounts)))
     if args.format == "json":
-        print(as_json({"needs": found}))
-    for one in found if args.format != "json" else ():
-        print(plain(f"{'BAD' if one.wrong else 'ok '}  {one.what}{f': {one.wrong}' if one.wrong else ''}"))
-        if one.wrong:
-            print(plain(f"     remedy: {one.remedy}"))
-    return 1 if any(one.wrong for one in found) else 0
+        print(as_json({"needs": results}))
+    for result in results if args.format != "json" else ():
+        print(plain(f"{'BAD' if result.wrong else 'ok '}  {result.what}{f': {result.wrong}' if result.wrong else ''}"))
+        if result.wrong:
+            print(plain(f"     remedy: {result.remedy}"))
+    return 1 if any(result.wrong for result in results) else 0
 
 
 def status(args: argparse.Namespace, house: House) -> int:
@@ -103,19 +103,19 @@ def status(args: argparse.Namespace, house: House) -> int:
     from belljar.host.locks import is_locked
 
     folder = folder_of(args, house)
-    found, there = read_status(folder), is_locked(folder / LOCK)
-    if found is None:
+    status, there = read_status(folder), is_locked(folder / LOCK)
+    if status is None:
         raise BadOption(
             f"{folder}: no bait has worked here", hint="Start it with `belljar bait run`, or name its --state."
         )
-    facts = {"running": there, "ordered": order(folder), "status": found}
-    jobs = " ".join(f"{count} {state}" for state, count in sorted(found.jobs.items())) or "none"
+    shown = {"running": there, "ordered": order(folder), "status": status}
+    jobs = " ".join(f"{count} {state}" for state, count in sorted(status.jobs.items())) or "none"
     rows = [
-        ("bait", found.name), ("running", "yes" if there else "no"), ("state", found.state), ("why", found.why),
-        ("jobs", jobs), ("next", found.waits), ("trouble", found.error), ("looked", f"{duration(time.time() - found.looked)} ago"),
+        ("bait", status.name), ("running", "yes" if there else "no"), ("state", status.state), ("why", status.why),
+        ("jobs", jobs), ("next", status.waits), ("trouble", status.error), ("looked", f"{duration(time.time() - status.looked)} ago"),
     ]  # fmt: skip
-    show(facts, ("WHAT", ""), [row for row in rows if row[1]], as_=args.format)
-    return 2 if not there else 0 if found.state == "open" else 1
+    show(shown, ("WHAT", ""), [row for row in rows if row[1]], as_=args.format)
+    return 2 if not there else 0 if status.state == "open" else 1
 
 
 def open_(args: argparse.Namespace, house: House) -> int:
@@ -137,12 +137,12 @@ def close(args: argparse.Namespace, house: House) -> int:
 def jobs(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.journal import read
 
-    found, names = list(read(folder_of(args, house)).values()), _names(folder_of(args, house))
+    entries, names = list(read(folder_of(args, house)).values()), _names(folder_of(args, house))
     rows = [
-        (one.job, one.state.value, duration(time.time() - one.since), " ".join(map(names, one.machines)), one.tries, one.why)
-        for one in found
+        (entry.job, entry.state.value, duration(time.time() - entry.since), " ".join(map(names, entry.machines)), entry.tries, entry.why)
+        for entry in entries
     ]  # fmt: skip
-    show({"jobs": found}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
+    show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
     return 0
 
 
@@ -153,12 +153,12 @@ def nodes(args: argparse.Namespace, house: House) -> int:
     folder = folder_of(args, house)
     status, names = read_status(folder), _names(folder)
     states = status.nodes if status else {}
-    found = [
-        {"node": names(id), "machine": id, "job": one.job, "state": states.get(names(id), "")}
-        for one in read(folder).values()
-        for id in one.machines
+    rows = [
+        {"node": names(id), "machine": id, "job": entry.job, "state": states.get(names(id), "")}
+        for entry in read(folder).values()
+        for id in entry.machines
     ]
-    show({"nodes": found}, ("NODE", "MACHINE", "JOB", "STATE"), [tuple(one.values()) for one in found], as_=args.format)
+    show({"nodes": rows}, ("NODE", "MACHINE", "JOB", "STATE"), [tuple(row.values()) for row in rows], as_=args.format)
     return 0
 
 

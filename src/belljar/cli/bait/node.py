@@ -33,9 +33,9 @@ def resume(args: argparse.Namespace, house: House) -> int:
 
     if (placing := _placing(args)) is not None:
         return _tell(asyncio.run(_placed(args, house, placing, "resume")), args)
-    said, told = settings.load(args.file), os.environ.get("SLURM_RESUME_FILE", "")
-    file = args.resume_file or (Path(told) if told else None)
-    made = asyncio.run(cloud.resume(args.nodes, file, said, load(said.system), shares(said.shares, "bait.shares: ")))
+    bait, path = settings.load(args.file), os.environ.get("SLURM_RESUME_FILE", "")
+    file = args.resume_file or (Path(path) if path else None)
+    made = asyncio.run(cloud.resume(args.nodes, file, bait, load(bait.system), shares(bait.shares, "bait.shares: ")))
     return _tell(made, args)
 
 
@@ -62,15 +62,15 @@ def _placing(args: argparse.Namespace) -> Settings | None:
     from belljar.bait import settings
     from belljar.errors import NotPermitted
 
-    said = settings.load(args.file) if not args.here and args.file.exists() else None
-    if said is not None and said.placement:
-        return said
+    bait = settings.load(args.file) if not args.here and args.file.exists() else None
+    if bait is not None and bait.placement:
+        return bait
     if os.geteuid() != 0:
         raise NotPermitted(f"cloud nodes are root's machines, and this is uid {os.geteuid()}", hint=AS_ROOT)
     return None
 
 
-async def _placed(args: argparse.Namespace, house: House, said: Settings, act: str) -> Made:
+async def _placed(args: argparse.Namespace, house: House, bait: Settings, act: str) -> Made:
     """On the hosts of the placement list."""
     from belljar.bait.cloud.nodes import hostnames
     from belljar.bait.cloud.placement import Placement
@@ -79,7 +79,7 @@ async def _placed(args: argparse.Namespace, house: House, said: Settings, act: s
     async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
         return await run_beside(argv, timeout=timeout, check=False)
 
-    place = Placement(said, Path(args.state) if args.state else house.folders.store / STATE, ask, hostnames)
+    place = Placement(bait, Path(args.state) if args.state else house.folders.store / STATE, ask, hostnames)
     if act == "list":
         return await place.all()
     nodes = await hostnames(args.nodes)
@@ -89,9 +89,9 @@ async def _placed(args: argparse.Namespace, house: House, said: Settings, act: s
 def _tell(made: Made | dict[str, str], args: argparse.Namespace) -> int:
     """Nodes and their machines; what failed, a line each."""
     nodes, hosts, trouble = (made, {}, ()) if isinstance(made, dict) else (made.nodes, made.hosts, made.trouble)
-    facts = {"nodes": nodes} | ({"hosts": hosts} if hosts else {})
+    shown = {"nodes": nodes} | ({"hosts": hosts} if hosts else {})
     rows = [(name, machine, hosts.get(name, "")) for name, machine in nodes.items()]
-    show(facts, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
+    show(shown, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
     failed = {name: text for name, text in nodes.items() if text.startswith("failed: ")}
     for line in (*trouble, *(f"{name}: {text.removeprefix('failed: ')}" for name, text in failed.items())):
         print(f"belljar: {line}", file=sys.stderr)
