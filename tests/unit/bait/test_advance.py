@@ -10,7 +10,7 @@ from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.states import MOVES, Entry, State
 from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Seen
-from belljar.bait.decisions.table import next_step
+from belljar.bait.decisions.table import HANDLERS, next_step
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace
@@ -33,6 +33,10 @@ def seen(
 
 HELD, ENDED = replace(JOB, state=JobState.HELD, on=()), replace(JOB, state=JobState.ENDED, on=())
 THERE = replace(JOB, on=(node_of("0" * 12),))
+
+
+def test_every_state_but_the_last_has_a_handler() -> None:
+    assert set(HANDLERS) == set(State) - {S.CLOSED}
 
 
 @pytest.mark.parametrize("state", [one for one in State if one is not S.CLOSED])
