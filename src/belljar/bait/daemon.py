@@ -298,13 +298,11 @@ class Daemon:
         room = await self._room(starting, seen, jobs)
         free = cache.with_kept(room, entries.values())
         bait = decide.bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
+        turn = decide.Turn()
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
             await self._accept(invited, seen)
-        turn = (
-            decide.choose(entries.values(), jobs, bait, room, settings, self._judge)
-            if invited is None
-            else decide.Turn()
-        )
+        else:
+            turn = decide.choose(entries.values(), jobs, bait, room, settings, self._judge)
         for job, why in turn.wrong:
             self._write(replace(entries[job], state=State.REJECTED, since=seen.now, why=why))
         if turn.first:
@@ -319,10 +317,8 @@ class Daemon:
         """What is free of this host, without what machines take that are not claimed yet."""
         cpus = memory = 0
         for entry in starting:
-            size, count = (
-                decide.size_of(jobs[entry.job], self.settings),
-                len(set(entry.here(self.settings.names)) - seen.machines),
-            )
+            size = decide.size_of(jobs[entry.job], self.settings)
+            count = len(set(entry.here(self.settings.names)) - seen.machines)
             cpus, memory = cpus + size.cpus * count, memory + size.memory * count
         room = await in_thread(lambda: self._keeper.room(cpus))
         return replace(room, memory=max(0, room.memory - memory))

@@ -33,9 +33,8 @@ def read(folder: Path) -> dict[str, Entry]:
     for line in lines:
         with suppress(ValueError, BelljarError):
             content = json.loads(line)
-            entries: list[Entry] = [
-                from_json(Entry, row) for row in (content if isinstance(content, list) else [content])
-            ]
+            rows = content if isinstance(content, list) else [content]
+            entries: list[Entry] = [from_json(Entry, row) for row in rows]
             entries_by_job.update((entry.job, entry) for entry in entries)
     return {job: entry for job, entry in entries_by_job.items() if entry.state is not State.CLOSED}
 

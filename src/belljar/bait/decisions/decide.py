@@ -117,10 +117,7 @@ def as_here(jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], names: I
     """The jobs with what these baits have of the features that their constraints name: by those they came here. Any other one
     would put a job's node among those of another bait or partition."""
     ours = {feature for name in names if name in nodes for feature in nodes[name].features}
-    return {
-        id: replace(job, features=tuple(feature for feature in job.features if feature in ours))
-        for id, job in jobs.items()
-    }
+    return {id: replace(job, features=tuple(filter(ours.__contains__, job.features))) for id, job in jobs.items()}
 
 
 def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mapping[str, JobView]:

@@ -54,9 +54,7 @@ class Seen:
     ended: Mapping[str, str] = field(default_factory=dict)  # machine -> why, of those that ended or never come
     proved: Mapping[str, str] = field(default_factory=dict)  # machine -> "" where it is clean, or why it is not
     node: Callable[[str], str] = node_of  # the name of a machine's node
-    machine: Callable[[str], str] = (
-        machine_of  # a machine that might have had this name; "" where it is not one of ours
-    )
+    machine: Callable[[str], str] = machine_of  # that might have had this name; "" where it is not one of ours
     named: frozenset[str] = frozenset()  # nodes that a job names, or named as the batch system saved it last
     saves: float = 0.0  # seconds in which the batch system saves what became of a job
 

@@ -14,15 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PLACE = "/run/belljar-node"
-SHARED = [
-    "/tmp",
-    "/var/tmp",
-    "/dev/shm",
-    "/run/lock",
-    "/run/user",
-    "/var/spool/cron/crontabs",
-    "/var/spool/cron/atjobs",
-]
+SHARED = "/tmp /var/tmp /dev/shm /run/lock /run/user /var/spool/cron/crontabs /var/spool/cron/atjobs"
 CLEAN = b"clean\n"
 LOCAL, BASELINE, SCRUB, ADMIT = (
     Path(__file__).with_name(f"{name}.sh").read_text() for name in ("local", "baseline", "scrub", "admit")
@@ -36,8 +28,8 @@ def baseline() -> bytes:
 def scrub(own: Iterable[str]) -> bytes:
     """*own*: folders that the node's daemons write to."""
     theirs = [f"! -path {folder} ! -path '{folder}/*'" for folder in own]
-    changed = [f"! -path {path}" for path in ("/etc/passwd", "/etc/group", *SHARED)]
-    within = [f"! -path '{folder}/*'" for folder in SHARED]  # by name
+    changed = [f"! -path {path}" for path in ("/etc/passwd", "/etc/group", *SHARED.split())]
+    within = [f"! -path '{folder}/*'" for folder in SHARED.split()]  # by name
     return _filled(LOCAL + SCRUB.replace("{outside}", " ".join((*theirs, *changed, *within))))
 
 
@@ -50,4 +42,4 @@ def why_not(code: int, out: bytes, err: bytes) -> str:
 
 
 def _filled(script: str) -> bytes:
-    return script.replace("{place}", PLACE).replace("{shared}", " ".join(SHARED)).encode()
+    return script.replace("{place}", PLACE).replace("{shared}", SHARED).encode()
