@@ -63,7 +63,7 @@ class Site:
             case = book.case(lease)
             assert case is not None
             connected = frozenset(one.id for one in case.slots if one.is_live)
-            seen = Seen(self.moment, 0.0, jobs, connected, price=self.settings.min_price)
+            seen = Seen(self.moment, 0.0, jobs, connected)
             after = advance(case, seen, self.settings).case
             book.save(case, after, self.moment)
             return after.lease.state is not case.lease.state
@@ -233,7 +233,7 @@ def test_what_was_used_is_told_from_the_events_and_agrees_with_what_limits_count
     site.hears(ended)
     one, two = sorted(clerk.acts["usage"](ADA, {})["machines"], key=lambda one: one["ended"], reverse=True)
     assert (one["machine"], one["seconds"], one["ended"]) == (first.id, 62, site.moment)
-    facts = {"core_seconds": 186, "gb_seconds": 31, "vm_minutes": 2, "charge": 186}
+    facts = {"core_seconds": 186, "gb_seconds": 31, "vm_minutes": 2}
     assert {name: one[name] for name in facts} == facts
     assert (two["machine"], two["ended"], two["seconds"]) == (last.id, 0.0, 100)
     assert site.store.read(lambda book: book.sums("ada")).used == 186
@@ -262,15 +262,14 @@ def test_what_was_used_is_told_from_the_events_and_agrees_with_what_limits_count
         assert [found["machine"] for found in clerk.acts["over"](root, {"after": other})["machines"]] == [first.id]
 
 
-def test_a_spot_machine_is_charged_by_its_price(store: Store) -> None:
-    site = Site(store, Settings(spot_queue="spare"), Policy("all", users=("*",), spot=True))
-    lease, (machine,) = site.desk.run(ADA, replace(WANTED, bid=0.5))
-    site.starts(lease.id)
-    site.moment += 101
-    (found,) = Clerk(site.desk).acts["usage"](ADA, {})["machines"]
-    assert (found["machine"], found["core_seconds"], found["charge"]) == (machine.id, 202, 21)  # 202 x 0.1, rounded up
-    with pytest.raises(LeaseDenied, match="spot machines are those of queue spare"):
-        site.desk.run(ADA, replace(WANTED, bid=0.5, queue="normal"))
+def test_a_preemptible_lease_is_in_the_sites_queue_for_them(store: Store) -> None:
+    site = Site(store, Settings(queue="normal", preemptible_queue="spare"), Policy("all", users=("*",)))
+    asked = replace(WANTED, preemptible=True)
+    assert [site.desk.run(ADA, one)[0].wanted.queue for one in (asked, WANTED)] == ["spare", "normal"]
+    with pytest.raises(LeaseDenied, match="preemptible leases are in queue spare"):
+        site.desk.run(ADA, replace(asked, queue="normal"))
+    with pytest.raises(LeaseDenied, match="queue 'spare', of normal"):
+        Site(store, site.settings, Policy("all", users=("*",), queues=("normal",))).desk.run(ADA, asked)
 
 
 def test_a_lease_shows_its_events_to_its_owner(site: Site) -> None:
@@ -290,8 +289,8 @@ def test_what_cannot_be_asked_for(site: Site) -> None:
         site.desk.run(ADA, replace(WANTED, seconds=1))
     with pytest.raises(NoSuchKeyPair, match="'mine'"):
         site.desk.run(ADA, replace(WANTED, key="mine"))
-    with pytest.raises(LeaseDenied, match="no spot machines"):
-        site.desk.run(ADA, replace(WANTED, bid=1.0))
+    with pytest.raises(LeaseDenied, match="no preemptible leases"):
+        site.desk.run(ADA, replace(WANTED, preemptible=True))
     for wrong in (replace(WANTED, count=0), replace(WANTED, count=2, least=3), replace(WANTED, user_data=b"x" * 16385)):
         with pytest.raises(BadRequest):
             site.desk.run(ADA, wrong)
@@ -432,7 +431,7 @@ def test_a_lease_grows_by_machines_like_its_own_that_end_when_it_does_and_shrink
     site.starts(lease.id)
     site.moment += 200
     more, machines = site.desk.grow(ADA, lease.id, 2)
-    usual = replace(lease.wanted, seconds=more.wanted.seconds, token="", deadline=more.wanted.deadline)
+    usual = replace(lease.wanted, seconds=more.wanted.seconds, token="")
     assert more.wanted == usual and len(machines) == 2 and not more.carrier
     now = site.store.read(lambda book: book.get(Lease, lease.id))
     assert now is not None and more.wanted.seconds == min(lease.wanted.seconds, now.ends - site.moment)

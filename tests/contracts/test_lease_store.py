@@ -128,7 +128,7 @@ def test_sums_of_an_owner(store: Store) -> None:
         book.save(None, new("r-2", "bob"), 0.0)
         gone = replace(
             new("r-3").instances[0],
-            state=InstanceState.TERMINATED, launched=10.0, began_at=1.0, ended_at=60.2, ended=70.0,
+            state=InstanceState.TERMINATED, launched=10.0, ran_from=1.0, ran_until=60.2, ended=70.0,
         )  # fmt: skip
         book.put(gone)
 

@@ -14,7 +14,6 @@ Frozen values, no input or output. Sizes are in bytes, durations in seconds, mom
 from __future__ import annotations
 
 import secrets
-from enum import Enum
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -27,7 +26,7 @@ from belljar.records import dataclass
 
 __all__ = [
     "LARGEST_CONSOLE", "LARGEST_USER_DATA", "OLD_PILOT", "AccessKey", "Cause", "Console", "Do", "Event", "Facts", "Instance", "InstanceState",
-    "KeyPair", "Lease", "LeaseState", "MachineOrder", "Order", "Pairs", "PriceModel", "Report", "Settings", "Size", "Slot", "SlotState", "Tag",
+    "KeyPair", "Lease", "LeaseState", "MachineOrder", "Order", "Pairs", "Report", "Settings", "Size", "Slot", "SlotState", "Tag",
     "Tell", "Token", "Wanted", "new_id",
 ]  # fmt: skip
 
@@ -35,13 +34,6 @@ Pairs = tuple[tuple[str, str], ...]
 OLD_PILOT = "nimbus "  # so begins the name of a pilot that tells of its begin and end alone
 SIZE = Form(r"(?i) *[1-9]\d{0,3} *(/ *\d+(\.\d+)? *[KMGT]?(i?B)? *){2}", "is no size", 'as in small = "1/2G/10G"')
 LARGEST_USER_DATA, LARGEST_CONSOLE = 16 << 10, 64 << 10  # bytes, as EC2 has them
-
-
-class PriceModel(str, Enum):
-    """What the price of spot machines aims at."""
-
-    MACHINES = "machines"  # as many as possible
-    PROFIT = "profit"
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,9 @@ class Settings:
     jobs: Path = setting(Path("/var/lib/belljar/lease/jobs"), "job files: nodes see it, the service's account alone")
     system: str = setting("slurm", "the batch system")
     queue: str = setting("", "partition or queue of pilot jobs; empty: the batch system's own default")
-    spot_queue: str = setting("", "queue whose jobs are preempted, for spot machines; empty: there are none")
+    preemptible_queue: str = setting(
+        "", "queue of preemptible leases, whose jobs the batch system may preempt; empty: none"
+    )
     account: str = setting("", "account or project of pilot jobs; empty: the batch system's own default")
     environment: str = setting("", "Grid Engine: parallel environment of leases with more than one processor")
     notice: float = setting(0.0, "between the batch system's TERM and KILL; 0: its default", unit="seconds", minimum=0)
@@ -93,10 +87,6 @@ class Settings:
     shown: float = setting(3600.0, "ended instances are listed for so long", unit="seconds", minimum=60)
     token_time: float = setting(86400.0, "a client token counts so long after its lease ended", unit="seconds")
     overhead: int = setting(256 * MIB, "memory of a node's share beside its machines' own", unit="bytes", minimum=0)
-    spot_machines: int = setting(0, "spot machines at a time; 0: as many as the batch system starts", minimum=0)
-    spot_price: PriceModel = setting(PriceModel.MACHINES, "what it aims at: machines (as many as possible) or profit")
-    spot_notice: float = setting(120.0, "from a spot machine's notice to its end", unit="seconds", minimum=0)
-    min_price: float = setting(0.1, "least price of a spot machine, of that of an ordinary one", minimum=0)
 
 
 @dataclass(frozen=True)
@@ -125,11 +115,10 @@ class Wanted:
     user_data: bytes = b""
     tags: Pairs = ()  # of each instance
     token: str = ""
-    bid: float | None = None  # spot: at most this price, in prices of an ordinary machine
+    preemptible: bool = False  # its job is in `lease.preemptible_queue`
     per_node: int = 1  # so many machines share a node
     images: tuple[str, ...] = ()  # of each machine in its order, where not all have `image`
     sizes: tuple[Size, ...] = ()  # the same; `size` is the largest then
-    deadline: float = 0.0  # moment by which it must have started; 0: as the service's settings say
     metadata: Pairs = ()  # EC2's options of each machine's metadata service, as they were asked for
 
     @property
@@ -166,8 +155,6 @@ class Lease:
     missing: float = 0.0  # since when the batch system has not known its job; 0: it does
     shunned: tuple[str, ...] = ()  # nodes that failed it
     expected: float = 0.0  # when the batch system thinks that it starts; 0: it does not say
-    price: float | None = None  # spot: what it was when this one was let start; None: it waits, or has no bid
-    withdrawn: int = 0  # spot: attempts that were given up while they waited, because the price rose
 
     @property
     def is_live(self) -> bool:
@@ -219,7 +206,7 @@ class Instance:
     slot: str = ""
     created: float = 0.0
     since: float = 0.0
-    cause: Cause | None = None  # of one that runs: SPOT, it was given notice, and is taken away at its deadline
+    cause: Cause | None = None  # why it ends
     why: str = ""
     stop: bool = False  # it is wanted no longer
     deadline: float = 0.0  # when its time is over; 0: it has not run yet
@@ -228,8 +215,8 @@ class Instance:
     launched: float = 0.0  # when it ran first
     ended: float = 0.0
     rebooted: float = 0.0  # when its guest did last
-    began_at: float = 0.0  # it ran, and ended, by its pilot's monotonic clock
-    ended_at: float = 0.0
+    ran_from: float = 0.0  # by its pilot's monotonic clock
+    ran_until: float = 0.0
 
     @property
     def is_live(self) -> bool:
@@ -238,7 +225,7 @@ class Instance:
     @property
     def charged(self) -> int:
         """Whole seconds that it ran, rounded up; 0 while it lives."""
-        return 0 if self.is_live or not self.launched else max(0, ceil(self.ended_at - self.began_at))
+        return 0 if self.is_live or not self.launched else max(0, ceil(self.ran_until - self.ran_from))
 
 
 @dataclass(frozen=True)

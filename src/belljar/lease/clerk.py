@@ -1,4 +1,4 @@
-"""What owners may read: why a request would be denied, what they used, how a lease went, what spot machines cost. Nothing is changed."""
+"""What owners may read: why a request would be denied, what they used, how a lease went. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -7,28 +7,15 @@ from contextlib import suppress
 from typing import Any
 
 from belljar.errors import BadRequest, BelljarError, LeaseDenied, NotPermitted
-from belljar.lease import Event, Instance, Lease, Wanted
+from belljar.lease import Event, Wanted
 from belljar.lease.decisions.margins import fitting
 from belljar.lease.decisions.policy import checks, policy_of
-from belljar.lease.decisions.spot import PRICES, price
 from belljar.lease.desk import Desk, Owner, case_of, riding
 from belljar.lease.store import Book
 from belljar.lease.usage import over, used
 from belljar.model import to_json
-from belljar.records import dataclass
 
 Asked = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Of spot machines, in prices of an ordinary one. `past`: since when each was so, newest first."""
-
-    now: float
-    least: float
-    held: int  # machines
-    room: int  # so many may be; 0: as many as the batch system starts
-    past: tuple[tuple[float, float], ...]
 
 
 class Clerk:
@@ -37,7 +24,6 @@ class Clerk:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.acts: dict[str, Callable[[Owner, Asked], Asked]] = {
-            "prices": lambda owner, asked: to_json(self.prices()),
             "usage": self._usage, "over": self._over, "events": self._events,
         }  # fmt: skip
 
@@ -63,9 +49,7 @@ class Clerk:
                 lines.append((check.what, check.is_met))
                 if not check.is_met:
                     return
-            cost, (carrier, _) = price(book, desk.settings), riding(book, owner, wanted, desk.now(), desk.settings)
-            if wanted.bid is not None:
-                lines.append((f"a bid of {wanted.bid:g}; spot machines cost {cost:g} now", True))
+            carrier, _ = riding(book, owner, wanted, desk.now(), desk.settings)
             lines.append((f"on idle nodes of {carrier}" if carrier else "its job waits for nodes", True))
 
         try:
@@ -97,18 +81,6 @@ class Clerk:
             return book.events(int(number(asked, "after")), lease=id)
 
         return {"events": [{"position": at, **to_json(one)} for at, one in self._desk.store.read(look)]}
-
-    def prices(self) -> Prices:
-        """Of spot machines, for everybody."""
-        settings = self._desk.settings
-
-        def look(book: Book) -> Prices:
-            past = tuple((one.wall, float(one.after)) for one in book.latest(PRICES, 1000))
-            spot = [one for one in book.find(Lease, live=1) if one.price is not None]
-            held = sum(len(book.find(Instance, lease=one.id, live=1)) for one in spot)
-            return Prices(price(book, settings), settings.min_price, held, settings.spot_machines, past)
-
-        return self._desk.store.read(look)
 
 
 def number(asked: Asked, key: str) -> float:

@@ -106,7 +106,7 @@ class Desk:
             what = "a cluster, and machines of a private network, are those that they began with"
             raise BadRequest(f"{id} cannot grow: {what}", hint="Ask for a new lease of the size that is wanted.")
         per_node = max(1, min(wanted.per_node, count))
-        more = replace(wanted, count=count, least=0, per_node=per_node, token="", deadline=0.0)
+        more = replace(wanted, count=count, least=0, per_node=per_node, token="")
         return self.run(owner, replace(more, seconds=min(wanted.seconds, lease.ends - now)))
 
     def checked(self, asked: Wanted) -> Wanted:
@@ -128,25 +128,18 @@ class Desk:
             raise BadRequest(f"a token of {length} characters: {LONGEST_TOKEN} are the most")
         if asked.seconds and not 60 <= asked.seconds <= settings.longest_time:
             raise OverLimit(f"a lease of {asked.seconds:.0f} s; one has 60 to {settings.longest_time:.0f} s")
-        usual = settings.spot_queue if asked.bid is not None else settings.queue
-        if asked.bid is not None:
-            if not usual or asked.queue not in ("", usual):
-                where = f"spot machines are those of queue {usual}" if usual else "there are no spot machines here"
-                raise LeaseDenied(where, code="Unsupported")
-            if asked.bid < settings.min_price:
-                what = f"a bid of {asked.bid:g}; the least price is {settings.min_price:g}"
-                raise LeaseDenied(what, code="SpotMaxPriceTooLow")
+        usual = settings.preemptible_queue if asked.preemptible else settings.queue
+        if asked.preemptible and (not usual or asked.queue not in ("", usual)):
+            where = f"preemptible leases are in queue {usual}" if usual else "this site has no preemptible leases"
+            raise LeaseDenied(where, code="Unsupported", hint="Ask without `preemptible`, or for that queue.")
         wanted = replace(asked, queue=asked.queue or usual, account=asked.account or settings.account,
-                         network=class_of(settings, asked),
-                         deadline=asked.deadline or self.now() + settings.queue_time)  # fmt: skip
+                         network=class_of(settings, asked))  # fmt: skip
         if wanted.seconds:
             fitting(wanted, settings, self.queue(wanted.queue))
         return wanted
 
     def allowed(self, book: Book, owner: Owner, wanted: Wanted) -> Wanted:
         """With as many machines as policy allows, and a time. Raises LeaseDenied, OverLimit, NoSuchKeyPair, BadRequest."""
-        if wanted.deadline <= self.now():
-            raise BadRequest("ValidUntil: the moment by which it must have started is over")
         if wanted.key and not book.find(KeyPair, owner=owner.name, name=wanted.key):
             raise NoSuchKeyPair(f"{owner.name} has no key pair {wanted.key!r}")
         policy = policy_of(self.policies(), owner.name, owner.group)
@@ -173,7 +166,7 @@ class Desk:
         now = self.now()
         carrier, places = riding(book, owner, wanted, now, self.settings)
         lease = Lease(new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, carrier=carrier,
-                      deadline=wanted.deadline)  # fmt: skip
+                      deadline=now + self.settings.queue_time)  # fmt: skip
         instances = [
             Instance(new_id("i"), lease.id, index, owner.name, wanted.size_of(index), wanted.seconds, created=now, since=now,
                      slot=places[index] if places else "", address=address_of(self.settings, wanted.network, index))
@@ -307,7 +300,7 @@ class Desk:
 
 
 def _digest(asked: Wanted) -> str:
-    return sha256(dumps(replace(asked, token="", deadline=0.0))).hexdigest()
+    return sha256(dumps(replace(asked, token=""))).hexdigest()
 
 
 def _by_token(book: Book, owner: Owner, token: str, digest: str) -> Made | None:
@@ -339,11 +332,11 @@ def case_of(book: Book, owner: Owner, id: str) -> Case:
 def riding(book: Book, owner: Owner, wanted: Wanted, now: float, settings: Settings) -> tuple[str, list[str]]:
     """The lease of this owner on whose idle nodes there is room and time for all of it, and a node for each machine: it skips the
     batch system's queue. ("", []): there is none."""
-    if not settings.linger or wanted.bid is not None or wanted.per_node > 1:
+    if not settings.linger or wanted.per_node > 1:
         return "", []
     takes = margins(wanted.seconds, 1, settings).pilot
     for lease in sorted(book.find(Lease, owner=owner.name, live=1), key=_age):
-        same = lease.wanted.queue == wanted.queue and lease.wanted.bid is None and not lease.carrier
+        same = lease.wanted.queue == wanted.queue and not lease.carrier
         case = book.case(lease.id) if same and lease.state is L.ACTIVE else None
         if case is None or case.lease.state is not L.ACTIVE:
             continue

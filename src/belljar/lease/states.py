@@ -16,7 +16,7 @@ class LeaseState(str, Enum):
     RELEASED = "released"  # its owner gave it back
     EXPIRED = "expired"  # its time was over
     CANCELLED = "cancelled"  # its owner gave it up before it was active
-    PREEMPTED = "preempted"  # the batch system, or a higher bid, took its nodes
+    PREEMPTED = "preempted"  # the batch system took its nodes
     FAILED = "failed"
 
 
@@ -51,7 +51,6 @@ class Cause(str, Enum):
     STAGING = "Server.StagingFailed"
     BOOT = "Server.BootFailed"
     CAPACITY = "Server.InsufficientInstanceCapacity"  # it did not start in time
-    SPOT = "Server.SpotInstanceTermination"
     INTERNAL = "Server.InternalError"
 
 
@@ -86,7 +85,7 @@ SLOT_MOVES: dict[SlotState, frozenset[SlotState]] = {
 EC2 = dict.fromkeys(I, (0, "pending"))
 EC2 |= {I.RUNNING: (16, "running"), I.STOPPING: (32, "shutting-down"), I.TERMINATED: (48, "terminated")}
 
-_ENDS = {Cause.EXPIRED: L.EXPIRED, Cause.PREEMPTED: L.PREEMPTED, Cause.SPOT: L.PREEMPTED, Cause.GUEST: L.RELEASED}
+_ENDS = {Cause.EXPIRED: L.EXPIRED, Cause.PREEMPTED: L.PREEMPTED, Cause.GUEST: L.RELEASED}
 
 
 def end_of(cause: Cause, *, was_active: bool) -> LeaseState:

@@ -27,15 +27,12 @@ class Usage:
     began: float
     ended: float  # 0: it runs
     seconds: int
-    price: float = 1.0  # of a spot machine: what it was when its lease was let start
 
     @property
     def sums(self) -> dict[str, int]:
-        """`charge` is in core-seconds of an ordinary machine."""
-        core_seconds = self.cpus * self.seconds
         return {
-            "core_seconds": core_seconds, "gb_seconds": -(-self.memory * self.seconds // GIB),
-            "vm_minutes": -(-self.seconds // 60), "charge": ceil(core_seconds * self.price),
+            "core_seconds": self.cpus * self.seconds, "gb_seconds": -(-self.memory * self.seconds // GIB),
+            "vm_minutes": -(-self.seconds // 60),
         }  # fmt: skip
 
 
@@ -77,6 +74,6 @@ def _usage(book: Book, id: str, start: float, end: Event | None, now: float) -> 
     if machine is None or lease is None:
         raise RecordsLost(f"{id}: it has events, and is not there itself")
     seconds = end.charged if end is not None else max(0, ceil(now - start))
-    size, price = machine.size, 1.0 if lease.price is None else lease.price
+    size = machine.size
     return Usage(id, lease.id, lease.owner, lease.group, lease.wanted.image_of(machine.index), size.cpus, size.memory,
-                 size.disk, start, end.wall if end is not None else 0.0, seconds, price)  # fmt: skip
+                 size.disk, start, end.wall if end is not None else 0.0, seconds)  # fmt: skip

@@ -266,7 +266,7 @@ class Watch:
             one = records["instances"].get(id)
             if one is None or "running" not in moments or not one["launched"]:
                 continue
-            charged = max(0, ceil(one["ended_at"] - one["began_at"]))
+            charged = max(0, ceil(one["ran_until"] - one["ran_from"]))
             ran = moments.get("terminated", max(report["mono"] for report in said)) - moments["running"]
             last = max(report["seq"] for report in said if report["instance"] == id)
             is_told = (

@@ -33,7 +33,7 @@ class NoGuests:
         self.killed: list[str] = []
         self.told: list[tuple[str, str, bytes]] = []
         self.graces: list[float] = []
-        self.expects = 0
+        self.expects, self.hangs = 0, False
         self.shell: Callable[[str, bytes], Awaitable[bytes]]
 
     @property
@@ -76,6 +76,7 @@ class NoGuests:
 
     async def tell_guest(self, instance: str, word: str, stdin: bytes = b"") -> None:
         self.told.append((instance, word, stdin))
+        await asyncio.sleep(60 if self.hangs else 0)
 
     async def carry(self, instance: str, source: Source, sink: Sink, command: str) -> None:
         """What comes goes back, in capitals; its shell is what a test made it."""

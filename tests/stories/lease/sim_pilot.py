@@ -11,7 +11,7 @@ from belljar.pool import JobState
 
 SETTINGS = Settings(
     staging=30, barrier=20, grace=6, margin=30, silence=15, lost=120, unseen=10, queue_time=300, cycle=5, tries=2, linger=90,
-    longest_time=600, shown=600, spot_queue="spare", spot_machines=3, spot_notice=10,
+    longest_time=600, shown=600, preemptible_queue="spare",
 )  # fmt: skip
 
 
@@ -42,7 +42,6 @@ class SimMachine:
     state: InstanceState
     seconds: float
     up: float | None = None
-    told: float = 0.0  # when its time was made shorter: it cannot have ended by that before
     stop_by: float | None = None  # told to stop: by then it is gone
     cause: Cause | None = None
 
@@ -119,9 +118,7 @@ class SimPilot:
         elif order.do is Do.STOP:
             self.stop(self.machines[order.instance], Cause.USER, SETTINGS.grace)
         elif order.do is Do.EXTEND and order.instance in self.machines:
-            machine = self.machines[order.instance]
-            machine.told = self.world.now if order.seconds < machine.seconds else machine.told
-            machine.seconds = order.seconds
+            self.machines[order.instance].seconds = order.seconds
 
     def _at_gate(self, order: Order) -> None:
         if order.do is Do.GO:

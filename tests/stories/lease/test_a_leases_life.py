@@ -18,8 +18,7 @@ from tests.stories.lease.sim_pilot import SimPilot
 from tests.stories.lease.world import OWNERS, World
 
 from belljar.errors import BelljarError
-from belljar.lease import Cause, InstanceState, Lease, LeaseState, Size, Wanted
-from belljar.lease.clerk import Clerk
+from belljar.lease import InstanceState, Size, Wanted
 from belljar.lease.desk import Owner
 from belljar.pool import JobState
 
@@ -49,22 +48,21 @@ class Leases(RuleBasedStateMachine):
     @rule(
         who=WHO, count=st.sampled_from([1, 1, 2, 3]), least=st.integers(0, 1), per_node=st.integers(1, 2),
         token=st.sampled_from(["", "", "t1", "t2"]),
-        seconds=st.sampled_from([60, 120, 400]), again=st.booleans(), bid=st.sampled_from([None, None, 0.1, 0.2, 0.5]),
+        seconds=st.sampled_from([60, 120, 400]), again=st.booleans(), preemptible=st.booleans(),
     )  # fmt: skip
     def runs(
-        self, who: Owner, count: int, least: int, per_node: int, token: str, seconds: int, again: bool, bid: float | None,
+        self, who: Owner, count: int, least: int, per_node: int, token: str, seconds: int, again: bool, preemptible: bool,
     ) -> None:  # fmt: skip
         STEPS["made"] += 1
         wanted = Wanted(
             "alma", count=count, least=least, per_node=min(count, per_node), seconds=seconds, token=token, size=Size(1),
-            bid=bid,
+            preemptible=preemptible,
         )  # fmt: skip
         self.world.now += (
             0.001  # no two leases are as old as each other: ids are random, and nothing here may depend on them
         )
         with suppress(BelljarError):
             lease, machines = self.world.desk.run(who, wanted)
-            self.world.bids |= {one.id: bid for one in machines} if bid is not None else {}
             assert lease.owner == who.name and all(one.lease == lease.id for one in machines)
             if again and token:
                 assert self.world.desk.run(who, wanted) == (lease, machines)
@@ -242,107 +240,6 @@ def test_the_owners_next_machine_outlives_the_lease_whose_node_it_took() -> None
         world.settle()
     finally:
         world.close()
-
-
-def test_a_higher_bid_takes_the_room_of_a_lower_one_after_its_notice() -> None:
-    world, (ada, bob) = World(), OWNERS
-    try:
-        low, _ = world.desk.run(ada, Wanted("alma", count=2, seconds=400, size=Size(1), bid=0.2))
-        world.passes(6)
-        (job,) = world.jobs.values()
-        world.start(job, 0, False)
-        for pilot in world.pilots:
-            pilot.connect()
-        world.passes(6)
-        for pilot in world.pilots:
-            ups(pilot)
-        world.now += 1
-        high, _ = world.desk.run(bob, Wanted("alma", count=2, seconds=60, size=Size(1), bid=0.5))
-        waiting, _ = world.desk.run(ada, Wanted("alma", seconds=60, size=Size(1), bid=0.1))
-        world.passes(6)
-        assert Clerk(world.desk).prices().now == 0.2 and len(world.jobs) == 1  # one of three is left for 0.2
-        given, kept = world.desk.machines(ada)[1], world.desk.machines(ada)[0]
-        assert (given.instance.cause, kept.instance.cause) == (Cause.SPOT, None)
-        assert given.instance.state is InstanceState.RUNNING and given.instance.deadline <= world.now + 10
-        for pilot in world.pilots:
-            pilot.cut()  # the notice ends without the service, too
-        world.passes(10)
-        for pilot in world.pilots:
-            pilot.connect()
-        world.passes(16)
-        assert states_of(world, ada)[:2] == ["running", "terminated"]
-        assert [one.state.value for one in world.desk.leases(bob)] == ["queued"] and len(world.jobs) == 2
-        assert "bid of 0.1 waits: spot machines cost 0.2" in world.desk.leases(ada)[1].why
-        world.desk.release(bob, high.id)
-        world.desk.release(ada, low.id)
-        world.passes(40)
-        assert Clerk(world.desk).prices().now == 0.1 and world.desk.leases(ada)[1].id == waiting.id
-        assert world.desk.leases(ada)[1].state is LeaseState.QUEUED
-        assert [price for _, price in Clerk(world.desk).prices().past] == [0.1, 0.2]
-        world.settle()
-    finally:
-        world.close()
-
-
-def test_a_pilot_that_was_away_hears_of_the_notice_when_it_is_back_and_ends_the_machine_then() -> None:
-    world, ada = World(), OWNERS[0]
-    try:
-        low = outbid_while_its_pilots_are_away(world)
-        world.passes(60)
-        given = [one.instance for one in world.desk.machines(ada) if one.instance.cause is Cause.SPOT]
-        assert len(given) == 2 and all(one.deadline < world.now - 40 for one in given)
-        assert states_of(world, ada) == ["running"] * 3 and len(world.jobs) == 1  # their room is not free yet
-        for pilot in world.pilots:
-            pilot.connect()
-        world.passes(9)  # their grace
-        assert states_of(world, ada) == ["running", "terminated", "terminated"]
-        world.passes(10)
-        assert len(world.jobs) == 2
-        world.desk.release(ada, low.id)
-        world.settle()
-    finally:
-        world.close()
-
-
-def test_pilots_that_were_given_up_with_machines_under_notice_come_again_when_others_have_their_room() -> None:
-    world, (ada, bob) = World(), OWNERS
-    try:
-        outbid_while_its_pilots_are_away(world)
-        world.has_forgotten = True  # the batch system: quiet pilots without a job are given up
-        while len(world.jobs) == 1:
-            world.passes(1)
-        assert [one.instance.cause for one in world.desk.machines(ada)] == [Cause.NODE_LOST, Cause.SPOT, Cause.SPOT]
-        away, job = list(world.pilots), list(world.jobs.values())[-1]
-        world.start(job, 0, False)
-        for pilot in world.pilots[len(away) :]:
-            pilot.connect()
-        world.passes(6)
-        assert states_of(world, bob) == ["staging"] * 2 and sum(len(one.living) for one in away) == 3
-        for pilot in away:
-            pilot.connect()
-        world.passes(9)  # their grace
-        assert states_of(world, bob) == ["staging"] * 2 and not any(one.is_alive for one in away)
-        world.settle()
-    finally:
-        world.close()
-
-
-def outbid_while_its_pilots_are_away(world: World) -> Lease:
-    """Three machines for a low bid, and two of another owner's for a higher one: there is room for three."""
-    low, machines = world.desk.run(OWNERS[0], Wanted("alma", count=3, seconds=400, size=Size(1), bid=0.2))
-    world.passes(6)
-    (job,) = world.jobs.values()
-    world.start(job, 0, False)
-    for pilot in world.pilots:
-        pilot.connect()
-    world.passes(6)
-    for pilot in world.pilots:
-        ups(pilot)
-        pilot.cut()
-    world.now += 1
-    high, others = world.desk.run(OWNERS[1], Wanted("alma", count=2, seconds=60, size=Size(1), bid=0.5))
-    world.bids |= {one.id: lease.wanted.bid or 0.0 for lease, mine in ((low, machines), (high, others)) for one in mine}
-    return low
 
 
 def ups(pilot: SimPilot) -> None:

@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
         over = machine is InstanceState.TERMINATED
         one = Instance(
             ONE, ID, 0, "ada", state=machine, slot=f"{ID}.1.0", seconds=60, launched=5.0 * (lease is not LeaseState.REQUESTED),
-            host_keys=("ssh-ed25519 A",), cause=Cause.USER if over else None, began_at=5.0, ended_at=9.0 * over,
+            host_keys=("ssh-ed25519 A",), cause=Cause.USER if over else None, ran_from=5.0, ran_until=9.0 * over,
         )  # fmt: skip
         after = Case(Lease(ID, "ada", Wanted("alma"), lease, cause=Cause.USER if over else None), (one,))
         store.write(lambda book, case=case, after=after: book.save(case, after, 1.0))  # type: ignore[misc]
@@ -150,7 +150,7 @@ def test_i7_and_i8(watch: Watch, store: Store, capsys: pytest.CaptureFixture[str
     watch.look()
     put(store, state=InstanceState.RUNNING, host_keys=("ssh-ed25519 B",))
     watch.look()
-    put(store, state=InstanceState.TERMINATED, ended_at=77.0)
+    put(store, state=InstanceState.TERMINATED, ran_until=77.0)
     said = found(watch, capsys)
     assert "I7: i-1 went from terminated to running" in said and "I8: the host keys of i-1 are others" in said
     assert "I8: i-1 has ended, and changed" in said

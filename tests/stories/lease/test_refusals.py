@@ -23,7 +23,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"token": "x" * 65}, "a token of 65 characters: 64 are the most"),
     ({"queue": "a\0b"}, "queue 'a\\x00b': no queue is called so"),
     ({"queue": "--uid=0"}, "queue '--uid=0': no queue is called so"),
-    ({"account": "theirs"}, "account, key, tags, deadline: "),
+    ({"account": "theirs"}, "account, key, tags: "),
     ({"size": {"cpus": 10**30, "memory": 0, "disk": 0}}, f"{10**30} processors, 536870912 bytes of memory, "),
     ({"size": {"cpus": 1, "memory": 10**400, "disk": 0}}, "no size of a machine"),
     ({"size": {"cpus": 1, "memory": 0, "disk": 1 << 63}}, "no size of a machine"),

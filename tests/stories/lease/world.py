@@ -9,13 +9,11 @@ from pathlib import Path
 
 from tests.stories.lease.sim_pilot import SETTINGS, SimJob, SimMachine, SimPilot
 
-from belljar.lease import Cause, Do, Facts, Instance, InstanceState, Lease, Order, Report, Slot, Tell
-from belljar.lease.decisions import spot
+from belljar.lease import Cause, Do, Facts, Instance, InstanceState, Lease, Order, Report, Tell
 from belljar.lease.decisions.advance import advance, drained, lease_of, strays
 from belljar.lease.decisions.case import Act, Kind, Seen
 from belljar.lease.decisions.margins import KILL, Queue, margins
 from belljar.lease.decisions.policy import Policy
-from belljar.lease.decisions.prices import Market
 from belljar.lease.decisions.reports import heard
 from belljar.lease.desk import Desk, Owner
 from belljar.lease.states import EC2, INSTANCE_MOVES, LEASE_ENDS, LEASE_MOVES, SLOT_MOVES
@@ -24,7 +22,7 @@ from belljar.model import GIB
 from belljar.pool import JobState
 from belljar.pool import NamedJob as Job
 
-POLICY = Policy("all", users=("*",), machines=6, reserved=0.6, spot=True)
+POLICY = Policy("all", users=("*",), machines=6, reserved=0.6)
 OWNERS = (Owner("ada"), Owner("bob"))
 RANKS = {"pending": 0, "running": 1, "shutting-down": 2, "terminated": 3}
 
@@ -49,8 +47,6 @@ class World:
         self.next_look = self.now
         self.seen_by_client: dict[str, str] = {}
         self.known: set[str] = set()
-        self.spot = Market(SETTINGS.min_price, {})
-        self.bids: dict[str, float] = {}  # of machines
         self.counts = {"looks": 0, "reports": 0}
         self.store: Store = open_store("", self.folder)
         self.desk = self._desk()
@@ -93,8 +89,6 @@ class World:
         leases = {one.id: one for one in self.store.read(lambda book: book.find(Lease))}
         for act in strays(jobs or (), leases.__contains__):
             self.act("", act)
-        live = [one for one in leases.values() if one.is_live]
-        self.spot = self.store.write(lambda book: spot.look(book, live, SETTINGS, self.now))
         ours = {lease_of(one.name) for one in jobs or ()}
         for id, lease in sorted(leases.items(), key=lambda item: item[1].created):
             if lease.is_live or id in ours:
@@ -108,9 +102,7 @@ class World:
         def change(book: Book) -> tuple[bool, tuple[Act, ...]]:
             case = book.case(id)
             assert case is not None
-            step = advance(
-                case, Seen(self.now, self.up, jobs, connected, self.spot.served.get(id), self.spot.price), SETTINGS
-            )
+            step = advance(case, Seen(self.now, self.up, jobs, connected), SETTINGS)
             book.save(case, step.case, self.now)
             return step.case.lease.state is not case.lease.state, step.acts
 
@@ -241,29 +233,20 @@ class World:
 
     def observe(self) -> None:
         """What holds at every moment."""
-        alive: dict[str, SimPilot] = {}
+        alive: set[str] = set()
         for pilot in self.pilots:
             assert pilot.job.state is JobState.RUNNING or not pilot.is_alive
             assert pilot.is_alive or not pilot.living
             for machine in pilot.living:
                 assert machine.id not in alive, f"I6: {machine.id} lives twice"
-                alive[machine.id] = pilot
+                alive.add(machine.id)
                 if machine.up is not None:
-                    # A notice may come to a pilot that was away when its time is over already.
-                    end = max(machine.up + machine.seconds, machine.told)
-                    late = self.now - (end + SETTINGS.grace + KILL)
+                    late = self.now - (machine.up + machine.seconds + SETTINGS.grace + KILL)
                     assert late <= 1, f"I5: {machine.id} runs {late} s too long"
                 assert self.now <= pilot.ends + 1, f"I5: {machine.id} after its pilot's end"
                 assert self.now <= pilot.job.began + pilot.job.walltime + SETTINGS.grace + 6, (
                     "I5: after its job's limit"
                 )
-
-        heard_of = [id for id, pilot in alive.items() if pilot.connected and id in self.bids]
-        if len(heard_of) > SETTINGS.spot_machines:
-            # A pilot that was given up as lost has come again, and ends its machines: their room was given away long ago.
-            slots = {one.id: one for one in self.store.read(lambda book: book.find(Slot))}
-            heard_of = [id for id in heard_of if slots[alive[id].slot].is_live]
-        assert len(heard_of) <= SETTINGS.spot_machines, f"more spot machines than there may be: {heard_of}"
 
     def asked(self) -> None:
         """What a client sees: I7, and I9 by the sums."""
@@ -341,9 +324,7 @@ class World:
             "i": {a.value: {b.value for b in after} for a, after in INSTANCE_MOVES.items()},
             "s": {a.value: {b.value for b in after} for a, after in SLOT_MOVES.items()},
         }
-        found = self.store.read(lambda book: book.events(limit=1 << 30))
-        found = [one for one in found if one[1].lease != spot.PRICES]
-        for _, event in found:
+        for _, event in self.store.read(lambda book: book.events(limit=1 << 30)):
             kind = "i" if event.of.startswith("i-") else "s" if "." in event.of else "r"
             assert event.before == last.get(event.of, ""), f"I3: {event}"
             assert not event.before or event.after in moves[kind][event.before], f"I3: {event}"

@@ -71,7 +71,7 @@ def _wanted(args: argparse.Namespace) -> dict[str, Any]:
         "image": args.image, "count": int(args.count), "least": int(args.least), "per_node": int(args.per_node),
         "size": {"cpus": int(args.cpus), "memory": int(args.memory or 0), "disk": int(args.disk or 0)}, "type": args.type,
         "seconds": _seconds(args), "queue": args.queue, "network": args.network,
-        "bid": None if args.bid is None else _number("--bid", args.bid, "As in 0.5: half the price of an ordinary machine."),
+        "preemptible": args.preemptible,
     }  # fmt: skip
 
 
@@ -271,7 +271,7 @@ IMAGE | its name
 --disk SIZE | other than the type has
 --network NAME = | of `lease.networks`; default: the first
 --queue NAME = | partition or queue
---bid PRICE | spot machines, at this price at most; that of an ordinary machine is 1"""
+--preemptible | in the site's preemptible queue: the batch system may take the nodes back for other jobs"""
 ROWS = f"""
 # serve | be the site's lease service: until TERM; leases and their machines go on without it
 FILE ? :path =/etc/belljar/lease.toml | its settings

@@ -1,4 +1,4 @@
-"""`belljar lease usage`, `events`, `prices`: what is told of leases."""
+"""`belljar lease usage` and `events`: what leases used, and how they went."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli.lease.asking import DOOR, ask
 from belljar.cli.parser import FORMAT, acts
-from belljar.cli.render import duration, show
+from belljar.cli.render import show
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
-SUMS = ("core_seconds", "gb_seconds", "vm_minutes", "charge")
-HEADS = ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES", "CHARGE")
+SUMS = ("core_seconds", "gb_seconds", "vm_minutes")
+HEADS = ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES")
 
 
 def usage(args: argparse.Namespace, house: House) -> int:
@@ -46,13 +46,6 @@ def events(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def prices(args: argparse.Namespace, house: House) -> int:
-    found, now = ask(args.door, "prices"), time.time()
-    rows = [(f"{price:g}", duration(now - since)) for since, price in found["past"]] or [(f"{found['now']:g}", "")]
-    show(found, ("PRICE", "SINCE"), rows, as_=args.format)
-    return 0
-
-
 def _moment(wall: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(wall))
 
@@ -68,8 +61,5 @@ ROWS = f"""
 # events | show how a lease went: each move of it, its nodes and machines
 LEASE | its id
 {DOOR}
-{FORMAT}
-# prices | show what spot machines cost, and did
-{DOOR}
 {FORMAT}"""
-ACTS = acts(ROWS, {"usage": usage, "events": events, "prices": prices})
+ACTS = acts(ROWS, {"usage": usage, "events": events})

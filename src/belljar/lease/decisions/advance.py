@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from belljar.lease import OLD_PILOT, Instance, Lease, Settings, Slot
 from belljar.lease.decisions.case import ALIVE, Act, Case, Kind, Seen, Step, ended
 from belljar.lease.decisions.margins import KILL, margins
-from belljar.lease.decisions.spot import let_in, noticed, staying, waits
 from belljar.lease.orders import Do, Order
 from belljar.lease.states import Cause, InstanceState, LeaseState, SlotState, end_of
 from belljar.pool import JobState
@@ -69,9 +68,7 @@ def _requested(case: Case, seen: Seen, settings: Settings) -> Step:
         return Step(case.moved(L.CLAIMING, seen.now))
     if late := _late(case, seen):
         return late
-    if lease.wanted.bid is not None and lease.price is None:
-        case = let_in(case, seen)
-    if seen.jobs is None or (lease.wanted.bid is not None and case.lease.price is None):
+    if seen.jobs is None:
         return Step(case)
     if job := _job(lease, seen):
         return Step(case.moved(L.QUEUED, seen.now, job=job.id, missing=0.0))
@@ -85,8 +82,6 @@ def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
         return Step(case.moved(L.CLAIMING, seen.now))
     if late := _late(case, seen):
         return late
-    if seen.share is not None and seen.share < len(staying(case)):
-        return Step(_anew(case.but(price=None, withdrawn=lease.withdrawn + 1), waits(lease, seen), seen))
     if _is_gone(lease, seen, settings):
         return again(case, Cause.NODE_LOST, "its job ended before a pilot was heard of", seen, settings)
     return Step(case if job is None else case.but(why=job.reason, expected=job.expected))
@@ -113,15 +108,14 @@ def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
 
 def _active(case: Case, seen: Seen, settings: Settings) -> Step:
     lease, now = case.lease, seen.now
-    if case.live and all(one.deadline and one.cause is None for one in case.live):
+    if case.live and all(one.deadline for one in case.live):
         case = case.but(ends=max(one.deadline for one in case.live))  # the time for staging is over: they run
     if now >= case.lease.ends:
         return Step(drained(case, Cause.EXPIRED, "its time is over", now))
-    case, notices = noticed(case, seen, settings)
     if not case.live and not case.guests and not _lingers(case, seen, settings):
         last = max(case.instances, key=lambda one: one.ended)
         return Step(drained(case, last.cause or Cause.INTERNAL, last.why, now))
-    acts = (*_gone(case, seen), *notices, *(act for one in case.live for act in _wanted_of(one, case, seen)))
+    acts = (*_gone(case, seen), *(act for one in case.live for act in _wanted_of(one, case, seen)))
     return Step(case, acts) if lease.carrier else _released(case, acts, seen, settings)
 
 
@@ -188,8 +182,7 @@ def _told(slot: str, order: Order, seen: Seen) -> tuple[Act, ...]:
 
 def _wanted_of(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
     """The order by which a machine becomes what it should be."""
-    is_over = one.cause is Cause.SPOT and bool(one.deadline) and seen.now >= one.deadline
-    if one.stop or one.state is I.STOPPING or is_over:
+    if one.stop or one.state is I.STOPPING:
         return _stopped(one, case, seen)
     return _told(one.slot, Order(Do.START, one.id, seconds=one.seconds), seen) if one.state is I.CLAIMED else ()
 
@@ -241,8 +234,8 @@ def _without_the_lost(case: Case, seen: Seen, settings: Settings) -> Case:
 
 def without_its_node(one: Instance, slot: Slot, cause: Cause, why: str, now: float) -> Instance:
     """A machine whose pilot has ended: it is charged for as long as that was heard of."""
-    last = max(one.began_at, slot.heard - slot.zero) if one.launched else 0.0
-    return ended(one, one.cause or cause, why, now, ended_at=last)
+    last = max(one.ran_from, slot.heard - slot.zero) if one.launched else 0.0
+    return ended(one, one.cause or cause, why, now, ran_until=last)
 
 
 def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
@@ -279,15 +272,10 @@ def _is_gone(lease: Lease, seen: Seen, settings: Settings) -> bool:
 
 def again(case: Case, cause: Cause, why: str, seen: Seen, settings: Settings) -> Step:
     """Nothing of it ran: a job of another name. The nodes it has are given back."""
-    tried = case.lease.attempt - case.lease.withdrawn
+    tried = case.lease.attempt
     if tried >= settings.tries:
         return Step(drained(case, cause, f"{why}; {tried} jobs were tried", seen.now))
-    return Step(_anew(case, why, seen))
-
-
-def _anew(case: Case, why: str, seen: Seen) -> Case:
-    next = case.lease.attempt + 1
-    return case.moved(L.REQUESTED, seen.now, attempt=next, job="", missing=0.0, expected=0.0, why=why)
+    return Step(case.moved(L.REQUESTED, seen.now, attempt=tried + 1, job="", missing=0.0, expected=0.0, why=why))
 
 
 # -- small helps -------------------------------------------------------------------------------------------------------

@@ -23,8 +23,6 @@ class Seen:
     up: float  # since when pilots can reach the service
     jobs: tuple[NamedJob, ...] | None  # of this lease, of all attempts; None: the batch system did not answer
     connected: frozenset[str] = frozenset()  # slots whose pilots are
-    share: int | None = None  # spot: so many machines it may have now; None: as many as it wants
-    price: float = 0.0  # of a spot machine
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,9 @@ class Case:
         return replace(self, slots=tuple(slot if one.id == id else one for one in self.slots))
 
 
-def ended(one: Instance, cause: Cause, why: str, now: float, *, ended_at: float = 0.0) -> Instance:
+def ended(one: Instance, cause: Cause, why: str, now: float, *, ran_until: float = 0.0) -> Instance:
     return replace(one, state=InstanceState.TERMINATED, since=now, ended=now, cause=one.cause or cause, why=one.why or why,
-                   ended_at=max(ended_at, one.began_at))  # fmt: skip
+                   ran_until=max(ran_until, one.ran_from))  # fmt: skip
 
 
 class Kind(str, Enum):

@@ -40,7 +40,6 @@ class Policy:
     images: tuple[str, ...] = setting(ANY, "that they may lease")
     queues: tuple[str, ...] = setting(ANY, 'that they may use; "" is the default one')
     networks: tuple[str, ...] = setting(ANY, "network classes that they may use")
-    spot: bool = setting(False, "may they bid for machines on spare nodes")
 
     def since(self, now: float) -> float:
         """From when on use counts."""
@@ -101,7 +100,6 @@ def checks(wanted: Wanted, policy: Policy, sums: Sums) -> Iterator[Check]:
     yield from (_allowed("image", one, policy.images) for one in sorted({wanted.image, *wanted.images}))
     yield _allowed("queue", wanted.queue, policy.queues)
     yield _allowed("network", wanted.network, policy.networks)
-    yield Check("spot machines", policy.spot or wanted.bid is None, "Unsupported")
 
 
 def longest(wanted: Wanted, policy: Policy, sums: Sums) -> float:

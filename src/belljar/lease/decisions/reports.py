@@ -123,13 +123,13 @@ def _moved(one: Instance, slot: Slot, report: Report, now: float) -> Instance:
     one = replace(one, address=address, host_keys=keys or one.host_keys)
     one = replace(one, rebooted=moment) if report.rebooted else one
     if state is I.RUNNING and one.is_live and not one.launched:  # though it is to stop already: it is charged
-        one = replace(one, launched=moment, began_at=report.mono, deadline=moment + one.seconds)
+        one = replace(one, launched=moment, ran_from=report.mono, deadline=moment + one.seconds)
     if state is None or state not in INSTANCE_MOVES[one.state]:
         return one
     one = replace(one, state=state, since=moment, why=report.why or one.why)
     if state is I.TERMINATED:
         cause = one.cause or report.cause or Cause.INTERNAL
-        return replace(one, ended=moment, ended_at=max(report.mono, one.began_at), cause=cause)
+        return replace(one, ended=moment, ran_until=max(report.mono, one.ran_from), cause=cause)
     return one
 
 

@@ -24,7 +24,7 @@ Answer = Mapping[str, Any]
 T = TypeVar("T")
 Page = tuple[list[tuple[T, Answer]], str | None]  # things with their answers, and the token for the next page
 SMALLEST_PAGE, LARGEST_PAGE = 5, 1000
-SMALLER = {"DescribeImages": 1, "DescribeSpotPriceHistory": 1}  # pages
+SMALLER = {"DescribeImages": 1}  # pages
 LONGEST_KEY, LONGEST_VALUE = 128, 256  # characters of a tag
 RESERVED = ("aws:", SERVICES)
 DURATION = "lease:duration"  # the one that an owner may set: for how long, when instances are launched
@@ -67,9 +67,9 @@ class Call:
     # -- lists ---------------------------------------------------------------------------------------------------------
 
     def listing(self, member: str, items: Iterable[Answer], *keys: str, ids: str = "") -> Answer:
-        """The answer whose *member* lists those of *items* that pass the filters, by *keys* (`-Timestamp`: the latest first), a page of them."""
+        """The answer whose *member* lists those of *items* that pass the filters, by *keys*, a page of them."""
         shape = model().output(self.action).members
-        order = lambda one: [-one[key[1:]] if key[0] == "-" else one[key] for key in keys]  # noqa: E731
+        order = lambda one: [one[key] for key in keys]  # noqa: E731
         page, after = self.page(items, order, lambda one: one, shape[member].member, ids=ids)
         return {member: [one for _, one in page]} | ({"NextToken": after} if "NextToken" in shape else {})
 

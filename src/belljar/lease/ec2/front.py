@@ -19,7 +19,7 @@ from typing import Any
 from belljar.host.http import Answer, Limits
 from belljar.lease import AccessKey
 from belljar.lease.desk import Owner
-from belljar.lease.ec2.actions import belongings, instances, places, spot
+from belljar.lease.ec2.actions import belongings, instances, places
 from belljar.lease.ec2.call import Call
 from belljar.lease.ec2.keyring import owner_of, secret_of
 from belljar.lease.ec2.model import model
@@ -38,7 +38,7 @@ NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of what was no request
 LISTEN = "lease.ec2_listen"
 LIMITS = Limits(head=64 << 10, body=LARGEST_BODY)  # a GET with user data in its query
 THREADS = 4
-ACTIONS = instances.ACTIONS | belongings.ACTIONS | places.ACTIONS | spot.ACTIONS
+ACTIONS = instances.ACTIONS | belongings.ACTIONS | places.ACTIONS
 
 
 class Front:

@@ -47,7 +47,7 @@ def metadata(lease: Lease, one: Instance, keys: Sequence[str], zone: str) -> Pai
     """What a machine is told of itself at 169.254.169.254, below meta-data."""
     facts = {
         "ami-id": image_id(lease.wanted.image_of(one.index)), "ami-launch-index": str(one.index), "instance-id": one.id,
-        "instance-life-cycle": "on-demand" if lease.wanted.bid is None else "spot", "instance-type": lease.wanted.type,
+        "instance-life-cycle": "spot" if lease.wanted.preemptible else "on-demand", "instance-type": lease.wanted.type,
         "placement/availability-zone": zone, "placement/region": zone, "reservation-id": lease.id,
     }  # fmt: skip
     asked = dict(lease.wanted.metadata)

@@ -40,8 +40,9 @@ reboot() {
     echo b >/proc/sysrq-trigger
 }
 
-notice() { # the moment when it ends, in UTC, is read: as EC2's spot/termination-time has it
+notice() { # the moment when it is killed, in UTC, is read: as EC2's spot/termination-time has it
     cd /run && mkdir -p belljar && cat >belljar/termination-time.new && mv -f belljar/termination-time.new belljar/termination-time
+    echo "belljar: the batch system takes this node back at $(cat belljar/termination-time)" >/dev/console
 }
 
 serve() { # what was started to stay outlives its session

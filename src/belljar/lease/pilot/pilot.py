@@ -28,7 +28,7 @@ from belljar.service.streams import StreamSink, StreamSource, Works
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU})
 # Slurm tells a step's tasks of one cancel twice: from the node's daemon, and by srun that passes it on.
-SAME_TELLING, LATEST = 1.0, 253402300799.0  # seconds; the last moment of the year 9999
+SAME_TELLING, NOTICE = 1.0, 1.0  # seconds; for guests to take notice of their end
 KILLING = 5.0  # seconds after which a machine that was killed is left to whoever finds it
 Event = Order | int | None  # an order, a signal, or the moment that was waited for
 
@@ -119,7 +119,9 @@ class Pilot:
                 case None if self._clock() >= self._forsaken():
                     return Cause.GUEST, "its machines have ended, and its service is away", 0.0
                 case int(number):
-                    grace = max(0.0, min(job.grace, job.notice - job.report - 1.0))
+                    end = self._clock() + max(0.0, job.notice - job.report - 1.0)
+                    await self._give_notice(end)
+                    grace = min(job.grace, max(0.0, end - self._clock()))
                     return Cause.PREEMPTED, f"the batch system sent signal {number}", grace
                 case Order(do=Do.RELEASE | Do.VOID, why=why):
                     return Cause.USER, why or "released", job.grace
@@ -157,8 +159,6 @@ class Pilot:
                 console = self._machines.console(order.instance)
                 self._link.show(self._report(Tell.HEARTBEAT, instance=order.instance, console=console))
             case Do.EXTEND:
-                if 0 < order.seconds < self._seconds.get(order.instance, 0.0) and order.instance in self._up:
-                    self._notice(order)
                 self._limit(order.instance, order.seconds)
             case Do.GO:
                 self._move(order.seconds)
@@ -180,11 +180,13 @@ class Pilot:
         self._trunk.join(wanted)
         self._machines.start(order.instance, wanted)
 
-    def _notice(self, order: Order) -> None:
-        """It ends earlier than it was promised, and its guest may want to know."""
-        until = min(time.time() + self._up[order.instance] + order.seconds - self._clock(), LATEST)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime(until))
-        self._asides.begin(self._machines.tell_guest(order.instance, "notice", moment.encode()))
+    async def _give_notice(self, end: float) -> None:
+        """Tell guests the moment at which they are killed. A guest that does not answer soon is not waited for."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime(time.time() + end - self._clock())).encode()
+        notices = [self._machines.tell_guest(instance, "notice", moment) for instance in self._machines.living]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOTICE):
+                await asyncio.gather(*notices, return_exceptions=True)
 
     async def _carry(self, order: Order) -> None:
         """An owner's ssh, or a command of the service's, on a connection of its own."""

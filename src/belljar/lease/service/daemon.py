@@ -7,15 +7,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from functools import partial
 
 from belljar.errors import BelljarError
 from belljar.host.threads import in_thread
 from belljar.lease import Cause, Do, KeyPair, Lease, LeaseState, MachineOrder, Order, Report, Settings, Slot, Tell
-from belljar.lease.decisions import spot
 from belljar.lease.decisions.advance import advance, drained, lease_of, strays
 from belljar.lease.decisions.case import Act, Case, Kind, Seen, Step
-from belljar.lease.decisions.prices import Market
 from belljar.lease.ec2.office import metadata
 from belljar.lease.network import placed
 from belljar.lease.service.channel import Channel
@@ -45,7 +42,6 @@ class Daemon:
         self._wake, self._up, self.news = asyncio.Event(), clock(), News()
         self._known: dict[str, str] = {}  # states of leases that were told
         self._live, self._is_swept = set[str](), False
-        self._spot = Market(settings.min_price, {})
         self.after_look: Callable[[], Awaitable[None]] | None = None
 
     def wake(self) -> None:
@@ -78,9 +74,6 @@ class Daemon:
         by_lease: dict[str, list[Job]] = {}
         for job in jobs or ():
             by_lease.setdefault(lease_of(job.name), []).append(job)
-        if self.settings.spot_queue:
-            look = partial(spot.look, leases=leases, settings=self.settings, now=self._clock())
-            self._spot = await in_thread(lambda: self.store.write(look))
         is_busy, self._live = False, {lease.id for lease in leases}
         await self._write_down.answered()
         for lease in leases:
@@ -98,7 +91,7 @@ class Daemon:
 
     async def _advance(self, id: str, jobs: tuple[Job, ...] | None) -> bool:
         now = self._clock()
-        seen = Seen(now, self._up, jobs, self.channel.connected, self._spot.served.get(id), self._spot.price)
+        seen = Seen(now, self._up, jobs, self.channel.connected)
 
         def change(book: Book) -> tuple[Step, list[KeyPair]] | None:
             case = book.case(id)

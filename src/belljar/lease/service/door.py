@@ -129,8 +129,8 @@ class Door:
             if not any(fnmatchcase(image, one) for one in settings.images):
                 known = ", ".join(settings.images)
                 raise BadRequest(f"{image[:80]}: not among the images that may be leased: {known}")
-        if said.account or said.key or said.tags or said.deadline or said.metadata:
-            raise BadRequest("metadata, account, key, tags, deadline: the site or a client of EC2 gives them")
+        if said.account or said.key or said.tags or said.metadata:
+            raise BadRequest("metadata, account, key, tags: the site or a client of EC2 gives them")
         if not QUEUE.fullmatch(said.queue):
             raise BadRequest(f"queue {said.queue[:40]!r}: no queue is called so")
         type = said.type or next(iter(self.types))

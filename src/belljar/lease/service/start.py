@@ -25,7 +25,6 @@ from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
 from belljar.lease.store import open_store
 from belljar.pool import pilots_of
-from belljar.records import replace
 from belljar.service.credentials.certificates import own_certificate
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell
@@ -58,10 +57,9 @@ async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: As
     def reload() -> None:
         nonlocal policies
         try:
-            fresh, policies = load()
+            _, policies = load()
         except BelljarError as exc:
             return tell("settings refused", why=exc.message)
-        daemon.settings = desk.settings = replace(settings, spot_machines=fresh.spot_machines)
         tell("policies read", count=len(policies))
 
     desk = Desk(store, settings, lambda: policies, jobs.queue, least_disk=lambda name: images().get(name, (0.0, 0))[1])

@@ -104,10 +104,6 @@ class Book:
     def add(self, event: Event) -> None:
         self._execute("INSERT INTO events (lease, value) VALUES (?, ?)", (event.lease, dumps(event).decode()))
 
-    def latest(self, lease: str, limit: int = 1) -> list[Event]:
-        """The last of one lease, newest first."""
-        return self._values(Event, "FROM events WHERE lease = ? ORDER BY position DESC LIMIT ?", lease, limit)
-
     def events(self, after: int = 0, *, lease: str = "", limit: int = 1000) -> list[tuple[int, Event]]:
         """With their positions, oldest first: those behind *after*; of one lease where it is named."""
         asked, of = (" AND lease = ?", (lease,)) if lease else ("", ())

@@ -65,7 +65,6 @@ def test_each_machine_counts_with_its_own_size_and_the_largest_is_what_one_may_h
         (replace(WANTED, image="win"), Sums(), "image 'win', of alma*", "UnauthorizedOperation"),
         (replace(WANTED, queue="night"), Sums(), "queue 'night', of the default, day", "UnauthorizedOperation"),
         (replace(WANTED, network="open"), Sums(), "network 'open', of the default, user", "UnauthorizedOperation"),
-        (replace(WANTED, bid=0.5), Sums(), "spot machines", "Unsupported"),
     ],
 )  # fmt: skip
 def test_a_denial_tells_what_is_asked_for_and_the_limit(wanted: Wanted, sums: Sums, why: str, code: str) -> None:

@@ -33,7 +33,7 @@ from belljar.records import replace
 KEY, OTHER_KEY = "BJAAAAAAAAAAAAAAAAAA", "BJBBBBBBBBBBBBBBBBBB"
 SITE_KEY = b"s" * 32
 IMAGE = image_id("debian-12")
-SETTINGS = Settings(images=("debian-12", "worker*"), zone="lab", spot_queue="spare")
+SETTINGS = Settings(images=("debian-12", "worker*"), zone="lab", preemptible_queue="spare")
 TYPES = {
     "m1.small": Size(1, 2 * GIB, 10 * GIB), "m1.large": Size(2, 8 * GIB, 0), "t3.micro": Size(1, GIB, 0), "m1.huge": Size(64, GIB, 0),
 }  # fmt: skip
@@ -72,7 +72,7 @@ class House:
         self.open()
 
     def _policies(self) -> tuple[Policy, ...]:
-        return (Policy("all", users=("alice", "bob"), machines=self.most, cores=4, spot=True),)
+        return (Policy("all", users=("alice", "bob"), machines=self.most, cores=4),)
 
     def answer(self, *given: Any) -> Any:
         return self.front.answer(*given)

@@ -72,9 +72,9 @@ def test_a_token_is_for_one_lease(site: Site) -> None:
         ({"UserData": "x" * 16385}, "InvalidUserData.Malformed"),
         ({"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "lease:state", "Value": "x"}]}]}, "InvalidParameterValue"),
         ({"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": "lease:duration", "Value": "soon"}]}]}, "InvalidParameterValue"),
-        ({"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"MaxPrice": "cheap"}}}, "InvalidParameterValue"),
+        ({"InstanceMarketOptions": {"MarketType": "capacity-block"}}, "UnsupportedOperation"),
         ({"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "persistent"}}}, "UnsupportedOperation"),
-        ({"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"ValidUntil": 1.5e9}}}, "InvalidParameterValue"),
+        ({"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": {"ValidUntil": 1.5e9}}}, "UnsupportedOperation"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_launched_is_refused_and_nothing_is(site: Site, more: dict[str, Any], code: str) -> None:
@@ -89,13 +89,13 @@ def test_what_tunes_amazons_features_is_let_through(site: Site) -> None:
     )  # fmt: skip
 
 
-def test_a_spot_machine_has_a_bid_and_an_end(site: Site) -> None:
-    site.launch(
-        InstanceMarketOptions={"MarketType": "spot", "SpotOptions": {"MaxPrice": "0.25", "BlockDurationMinutes": 60}}
-    )
-    (wanted,) = site.house.wanted
-    assert (wanted.bid, wanted.seconds) == (0.25, 3600.0)
-    assert site.listed()[0]["InstanceLifecycle"] == "spot"
+@pytest.mark.parametrize("options", [{}, {"MaxPrice": "0.25", "SpotInstanceType": "one-time"}])
+def test_a_spot_machine_is_a_preemptible_lease_and_its_price_is_ignored(site: Site, options: dict[str, str]) -> None:
+    site.launch(InstanceMarketOptions={"MarketType": "spot", "SpotOptions": options})
+    site.launch()
+    assert {(one.preemptible, one.queue) for one in site.house.wanted} == {(True, "spare"), (False, "")}
+    assert {one.get("InstanceLifecycle") for one in site.listed()} == {"spot", None}
+    assert len(site.found(instance_lifecycle="spot")) == 1
 
 
 # -- instances ---------------------------------------------------------------------------------------------------------

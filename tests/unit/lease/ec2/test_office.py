@@ -147,10 +147,10 @@ def test_images_are_those_that_may_be_leased(site: House) -> None:
         InstanceMarketOptions={"MarketType": "spot", "SpotOptions": {"MaxPrice": "0.5"}},
     )
     (found,) = site.store.read(lambda book: book.find(leases.Lease))
-    assert (found.id, found.wanted.image, found.wanted.bid, found.state) == (
+    assert (found.id, found.wanted.image, found.wanted.preemptible, found.state) == (
         made["ReservationId"],
         "worker",
-        0.5,
+        True,
         LeaseState.REQUESTED,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -109,25 +108,6 @@ def test_other_disks_than_the_root_disk_are_refused(site: Site, mapping: dict[st
         client(site.port).run_instances(ImageId=IMAGE, MinCount=1, MaxCount=1, BlockDeviceMappings=[mapping])
 
 
-def test_spot_as_its_manual_has_it(site: Site) -> None:
-    ec2 = client(site.port)
-    now = datetime.now(UTC)
-    (price,) = ec2.describe_spot_price_history(InstanceTypes=["m1.small"], ProductDescriptions=["Linux/UNIX"], StartTime=now, MaxResults=5)["SpotPriceHistory"]  # fmt: skip
-    asked = ec2.request_spot_instances(
-        SpotPrice=str(float(price["SpotPrice"]) * 2), InstanceCount=1, Type="one-time", ValidUntil=now + timedelta(hours=1),
-        LaunchSpecification={"ImageId": IMAGE, "InstanceType": "m1.small", "SecurityGroups": ["default"], "Placement": {"AvailabilityZone": "lab"}},
-    )  # fmt: skip
-    ids = [one["SpotInstanceRequestId"] for one in asked["SpotInstanceRequests"]]
-    site.house.boot()
-    ec2.get_waiter("spot_instance_request_fulfilled").wait(SpotInstanceRequestIds=ids)
-    (done,) = ec2.describe_spot_instance_requests(SpotInstanceRequestIds=ids)["SpotInstanceRequests"]
-    ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=ids)
-    ec2.terminate_instances(InstanceIds=[done["InstanceId"]])
-    site.house.end()
-    (ended,) = ec2.describe_spot_instance_requests(Filters=[{"Name": "instance-id", "Values": [done["InstanceId"]]}])["SpotInstanceRequests"]  # fmt: skip
-    assert (ended["State"], ended["Status"]["Code"]) == ("cancelled", "instance-terminated-by-user")
-
-
 # -- aws cli -----------------------------------------------------------------------------------------------------------
 
 
@@ -195,26 +175,6 @@ def test_an_afternoon_with_aws_cli(site: Site, rsa: str, tmp_path: Path) -> None
     assert "UnsupportedOperation" in site.aws("stop-instances", "--instance-ids", id, fails=True)
     assert site.aws("describe-account-attributes", "--attribute-names", "max-instances", "--query", "AccountAttributes[0].AttributeValues[0].AttributeValue", "--output", "text").strip() == "20"  # fmt: skip
     site.aws("delete-key-pair", "--key-name", "desk")
-
-
-def test_spot_requests_with_aws_cli(site: Site) -> None:
-    spec = '{"ImageId": "worker", "InstanceType": "m1.small"}'
-    asked = site.aws(
-        "request-spot-instances", "--spot-price", "0.5", "--instance-count", "2", "--launch-specification", spec
-    )
-    id = asked["SpotInstanceRequests"][0]["SpotInstanceRequestId"]
-    told = site.aws("cancel-spot-instance-requests", "--spot-instance-request-ids", id)
-    assert told["CancelledSpotInstanceRequests"] == [{"SpotInstanceRequestId": id, "State": "cancelled"}]
-    states = site.aws("describe-spot-instance-requests", "--query", "SpotInstanceRequests[].State", "--output", "text")
-    assert sorted(states.split()) == ["cancelled", "open"]
-    site.aws(
-        "run-instances",
-        "--image-id",
-        "worker",
-        "--instance-market-options",
-        "MarketType=spot,SpotOptions={MaxPrice=0.5}",
-    )
-    assert "0.100000" in site.aws("describe-spot-price-history", "--instance-types", "m1.small", "--output", "text")
 
 
 # -- libcloud ----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ UNSUPPORTED = (
     "LaunchTemplate", "KernelId", "RamdiskId", "CpuOptions", "PrivateIpAddress", "Ipv6Addresses",
     "ElasticGpuSpecification", "ElasticInferenceAccelerators", "DisableApiTermination",
 )  # fmt: skip
+# Options of a spot machine. MaxPrice is ignored: machines have no price here.
+SPOT = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
 UNLESS: dict[str, Callable[[Any], bool]] = {
     "MetadataOptions": lambda given: (
         given.get("HttpEndpoint", "enabled") == "enabled"
@@ -40,6 +42,10 @@ UNLESS: dict[str, Callable[[Any], bool]] = {
     "HibernationOptions": lambda given: not given.get("Configured"),
     "EnclaveOptions": lambda given: not given.get("Enabled"),
     "InstanceInitiatedShutdownBehavior": lambda given: given == "terminate",
+    "InstanceMarketOptions": lambda given: (
+        given.get("MarketType") == "spot"
+        and all(name == "MaxPrice" or SPOT.get(name) == value for name, value in given.get("SpotOptions", {}).items())
+    ),
     "Placement": lambda given: given.get("Tenancy", "default") == "default" and "HostId" not in given,
 }
 # https://en.wikipedia.org/wiki/ISO_8601#Durations, as far as it says seconds.
@@ -62,31 +68,21 @@ def run(call: Call) -> Answer:
     least, most = call.asked["MinCount"], call.asked["MaxCount"]
     if not 1 <= least <= most:
         raise Refused("InvalidParameterValue", f"MinCount and MaxCount: 1 <= {least} <= {most} does not hold")
-    market = call.asked.get("InstanceMarketOptions")
-    if market and market.get("MarketType") != "spot":
-        raise Refused("UnsupportedOperation", "InstanceMarketOptions.MarketType is spot, or not given")
-    spot = market and {"SpotInstanceType": "one-time", **market.get("SpotOptions", {})}
-    made = launched(call, wanted_of(call, call.asked, least, most, spot))
-    return reservation(call, made[0].lease.id, [instance(call, one) for one in made])
-
-
-def launched(call: Call, wanted: Wanted) -> list[Shown]:
-    """Written down, once for an owner's token."""
-    made, instances = call.office.leases.run(call.owner, wanted, lambda book, lease: call.check_dry())
-    call.check_dry()  # of a token that is known
+    wanted = _wanted(call, call.asked, least, most)
+    lease, machines = call.office.leases.run(call.owner, wanted, lambda book, lease: call.check_dry())
+    call.check_dry()  # the token may belong to an earlier request
     call.office.wake()
-    return [Shown(one, made, None, wanted.tags) for one in instances]
+    return reservation(call, lease.id, [instance(call, Shown(one, lease, None, wanted.tags)) for one in machines])
 
 
-def wanted_of(call: Call, asked: Mapping[str, Any], least: int, most: int, spot: Mapping[str, Any] | None) -> Wanted:
-    """*asked*: what one machine is to be. *spot*: what is said of a bid, where it is for one. Raises Refused."""
+def _wanted(call: Call, asked: Mapping[str, Any], least: int, most: int) -> Wanted:
+    """Raises Refused."""
     wrong = [name for name in UNSUPPORTED if asked.get(name)]
     wrong += [name for name, is_usual in UNLESS.items() if name in asked and not is_usual(asked[name])]
     if wrong:
         raise Refused("UnsupportedOperation", f"{wrong[0]} is not supported here")
     tags = specified(call, *KINDS)
-    minutes = (spot or {}).get("BlockDurationMinutes", 0)
-    duration = tags.get(DURATION, str(minutes * 60) if minutes > 0 else None)
+    duration = tags.get(DURATION)
     for name in ("AvailabilityZone", "AvailabilityZoneId"):
         zone = (asked.get("Placement") or {}).get(name)
         if zone not in (None, "", call.office.settings.zone):
@@ -99,7 +95,7 @@ def wanted_of(call: Call, asked: Mapping[str, Any], least: int, most: int, spot:
         _image(call, asked.get("ImageId")), most, least, replace(size, disk=disk), type_,
         seconds_of(duration) if duration is not None else 0.0, key=asked.get("KeyName", ""),
         user_data=_user_data(asked.get("UserData", "")), tags=tuple(tags.items()), token=call.asked.get("ClientToken", ""),
-        bid=_bid(spot) if spot else None, metadata=tuple((name, str(value)) for name, value in (asked.get("MetadataOptions") or {}).items()), deadline=(spot or {}).get("ValidUntil", 0.0),
+        preemptible="InstanceMarketOptions" in asked, metadata=tuple((name, str(value)) for name, value in (asked.get("MetadataOptions") or {}).items()),
     )  # fmt: skip
 
 
@@ -110,16 +106,6 @@ def seconds_of(text: str) -> float:
     if seconds <= 0:
         raise Refused("InvalidParameterValue", f"{DURATION}={text[:40]}: give seconds, or as in PT2H")
     return seconds
-
-
-def _bid(options: Mapping[str, Any]) -> float:
-    for name, usual in (("SpotInstanceType", "one-time"), ("InstanceInterruptionBehavior", "terminate")):
-        if options.get(name, usual) != usual:
-            raise Refused("UnsupportedOperation", f"{name} is {usual} here")
-    price: str = options.get("MaxPrice", "1")  # as much as on demand
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", price):
-        raise Refused("InvalidParameterValue", f"MaxPrice: {price[:40]!r} is no price")
-    return float(price)
 
 
 def _image(call: Call, asked: str | None) -> str:
@@ -207,7 +193,7 @@ def reservation(call: Call, lease: str, found: list[Answer]) -> Answer:
 
 def instance(call: Call, shown_: Shown) -> Answer:
     one, of = shown_.instance, shown_.lease
-    is_spot, why, zone = of.wanted.bid is not None, one.why or of.why, call.office.settings.zone
+    why, zone = one.why or of.why, call.office.settings.zone
     # Why it waits is the batch system's to say: EC2 has one code for it.
     cause = "pending" if state(one)["Name"] == "pending" else one.cause.value if one.cause else ""
     facts: dict[str, Any] = {
@@ -221,7 +207,7 @@ def instance(call: Call, shown_: Shown) -> Answer:
     }  # fmt: skip
     optional = {
         "KeyName": of.wanted.key, "PrivateIpAddress": one.address, "PublicIpAddress": one.address if _is_public(one.address) else "",
-        "InstanceLifecycle": "spot" if is_spot else "", "SpotInstanceRequestId": spot_id(one.id) if is_spot else "",
+        "InstanceLifecycle": "spot" if of.wanted.preemptible else "",
         "StateReason": {"Code": cause, "Message": why or cause} if cause else None,
     }  # fmt: skip
     return facts | {name: value for name, value in optional.items() if value}
@@ -231,11 +217,6 @@ def _is_public(address: str) -> bool:
     with suppress(ValueError):
         return ip_interface(address).is_global
     return False
-
-
-def spot_id(instance_id: str) -> str:
-    """Of the request for a machine on spare nodes: each is for one instance."""
-    return f"sir-{instance_id.removeprefix('i-')}"
 
 
 def tags(one: Shown) -> list[dict[str, str]]:
