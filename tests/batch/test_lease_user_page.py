@@ -18,7 +18,12 @@ from tests.live.conftest import ROOT
 PAGE = (ROOT / "docs/lease/user.md").read_text()
 MOST_WORDS = 700
 ASKED = ("meta-data/instance-id", "meta-data/public-keys/0/openssh-key", "user-data")
-IN_GUEST = 'bash -c \'for one; do exec 3<>/dev/tcp/169.254.169.254/80; printf "GET /latest/$one HTTP/1.0\\r\\n\\r\\n" >&3; cat <&3; echo "|"; done\' ask'
+IN_GUEST = r"""
+ask() { exec 3<>/dev/tcp/169.254.169.254/80; printf '%s\r\n' "$1 HTTP/1.0" "${@:2}" '' >&3; cat <&3; echo "|"; }
+ask "GET /latest/meta-data/instance-id"
+token=$(ask "PUT /latest/api/token" "X-aws-ec2-metadata-token-ttl-seconds: 60" | tail -n 1 | tr -d '|')
+for path; do ask "GET /latest/$path" "X-aws-ec2-metadata-token: $token"; done
+"""
 
 
 @pytest.fixture
@@ -37,7 +42,7 @@ def test_the_page_is_short() -> None:
 def test_a_newcomer_who_follows_the_page_gets_what_it_says(site: LeaseSite, tmp_path: Path) -> None:
     page = PAGE.replace("https://head.example.org:8444", f"http://{site.ec2}")
     found, (python,) = list(steps(page)), re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    ask = f"belljar lease ssh -i first.pem $id -- {shlex.quote(f'{IN_GUEST} {chr(32).join(ASKED)}')}"
+    ask = f"belljar lease ssh -i first.pem $id -- bash -s {' '.join(ASKED)} <<< {shlex.quote(IN_GUEST)}"
     done = shell(
         site,
         tmp_path,
@@ -48,8 +53,9 @@ def test_a_newcomer_who_follows_the_page_gets_what_it_says(site: LeaseSite, tmp_
     *_, inside, last = done
     id = (tmp_path / "id").read_text()
     public = subprocess.check_output(["ssh-keygen", "-y", "-f", tmp_path / "first.pem"], text=True).split()[1]
-    told = inside.split("|")
-    assert told[0].rstrip().endswith(id) and public in told[1] and "hello from user data" in told[2], inside
+    without, *answers = inside.split("|")
+    assert "401" in without.splitlines()[0] and id not in without, inside  # HttpTokens=required
+    assert answers[0].rstrip().endswith(id) and public in answers[1] and "hello from user data" in answers[2], inside
     assert found[-1].expected and fits(found[-1].expected, last), last
     assert "lease:ends-at" in last and "hello from user data" in last  # a tag, and the console
     (tmp_path / "page.py").write_text(python)

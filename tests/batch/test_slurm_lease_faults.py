@@ -3,6 +3,7 @@ tests/stories/lease/test_faults.py."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -129,3 +130,34 @@ def test_f19_a_guest_that_hangs_is_ended_all_the_same(site: LeaseSite) -> None:
     site("release", lease)
     site.until(lambda: site.state(lease) == "released", "the lease is released")
     site.until(lambda: not guests(site), "its QEMU is gone", 30)
+
+
+def test_a_power_cut_of_all_hosts_ends_each_machine_once_and_a_lease_that_waits_goes_on(site: LeaseSite) -> None:
+    """Service, slurmctld, slurmds, pilots and machines are gone, and `run` was on a tmpfs."""
+    lease = site.run(IMAGE, "--hours", "1", "-n", "2")
+    site.until(lambda: site.is_running(lease), "both run")
+    lost = set(site.belljar.machines())
+    for node in site.lab.nodes:
+        site.lab.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    waiting = site.run(IMAGE, "--hours", "1")
+    site.until(lambda: site.state(waiting) == "queued", "the second lease waits")
+    daemons = ["slurmctld", *(f"slurmd-{node}" for node in site.lab.nodes)]
+    for daemon in daemons:
+        site.lab.stop(daemon, signal.SIGKILL)
+    site.lab.end_steps()
+    site.kill_service()
+    site.belljar.power_cut()
+    site.lab.start_slurmctld()
+    for node in site.lab.nodes:
+        site.lab.start_slurmd(node)
+    site.start()
+    site.until(lambda: site.state(lease) == "failed", "the lease whose nodes are gone has failed")
+    assert {(one["state"], one["cause"]) for one in site.status(lease)[1]} == {("terminated", "Server.NodeLost")}
+    for node in site.lab.nodes:
+        site.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+    site.until(lambda: site.is_running(waiting), "the lease that waited runs")  # and what is left goes with its machine
+    lines = [line for path in site.belljar.logs.glob("ledger-*") for line in path.read_text().splitlines()]
+    rows = [row for row in map(json.loads, lines) if row["id"] in lost]
+    assert len(lost) == 2 == len(rows) and {row["id"] for row in rows} == lost
+    assert {row["reason"] for row in rows} == {"the host was restarted while the machine was running"}
+    assert not [path for path in site.belljar.scratch.iterdir() if path.name.partition(".")[0] in lost]

@@ -125,7 +125,7 @@ class Slurm:
             self.stop(name)
         for child in self.ending:
             child.wait(LONGEST)
-        self._end_steps()
+        self.end_steps()
         self._rid_of_cgroups()
 
     def _munge(self) -> None:
@@ -204,7 +204,7 @@ class Slurm:
             return None
         return pid if name.partition("-")[0].encode() in line and state != "Z" else None
 
-    def _end_steps(self) -> None:
+    def end_steps(self) -> None:
         """slurmstepd outlives slurmd on purpose; ours are those whose environment names a slurm.conf of ours."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

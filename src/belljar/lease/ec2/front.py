@@ -25,7 +25,7 @@ from belljar.lease.ec2.keyring import owner_of, secret_of
 from belljar.lease.ec2.model import model
 from belljar.lease.ec2.office import Office
 from belljar.lease.ec2.refusals import Refused, refused
-from belljar.lease.ec2.request import ENVELOPE, LARGEST_BODY, fields_of, signer
+from belljar.lease.ec2.request import ENVELOPE, LARGEST_BODY, check_signature, fields_of, key_of
 from belljar.records import replace
 from belljar.service.http.limits import Askers
 from belljar.service.http.server import Sent, place, serving, tls_by
@@ -80,26 +80,22 @@ class Front:
         return self._model.write(action, version, id, found)
 
     def _owner(self, sent: Sent, fields: dict[str, str]) -> Owner:
-        """Whose request it is. One who sends many that nobody signed is not listened to for a while: an address; with a known key, that key
-        from there, for the users of a host have one address."""
-        now, who, owners = self._clock(), [sent.peer], dict[str, Owner]()
-
-        def secret(key: str) -> str | None:
-            if found := owner_of(self._office.leases.store.read(lambda book: book.get(AccessKey, key))):
-                owners[key] = found
-                who.append(key)
-            is_heard = self._strangers.may_ask(" ".join(who), now, cost=0)
-            return secret_of(self._site_key, key) if found and is_heard else None
-
+        """Whose request it is. After many requests with bad signatures an address has to wait; where they name a known key, that key at
+        that address alone, for the users of a host share one."""
+        now, key = self._clock(), key_of(sent, fields)
+        owner = owner_of(self._office.leases.store.read(lambda book: book.get(AccessKey, key))) if key else None
+        sender = f"{sent.peer} {key}" if owner else sent.peer
+        may_try = self._strangers.may_ask(sender, now, cost=0)
         try:
-            key = signer(sent, fields, secret, now)
+            check_signature(sent, fields, secret_of(self._site_key, key) if owner and may_try else None, now)
         except Refused as exc:
-            if self._strangers.may_ask(" ".join(who), now):
+            if self._strangers.may_ask(sender, now):
                 raise
             raise Refused("RequestLimitExceeded", "Too many requests without a valid signature.") from exc
+        assert owner is not None  # a good signature needs a known key's secret
         if not self._owners.may_ask(key, now):
             raise Refused("RequestLimitExceeded", "Request limit exceeded.")
-        return owners[key]
+        return owner
 
 
 async def front_end(office: Office, site_key: bytes, own_certificate: Path, tell: Tell) -> None:

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote_to_bytes
 
@@ -81,15 +81,23 @@ def fields_of(sent: Sent) -> dict[str, str]:
 # -- who signed it -----------------------------------------------------------------------------------------------------
 
 
-def signer(sent: Sent, fields: dict[str, str], secret_of: Callable[[str], str | None], now: float) -> str:
-    """The id of the access key that signed it. Raises Refused for anything but a good and fresh signature."""
+def key_of(sent: Sent, fields: dict[str, str]) -> str:
+    """The id of the access key that the request names; "" where it names none."""
+    words = sent.header("authorization")
+    parts = fields if words is None else _said_in_header(sent, words)
+    key = parts.get("X-Amz-Credential", fields.get("AWSAccessKeyId", "")).partition("/")[0]
+    return key if KEY_ID.fullmatch(key) else ""
+
+
+def check_signature(sent: Sent, fields: dict[str, str], secret: str | None, now: float) -> None:
+    """*secret*: of the access key that the request names; None: it has none. Raises Refused for anything but a good and fresh signature."""
     words = sent.header("authorization")
     if words is not None:
-        return _check_4(sent, _said_in_header(sent, words), secret_of, now)
+        return _check_4(sent, _said_in_header(sent, words), secret, now)
     if "X-Amz-Algorithm" in fields or "X-Amz-Signature" in fields:
-        return _check_4(sent, fields, secret_of, now)
+        return _check_4(sent, fields, secret, now)
     if "Signature" in fields and fields.get("SignatureVersion") == "2":
-        return _check_2(sent, fields, secret_of, now)
+        return _check_2(sent, fields, secret, now)
     if "Signature" in fields:
         raise Refused("IncompleteSignature", "SignatureVersion 4 and 2 are understood, no other")
     raise Refused("MissingAuthenticationToken", "Request is missing Authentication Token")
@@ -108,9 +116,9 @@ def _said_in_header(sent: Sent, words: str) -> dict[str, str]:
     return {f"X-Amz-{name}": value for name, value in parts.items()} | more
 
 
-def _check_4(sent: Sent, said: dict[str, str], secret_of: Callable[[str], str | None], now: float) -> str:
-    algorithm, credential, moment, valid, headers, signature = (said.get(name, "") for name in NAMES)
-    key_id, *scope = credential.split("/")
+def _check_4(sent: Sent, parts: dict[str, str], secret: str | None, now: float) -> None:
+    algorithm, credential, moment, valid, headers, signature = (parts.get(name, "") for name in NAMES)
+    scope = credential.split("/")[1:]
     if algorithm != ALGORITHM or not headers or not signature or not re.fullmatch(r"[0-9]{1,6}", valid):
         needed = "Credential, Date, SignedHeaders, Signature, Expires in a query"
         raise Refused("IncompleteSignature", f"{ALGORITHM} with {needed}")
@@ -120,18 +128,17 @@ def _check_4(sent: Sent, said: dict[str, str], secret_of: Callable[[str], str | 
         raise Refused("IncompleteSignature", f"X-Amz-Expires is 1 to {LONGEST_VALID}")
     begins = _moment(moment, "%Y%m%dT%H%M%SZ", "X-Amz-Date")
     _check_fresh(begins, begins + int(valid), now)
-    secret = _secret(key_id, secret_of)
+    known = _known(secret)
     stated = sent.header("x-amz-content-sha256")
     actual = hashlib.sha256(sent.body).hexdigest()
     if stated not in (None, actual):
         raise Refused("SignatureDoesNotMatch", "x-amz-content-sha256 is not that of the body")
     request = _canonical(sent, headers, actual)
     text = "\n".join((ALGORITHM, moment, "/".join(scope), hashlib.sha256(request.encode()).hexdigest()))
-    key = b"AWS4" + secret.encode()
+    key = b"AWS4" + known.encode()
     for word in scope:
         key = hmac.digest(key, word.encode(), "sha256")
     _compare(hmac.digest(key, text.encode(), "sha256").hex(), signature)
-    return key_id
 
 
 def _canonical(sent: Sent, signed: str, payload: str) -> str:
@@ -151,7 +158,7 @@ def _canonical(sent: Sent, signed: str, payload: str) -> str:
 # -- version 2 ---------------------------------------------------------------------------------------------------------
 
 
-def _check_2(sent: Sent, fields: dict[str, str], secret_of: Callable[[str], str | None], now: float) -> str:
+def _check_2(sent: Sent, fields: dict[str, str], secret: str | None, now: float) -> None:
     method = DIGESTS.get(fields.get("SignatureMethod", ""))
     if method is None:
         raise Refused("IncompleteSignature", f"SignatureMethod is {' or '.join(DIGESTS)}")
@@ -160,11 +167,10 @@ def _check_2(sent: Sent, fields: dict[str, str], secret_of: Callable[[str], str 
     which = "Timestamp" if "Timestamp" in fields else "Expires"
     moment = _moment(re.sub(r"(\.[0-9]{1,9})?Z?$", "", fields[which]), "%Y-%m-%dT%H:%M:%S", which)
     _check_fresh(*((moment, moment + SKEW) if which == "Timestamp" else (moment - LONGEST_VALID, moment)), now)
-    secret = _secret(fields.get("AWSAccessKeyId", ""), secret_of)
+    known = _known(secret)
     host = (sent.header("host") or "").lower()
     text = "\n".join((sent.method, host, sent.path or "/", _encoded(fields.items(), "Signature")))
-    _compare(base64.b64encode(hmac.digest(secret.encode(), text.encode(), method)).decode(), fields["Signature"])
-    return fields["AWSAccessKeyId"]
+    _compare(base64.b64encode(hmac.digest(known.encode(), text.encode(), method)).decode(), fields["Signature"])
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
@@ -187,8 +193,7 @@ def _check_fresh(begins: float, ends: float, now: float) -> None:
         raise Refused("RequestExpired", "Request has expired, or the clocks of client and service differ too much")
 
 
-def _secret(key: str, secret_of: Callable[[str], str | None]) -> str:
-    secret = secret_of(key) if KEY_ID.fullmatch(key) else None
+def _known(secret: str | None) -> str:
     if secret is None:
         raise Refused("AuthFailure", "AWS was not able to validate the provided access credentials")
     return secret

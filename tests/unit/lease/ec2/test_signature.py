@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from libcloud.common.aws import AWSRequestSignerAlgorithmV2
 
 from belljar.lease.ec2.refusals import Refused
-from belljar.lease.ec2.request import fields_of, signer
+from belljar.lease.ec2.request import check_signature, fields_of, key_of
 from belljar.service.http.server import Sent
 
 KEY, SECRET = "BJAAAAAAAAAAAAAAAAAA", "secret/+secret"
@@ -61,7 +61,10 @@ def presigned(
 
 
 def who(one: Sent, *, secret: Callable[[str], str | None] = {KEY: SECRET}.get, later: float = 0.0) -> str:
-    return signer(one, fields_of(one), secret, datetime.now(UTC).timestamp() + later)
+    fields = fields_of(one)
+    key = key_of(one, fields)
+    check_signature(one, fields, secret(key), datetime.now(UTC).timestamp() + later)
+    return key
 
 
 def refused(one: Sent, **more: Any) -> str:
