@@ -231,11 +231,11 @@ def test_what_was_used_is_told_from_the_events_and_agrees_with_what_limits_count
     site.moment += 100
     ended = Report(Tell.INSTANCE, lease.id, 1, 0, "p0", 2, instance=first.id, state=InstanceState.TERMINATED, mono=61.2)
     site.hears(ended)
-    one, two = sorted(clerk.acts["usage"](ADA, {})["machines"], key=lambda one: one["ended"], reverse=True)
+    one, two = sorted(clerk.acts["usage"](ADA, {})["machines"], key=lambda one: one["ended"] or 0.0, reverse=True)
     assert (one["machine"], one["seconds"], one["ended"]) == (first.id, 62, site.moment)
     facts = {"core_seconds": 186, "gb_seconds": 31, "vm_minutes": 2}
     assert {name: one[name] for name in facts} == facts
-    assert (two["machine"], two["ended"], two["seconds"]) == (last.id, 0.0, 100)
+    assert (two["machine"], two["ended"], two["seconds"]) == (last.id, None, 100)
     assert site.store.read(lambda book: book.sums("ada")).used == 186
     site.moment += 1000
     assert [found["machine"] for found in clerk.acts["usage"](ADA, {"back": 500})["machines"]] == [last.id]

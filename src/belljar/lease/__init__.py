@@ -149,16 +149,20 @@ class Lease:
     attempt: int = 1
     job: str = ""  # the batch system's id of its job; its name is `job_name`
     carrier: str = ""  # the lease whose nodes it is on, where it has no job of its own
-    begun: float = 0.0  # when it became active; 0: it has not
-    ends: float = 0.0  # when its time is over, once it is active
-    deadline: float = 0.0  # by which it must have started
-    missing: float = 0.0  # since when the batch system has not known its job; 0: it does
+    begun: float | None = None  # when it became active
+    ends: float | None = None  # when its time is over, once it is active
+    deadline: float | None = None  # by which it must have started
+    missing: float | None = None  # since when the batch system has not known its job
     shunned: tuple[str, ...] = ()  # nodes that failed it
-    expected: float = 0.0  # when the batch system thinks that it starts; 0: it does not say
+    expected: float | None = None  # when the batch system thinks that it starts
 
     @property
     def is_live(self) -> bool:
         return self.state not in LEASE_ENDS
+
+    def left(self, now: float) -> float:
+        """Seconds of its time; 0 where it is not active."""
+        return 0.0 if self.ends is None else max(0.0, self.ends - now)
 
     @property
     def job_name(self) -> str:
@@ -181,7 +185,7 @@ class Slot:
     heard: float = 0.0  # last, by the service's clock
     zero: float = 0.0  # the moment at which its pilot's monotonic clock was 0
     seq: int = 0  # of the last numbered report that was applied
-    ends: float = 0.0  # when its pilot ends by its own clock
+    ends: float | None = None  # when its pilot ends by its own clock, once it takes machines
 
     @cached_property
     def id(self) -> str:
@@ -190,6 +194,10 @@ class Slot:
     @property
     def is_live(self) -> bool:
         return self.state is not SlotState.ENDED
+
+    def left(self, now: float) -> float:
+        """Seconds until its pilot ends; 0 where it takes no machines yet."""
+        return 0.0 if self.ends is None else max(0.0, self.ends - now)
 
 
 @dataclass(frozen=True)
@@ -209,12 +217,12 @@ class Instance:
     cause: Cause | None = None  # why it ends
     why: str = ""
     stop: bool = False  # it is wanted no longer
-    deadline: float = 0.0  # when its time is over; 0: it has not run yet
+    deadline: float | None = None  # when its time is over, once it runs
     address: str = ""
     host_keys: tuple[str, ...] = ()
-    launched: float = 0.0  # when it ran first
-    ended: float = 0.0
-    rebooted: float = 0.0  # when its guest did last
+    launched: float | None = None  # when it ran first
+    ended: float | None = None
+    rebooted: float | None = None  # when its guest did last
     ran_from: float = 0.0  # by its pilot's monotonic clock
     ran_until: float = 0.0
 
@@ -225,7 +233,7 @@ class Instance:
     @property
     def charged(self) -> int:
         """Whole seconds that it ran, rounded up; 0 while it lives."""
-        return 0 if self.is_live or not self.launched else max(0, ceil(self.ran_until - self.ran_from))
+        return 0 if self.is_live or self.launched is None else max(0, ceil(self.ran_until - self.ran_from))
 
 
 @dataclass(frozen=True)

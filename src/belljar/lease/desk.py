@@ -99,7 +99,7 @@ class Desk:
         """So many machines more, as a lease of their own that is like this one and has the time that is left to it. Raises what
         `run` does, NoSuchLease, LeaseEnded."""
         lease, now = self.store.read(lambda book: case_of(book, owner, id)).lease, self.now()
-        if lease.state is not L.ACTIVE or lease.ends - now < 60:
+        if lease.state is not L.ACTIVE or lease.left(now) < 60:
             raise LeaseEnded(f"{id} is {lease.state.value}: an active lease with a minute left can grow")
         wanted = lease.wanted
         if wanted.images or address_of(self.settings, wanted.network, 0):
@@ -107,7 +107,7 @@ class Desk:
             raise BadRequest(f"{id} cannot grow: {what}", hint="Ask for a new lease of the size that is wanted.")
         per_node = max(1, min(wanted.per_node, count))
         more = replace(wanted, count=count, least=0, per_node=per_node, token="")
-        return self.run(owner, replace(more, seconds=min(wanted.seconds, lease.ends - now)))
+        return self.run(owner, replace(more, seconds=min(wanted.seconds, lease.left(now))))
 
     def checked(self, asked: Wanted) -> Wanted:
         """With every default but the time. Raises what no policy decides."""
@@ -290,12 +290,14 @@ class Desk:
         if live:
             decide(replace(wanted, count=len(live), sizes=tuple(one.size for one in live)), policy, others)
 
-        def longer(one: Instance) -> Instance:
-            later = one.deadline and one.deadline + more
-            return one if one.cause else replace(one, seconds=one.seconds + more, deadline=later)
+        def later(moment: float | None) -> float | None:
+            return None if moment is None else moment + more
 
-        slots = tuple(replace(one, ends=one.ends + more) if one.state is SlotState.GO else one for one in case.slots)
-        after = replace(case.each(longer).but(wanted=wanted, ends=lease.ends + more), slots=slots)
+        def longer(one: Instance) -> Instance:
+            return one if one.cause else replace(one, seconds=one.seconds + more, deadline=later(one.deadline))
+
+        slots = (replace(one, ends=later(one.ends)) if one.state is SlotState.GO else one for one in case.slots)
+        after = replace(case.each(longer).but(wanted=wanted, ends=later(lease.ends)), slots=tuple(slots))
         return after, found.walltime, case
 
 
@@ -343,7 +345,7 @@ def riding(book: Book, owner: Owner, wanted: Wanted, now: float, settings: Setti
         busy = {one.slot for one in (*case.instances, *case.guests) if one.is_live}
         idle = [
             one.id for one in case.slots
-            if one.state is SlotState.GO and one.id not in busy and one.ends - now >= takes
+            if one.state is SlotState.GO and one.id not in busy and one.left(now) >= takes
             and one.facts.cpus >= wanted.size.cpus and one.facts.memory >= wanted.size.memory + settings.overhead
             and (one.facts.reach is not None or not ports_of(settings, wanted))
         ]  # fmt: skip

@@ -25,7 +25,7 @@ class Usage:
     memory: int
     disk: int
     began: float
-    ended: float  # 0: it runs
+    ended: float | None  # None: it runs
     seconds: int
 
     @property
@@ -39,7 +39,7 @@ class Usage:
 def used(book: Book, now: float, owner: str = "", since: float = 0.0) -> list[Usage]:
     """By an owner, or everybody: machines that run, and those that ended *since* then. What never ran is not there."""
     found = _usages(book, book.events_of(owner, since), now)
-    return [one for one in found if not one.ended or one.ended >= since]
+    return [one for one in found if one.ended is None or one.ended >= since]
 
 
 def over(book: Book, after: str, limit: int = 500) -> tuple[list[Usage], str]:
@@ -76,4 +76,4 @@ def _usage(book: Book, id: str, start: float, end: Event | None, now: float) -> 
     seconds = end.charged if end is not None else max(0, ceil(now - start))
     size = machine.size
     return Usage(id, lease.id, lease.owner, lease.group, lease.wanted.image_of(machine.index), size.cpus, size.memory,
-                 size.disk, start, end.wall if end is not None else 0.0, seconds)  # fmt: skip
+                 size.disk, start, end.wall if end is not None else None, seconds)  # fmt: skip

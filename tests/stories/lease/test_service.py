@@ -467,7 +467,7 @@ async def test_a_lease_is_extended_at_the_batch_system_at_its_pilot_and_in_the_r
         def is_its_machines() -> bool:
             """The lease's end is the deadline of its one machine, as the pilot told it."""
             lease, machine = house.daemon.store.read(lambda book: (book.find(Lease)[0], book.find(Instance)[0]))
-            return bool(lease.job) and 0 < machine.deadline == lease.ends
+            return bool(lease.job) and machine.deadline is not None and machine.deadline == lease.ends
 
         await house.until(lambda: run.machines.living and is_its_machines())
         before, ends = (await knock(tmp_path / "door", status))["leases"][0]["ends"], run.pilot._ends

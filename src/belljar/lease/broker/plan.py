@@ -86,8 +86,8 @@ def standing(scene: Scene, now: float) -> tuple[str, str]:
         return "failed", f"{failed.name}: {failed.why}"
     if live and all(one.stand == "ready" for one in live):
         return "ready", scene.missing
-    first = min((one.instance.launched for one in live if one.instance.launched), default=now)
-    if now > max([scene.context.since or first, *(one.instance.rebooted for one in live)]) + limit:
+    first = min((one.instance.launched for one in live if one.instance.launched is not None), default=now)
+    if now > max([scene.context.since or first, *(one.instance.rebooted or 0.0 for one in live)]) + limit:
         waits = scene.missing or next((f"{one.name} waits {one.why}" for one in live if one.why), "scripts go on")
         return "failed", f"not ready after {limit:.0f} s: {waits}"
     return "configuring" if scene.context.generation else "forming", scene.missing

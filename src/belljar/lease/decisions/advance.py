@@ -71,7 +71,7 @@ def _requested(case: Case, seen: Seen, settings: Settings) -> Step:
     if seen.jobs is None:
         return Step(case)
     if job := _job(lease, seen):
-        return Step(case.moved(L.QUEUED, seen.now, job=job.id, missing=0.0))
+        return Step(case.moved(L.QUEUED, seen.now, job=job.id, missing=None))
     return Step(case, (Act(Kind.SUBMIT),))
 
 
@@ -84,7 +84,7 @@ def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
         return late
     if _is_gone(lease, seen, settings):
         return again(case, Cause.NODE_LOST, "its job ended before a pilot was heard of", seen, settings)
-    return Step(case if job is None else case.but(why=job.reason, expected=job.expected))
+    return Step(case if job is None else case.but(why=job.reason, expected=job.expected or None))
 
 
 def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
@@ -108,12 +108,13 @@ def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
 
 def _active(case: Case, seen: Seen, settings: Settings) -> Step:
     lease, now = case.lease, seen.now
-    if case.live and all(one.deadline for one in case.live):
-        case = case.but(ends=max(one.deadline for one in case.live))  # the time for staging is over: they run
-    if now >= case.lease.ends:
+    deadlines = [one.deadline for one in case.live if one.deadline is not None]
+    if deadlines and len(deadlines) == len(case.live):
+        case = case.but(ends=max(deadlines))  # the time for staging is over: they run
+    if case.lease.ends is not None and now >= case.lease.ends:
         return Step(drained(case, Cause.EXPIRED, "its time is over", now))
     if not case.live and not case.guests and not _lingers(case, seen, settings):
-        last = max(case.instances, key=lambda one: one.ended)
+        last = max(case.instances, key=lambda one: one.ended or 0.0)
         return Step(drained(case, last.cause or Cause.INTERNAL, last.why, now))
     acts = (*_gone(case, seen), *(act for one in case.live for act in _wanted_of(one, case, seen)))
     return Step(case, acts) if lease.carrier else _released(case, acts, seen, settings)
@@ -164,7 +165,7 @@ def _go(case: Case, seen: Seen, settings: Settings) -> Step:
             return ended(one, Cause.CAPACITY, "there were fewer nodes than asked for", now)
         return replace(one, state=I.CLAIMED, slot=one.slot or places.pop(0), since=now)
 
-    case = case.moved(L.ACTIVE, now, begun=now, ends=now + found.before + wanted.seconds, expected=0.0).each(placed)
+    case = case.moved(L.ACTIVE, now, begun=now, ends=now + found.before + wanted.seconds, expected=None).each(placed)
     return Step(case, (*_gone(case, seen), *(act for one in case.live for act in _wanted_of(one, case, seen))))
 
 
@@ -173,7 +174,7 @@ def _gone(case: Case, seen: Seen) -> tuple[Act, ...]:
     waited = {one.slot for one in case.live if one.state is I.CLAIMED}
     slots = [one for one in case.slots if one.state is S.GO and one.id in waited] if waited else []
     by_rank = sorted(slots, key=lambda one: one.rank)
-    return tuple(act for one in by_rank for act in _told(one.id, Order(Do.GO, seconds=one.ends - seen.now), seen))
+    return tuple(act for one in by_rank for act in _told(one.id, Order(Do.GO, seconds=one.left(seen.now)), seen))
 
 
 def _told(slot: str, order: Order, seen: Seen) -> tuple[Act, ...]:
@@ -206,7 +207,7 @@ def _released(case: Case, acts: tuple[Act, ...], seen: Seen, settings: Settings,
 
 
 def _idle_since(slot: Slot, case: Case) -> float:
-    return max([slot.since, *(one.ended for one in case.instances if one.slot == slot.id)])
+    return max([slot.since, *(one.ended or 0.0 for one in case.instances if one.slot == slot.id)])
 
 
 def _lingers(case: Case, seen: Seen, settings: Settings) -> bool:
@@ -234,7 +235,7 @@ def _without_the_lost(case: Case, seen: Seen, settings: Settings) -> Case:
 
 def without_its_node(one: Instance, slot: Slot, cause: Cause, why: str, now: float) -> Instance:
     """A machine whose pilot has ended: it is charged for as long as that was heard of."""
-    last = max(one.ran_from, slot.heard - slot.zero) if one.launched else 0.0
+    last = max(one.ran_from, slot.heard - slot.zero) if one.launched is not None else 0.0
     return ended(one, one.cause or cause, why, now, ran_until=last)
 
 
@@ -242,7 +243,7 @@ def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
     if slot.id in seen.connected:
         return False
     quiet = seen.now - max(slot.heard, seen.up)
-    is_over = slot.ends and seen.now > slot.ends + settings.margin + settings.lost
+    is_over = slot.ends is not None and seen.now > slot.ends + settings.margin + settings.lost
     if is_over or (quiet > settings.lost and not slot.pilot.startswith(OLD_PILOT)):
         return True
     if case.lease.carrier or seen.jobs is None:  # its carrier's own look decides
@@ -258,7 +259,9 @@ def _missed(case: Case, seen: Seen) -> Case:
     if seen.jobs is None or case.lease.state is L.REQUESTED:
         return case
     job = _job(case.lease, seen)
-    return case.but(missing=case.lease.missing or seen.now) if job is None else case.but(missing=0.0, job=job.id)
+    if job is not None:
+        return case.but(missing=None, job=job.id)
+    return case if case.lease.missing is not None else case.but(missing=seen.now)
 
 
 def _is_gone(lease: Lease, seen: Seen, settings: Settings) -> bool:
@@ -267,7 +270,7 @@ def _is_gone(lease: Lease, seen: Seen, settings: Settings) -> bool:
         return False
     if (job := _job(lease, seen)) is not None:
         return job.state is JobState.ENDED
-    return bool(lease.missing) and seen.now - lease.missing >= settings.unseen
+    return lease.missing is not None and seen.now - lease.missing >= settings.unseen
 
 
 def again(case: Case, cause: Cause, why: str, seen: Seen, settings: Settings) -> Step:
@@ -275,7 +278,7 @@ def again(case: Case, cause: Cause, why: str, seen: Seen, settings: Settings) ->
     tried = case.lease.attempt
     if tried >= settings.tries:
         return Step(drained(case, cause, f"{why}; {tried} jobs were tried", seen.now))
-    return Step(case.moved(L.REQUESTED, seen.now, attempt=tried + 1, job="", missing=0.0, expected=0.0, why=why))
+    return Step(case.moved(L.REQUESTED, seen.now, attempt=tried + 1, job="", missing=None, expected=None, why=why))
 
 
 # -- small helps -------------------------------------------------------------------------------------------------------
@@ -283,7 +286,7 @@ def again(case: Case, cause: Cause, why: str, seen: Seen, settings: Settings) ->
 
 def _over(case: Case, seen: Seen) -> Case:
     cause = case.lease.cause or Cause.INTERNAL
-    return case.moved(end_of(cause, was_active=bool(case.lease.begun)), seen.now, cause=cause, missing=0.0)
+    return case.moved(end_of(cause, was_active=case.lease.begun is not None), seen.now, cause=cause, missing=None)
 
 
 def _on(case: Case) -> list[Slot]:
@@ -305,7 +308,7 @@ def _cancelled(jobs: Iterable[Job]) -> tuple[Act, ...]:
 
 
 def _late(case: Case, seen: Seen) -> Step | None:
-    if not case.lease.deadline or seen.now <= case.lease.deadline:
+    if case.lease.deadline is None or seen.now <= case.lease.deadline:
         return None
     why = "the batch system did not start it in time"
     return Step(drained(case, Cause.CAPACITY, f"{why}: {case.lease.why}" if case.lease.why else why, seen.now))

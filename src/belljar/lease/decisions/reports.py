@@ -107,7 +107,7 @@ def told_again(case: Case, slot: Slot, now: float) -> tuple[Order, ...]:
         return (Order(Do.WAIT),)
     machines = (one for one in (*case.live, *case.guests) if one.slot == slot.id)
     return (
-        Order(Do.GO, seconds=max(0.0, slot.ends - now)),
+        Order(Do.GO, seconds=slot.left(now)),
         *(Order(Do.STOP, one.id) if one.stop else Order(Do.EXTEND, one.id, seconds=one.seconds) for one in machines),
     )
 
@@ -122,7 +122,7 @@ def _moved(one: Instance, slot: Slot, report: Report, now: float) -> Instance:
     address = one.address or (report.address if ADDRESS.fullmatch(report.address) else "")
     one = replace(one, address=address, host_keys=keys or one.host_keys)
     one = replace(one, rebooted=moment) if report.rebooted else one
-    if state is I.RUNNING and one.is_live and not one.launched:  # though it is to stop already: it is charged
+    if state is I.RUNNING and one.is_live and one.launched is None:  # though it is to stop already: it is charged
         one = replace(one, launched=moment, ran_from=report.mono, deadline=moment + one.seconds)
     if state is None or state not in INSTANCE_MOVES[one.state]:
         return one

@@ -243,7 +243,7 @@ def _status(call: Call, shown_: Shown) -> Answer:
     ending = {"Code": "instance-retirement", "Description": "The lease ends", "NotBefore": one.deadline}
     return {
         "InstanceId": one.id, "AvailabilityZone": call.office.settings.zone, "InstanceState": state(one),
-        "SystemStatus": status, "InstanceStatus": status, "Events": [ending] if one.deadline and name == "running" else [],
+        "SystemStatus": status, "InstanceStatus": status, "Events": [ending] if one.deadline is not None and name == "running" else [],
     }  # fmt: skip
 
 
