@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.stories.lease.test_service import House, knock
 
 from belljar.lease import LeaseState
@@ -31,22 +30,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "words"), REFUSED)
-async def test_a_refusal_names_what_is_wrong_and_is_about_leases(
-    asked: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+async def test_a_refusal_names_what_is_wrong_and_queues_are_called_as_batch_systems_call_them(tmp_path: Path) -> None:
     """An account is the site's to say: one service submits for all."""
     async with House(tmp_path).up() as house:
         server = await house.opened(tmp_path / "door")
-        answer = await knock(tmp_path / "door", json.dumps({"do": "run", "wanted": WANTED | asked}).encode() + b"\n")
-        server.close()
-        assert words in answer["message"], answer
-        assert "--help" in answer["hint"], answer
-
-
-async def test_queues_are_called_as_batch_systems_call_them(tmp_path: Path) -> None:
-    async with House(tmp_path).up() as house:
-        server = await house.opened(tmp_path / "door")
+        for wrong, words in REFUSED:
+            line = json.dumps({"do": "run", "wanted": WANTED | wrong}).encode() + b"\n"
+            answer = await knock(tmp_path / "door", line)
+            assert words in answer["message"] and "--help" in answer["hint"], answer
         for queue in ("", "batch", "long,short", "all.q@@nodes", "workq@server-1"):
             asked = {"do": "run", "wanted": WANTED | {"queue": queue}}
             answer = await knock(tmp_path / "door", json.dumps(asked).encode() + b"\n")

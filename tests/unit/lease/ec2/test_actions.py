@@ -64,6 +64,7 @@ def test_a_token_is_for_one_lease(site: Site) -> None:
         ({"Placement": {"AvailabilityZone": "moon"}}, "InvalidParameterValue"),
         ({"LaunchTemplate": {"LaunchTemplateId": "lt-1"}}, "UnsupportedOperation"),
         ({"KernelId": "aki-1"}, "UnsupportedOperation"),
+        ({"CpuOptions": {"CoreCount": 9}}, "UnsupportedOperation"),
         ({"MetadataOptions": {"HttpEndpoint": "disabled"}}, "UnsupportedOperation"),
         ({"MetadataOptions": {"HttpTokens": "REQUIRED"}}, "UnsupportedOperation"),
         ({"SubnetId": "subnet-1"}, "InvalidSubnetID.NotFound"),

@@ -108,14 +108,14 @@ def test_requests_that_say_nothing_sensible(house: House, fields: dict[str, str]
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"MinCount": "0"}, "InvalidParameterValue"), ({"MaxCount": "-1"}, "InvalidParameterValue"), ({"MaxCount": str(10**17)}, "InvalidParameterValue"),
+        ({"MaxCount": "-1"}, "InvalidParameterValue"), ({"MaxCount": str(10**17)}, "InvalidParameterValue"),
         ({"MinCount": str(10**17), "MaxCount": str(10**17)}, "InvalidParameterValue"), ({"UserData": "%%%"}, "InvalidUserData.Malformed"),
-        ({"UserData": "QUJD" * 6000}, "InvalidUserData.Malformed"), ({"ClientToken": "x" * 65}, "InvalidParameterValue"), ({"ImageId": "../../etc/passwd"}, "InvalidAMIID.Malformed"),
+        ({"ClientToken": "x" * 65}, "InvalidParameterValue"), ({"ImageId": "../../etc/passwd"}, "InvalidAMIID.Malformed"),
         ({"InstanceMarketOptions.MarketType": "spot", "InstanceMarketOptions.SpotOptions.ValidUntil": "never"}, "InvalidParameterValue"),
         ({"TagSpecification.1.ResourceType": "instance", "TagSpecification.1.Tag.1.Key": "lease:duration", "TagSpecification.1.Tag.1.Value": "99999999"}, "InvalidParameterValue"),
-        ({"KeyName": "none"}, "InvalidKeyPair.NotFound"), ({"InstanceType": BOMB}, "InvalidParameterValue"), ({"CpuOptions.CoreCount": "9"}, "UnsupportedOperation"),
+        ({"InstanceType": BOMB}, "InvalidParameterValue"),
     ],
-    ids=range(13),
+    ids=range(9),
 )  # fmt: skip
 def test_launches_that_cannot_be(house: House, fields: dict[str, str], expected: str) -> None:
     assert said(house, signed({**RUN, **fields}))[1] == expected
