@@ -31,8 +31,8 @@ def advance(case: Case, seen: Seen, settings: Settings) -> Step:
     step = HANDLERS[case.lease.state](case, seen, settings)
     # Jobs of earlier attempts, second ones of the same name, and pilots of jobs that were given up.
     job, attempt = _job(step.case.lease, seen), step.case.lease.attempt
-    others = _cancelled(one for one in seen.jobs or () if one is not job)
-    earlier = (one.id for one in step.case.own_slots if one.is_live and one.attempt < attempt)
+    others = _cancelled(other for other in seen.jobs or () if other is not job)
+    earlier = (slot.id for slot in step.case.own_slots if slot.is_live and slot.attempt < attempt)
     old = (Act(Kind.ORDER, id, Order(Do.RELEASE)) for id in earlier)
     return Step(step.case, (*step.acts, *others, *old))
 
@@ -51,10 +51,10 @@ def lease_of(job_name: str) -> str:
 def drained(case: Case, cause: Cause, why: str, now: float) -> Case:
     """It ends from now on. What has no node has ended already."""
 
-    def stopped(one: Instance) -> Instance:
-        if one.state is I.QUEUED:
-            return ended(one, cause, why, now)
-        return replace(one, stop=True, cause=one.cause or cause, why=one.why or why)
+    def stopped(machine: Instance) -> Instance:
+        if machine.state is I.QUEUED:
+            return ended(machine, cause, why, now)
+        return replace(machine, stop=True, cause=machine.cause or cause, why=machine.why or why)
 
     return case.moved(L.DRAINING, now, cause=cause, why=why).each(stopped)
 
@@ -78,7 +78,7 @@ def _requested(case: Case, seen: Seen, settings: Settings) -> Step:
 def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
     """Its first pilot's hello ends this state."""
     lease, job = case.lease, _job(case.lease, seen)
-    if any(one.is_live for one in _on(case)):
+    if any(slot.is_live for slot in _slots(case)):
         return Step(case.moved(L.CLAIMING, seen.now))
     if late := _late(case, seen):
         return late
@@ -89,48 +89,49 @@ def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
 
 def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
     """All nodes are there: go. At the barrier's deadline with as many as the owner said are enough."""
-    lease, wanted, live = case.lease, case.lease.wanted, [one for one in _on(case) if one.state in (S.CLAIMED, S.GO)]
+    lease, wanted, slots = case.lease, case.lease.wanted, _waiting_or_in_use(case)
     if lease.carrier:
-        is_there = any(one.state is S.GO for one in live)
+        is_there = any(slot.state is S.GO for slot in slots)
         gone = Step(drained(case, Cause.NODE_LOST, "its node is gone", seen.now))
         return _go(case, seen, settings) if is_there else gone
-    if len(live) >= wanted.nodes:
+    if len(slots) >= wanted.nodes:
         return _go(case, seen, settings)
-    began = min((one.begun for one in live), default=lease.since)
+    began = min((slot.begun for slot in slots), default=lease.since)
     is_gone = _is_gone(lease, seen, settings)
     if not is_gone and seen.now - max(began, seen.up) <= settings.barrier:
         return Step(case)
-    if not is_gone and len(live) * wanted.per_node >= (wanted.least or wanted.count):
+    if not is_gone and len(slots) * wanted.per_node >= (wanted.least or wanted.count):
         return _go(case, seen, settings)
-    why = f"{len(live)} of {wanted.nodes} nodes came within {settings.barrier:.0f} s"
+    why = f"{len(slots)} of {wanted.nodes} nodes came within {settings.barrier:.0f} s"
     return again(case, Cause.CAPACITY, why, seen, settings)
 
 
 def _active(case: Case, seen: Seen, settings: Settings) -> Step:
     lease, now = case.lease, seen.now
-    deadlines = [one.deadline for one in case.live if one.deadline is not None]
+    deadlines = [machine.deadline for machine in case.live if machine.deadline is not None]
     if deadlines and len(deadlines) == len(case.live):
         case = case.but(ends=max(deadlines))  # the time for staging is over: they run
     if case.lease.ends is not None and now >= case.lease.ends:
         return Step(drained(case, Cause.EXPIRED, "its time is over", now))
     if not case.live and not case.guests and not _lingers(case, seen, settings):
-        last = max(case.instances, key=lambda one: one.ended or 0.0)
+        last = max(case.instances, key=lambda machine: machine.ended or 0.0)
         return Step(drained(case, last.cause or Cause.INTERNAL, last.why, now))
-    acts = (*_gone(case, seen), *(act for one in case.live for act in _wanted_of(one, case, seen)))
+    acts = _orders(case, seen)
     return Step(case, acts) if lease.carrier else _released(case, acts, seen, settings)
 
 
 def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
     """It has ended when nothing of it is left: no machine, no pilot, no job."""
     lease, now, cause = case.lease, seen.now, case.lease.cause or Cause.INTERNAL
-    case = case.each(lambda one: ended(one, cause, lease.why, now) if one.state is I.QUEUED else one)
-    live, acts = case.live, (*_gone(case, seen), *(act for one in case.live for act in _stopped(one, case, seen)))
+    case = case.each(lambda machine: ended(machine, cause, lease.why, now) if machine.state is I.QUEUED else machine)
+    live = case.live
+    acts = (*_go_ahead(case, seen), *(act for machine in live for act in _stopped(machine, case, seen)))
     if lease.carrier:
         return Step(case, acts) if live else Step(_over(case, seen))
     step = _released(case, acts, seen, settings, at_once=True)
-    slots = [one for one in step.case.own_slots if one.is_live]
+    slots = [slot for slot in step.case.own_slots if slot.is_live]
     is_overdue = now - lease.since > settings.grace + 2 * KILL and not case.guests
-    goes_by_itself = any(one.pilot.startswith(OLD_PILOT) for one in case.own_slots)  # it has said that it begins to
+    goes_by_itself = any(slot.pilot.startswith(OLD_PILOT) for slot in case.own_slots)  # it has said that it begins to
     jobs = _cancelled(seen.jobs or ()) if is_overdue or not (slots or live or goes_by_itself) else ()
     if live or slots or seen.jobs is None or any(job.state in ALIVE for job in seen.jobs):
         return Step(step.case, (*step.acts, *jobs))
@@ -151,69 +152,74 @@ HANDLERS: Mapping[LeaseState, Callable[[Case, Seen, Settings], Step]] = {
 def _go(case: Case, seen: Seen, settings: Settings) -> Step:
     """Active: each machine has a node, or has ended. Ranks need not be without gaps: nodes are taken in their order."""
     wanted, now = case.lease.wanted, seen.now
-    found = margins(wanted.seconds, 1, settings)
-    slots = [one for one in _on(case) if one.state in (S.CLAIMED, S.GO)]
-    slots = [one if one.state is S.GO else replace(one, state=S.GO, since=now, ends=now + found.pilot) for one in slots]
-    places = [one.id for one in slots for _ in range(wanted.per_node)]
-    for one in slots:
-        case = case.with_slot(one)
+    times, places = margins(wanted.seconds, 1, settings), list[str]()
+    for slot in _waiting_or_in_use(case):
+        places += [slot.id] * wanted.per_node
+        if slot.state is not S.GO:
+            case = case.with_slot(replace(slot, state=S.GO, since=now, ends=now + times.pilot))
 
-    def placed(one: Instance) -> Instance:
-        if one.state is not I.QUEUED:
-            return one
-        if not one.slot and not places:
-            return ended(one, Cause.CAPACITY, "there were fewer nodes than asked for", now)
-        return replace(one, state=I.CLAIMED, slot=one.slot or places.pop(0), since=now)
+    def placed(machine: Instance) -> Instance:
+        if machine.state is not I.QUEUED:
+            return machine
+        if not machine.slot and not places:
+            return ended(machine, Cause.CAPACITY, "there were fewer nodes than asked for", now)
+        return replace(machine, state=I.CLAIMED, slot=machine.slot or places.pop(0), since=now)
 
-    case = case.moved(L.ACTIVE, now, begun=now, ends=now + found.before + wanted.seconds, expected=None).each(placed)
-    return Step(case, (*_gone(case, seen), *(act for one in case.live for act in _wanted_of(one, case, seen))))
+    case = case.moved(L.ACTIVE, now, begun=now, ends=now + times.before + wanted.seconds, expected=None).each(placed)
+    return Step(case, _orders(case, seen))
 
 
-def _gone(case: Case, seen: Seen) -> tuple[Act, ...]:
+def _orders(case: Case, seen: Seen) -> tuple[Act, ...]:
+    """To the pilots of an active lease."""
+    return (*_go_ahead(case, seen), *(act for machine in case.live for act in _order(machine, case, seen)))
+
+
+def _go_ahead(case: Case, seen: Seen) -> tuple[Act, ...]:
     """Pilots take machines from now on. One that has said nothing of its own may still be at the gate."""
-    waited = {one.slot for one in case.live if one.state is I.CLAIMED}
-    slots = [one for one in case.slots if one.state is S.GO and one.id in waited] if waited else []
-    by_rank = sorted(slots, key=lambda one: one.rank)
-    return tuple(act for one in by_rank for act in _told(one.id, Order(Do.GO, seconds=one.left(seen.now)), seen))
+    waiting = {machine.slot for machine in case.live if machine.state is I.CLAIMED}
+    slots = [slot for slot in case.slots if slot.state is S.GO and slot.id in waiting] if waiting else []
+    by_rank = sorted(slots, key=lambda slot: slot.rank)
+    return tuple(act for slot in by_rank for act in _told(slot.id, Order(Do.GO, seconds=slot.left(seen.now)), seen))
 
 
 def _told(slot: str, order: Order, seen: Seen) -> tuple[Act, ...]:
     return (Act(Kind.ORDER, slot, order),) if slot in seen.connected else ()
 
 
-def _wanted_of(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
-    """The order by which a machine becomes what it should be."""
-    if one.stop or one.state is I.STOPPING:
-        return _stopped(one, case, seen)
-    return _told(one.slot, Order(Do.START, one.id, seconds=one.seconds), seen) if one.state is I.CLAIMED else ()
+def _order(machine: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
+    """By which a machine becomes what it should be."""
+    if machine.stop or machine.state is I.STOPPING:
+        return _stopped(machine, case, seen)
+    start = Order(Do.START, machine.id, seconds=machine.seconds)
+    return _told(machine.slot, start, seen) if machine.state is I.CLAIMED else ()
 
 
-def _stopped(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
-    why = (one.cause or case.lease.cause or Cause.USER).value
-    return _told(one.slot, Order(Do.STOP, one.id, why=why), seen)
+def _stopped(machine: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
+    why = (machine.cause or case.lease.cause or Cause.USER).value
+    return _told(machine.slot, Order(Do.STOP, machine.id, why=why), seen)
 
 
 def _released(case: Case, acts: tuple[Act, ...], seen: Seen, settings: Settings, *, at_once: bool = False) -> Step:
     """Nodes without machines are given back, each by itself, after a while in which their owner may want them again."""
-    busy = {one.slot for one in (*case.live, *case.guests)}
-    for one in case.own_slots:
-        is_idle = one.is_live and one.state is not S.RELEASING and one.id not in busy
-        if is_idle and (at_once or seen.now - _idle_since(one, case) >= settings.linger):
-            one = replace(one, state=S.RELEASING, since=seen.now)
-            case = case.with_slot(one)
-        if one.state is S.RELEASING:
-            acts = (*acts, *_told(one.id, Order(Do.RELEASE), seen))
+    busy = {machine.slot for machine in (*case.live, *case.guests)}
+    for slot in case.own_slots:
+        is_idle = slot.is_live and slot.state is not S.RELEASING and slot.id not in busy
+        if is_idle and (at_once or seen.now - _idle_since(slot, case) >= settings.linger):
+            slot = replace(slot, state=S.RELEASING, since=seen.now)
+            case = case.with_slot(slot)
+        if slot.state is S.RELEASING:
+            acts = (*acts, *_told(slot.id, Order(Do.RELEASE), seen))
     return Step(case, acts)
 
 
 def _idle_since(slot: Slot, case: Case) -> float:
-    return max([slot.since, *(one.ended or 0.0 for one in case.instances if one.slot == slot.id)])
+    return max([slot.since, *(machine.ended or 0.0 for machine in case.instances if machine.slot == slot.id)])
 
 
 def _lingers(case: Case, seen: Seen, settings: Settings) -> bool:
     if case.lease.carrier or not settings.linger:
         return False
-    return any(one.state is S.GO and seen.now - _idle_since(one, case) < settings.linger for one in _on(case))
+    return any(slot.state is S.GO and seen.now - _idle_since(slot, case) < settings.linger for slot in _slots(case))
 
 
 # -- what is gone ------------------------------------------------------------------------------------------------------
@@ -224,19 +230,19 @@ def _without_the_lost(case: Case, seen: Seen, settings: Settings) -> Case:
     for slot in case.slots:
         if slot.is_live and _is_lost(slot, case, seen, settings):
             case = case.with_slot(replace(slot, state=S.ENDED, since=seen.now))
-    gone = {one.id: one for one in case.slots if not one.is_live}
+    gone = {slot.id: slot for slot in case.slots if not slot.is_live}
 
-    def left(one: Instance) -> Instance:
-        slot = gone.get(one.slot)
-        return one if slot is None else without_its_node(one, slot, Cause.NODE_LOST, "its pilot is gone", seen.now)
+    def left(machine: Instance) -> Instance:
+        slot = gone.get(machine.slot)
+        return without_its_node(machine, slot, Cause.NODE_LOST, "its pilot is gone", seen.now) if slot else machine
 
     return case.each(left)
 
 
-def without_its_node(one: Instance, slot: Slot, cause: Cause, why: str, now: float) -> Instance:
-    """A machine whose pilot has ended: it is charged for as long as that was heard of."""
-    last = max(one.ran_from, slot.heard - slot.zero) if one.launched is not None else 0.0
-    return ended(one, one.cause or cause, why, now, ran_until=last)
+def without_its_node(machine: Instance, slot: Slot, cause: Cause, why: str, now: float) -> Instance:
+    """A machine whose pilot has ended: it is charged until its pilot was last heard."""
+    last = max(machine.ran_from, slot.heard - slot.zero) if machine.launched is not None else 0.0
+    return ended(machine, machine.cause or cause, why, now, ran_until=last)
 
 
 def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
@@ -289,17 +295,21 @@ def _over(case: Case, seen: Seen) -> Case:
     return case.moved(end_of(cause, was_active=case.lease.begun is not None), seen.now, cause=cause, missing=None)
 
 
-def _on(case: Case) -> list[Slot]:
+def _slots(case: Case) -> list[Slot]:
     """The slots that its machines are on, by rank: of this attempt, or those of its carrier that it was given."""
     if case.lease.carrier:
-        used = {one.slot for one in case.instances}
-        return [one for one in case.slots if one.id in used]
-    return sorted((one for one in case.slots if one.attempt == case.lease.attempt), key=lambda one: one.rank)
+        used = {machine.slot for machine in case.instances}
+        return [slot for slot in case.slots if slot.id in used]
+    return sorted((slot for slot in case.slots if slot.attempt == case.lease.attempt), key=lambda slot: slot.rank)
+
+
+def _waiting_or_in_use(case: Case) -> list[Slot]:
+    return [slot for slot in _slots(case) if slot.state in (S.CLAIMED, S.GO)]
 
 
 def _job(lease: Lease, seen: Seen) -> Job | None:
     """Of this attempt: the one that is written down, else the first that is there."""
-    ours = sorted((job for job in seen.jobs or () if job.name == lease.job_name), key=lambda one: (len(one.id), one.id))
+    ours = sorted((job for job in seen.jobs or () if job.name == lease.job_name), key=lambda job: (len(job.id), job.id))
     return next((job for job in ours if job.id == lease.job), ours[0] if ours else None)
 
 
