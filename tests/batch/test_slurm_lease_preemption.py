@@ -22,7 +22,8 @@ NOTICE = re.compile(r"belljar: the batch system takes this node back at (\S+)")
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[LeaseSite]:
-    site = LeaseSite(nodes=2, more='preemptible_queue = "spare"', partitions=PARTITIONS, **PREEMPTING)
+    site = LeaseSite(nodes=2, more='preemptible_queue = "spare"', partitions=PARTITIONS, KillWait="25", **PREEMPTING)
+    site.notice = 20  # a busy guest takes a while to hear of it
     with site.running():
         yield site
 

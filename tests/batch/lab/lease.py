@@ -47,7 +47,7 @@ silence = 5
 heartbeat = 1
 unseen = 5
 margin = 10
-notice = 5
+notice = {notice}
 overhead = "256M"
 {more}
 
@@ -66,6 +66,7 @@ class Leasing:
         self.belljar = Belljar(self.folder)
         self.more, self.policy, self.address, self.door = more, policy, address, self.folder / "door"
         self.network, self.ec2 = "none", ""  # what machines get; ADDRESS:PORT
+        self.notice = 5  # seconds
         self.log = self.folder / "service.log"
         self._service: subprocess.Popen[bytes] | None = None
 
@@ -101,7 +102,7 @@ class Leasing:
         wrapper.write_text(f'#!/bin/sh\n{exports}exec {command} "$@"\n')
         wrapper.chmod(0o755)
         facts = {"address": self.address, "port": free_port(), "folder": self.folder, "door": self.door}
-        facts |= {"network": self.network, "ec2": self.ec2}
+        facts |= {"network": self.network, "ec2": self.ec2, "notice": self.notice}
         text = SETTINGS.format(**facts, more=self.more, policy=self.policy)
         (self.folder / "lease.toml").write_text(text)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "id"], check=True)

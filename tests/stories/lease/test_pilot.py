@@ -127,7 +127,7 @@ async def test_a_service_whose_records_are_of_yesterday_hears_again_what_it_lost
 async def test_a_guest_learns_when_it_is_killed_before_it_is_asked_to_shut_down(tmp_path: Path, hangs: bool) -> None:
     service = Service(tmp_path, (Order(Do.GO), START))
     async with service.up():
-        run = Running(job_for(service, notice=10.0, report=1.0, grace=8.0), tmp_path)
+        run = Running(job_for(service, notice=5.0, report=1.0, grace=8.0), tmp_path)
         await service.until(lambda: "running" in service.states("i-1"))
         run.machines.hangs = hangs
         begin = time.time()
@@ -135,9 +135,9 @@ async def test_a_guest_learns_when_it_is_killed_before_it_is_asked_to_shut_down(
         await run.ended()
     ((*which, moment),) = run.machines.told
     until = calendar.timegm(time.strptime(moment.decode(), "%Y-%m-%dT%H:%M:%SZ\n"))
-    assert which == ["i-1", "notice"] and begin + 7 <= until <= begin + 9
+    assert which == ["i-1", "notice"] and begin + 2 <= until <= begin + 4
     (grace,) = run.machines.graces
-    assert 6 < grace < 7.1 if hangs else 7.9 < grace <= 8  # what the notice took is no longer there
+    assert 0.9 < grace < 1.6 if hangs else 2 < grace <= 3  # what the notice took is no longer there
 
 
 async def test_a_pilot_without_service_and_machines_gives_its_node_back(tmp_path: Path) -> None:

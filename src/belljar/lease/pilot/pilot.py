@@ -28,7 +28,7 @@ from belljar.service.streams import StreamSink, StreamSource, Works
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU})
 # Slurm tells a step's tasks of one cancel twice: from the node's daemon, and by srun that passes it on.
-SAME_TELLING, NOTICE = 1.0, 1.0  # seconds; for guests to take notice of their end
+SAME_TELLING, NOTICE = 1.0, 5.0  # seconds; for guests to take notice of their end, at most
 KILLING = 5.0  # seconds after which a machine that was killed is left to whoever finds it
 Event = Order | int | None  # an order, a signal, or the moment that was waited for
 
@@ -185,7 +185,7 @@ class Pilot:
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime(time.time() + end - self._clock())).encode()
         notices = [self._machines.tell_guest(instance, "notice", moment) for instance in self._machines.living]
         with suppress(TimeoutError):
-            async with asyncio.timeout(NOTICE):
+            async with asyncio.timeout(min(NOTICE, (end - self._clock()) / 2)):
                 await asyncio.gather(*notices, return_exceptions=True)
 
     async def _carry(self, order: Order) -> None:
