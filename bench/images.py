@@ -57,13 +57,12 @@ class Cases:
 
     def __init__(self, belljar: str, image: str, disk: Path, folder: Path) -> None:
         self.belljar, self.image, self.disk, self.folder = belljar, image, disk, folder
-        self.master, self.key = folder / "master", folder / "key"
-        made = subprocess.run([belljar, "image", "key", str(self.key)], capture_output=True, check=True)
-        self.trust = f"* {made.stdout.decode().strip()}"
-        self._publish(self.master)
-        index = json.loads((self.master / "index.json").read_bytes())
-        part = index["images"][image]["statement"]["parts"]["disk.qcow2"]
-        self.blob, self.packed_size = self.master / "blobs" / part["blob"], part["blob_size"]
+        self.master, self.keys = folder / "master", folder / "keys"
+        words = ["image", "publish", "--init", "--to", str(self.master), "--key", str(self.keys)]
+        self.line = subprocess.run([belljar, *words], capture_output=True, check=True).stdout.decode().strip()
+        self.published()
+        (self.blob,) = (self.master / "targets" / image).glob("*.disk.qcow2.zst")
+        self.packed_size = self.blob.stat().st_size
 
     def copied(self) -> float:
         return self._and_gone(
@@ -82,10 +81,11 @@ class Cases:
         return self._in_a_store(["import", str(self.disk), "--name", "again"])
 
     def published(self) -> float:
-        return self._publish(self.folder / "another", gone=True)
+        words = ["image", "publish", self.image, "--to", self.line, "--key", str(self.keys)]
+        return seconds([self.belljar, *words], stderr=subprocess.DEVNULL)
 
     def synced(self, source: str) -> float:
-        return self._in_a_store(["sync", self.image, "--from", source])
+        return self._in_a_store(["sync", self.image, "--from", f"{source}#{self.line.partition('#')[2]}"])
 
     @contextmanager
     def served(self) -> Iterator[str]:
@@ -105,16 +105,9 @@ class Cases:
             thread.join()
             server.server_close()
 
-    def _publish(self, folder: Path, *, gone: bool = False) -> float:
-        words = ["image", "publish", self.image, "--to", str(folder), "--key", str(self.key)]
-        took = seconds([self.belljar, *words], stderr=subprocess.DEVNULL)
-        if gone:
-            shutil.rmtree(folder)
-        return took
-
     def _in_a_store(self, words: list[str]) -> float:
         store = self.folder / "store"
-        env = {**os.environ, "BELLJAR_PATHS_STORE": str(store), "BELLJAR_IMAGE_TRUST": self.trust}
+        env = {**os.environ, "BELLJAR_PATHS_STORE": str(store)}
         took = seconds([self.belljar, "image", *words], env=env, stderr=subprocess.DEVNULL)
         shutil.rmtree(store)
         return took

@@ -16,15 +16,15 @@ PAYLOAD = ("--", "cat", "/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Master:
-    """A master store with the default image, as `debian12` and `site`."""
+    """A repository with the default image, as `debian12` and `site`."""
 
     folder: Path
-    key_file: Path
-    key: str
+    keys: Path
+    line: str  # of `image.sources`
     digest: str
 
     def publish(self, belljar: Belljar, *words: str) -> None:
-        done = belljar("image", "publish", *words, "--to", str(self.folder), "--key", str(self.key_file))
+        done = belljar("image", "publish", *words, "--to", self.line, "--key", str(self.keys))
         assert done.returncode == 0, done.stderr.decode()
 
 
@@ -32,9 +32,10 @@ class Master:
 def master(tmp_path_factory: pytest.TempPathFactory) -> Master:
     folder = tmp_path_factory.mktemp("master")
     belljar = Belljar(folder, STORE)
-    key = belljar("image", "key", str(folder / "key")).stdout.decode().strip()
+    words = ("--init", "--to", str(folder / "images"), "--key", str(folder / "keys"))
+    line = belljar("image", "publish", *words).stdout.decode().strip()
     (digest,) = [one["digest"] for one in belljar.json("image", "list") if "debian12" in one["names"]]
-    made = Master(folder / "images", folder / "key", key, digest)
+    made = Master(folder / "images", folder / "keys", line, digest)
     made.publish(belljar, "debian12")
     made.publish(belljar, "debian12", "--as", "site")
     return made
@@ -49,22 +50,21 @@ def server(master: Master) -> Iterator[Server]:
         yield server
 
 
-def node(tmp_path: Path, master: Master, source: str) -> Belljar:
-    settings = {"BELLJAR_IMAGE_SOURCES": source, "BELLJAR_IMAGE_TRUST": f"debian*|site {master.key}"}
-    return Belljar(tmp_path, tmp_path / "store", settings)
+def node(tmp_path: Path, line: str) -> Belljar:
+    return Belljar(tmp_path, tmp_path / "store", {"BELLJAR_IMAGE_SOURCES": line})
 
 
 def test_jobs_that_miss_an_image_at_once_download_it_once_and_all_run(
     tmp_path: Path, master: Master, server: Server
 ) -> None:
-    belljar = node(tmp_path, master, server.address)
+    belljar = node(tmp_path, f"{server.address}#{master.line.partition('#')[2]}")
     try:
         jobs = [belljar.popen("run", "--image", "site", *PAYLOAD) for _ in range(4)]
         ended = [job.communicate(timeout=200) for job in jobs]
         assert [job.returncode for job in jobs] == [0] * 4, ended
         assert len({out for out, _ in ended}) == 4  # each its own machine
-        blobs = [path for path, *_ in server.requests if path.startswith("/blobs/")]
-        assert len(blobs) == len(set(blobs)) == 3
+        files = [path for path, *_ in server.requests if path.startswith("/targets/")]
+        assert len(files) == len(set(files)) == 3
         count = len(server.requests)
         assert belljar.run("--image", "site", *PAYLOAD).returncode == 0
         assert len(server.requests) == count  # what is here costs no look at the network
@@ -74,7 +74,7 @@ def test_jobs_that_miss_an_image_at_once_download_it_once_and_all_run(
 
 
 def test_an_update_moves_the_name_and_a_running_job_keeps_its_image(tmp_path: Path, master: Master) -> None:
-    belljar = node(tmp_path, master, str(master.folder))
+    belljar = node(tmp_path, master.line)
     try:
         assert belljar.run("--image", "site", *PAYLOAD).returncode == 0
         job = belljar.popen(
@@ -101,12 +101,11 @@ def test_an_update_moves_the_name_and_a_running_job_keeps_its_image(tmp_path: Pa
         belljar.close()
 
 
-def test_a_job_whose_image_nobody_may_publish_does_not_start(tmp_path: Path, master: Master) -> None:
-    belljar = node(tmp_path, master, str(master.folder))
-    belljar.env["BELLJAR_IMAGE_TRUST"] = f"debian* {master.key}"
+def test_a_job_whose_image_is_not_signed_as_the_site_says_does_not_start(tmp_path: Path, master: Master) -> None:
+    belljar = node(tmp_path, f"{master.folder}#sha256={'0' * 64}")
     try:
         done = belljar.run("--image", "site", "--", "true")
-        assert done.returncode == 125 and b"nobody may publish the name 'site'" in done.stderr
+        assert done.returncode == 125 and b"no version of its root has the digest" in done.stderr
         assert belljar.leftovers() == [] and belljar.json("image", "list") == []
     finally:
         belljar.close()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 HEAVY = {
-    "rich", "tarfile", "zipfile", "tempfile", "shutil", "subprocess", "multiprocessing", "ctypes",
+    "rich", "tuf", "securesystemslib", "tarfile", "zipfile", "tempfile", "shutil", "subprocess", "multiprocessing", "ctypes",
     "difflib", "pdb", "unittest", "xml", "urllib.request", "http.client", "email", "importlib.metadata", "uuid", "random",
     "tomllib", "dataclasses", "inspect", "logging", "traceback", "textwrap", "gettext", "locale", "hashlib", "_hashlib",
     "urllib.parse", "ipaddress", "concurrent.futures", "datetime", "string", "curses", "pydoc", "decimal", "sqlite3", "ssl", "typing", "concurrent.futures.process",

@@ -37,7 +37,9 @@ FOREIGN = {
     "matplotlib": "vacuum",
     "argcomplete": "cli",
     "psycopg": "lease",
-    # The image room signs and verifies bytes; in service certificates are made for machines: nothing of one would serve the other.
+    "tuf": "image",
+    "securesystemslib": "image",
+    # The image room reads keys and checks the chains within CernVM's images; service makes certificates for machines.
     "cryptography": "image service",
 }  # a foreign library has one owner
 

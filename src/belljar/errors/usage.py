@@ -253,24 +253,17 @@ class DownloadStalled(DownloadFailed):
     hint = "Try again: the download goes on where it stopped."
 
 
-class NotAnIndex(ImageError):
-    """What a source of images offers is no index that belljar has written."""
+class RepositoryRefused(ImageError):
+    """What a repository of images says is expired, older than what was seen, or not signed by enough keys of its role."""
 
-    hint = "Check `image.sources`: the folder that `belljar image publish` writes, or its address on a web server."
-    retry = Retry.LATER
-
-
-class IndexStale(ImageError):
-    """A source's index has expired, or is older than one this host has seen of it already."""
-
-    hint = "Ask who publishes there to renew it (`belljar image publish`); of a store made anew: `belljar image sync --forget`."
+    hint = "Whoever publishes under that role has to do it again: `belljar image publish`, see docs/image-life.md."
     retry = Retry.LATER
 
 
 class SignatureRefused(ImageError):
-    """An image or an index is not signed, not signed by one who may publish that name, or not what was signed."""
+    """An image does not carry the signature that was asked for."""
 
-    hint = "`image.trust` in the settings says who may publish which names; see docs/image-life.md."
+    hint = "Correct `--signer`, or ask who made the image for one with its signature."
     retry = Retry.NEVER
 
 

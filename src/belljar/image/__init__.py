@@ -39,19 +39,13 @@ class Settings:
     )
     sources: tuple[str, ...] = setting(
         (),
-        "where images that are not here are looked for, in this order: folders and addresses (file, http, https)"
-        " that `belljar image publish` has filled",
-    )
-    trust: tuple[str, ...] = setting(
-        (),
-        "who may publish which names: lines `NAMES SIGNER`, with NAMES as in debian*|site-*, and SIGNER"
-        " ed25519:KEY, x509:FOLDER:DN (a pattern), or unsigned",
+        "where images that are not here are looked for, in this order: repositories, in lines ADDRESS#sha256=DIGEST as"
+        " `belljar image publish --init` prints them",
     )
     sync_interval: float = setting(
-        300.0, "a job that misses an image asks a source for its index no more often than this", unit="seconds"
-    )
-    stale_limit: float = setting(
-        7 * 86400.0, "an index whose source cannot be reached is used, with a note, for this long", unit="seconds"
+        300.0,
+        "the source of an image that a job names by address or path is asked no more often than this",
+        unit="seconds",
     )
     cache_limit: int = setting(
         0,
@@ -167,7 +161,7 @@ class Overlays(Protocol):
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
     from belljar.errors import BadSetting
-    from belljar.image.site.master import mistakes
+    from belljar.image.site import mistakes
     from belljar.image.store.store import NAME
 
     if not (is_source(settings.default) or NAME.fullmatch(settings.default.removeprefix("sha256:"))):

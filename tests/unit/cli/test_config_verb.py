@@ -143,13 +143,9 @@ WRONG = [
     ("network", "bridge_dns", "'::1'", "no IPv4 address"),
     ("network", "mac_pool", "['01:00:00:00:00:01']", "unicast MAC address"),
     ("network", "isolated_net", "'10.98.0.0/25'", "10.98.0.0/25"),
-    ("image", "trust", "['debian*']", "does not name a signer"),
-    ("image", "trust", "['debian* ed25519:abcd']", "not an Ed25519 public key"),
-    ("image", "trust", "['debian* x509:certificates:/DC=ch']", "must be an absolute path"),
-    ("image", "trust", "['debian* x509:/certificates:(']", "is not a pattern"),
-    ("image", "sources", "['images']", "is not an absolute path"),
-    ("image", "sources", "['ftp://example.org/images']", "folders, file, http and https"),
-    ("image", "sources", "['/shared/images']", "without lines in `image.trust`"),
+    ("image", "sources", f"['images#sha256={64 * 'a'}']", "is not an absolute path"),
+    ("image", "sources", f"['ftp://example.org/images#sha256={64 * 'a'}']", "or an address: file, http, https"),
+    ("image", "sources", "['/shared/images']", "does not end with #sha256=DIGEST"),
     ("machine", "cpus", "0", "must be at least 1, not 0"),
     ("machine", "memory", "'32M'", "must be at least 64M, not 32M"),
     ("machine", "cpus", "100_000_000_000_000_000_000_000", "must be at most 4096, not 1e+23"),
@@ -172,8 +168,7 @@ WRONG = [
 def test_check_finds_what_would_be_refused_only_when_it_is_used(
     call: Any, file: Path, capsys: Any, section: str, key: str, value: str, named: str
 ) -> None:
-    trust = "trust = ['* unsigned']\n" if key == "sources" and "shared" not in value else ""
-    file.write_text(f"[{section}]\n{key} = {value}\n{trust}")
+    file.write_text(f"[{section}]\n{key} = {value}\n")
     assert call("config", "check") == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{file}:2, {section}.{key}: ") and named in line and line.endswith(")"), line
@@ -196,11 +191,9 @@ mac_pool = ["52:54:00:00:00:01-52:54:00:00:00:20"]
 cpu = "max,-avx512f"
 [image]
 default = "sha256:a68fbddc316f2fc2d8671ab62f85f96e7ca7d69477a8e6fbcf1512d76e6185cf"
-sources = ["/shared/images", "https://images.example.org/site"]
-trust = [
-    "debian*|site-* ed25519:r5yOLCmqu+aY59DK0zaCteNFxjg1uAODecaQ8K0nXEI=",
-    "cms-*          x509:/etc/grid-security/certificates:/DC=ch/DC=cern/OU=computers/CN=images.*",
-    "test-*         unsigned",
+sources = [
+    "/shared/images#sha256=9cc9d0a4faa8e7c6f06ec9b79591cb0988a621efa3f8cef5d93d8c6e98c581ab",
+    "https://images.example.org/cms#sha256=57b1faa8e7c6f06ec9b79591cb0988a621efa3f8cef5d93d8c6e98c581ab9cc9",
 ]
 """)
     assert call("config", "check") == 0, capsys.readouterr().out

@@ -18,7 +18,6 @@ LOCKED = {
     "machine.hypervisor": "'libvirt:qemu+tcp://elsewhere/system'",
     "machine.network": "'user'",
     "machine.cpus": "64",
-    "image.trust": "['* unsigned']",
     "image.sources": "['/home/me/images']",
     "paths.site_store": "'/home/me/store'",
     "paths.run": "'/home/me/run'",

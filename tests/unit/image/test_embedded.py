@@ -18,7 +18,6 @@ from belljar.errors import BadOption, SignatureRefused
 from belljar.image.intake import embedded, sources
 from belljar.image.intake.embedded import BLOCK
 from belljar.image.intake.sources import Order
-from belljar.image.site import trust
 from belljar.image.store.store import Store
 from belljar.model import MIB
 
@@ -46,8 +45,8 @@ def image(path: Path, signer: Holder, payload: bytes = PAYLOAD, *, as_real: bool
     return path
 
 
-def rule(tmp_path: Path, dn: str = DN) -> trust.Rule:
-    return trust.signer_of(f"x509:{tmp_path}/ca:{dn}")
+def rule(tmp_path: Path, dn: str = DN) -> embedded.Signer:
+    return embedded.signer_of(f"x509:{tmp_path}/ca:{dn}")
 
 
 @pytest.mark.parametrize("as_real", [False, True])
@@ -111,5 +110,6 @@ def test_an_import_takes_only_what_was_signed(
     with pytest.raises(SignatureRefused):
         sources.bring(store, Order(str(tmp_path / "plain"), "other", signer=asked))
     assert [one.names for one in store.images()] == [("mine",)]
-    with pytest.raises(BadOption):
-        sources.check(Order(str(path), "mine", signer="ed25519:x"))
+    for words in ("ed25519:x", "x509:relative:x", f"x509:{tmp_path}:", f"x509:{tmp_path}:("):
+        with pytest.raises(BadOption):
+            sources.check(Order(str(path), "mine", signer=words))

@@ -122,8 +122,10 @@ def check(order: Order) -> None:
     scheme = urlsplit(order.source).scheme if "://" in order.source else "file"
     if scheme not in ("file", "http", "https"):
         raise BadOption(f"{scheme}: images come from files, http and https")
-    if order.signer and not order.signer.startswith("x509:"):
-        raise BadOption(f"--signer {order.signer}: not of the form x509:FOLDER:DN")
+    if order.signer:
+        from belljar.image.intake import embedded
+
+        embedded.signer_of(order.signer)
     for path in (order.kernel, order.initrd, _local(order.source)):
         if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
@@ -243,11 +245,13 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
     """Who signed the file, where a signer was asked for. Checked before anything else reads the file."""
     if not order.signer:
         return ""
+    from datetime import UTC, datetime
+
     from belljar.image.intake import embedded
-    from belljar.image.site import trust
 
     progress.step("Checking its signature")
-    return embedded.verify(blob, trust.signer_of(order.signer), trust.moment(time.time()))
+    now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
+    return embedded.verify(blob, embedded.signer_of(order.signer), now)
 
 
 def _flatten(blob: Path, raw: Path, largest: int) -> None:

@@ -1,276 +1,342 @@
-"""Put images into a master store: a folder on a file system the site's hosts share, or that a web server serves.
+"""Change a repository: a folder on a file system that the site's hosts share, or that a web server serves.
 
-Files first, then signatures, then the index in one rename: a reader sees the old index or the new one, whole. Publishers
-on several hosts take turns at the index (flock on `.publish.lock`), and pack side by side.
+New files first, then the metadata of roles, then snapshot and timestamp: a reader sees the old state or the new one. One publisher
+works at a time (flock on `.publish.lock`). What lies in the folder is verified from the pinned root down before it is signed anew:
+somebody who can write there, and has no key, gets nothing signed.
 """
 
 from __future__ import annotations
 
-import errno
 import os
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageUnknown, OutputUnwritable
-from belljar.host.files import no_space_as_error, sync, write_whole
+from securesystemslib.signer import CryptoSigner, SSlibKey
+from tuf.api import metadata as tuf
+from tuf.api.exceptions import DownloadError, RepositoryError
+
+from belljar import errors
+from belljar.host import commands
+from belljar.host.files import no_space_as_error, private_folder, read_capped, sync, write_whole
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
-from belljar.image.site import index
-from belljar.image.site.index import Entry, Index, Part, Statement
-from belljar.image.store import manifest
-from belljar.image.store.store import check_name
-from belljar.records import dataclass, replace
+from belljar.image.site import DISK, INITRD, KERNEL, PIN, Source, packed_file, source_of, target_path
+from belljar.image.site.client import Fetcher, pinned_root
+from belljar.image.store.manifest import sha256_of
+from belljar.image.store.store import NAME, check_name
 
 if TYPE_CHECKING:
-    from belljar.image.site.signing import Signer
     from belljar.image.store.store import Store
 
-PACKING_TIMEOUT = 4 * 3600
+PACKING_TIMEOUT, LOCK_TIMEOUT = 4 * 3600, 3600.0
 LOCK = ".publish.lock"
-LOCK_TIMEOUT = 600.0
-DRAFT = f".{index.INDEX}."
-FILE, FOLDER = 0o644, 0o755  # readable by all: a web server runs as another user
-WRITING_AGE = 3600.0
-UNUSED_AGE = 7 * 86400.0  # seconds; so long a file stays for downloads that began with an older index
 LEVEL = "-6"  # of a Debian image: a few per cent larger than with -9, in a bit more than half the time
+FILE, FOLDER = 0o644, 0o755  # readable by all: a web server runs as another user
+DAY = 86400.0
+UNUSED_AGE = 7 * DAY  # so long a file stays for downloads that began with an older state
+LIFETIMES = {"root": 5 * 365 * DAY, "snapshot": 14 * DAY, "timestamp": 14 * DAY}
+LIFETIME, SOON = 365 * DAY, 60 * DAY  # of the roles that publish images
+KEYS = {"root": ("root",), "targets": ("targets",), "online": ("snapshot", "timestamp")}  # a key's file -> its roles
 
 
-@dataclass(frozen=True)
-class Change:
-    """What is to be done to a master store."""
+def load_keys(paths: Sequence[Path]) -> list[CryptoSigner]:
+    """The keys in these files (PEM, for their owner alone), and in the *.pem of folders. Raises InputMissing, NotPermitted."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    names: Mapping[str, Image]  # name there -> image here
-    remove: tuple[str, ...] = ()
-    signer: Signer | None = None
-    valid: float = 0.0  # seconds until the index expires; 0: never
-    prune: bool = False
-
-
-def folder_of(target: str) -> Path:
-    """The folder of a master store one can publish to. Raises BadOption."""
-    parts = urlsplit(target)
-    if "://" in target and parts.scheme != "file":
-        raise BadOption(
-            f"--to {target}: belljar publishes into folders only",
-            hint="Publish into the folder that the web server serves.",
-        )
-    return Path(unquote(parts.path)) if "://" in target else Path(target)
+    signers = []
+    for path in (file for given in paths for file in (sorted(given.glob("*.pem")) if given.is_dir() else [given])):
+        try:
+            data, mode = read_capped(path, 64 << 10), path.stat().st_mode
+            signers.append(CryptoSigner(load_pem_private_key(data, None)))
+        except (OSError, ValueError, TypeError, errors.UnsafeFolder) as exc:
+            hint = "`belljar image key FILE` makes one."
+            raise errors.InputMissing(f"{path}: not a private key: {exc}", hint=hint) from exc
+        if mode & 0o077:
+            raise errors.NotPermitted(f"{path}: others may read this key", hint="chmod 600 it; if they did, rotate it.")
+    return signers
 
 
-def publish(
-    store: Store, folder: Path, change: Change, progress: Progress, now: Callable[[], float] = time.time
-) -> Index:
-    """Carry out the change; returns the index that is there then. Without names it is only renewed. Raises ImageCorrupt for
-    an image that is not what was stored, ImageUnknown for a name to remove that is not there."""
-    for name in change.names:
-        check_name(name)
-    if change.signer is not None:
-        from belljar.image.site.signing import needed
+def make_key(path: Path) -> CryptoSigner:
+    """The Ed25519 key in a file, made now where there is none. Raises OutputUnwritable."""
+    if not path.exists():
+        try:
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(CryptoSigner.generate_ed25519().private_bytes)
+        except OSError as exc:
+            raise errors.OutputUnwritable(f"{path}: {exc.strerror}", hint="Name a new file.") from exc
+    return load_keys([path])[0]
 
-        needed()
-    with _as_unwritable(folder):
-        _make(folder)
-        _make(folder / index.BLOBS)
-        _make(folder / index.SIGNATURES)
+
+def public_word(signer: CryptoSigner) -> str:
+    return f"{signer.public_key.keytype}:{signer.public_key.keyval['public']}"
+
+
+def init(folder: Path, keys: Path, now: float | None = None) -> str:
+    """Make a repository, and in *keys* a key for its root, one for the site's images, one for its timestamps. Returns the line for
+    `image.sources`. After a crash it goes on."""
+    with _our_words(folder):
+        for path in (folder, folder / "metadata", folder / "targets"):
+            _make(path)
         with suppress(FileExistsError):  # for all of a group's publishers
             os.close(os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660))
-    images = {one.digest: one for one in change.names.values()}
-    with ExitStack() as held:
-        for image in images.values():
-            held.enter_context(store.hold(image, "publish"))
-        before = read_index(folder)
-        parts = {digest: _parts(store, folder, image, before, progress) for digest, image in images.items()}
-        progress.step("Writing the index")
-        held.enter_context(locked(folder / LOCK, timeout=LOCK_TIMEOUT, what=f"publish in {folder}"))
-        present = read_index(folder)
-        for digest in parts:  # somebody may have pruned meanwhile
-            if not all(_is_there(folder, part) for part in parts[digest].values()):
-                parts[digest] = _parts(store, folder, images[digest], present, progress)
-        made = _changed(present, change, parts, int(now()))
-        _write(folder, made, change.signer)
-        _tidy(folder, now())
-        if change.prune:
-            _prune(folder, made, now())
-    return made
-
-
-def read_index(folder: Path) -> Index:
-    """What is published there; an empty index where nothing is. Raises NotAnIndex."""
-    path = folder / index.INDEX
-    try:
-        with open(path, "rb") as file:
-            return index.read(file.read(index.LARGEST_INDEX + 1), str(path))
-    except FileNotFoundError:
-        return Index(0, 0, 0)
-
-
-def _changed(present: Index, change: Change, parts: Mapping[str, Mapping[str, Part]], moment: int) -> Index:
-    """The next index. Versions never go back, not even where a master store is made anew: they are at least the time."""
-    entries = dict(present.entries)
-    for name in change.remove:
-        if entries.pop(name, None) is None:
-            raise ImageUnknown(f"{name}: not published there", hint="Its index.json tells what is.")
-    for name, image in change.names.items():
-        entries[name] = _entry(name, image, entries.get(name), parts[image.digest], change.signer, moment)
-    expires = moment + int(change.valid) if change.valid else 0
-    return Index(max(present.version + 1, moment), moment, expires, entries)
-
-
-def _entry(
-    name: str, image: Image, before: Entry | None, parts: Mapping[str, Part], signer: Signer | None, moment: int
-) -> Entry:
-    old = before.statement if before else None
-    previous: tuple[str, ...] = ()
-    if old is not None:
-        kept = (old.digest, *old.previous) if old.digest != image.digest else old.previous
-        previous = tuple(one for one in dict.fromkeys(kept) if one != image.digest)[: index.MOST_PREVIOUS]
-    statement = Statement(
-        name=name, version=max(old.version + 1 if old else 0, moment), published=moment, digest=image.digest,
-        virtual_size=image.virtual_size, append=image.append, os=_one_line(image.os), created=int(image.created),
-        made_from=_one_line(str(image.facts.get("made_from") or image.source)), boot_digest=image.boot_digest,
-        facts=_facts(image.facts), parts=parts, previous=previous,
-    )  # fmt: skip
-    data = index.statement_bytes(statement)
-    from belljar.image.site.signing import STATEMENT
-
-    return Entry(statement, () if signer is None else (signer.sign(STATEMENT, data),), data)
-
-
-def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that are published: none about how the image came here."""
-    ours = ("published", "signer", "made_from")
-    return {
-        name: list(fact) if isinstance(fact, tuple) else fact
-        for name, fact in facts.items()
-        if name not in ours and isinstance(fact, (str, int, list, tuple))
-    }
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)[: index.LARGEST_WORDS]
-
-
-def _parts(store: Store, folder: Path, image: Image, before: Index, progress: Progress) -> Mapping[str, Part]:
-    """The image's files in the master store, packed where they are not there yet, or not as they were."""
-    for entry in before.entries.values():
-        known = entry.statement.parts
-        if _is_same(image, entry.statement) and all(_is_there(folder, part) for part in known.values()):
-            progress.step(f"Comparing what is published of {image.digest:.12} with its digests")
-            if all(manifest.sha256_of(folder / index.BLOBS / part.blob) == part.blob for part in known.values()):
-                return known
-    progress.step(f"Comparing {image.digest:.12} with what was stored")
-    if wrong := store.verify(image):
-        raise ImageCorrupt(f"image {image.digest:.12}: {'; '.join(wrong)}")
-    files = {manifest.DISK: image.disk, manifest.KERNEL: image.kernel, manifest.INITRD: image.initrd}
-    return {name: _packed(folder, path, progress) for name, path in files.items() if path}
-
-
-def _is_same(image: Image, statement: Statement) -> bool:
-    return (image.digest, image.boot_digest) == (statement.digest, statement.boot_digest)
-
-
-def _is_there(folder: Path, part: Part) -> bool:
-    try:
-        return (folder / index.BLOBS / part.blob).stat().st_size == part.blob_size
-    except OSError:
-        return False
-
-
-def _packed(folder: Path, path: Path, progress: Progress) -> Part:
-    """Pack a file into the master store, under its digest."""
-    progress.step(f"Packing {path.name}")
-    blobs = folder / index.BLOBS
-    draft = blobs / f".{os.urandom(8).hex()}"
-    try:
-        with no_space_as_error(blobs):
-            draft.touch(0o600, exist_ok=False)
-            _run_zstd(["zstd", "-q", "-f", "-T0", LEVEL, "-o", str(draft), "--", str(path)], draft)
-            draft.chmod(FILE)
-            sync(draft)
-        blob, size = manifest.sha256_of(draft), draft.stat().st_size
-        draft.rename(blobs / blob)
-        sync(blobs)
-        os.utime(blobs / blob)  # another publisher must not prune it as old
-    finally:
-        draft.unlink(missing_ok=True)
-    return Part(manifest.sha256_of(path), path.stat().st_size, index.ZSTD, blob, size)
-
-
-def _run_zstd(argv: list[str], draft: Path) -> None:
-    from belljar.host import commands
-
-    try:
-        commands.run(argv, timeout=PACKING_TIMEOUT, bound=True)
-    except CommandFailed as exc:
-        if "No space left" in exc.message:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft)) from exc
-        raise
-
-
-def _write(folder: Path, made: Index, signer: Signer | None) -> None:
-    from belljar.image.site import signing
-
-    data = index.index_bytes(made)
-    if len(data) > index.LARGEST_INDEX:
-        raise BadOption(f"{folder}: an index of {len(data)} bytes is too large", hint="Use a second master store.")
-    signatures = [] if signer is None else [signer.sign(signing.INDEX, data)]
-    place = folder / index.SIGNATURES / f"{sha256(data).hexdigest()}.json"
-    write_whole(place, index.canonical(signing.as_json(signatures)), mode=FILE, durable=True)
-    write_whole(folder / index.INDEX, data, mode=FILE, durable=True)
-
-
-def _tidy(folder: Path, now: float) -> None:
-    """Remove old files that killed publishers left half written."""
-    places = (folder, folder / index.BLOBS, folder / index.SIGNATURES)
-    for path in (path for place in places for path in place.iterdir()):
-        is_draft = path.name.startswith(DRAFT if path.parent == folder else ".")
-        with suppress(FileNotFoundError):
-            if is_draft and now - path.stat().st_mtime > WRITING_AGE:
-                path.unlink()
-
-
-def _prune(folder: Path, made: Index, now: float) -> None:
-    """Remove files that no statement names, and signatures of other indexes, once they are old."""
-    wanted = {part.blob for entry in made.entries.values() for part in entry.statement.parts.values()}
-    wanted.add(f"{sha256(index.index_bytes(made)).hexdigest()}.json")
-    for path in (*(folder / index.BLOBS).iterdir(), *(folder / index.SIGNATURES).iterdir()):
-        with suppress(FileNotFoundError):
-            if path.name not in wanted and now - path.stat().st_mtime > UNUSED_AGE:
-                path.unlink()
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(FOLDER)
-        folder.chmod(FOLDER)
-    except FileExistsError:
-        pass
+    if (folder / "metadata/timestamp.json").exists():
+        raise errors.BadOption(f"{folder}: a repository is there already", hint="Leave --init out.")
+    private_folder(keys)
+    signers = {key: make_key(keys / f"{key}.pem") for key in KEYS}
+    if not (path := folder / "metadata/1.root.json").exists():
+        metadata = tuf.Metadata(tuf.Root(expires=_date((now or time.time()) + LIFETIMES["root"])))
+        for key, role in ((key, role) for key, roles in KEYS.items() for role in roles):
+            metadata.signed.add_key(signers[key].public_key, role)
+        metadata.sign(signers["root"])
+        write_whole(path, metadata.to_bytes(), mode=FILE, durable=True)
+    line = f"{folder.absolute()}{PIN}{sha256(path.read_bytes()).hexdigest()}"
+    with opened(line, list(signers.values()), now):
+        return line
 
 
 @contextmanager
-def _as_unwritable(folder: Path) -> Iterator[None]:
+def opened(line: str, signers: list[CryptoSigner], now: float | None = None) -> Iterator[Repository]:
+    """The repository in a line of `image.sources`, to change it. At the end all that these keys can sign is renewed. Raises
+    NotPermitted where keys are missing, RepositoryRefused where somebody without keys has changed it."""
+    source = source_of(line)
+    folder = Path(unquote(urlsplit(source.address).path))
+    if not (source.address.startswith("file:") and (folder / "metadata").exists()):
+        hint = "Give the folder that the web server serves; `belljar image publish --init` makes one."
+        raise errors.BadOption(f"{source.shown}: not a folder with a repository", hint=hint)
+    with _our_words(folder), locked(folder / LOCK, timeout=LOCK_TIMEOUT, what=f"publish in {folder}"):
+        repository = Repository(folder, source, signers, time.time() if now is None else now)
+        yield repository
+        repository.save()
+
+
+@contextmanager
+def _our_words(folder: Path) -> Iterator[None]:
     try:
         with no_space_as_error(folder):
             yield
     except OSError as exc:
-        raise OutputUnwritable(f"{folder}: {exc.strerror}", hint="Name a folder you may write to, with --to.") from exc
+        hint = "Name a folder you may write to, with --to."
+        raise errors.OutputUnwritable(f"{folder}: {exc.strerror}", hint=hint) from exc
+    except (RepositoryError, DownloadError) as exc:
+        raise errors.RepositoryRefused(f"{folder}: {exc}") from exc
 
 
-def images_of(store: Store, references: Sequence[str], name: str) -> dict[str, Image]:
-    """Name there -> image, for images named here. Raises ImageUnknown, BadOption."""
-    if name and len(references) != 1:
-        raise BadOption("--as gives one image its name", hint="Publish images with other names one by one.")
-    found = {}
-    for reference in references:
-        image = store.resolve(reference)
-        called = name or (reference if reference in image.names else next(iter(image.names), ""))
-        if not called:
-            raise BadOption(f"{reference}: the image has no name", hint="Give it one there, with --as NAME.")
-        found[called] = replace(image, names=(called,))
-    return found
+class Repository:
+    """The latest metadata of each role, verified from the root down; what is changed, and signed anew."""
+
+    def __init__(self, folder: Path, source: Source, signers: list[CryptoSigner], now: float) -> None:
+        self.folder, self.signers, self.now = folder, signers, now
+        self.notes: list[str] = []  # what the publisher should know
+        self.root = tuf.Metadata[tuf.Root].from_bytes(pinned_root(source, Fetcher(0)))
+        while (path := folder / f"metadata/{self.root.signed.version + 1}.root.json").exists():
+            newer = tuf.Metadata[tuf.Root].from_bytes(path.read_bytes())
+            for root in (self.root.signed, newer.signed):
+                root.verify_delegate("root", newer.signed_bytes, newer.signatures)
+            self.root = newer
+        self.former = deepcopy(self.root.signed)
+        self.roles: dict[str, tuf.Metadata[tuf.Targets]] = {}
+        self.roles["targets"] = self._latest("targets", self.former, tuf.Targets())
+        for role in self._delegated:
+            with suppress(RepositoryError):  # signed by keys it had before: the snapshot keeps the version that it has
+                self.roles[role] = self._latest(role, self.roles["targets"].signed, tuf.Targets())
+        self.snapshot = self._latest("snapshot", self.former, tuf.Snapshot())
+
+    def put(self, store: Store, name: str, image: Image, progress: Progress) -> None:
+        """Publish an image under this name, by the first role that may and whose keys are given. Raises ImageCorrupt for one that is
+        not what was stored."""
+        check_name(name)
+        path, delegated = target_path(name, DISK), self._delegated
+        may = [role for role in self.roles if role not in delegated or delegated[role].is_delegated_path(path)]
+        if not (role := next(filter(self._can, may), "")):
+            hint = "Give a key with --key; its site can let it publish names: `publish --delegate`."
+            raise errors.NotPermitted(f"{self.folder}: no key that was given may publish {name!r}", hint=hint)
+        files = {DISK: image.disk, KERNEL: image.kernel, INITRD: image.initrd}
+        paths = {part: path for part, path in files.items() if path}
+        with store.hold(image, "publish"):
+            if wrong := store.verify(image):
+                raise errors.ImageCorrupt(f"image {image.called}: {'; '.join(wrong)}")
+            targets = {part: self._packed(name, part, path, progress) for part, path in paths.items()}
+            stated = {part: {"sha256": sha256_of(path), "size": path.stat().st_size} for part, path in paths.items()}
+        ours = ("published", "signer", "made_from")
+        texts = {"os": image.os, "made_from": str(image.facts.get("made_from", image.source))}
+        targets[DISK].unrecognized_fields["custom"] = {
+            **{key: "".join(char if char.isprintable() else "?" for char in text) for key, text in texts.items()},
+            "facts": {key: fact for key, fact in image.facts.items() if key not in ours and not isinstance(fact, float)},
+            "append": image.append, "virtual_size": image.virtual_size, "files": stated,
+        }  # fmt: skip
+        self._drop(role, name)
+        self.roles[role].signed.targets |= {target_path(name, part): target for part, target in targets.items()}
+
+    def remove(self, name: str) -> None:
+        """Revoke an image: nodes take it away when they sync."""
+        if not any([self._drop(role, name) for role in self.roles if self._can(role)]):
+            text = f"{self.folder}: no role whose key was given publishes {name}"
+            raise errors.ImageUnknown(text, hint="`belljar image sync --dry-run` shows what is offered.")
+
+    def delegate(self, role: str, names: str, keys: Sequence[str], threshold: int) -> None:
+        """Let a role publish these names (patterns as the shell's, | between them) with so many of these public keys. One that is
+        there gets them in place of its own; without names it goes, with all its images."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        self._need("targets")
+        if not names and role in self._delegated:
+            del self._delegated[role]
+            return
+        if not NAME.fullmatch(role) or role in (*KEYS, *LIFETIMES) or not re.fullmatch(r"[A-Za-z0-9*?._|-]+", names):
+            raise errors.BadOption(f"--delegate {role} {names}: not of the form ROLE NAMES KEY, NAMES as in 'a-*|b'")
+        if len(keys) < threshold or not all(re.fullmatch(r"ed25519:[0-9a-f]{64}", word) for word in keys):
+            hint = "`belljar image key FILE` prints one: ed25519:..."
+            raise errors.BadOption(f"--delegate {role}: not enough public keys", hint=hint)
+        targets = self.roles["targets"].signed
+        targets.delegations = targets.delegations or tuf.Delegations({}, {})
+        paths = [f"{pattern}/*" for pattern in names.split("|")]
+        self._delegated[role] = tuf.DelegatedRole(role, [], threshold, True, paths)
+        for word in keys:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(word.partition(":")[2]))
+            targets.add_key(SSlibKey.from_crypto(key), role)
+
+    def rotate(self, key: str, folder: Path) -> None:
+        """Replace a key of KEYS by a new one, made in this folder; and renew the root, which no `save` does by itself."""
+        self._need("root")
+        signer = make_key(folder / f"{key}-{self.root.signed.version + 1}.pem")
+        self.signers.append(signer)
+        for role in KEYS[key]:
+            for keyid in list(self.root.signed.roles[role].keyids):
+                self.root.signed.revoke_key(keyid, role)
+            self.root.signed.add_key(signer.public_key, role)
+        self._write("root", self.root, self.former, self.root.signed)
+
+    def save(self) -> None:
+        """Renew all that the keys can sign."""
+        for role, metadata in self.roles.items():
+            if self._can(role):
+                self._write(role, metadata, self._delegator(role))
+            if metadata.signatures:
+                version = self.snapshot.signed.meta.setdefault(f"{role}.json", tuf.MetaFile())
+                version.version = max(version.version, metadata.signed.version)
+                if (left := metadata.signed.expires.timestamp() - self.now) < SOON:
+                    self.notes.append(f"the role {role} expires in {left / DAY:.0f} days: --refresh it with its key")
+        if self.root.signed.expires.timestamp() - self.now < SOON:
+            self.notes.append("the root expires in less than 60 days: --rotate root")
+        if not (self._can("snapshot") and self._can("timestamp")):
+            self.notes.append("nodes see this after the site's next `belljar image publish --refresh`")
+            return
+        self._write("snapshot", self.snapshot, self.root.signed)
+        timestamp = tuf.Metadata(tuf.Timestamp(snapshot_meta=tuf.MetaFile(self.snapshot.signed.version)))
+        with suppress(OSError, RepositoryError):
+            before = tuf.Metadata[tuf.Timestamp].from_bytes((self.folder / "metadata/timestamp.json").read_bytes())
+            timestamp.signed.version = before.signed.version
+        self._write("timestamp", timestamp, self.root.signed)
+        if set(self._delegated) <= set(self.roles):
+            self._prune()
+
+    # ---- inside
+
+    @property
+    def _delegated(self) -> dict[str, tuf.DelegatedRole]:
+        delegations = self.roles["targets"].signed.delegations
+        return {} if delegations is None or delegations.roles is None else delegations.roles
+
+    def _delegator(self, role: str) -> tuf.Root | tuf.Targets:
+        return self.roles["targets"].signed if role in self._delegated else self.root.signed
+
+    def _can(self, role: str) -> bool:
+        """Are enough keys of the role given?"""
+        if role in self.roles and role not in ("targets", *self._delegated):
+            return False  # it is not delegated any more
+        rule = self._delegator(role).get_delegated_role(role)
+        return len({signer.public_key.keyid for signer in self.signers} & set(rule.keyids)) >= rule.threshold
+
+    def _need(self, role: str) -> None:
+        if not self._can(role):
+            hint = "Name the files of its keys with --key."
+            raise errors.NotPermitted(
+                f"{self.folder}: this takes the role {role}, and too few of its keys were given", hint=hint
+            )
+
+    def _latest(self, role: str, delegator: tuf.Root | tuf.Targets, empty: Any) -> tuf.Metadata[Any]:
+        """The newest metadata of a role that is signed by its keys. Raises RepositoryError where there is only other metadata."""
+        pattern = re.compile(rf"(\d+)\.{re.escape(role)}\.json")
+        versions = [
+            int(match[1]) for path in (self.folder / "metadata").iterdir() if (match := pattern.fullmatch(path.name))
+        ]
+        for version in sorted(versions, reverse=True):
+            with suppress(RepositoryError):
+                metadata = tuf.Metadata[Any].from_bytes((self.folder / f"metadata/{version}.{role}.json").read_bytes())
+                delegator.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+                return metadata
+        if versions:
+            raise RepositoryError(f"no metadata of the role {role} is signed by its keys")
+        return tuf.Metadata(empty)
+
+    def _write(self, role: str, metadata: tuf.Metadata[Any], *delegators: tuf.Root | tuf.Targets) -> None:
+        """Sign it as its next version. That is at least the time, so that a repository from a backup goes on where it was."""
+        signed = metadata.signed
+        signed.version = signed.version + 1 if role == "root" else max(signed.version + 1, int(self.now))
+        signed.expires = _date(self.now + LIFETIMES.get(role, LIFETIME))
+        keyids = {keyid for delegator in delegators for keyid in delegator.get_delegated_role(role).keyids}
+        metadata.signatures.clear()
+        for signer in (signer for signer in self.signers if signer.public_key.keyid in keyids):
+            metadata.sign(signer, append=True)
+        for delegator in delegators:
+            delegator.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+        name = "timestamp.json" if role == "timestamp" else f"{signed.version}.{role}.json"
+        write_whole(self.folder / "metadata" / name, metadata.to_bytes(), mode=FILE, durable=True)
+
+    def _prune(self) -> None:
+        """Remove old files that no role names."""
+        used = {"timestamp.json", f"{self.snapshot.signed.version}.snapshot.json"}
+        for role, metadata in self.roles.items():
+            used.add(f"{metadata.signed.version}.{role}.json")
+            used |= {packed_file(target) for target in metadata.signed.targets.values()}
+        metadata_files = {path.name: path for path in (self.folder / "metadata").glob("*.json")}
+        files = {f"{path.parent.name}/{path.name}": path for path in (self.folder / "targets").glob("*/*")}
+        for name, path in (metadata_files | files).items():
+            with suppress(OSError):
+                is_old = self.now - path.stat().st_mtime > UNUSED_AGE
+                if name not in used and is_old and not name.endswith(".root.json"):
+                    path.unlink()
+
+    def _drop(self, role: str, name: str) -> bool:
+        targets = self.roles[role].signed.targets
+        paths = [path for path in targets if path.startswith(f"{name}/")]
+        for path in paths:
+            del targets[path]
+        return bool(paths)
+
+    def _packed(self, name: str, part: str, path: Path, progress: Progress) -> tuf.TargetFile:
+        progress.step(f"Packing {part}")
+        folder = self.folder / "targets" / name
+        _make(folder)
+        draft = folder / f".{os.urandom(8).hex()}"
+        try:
+            argv = ["zstd", "-q", "-T0", LEVEL, "-o", str(draft), "--", str(path)]
+            commands.run(argv, timeout=PACKING_TIMEOUT, bound=True)
+            target = tuf.TargetFile.from_file(target_path(name, part), str(draft), ["sha256"])
+            draft.chmod(FILE)
+            os.utime(draft)  # zstd gives it the time of *path*
+            sync(draft)
+            draft.rename(self.folder / "targets" / packed_file(target))
+            sync(folder)
+        finally:
+            draft.unlink(missing_ok=True)
+        return target
+
+
+def _make(folder: Path) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(FOLDER)  # whatever the umask
+
+
+def _date(seconds: float) -> datetime:
+    return datetime.fromtimestamp(int(seconds), UTC)

@@ -1,37 +1,41 @@
-"""Bring images from the site's sources into a store: one that a job misses, or all that have changed.
+"""Bring images from the site's repositories into a store: one that a job misses, or all that have changed.
 
-No source is asked for an image that is here. One process downloads for a store, others wait for it. A name moves to its new
-image in one step; running machines keep their image.
+No repository is asked for an image that is here. One process downloads for a store, others wait for it. A name moves to its new
+image in one step, once every byte of that was verified; running machines keep their image.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
-from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnfit, ImageUnknown, NoSpace
+from tuf.api.exceptions import LengthOrHashMismatchError
+
+from belljar.errors import BelljarError, ImageCorrupt, ImageInUse, ImageMismatch, ImageTooLarge, ImageUnknown, NoSpace
 from belljar.host.files import free_bytes
 from belljar.image import Image
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
-from belljar.image.site import index
-from belljar.image.site.index import Entry, Part, Statement
-from belljar.image.site.master import Master
+from belljar.image.site import DISK, INITRD, KERNEL, Source, packed_file
+from belljar.image.site.client import Catalog, Offer, ask
 from belljar.image.store import manifest
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
+    from tuf.api.metadata import TargetFile
+
     from belljar.image.store.store import Store
 
-UNPACKING_TIMEOUT = 3600
-CHECKING_TIMEOUT = 600
+UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
 LARGEST_BOOT_FILE = 1 << 30
-PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, FAILED = (
-    "up to date", "new", "updated", "repaired", "kept", "offered", "failed",
+AGAIN = "Ask the site to publish the image again, if that stays so."
+PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED = (
+    "up to date", "new", "updated", "repaired", "kept", "offered", "retired", "failed",
 )  # fmt: skip
 
 
@@ -42,98 +46,91 @@ class Synced:
     name: str
     digest: str
     source: str
-    what: str  # PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, FAILED
+    what: str  # PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED
     why: str = ""
     error: str = ""  # of FAILED: the class of the error, see docs/image-life.md
 
 
-def pull(store: Store, reference: str, *, now: float | None = None) -> Image:
+def pull(store: Store, reference: str) -> Image:
     """The image of this name or digest, brought from the first source that offers it. Raises ImageUnknown when none does."""
     with shown() as progress:
-        for source in store.settings.sources:
-            master = Master(store, source)
-            made = master.current(progress, youngest=store.settings.sync_interval, now=now)
-            if name := _offered(made, reference):
-                master.check(made.entries[name], now)
-                return bring(store, master, made.entries[name], progress)
-    raise ImageUnknown(
-        f"no image is called {reference!r}, and no source offers one",
-        hint="`belljar image sync --dry-run` shows what is offered.",
-    )
-
-
-def _offered(made: index.Index, reference: str) -> str:
-    """The name under which it is offered; "" when it is not. Raises ImageUnfit for a disk that is offered as several images."""
-    if reference in made.entries:
-        return reference
-    wanted = reference.removeprefix("sha256:")
-    fits = [one.statement for one in made.entries.values() if one.statement.digest == wanted]
-    if len({one.boot_digest for one in fits}) > 1:
-        raise ImageUnfit(
-            f"{reference}: {' and '.join(sorted(one.name for one in fits))} have this disk, and start it by other kernels",
-            hint="Ask for one of them by its name.",
-        )
-    return fits[0].name if fits else ""
+        for line in store.settings.sources:
+            catalog = ask(store, line, progress)
+            if offer := catalog.find(reference):
+                return bring(store, catalog.source, offer, progress)
+    hint = "`belljar image sync --dry-run` shows what is offered."
+    raise ImageUnknown(f"no image is called {reference!r}, and no source offers one", hint=hint)
 
 
 def sync(
-    store: Store, names: Sequence[str], sources: Sequence[str], *, everything: bool = False, dry_run: bool = False
+    store: Store, names: Sequence[str], lines: Sequence[str], *, everything: bool = False, dry_run: bool = False
 ) -> list[Synced]:
     """Ask every source; bring what is named, else whatever came from there before and has changed, or *everything* that is
-    offered. The error of one name is in its row, and the others go on."""
-    found: list[Synced] = []
-    taken: set[str] = set()
+    offered. A name that its source has revoked is taken away. The error of one name is in its row, and the others go on."""
+    rows: dict[str, Synced] = {}
     with shown() as progress:
-        for source in sources:
-            master = Master(store, source)
+        for line in lines:
             try:
-                made = master.current(progress, youngest=0)
+                catalog = ask(store, line, progress)
             except BelljarError as exc:
-                why = f"{exc.message} ({exc.hint})"
-                found.append(Synced("", "", master.place.shown, FAILED, why, type(exc).__name__))
+                rows[line] = _failed("", line.partition("#")[0].rpartition("@")[2], exc)
                 continue
-            ours = master.seen().ours
-            offered = list(made.entries) if everything or (dry_run and not names) else [*(names or ours)]
-            for name in offered:
-                if name in made.entries and name not in taken:
-                    taken.add(name)
-                    asked = everything or name in names
-                    found.append(_synced(store, master, made.entries[name], asked, dry_run, progress))
-            if not names and not everything:
-                gone = [name for name in ours if name not in made.entries]
-                found += [Synced(name, ours[name], master.place.shown, KEPT, "not offered any more") for name in gone]
-    all_answered = all(row.name for row in found)
-    missing = [name for name in names if name not in taken] if all_answered else []
-    return found + [Synced(name, "", "", FAILED, "no source offers it", ImageUnknown.__name__) for name in missing]
+            here = [image for image in store.images() if image.store == store.folder]
+            ours = [name for image in here for name in image.names if _came_from(image, name, catalog.source)]
+            is_wide = everything or (dry_run and not names)
+            for name in (*catalog.offers, *catalog.refused, *ours) if is_wide else names or ours:
+                if name not in rows and (name in catalog.offers or name in ours or name in catalog.refused):
+                    rows[name] = _synced(store, catalog, name, everything or name in names, dry_run, progress)
+    missing = [name for name in names if name not in rows] if all(row.name for row in rows.values()) else []
+    return [*rows.values(), *(Synced(name, "", "", FAILED, "no source offers it", "ImageUnknown") for name in missing)]
 
 
-def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bool, progress: Progress) -> Synced:
-    """Bring one name up to date. A name that was given to another image here stays, unless it was *asked* for."""
-    statement = entry.statement
-    row = Synced(statement.name, statement.digest, master.place.shown, PRESENT)
-    here = _present(store, statement.name)
+def _failed(name: str, source: str, exc: BelljarError) -> Synced:
+    return Synced(name, "", source, FAILED, f"{exc.message} ({exc.hint})", type(exc).__name__)
+
+
+def _came_from(image: Image, name: str, source: Source) -> bool:
+    return _origin(name, source) in image.facts.get("published", ())
+
+
+def _origin(name: str, source: Source) -> str:
+    """How an image knows that a name came to it from a source."""
+    return f"{name} {source.shown}"
+
+
+def _synced(store: Store, catalog: Catalog, name: str, is_asked: bool, dry_run: bool, progress: Progress) -> Synced:
+    """Bring one name up to date, or take it away."""
+    row = Synced(name, "", catalog.source.shown, RETIRED, "its source does not offer it any more")
+    image = _present(store, name)
     try:
-        if here is not None and here.digest == statement.digest and store.complaint(here):
-            row = replace(row, what=REPAIRED)
-        elif here is not None and here.digest == statement.digest:
-            seen = master.seen()
-            is_known = seen.versions.get(statement.name, 0) >= statement.version
-            if is_known and seen.ours.get(statement.name) == here.digest:
-                return row
-            row = replace(row, what=PRESENT if _is_as_stated(here, statement) else UPDATED)
-        elif here is not None:
-            if not asked and not _came_from(master, here, statement.name):
-                return replace(row, digest=here.digest, what=KEPT, why="another image was given this name here")
-            row = replace(row, what=UPDATED)
-        else:
-            row = replace(row, what=OFFERED if dry_run else NEW)
-        if dry_run:
+        if offer := catalog.offers.get(name):
+            what = _due(store, catalog.source, image, offer, is_asked)
+            row = replace(row, digest=offer.digest, what=OFFERED if dry_run and what == NEW else what, why="")
+            if what == KEPT:
+                row = replace(row, why="another image was given this name here")
+            elif what != PRESENT and not dry_run:
+                bring(store, catalog.source, offer, progress)
             return row
-        master.check(entry)
-        bring(store, master, entry, progress)
+        catalog.check(name)
+        if image is not None and not dry_run:
+            store.untag(name)
+            with suppress(ImageInUse):  # it goes when no machine runs on it: `gc`
+                store.remove(image, force=True, nameless=True)
     except BelljarError as exc:
-        return replace(row, what=FAILED, why=exc.message, error=type(exc).__name__)
+        return _failed(name, catalog.source.shown, exc)
     return row
+
+
+def _due(store: Store, source: Source, image: Image | None, offer: Offer, is_asked: bool) -> str:
+    """What is to be done about an offer. A name that was given to another image here stays, unless it was asked for."""
+    if image is None:
+        return NEW
+    if image.digest != offer.digest:
+        return UPDATED if is_asked or _came_from(image, offer.name, source) else KEPT
+    if store.complaint(image):
+        return REPAIRED
+    is_as_offered = image.boot_digest == offer.boot_digest and dict(offer.facts).items() <= image.facts.items()
+    return PRESENT if is_as_offered and (_came_from(image, offer.name, source) or not is_asked) else UPDATED
 
 
 def _present(store: Store, name: str) -> Image | None:
@@ -145,171 +142,111 @@ def _present(store: Store, name: str) -> Image | None:
     return None
 
 
-def _is_as_stated(here: Image, statement: Statement) -> bool:
-    """Is it this disk, with this kernel and these facts?"""
-    same = (here.digest, here.boot_digest) == (statement.digest, statement.boot_digest)
-    return same and all(here.facts.get(name) == fact for name, fact in statement.facts.items())
-
-
-def _came_from(master: Master, here: Image, name: str) -> bool:
-    """Did the name get this image from there? The image knows it too: a sync may have died before it noted that."""
-    is_noted = here.digest == master.seen().ours.get(name)
-    return is_noted or (here.source == master.place.shown and _version(here, name) > 0)
-
-
-def bring(store: Store, master: Master, entry: Entry, progress: Progress) -> Image:
-    """The image of a statement that was verified, with its name. Downloads it unless it is here. Raises ImageMismatch,
-    ImageCorrupt, ImageTooLarge, DownloadFailed, NoSpace; then nothing has changed."""
-    statement = entry.statement
-    check_sizes(entry, store.settings.max_size)
-    what = f"bring the image {statement.name}"
-    with intake.alone(store, fetch.key(f"image {statement.digest}"), what, progress):
-        image = _here(store, master, entry)
-        if image is not None:
+def bring(store: Store, source: Source, offer: Offer, progress: Progress) -> Image:
+    """The image that is offered, with its name. Downloads it unless it is here. Raises ImageMismatch, ImageCorrupt, ImageTooLarge,
+    ImageUnfit, DownloadFailed, NoSpace; then nothing has changed."""
+    with intake.alone(store, fetch.key(f"image {offer.digest}"), f"bring the image {offer.name}", progress):
+        if image := _here(store, source, offer):
             with suppress(ImageUnknown):  # removed just now
-                image = store.tag(image, statement.name)
-                master.note(statement.name, statement.version, statement.digest)
-                return image
-        _make_room(store, master, entry)
-        image = _fetched(store, master, entry, progress)
-        progress.step(f"Image {statement.name} is ready ({statement.digest:.12})")
-        master.note(statement.name, statement.version, statement.digest)
+                return store.tag(image, offer.name)
+        _make_room(store, source, offer)
+        image = _fetched(store, source, offer, progress)
+        progress.step(f"Image {offer.name} is ready ({offer.digest:.12})")
         return image
 
 
-def _make_room(store: Store, master: Master, entry: Entry) -> None:
-    """Keep to the cache's limit. Raises NoSpace where the image does not fit all the same, before a byte of it comes."""
-    parts = entry.statement.parts.values()
-    needed = sum(part.size for part in parts)
+def _here(store: Store, source: Source, offer: Offer) -> Image | None:
+    """The image, where this store has it whole, and as it is offered. A digest is of the disk alone, and a publisher of one name
+    must not change the kernel of another: raises ImageUnfit where the disk has other names and starts otherwise."""
+    try:
+        image = store.resolve(offer.digest)
+    except BelljarError:
+        return None
+    if image.store != store.folder or (offer.name not in image.names and store.verify(image)):
+        return None  # the latter: it was damaged since it was stored
+    facts = _facts(source, offer, image.facts.get("published", ()))
+    if others := tuple(name for name in image.names if name != offer.name):
+        offered = replace(image, boot_digest=offer.boot_digest, facts=dict(offer.facts))
+        manifest.same_start(replace(image, names=others), offered)
+        facts = {"published": facts["published"]}
+    elif image.boot_digest != offer.boot_digest:
+        return None
+    else:  # its publisher may have changed the facts
+        facts = {**dict.fromkeys(image.facts), **facts}
+    manifest.set_facts(image.disk.parent, facts, mode=store.file_mode)
+    return image
+
+
+def _facts(source: Source, offer: Offer, published: Iterable[str] = ()) -> dict[str, Any]:
+    origins = sorted({*published, _origin(offer.name, source)})
+    return {**offer.facts, "published": origins, "signer": f"role {offer.role}", "made_from": offer.image.made_from}
+
+
+def _make_room(store: Store, source: Source, offer: Offer) -> None:
+    """Raises ImageTooLarge, and NoSpace where the image does not fit though what the cache's limit wants gone is gone."""
+    unpacked = {part: file.size for part, file in offer.image.files.items()}
+    packed = [target.length for target in offer.targets.values()]
+    if (size := max(offer.image.virtual_size, *unpacked.values(), *packed)) > store.settings.max_size:
+        raise ImageTooLarge(f"{offer.name}: {size} bytes, the limit is {store.settings.max_size}")
+    if (size := max(unpacked.get(KERNEL, 0), unpacked.get(INITRD, 0))) > LARGEST_BOOT_FILE:
+        raise ImageTooLarge(f"{offer.name}: a kernel or ramdisk of {size} bytes", hint="No boot file is so large.")
+    needed = sum(unpacked.values())
     if store.settings.cache_limit:
         from belljar.image.store.sweep import make_room
 
         make_room(store, needed)
-    if master.place.folder is None:
-        needed += sum(part.blob_size for part in parts)
+    needed += 0 if source.address.startswith("file:") else sum(packed)
     if (free := free_bytes(store.folder)) < needed:
-        raise NoSpace(f"{store.folder}: {entry.statement.name} takes {needed} bytes, {free} are free")
+        raise NoSpace(f"{store.folder}: {offer.name} takes {needed} bytes, {free} are free")
 
 
-def _here(store: Store, master: Master, entry: Entry) -> Image | None:
-    """The image, where this store has it whole, and as it is stated. A digest is of the disk alone, and a publisher of
-    one name must not change the kernel of another: raises ImageUnfit where the disk has other names and starts otherwise."""
-    statement = entry.statement
-    try:
-        image = store.resolve(statement.digest)
-    except BelljarError:
-        return None
-    if image.store != store.folder:
-        return None
-    if statement.name not in image.names and store.verify(image):
-        return None  # it was damaged since it was stored
-    if others := [name for name in image.names if name != statement.name]:
-        manifest.same_start(replace(image, names=tuple(others)), _stated(image, statement))
-        return image
-    if image.boot_digest != statement.boot_digest:
-        return None
-    if statement.version > _version(image, statement.name):  # its publisher has changed the facts
-        facts = _facts(entry, master.signer(entry))
-        manifest.set_facts(image.disk.parent, {**dict.fromkeys(image.facts), **facts}, mode=store.file_mode)
-    return image
-
-
-def _stated(image: Image, statement: Statement) -> Image:
-    """The image as the statement has it."""
-    return replace(image, boot_digest=statement.boot_digest, facts=dict(statement.facts))
-
-
-def _version(image: Image, name: str) -> int:
-    """The version of this name the image was brought as; 0 when it came in another way."""
-    published, _, version = str(image.facts.get("published", "")).rpartition(" ")
-    return int(version) if published == name and version.isdecimal() else 0
-
-
-def check_sizes(entry: Entry, largest: int) -> None:
-    """Raise ImageTooLarge for a statement about more than may come here."""
-    statement = entry.statement
-    size = max(statement.virtual_size, *(part.size for part in statement.parts.values()))
-    packed = max(part.blob_size for part in statement.parts.values())
-    if max(size, packed) > largest:
-        raise ImageTooLarge(f"{statement.name}: {max(size, packed)} bytes, the limit is {largest}")
-    for name, part in statement.parts.items():
-        if name != manifest.DISK and part.size > LARGEST_BOOT_FILE:
-            raise ImageTooLarge(
-                f"{statement.name}: a {name} of {part.size} bytes", hint="That is too large for a boot file."
-            )
-
-
-def _fetched(store: Store, master: Master, entry: Entry, progress: Progress) -> Image:
-    statement = entry.statement
+def _fetched(store: Store, source: Source, offer: Offer, progress: Progress) -> Image:
     downloads: list[Path] = []
-    with intake.draft(store, statement.name) as folder:
-        for name, part in statement.parts.items():
-            blob = _blob(store, master, part, downloads, progress)
-            _unpack(blob, folder / name, part, progress)
+    image = offer.image
+    with intake.draft(store, offer.name) as folder:
+        for part, file in image.files.items():
+            packed = _packed(store, source, offer.targets[part], progress, downloads)
+            progress.step(f"Unpacking {part}")
+            _unpack(packed, folder / part, file.size)
         progress.step("Checking the disk")  # whoever signed it may have been wrong
-        size = check_qcow2(folder / manifest.DISK, store.settings.max_size, CHECKING_TIMEOUT)
-        if size != statement.virtual_size:
-            stated = f"a disk of {size} bytes, stated were {statement.virtual_size}"
-            raise ImageCorrupt(stated, hint="Publish the image again.")
+        size = check_qcow2(folder / DISK, store.settings.max_size, CHECKING_TIMEOUT)
+        if size != image.virtual_size:
+            raise ImageCorrupt(f"{offer.name}: a disk of {size} bytes, stated were {image.virtual_size}", hint=AGAIN)
         progress.step("Taking its digest")
-        signer = master.signer(entry)
-        what = manifest.Facts(
-            source=master.place.shown, append=statement.append, created=time.time(), os=statement.os,
-            virtual_size=statement.virtual_size, facts=_facts(entry, signer),
-        )  # fmt: skip
-        ordered = {name: part.sha256 for name, part in statement.parts.items()}
-        image = store.publish(folder, what, statement.name, ordered=ordered)
+        what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, _facts(source, offer))
+        ordered = {part: file.sha256 for part, file in image.files.items()}
+        stored = store.publish(folder, what, offer.name, ordered=ordered)
     for path in downloads:
         path.unlink(missing_ok=True)
-    return image
+    return stored
 
 
-def _facts(entry: Entry, signer: str) -> dict[str, Any]:
-    statement = entry.statement
-    ours = {
-        "published": f"{statement.name} {statement.version}",
-        "signer": signer or "nobody",
-        "made_from": statement.made_from,
-    }
-    return {**statement.facts, **ours}
-
-
-def _blob(store: Store, master: Master, part: Part, downloads: list[Path], progress: Progress) -> Path:
-    """The packed file: in the folder of the source, or downloaded."""
-    if (folder := master.place.folder) is not None:
-        path = folder / index.BLOBS / part.blob
-        try:
-            size = path.stat().st_size
-        except OSError as exc:
-            raise ImageCorrupt(f"{path}: {exc.strerror}", hint="Publish the image again.") from exc
-        if size != part.blob_size:
-            raise ImageMismatch(f"{path}: {size} bytes, ordered were {part.blob_size}", hint="Publish the image again.")
-        return path
-    url = master.place.of(index.BLOBS, part.blob)
-    downloads.append(_downloaded(store, url, part, progress))
-    return downloads[-1]
-
-
-def _downloaded(store: Store, url: str, part: Part, progress: Progress) -> Path:
-    """Downloaded and compared with its digest. Raises ImageMismatch, and what `fetch.download` raises."""
-    settings = replace(store.settings, max_size=part.blob_size)
-    path = fetch.download(url, store.work_folder("downloads"), settings, progress, is_pinned=True)
-    if (found := manifest.sha256_of(path)) != part.blob:
-        path.unlink(missing_ok=True)  # it must not be resumed
-        raise ImageMismatch(
-            f"{fetch.shown(url)}: ordered sha256 {part.blob}, got {found}",
-            hint="Publish the image again, if that stays so.",
-        )
+def _packed(store: Store, source: Source, target: TargetFile, progress: Progress, downloads: list[Path]) -> Path:
+    """The packed file, verified: in the folder of the source, or downloaded, where a broken download goes on."""
+    url = f"{source.address}/targets/{packed_file(target)}"
+    if is_local := url.startswith("file:"):
+        path = Path(unquote(urlsplit(url).path))
+    else:
+        settings = replace(store.settings, max_size=target.length)
+        path = fetch.download(url, store.work_folder("downloads"), settings, progress, is_pinned=True)
+        downloads.append(path)
+    try:
+        with open(path, "rb") as data:
+            target.verify_length_and_hashes(data)
+    except OSError as exc:
+        raise ImageCorrupt(f"{path}: {exc.strerror}", hint=AGAIN) from exc
+    except LengthOrHashMismatchError as exc:
+        if not is_local:
+            path.unlink()  # it must not be resumed
+        raise ImageMismatch(f"{fetch.shown(url)}: {exc}", hint=AGAIN) from exc
     return path
 
 
-def _unpack(blob: Path, out: Path, part: Part, progress: Progress) -> None:
+def _unpack(packed: Path, out: Path, size: int) -> None:
     """Unpack into a new file of exactly the size that was stated."""
-    progress.step(f"Unpacking {out.name}")
-    program = ["zstd", "-dcq", "--memory=1024MB"] if part.form == index.ZSTD else ["cat"]
     try:
-        run(program, [], UNPACKING_TIMEOUT, part.size, stdin=blob, stdout=out)
+        run(["zstd", "-dcq", "--memory=1024MB"], [], UNPACKING_TIMEOUT, size, stdin=packed, stdout=out)
     except (ImageCorrupt, ImageTooLarge) as exc:
-        raise ImageMismatch(f"{out.name}: {exc.message}", hint="Publish the image again.") from exc
-    if (size := out.stat().st_size) != part.size:
-        raise ImageMismatch(f"{out.name}: {size} bytes, ordered were {part.size}", hint="Publish the image again.")
+        raise ImageMismatch(f"{out.name}: {exc.message}", hint=AGAIN) from exc
+    if (has := out.stat().st_size) != size:
+        raise ImageMismatch(f"{out.name}: {has} bytes, stated were {size}", hint=AGAIN)

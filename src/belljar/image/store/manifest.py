@@ -143,8 +143,8 @@ def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
 
 def origin_command(image: Image) -> str:
     """The command that brings this image, or the present one of its name, again."""
-    if published := str(image.facts.get("published", "")):
-        return f"belljar image sync {published.rpartition(' ')[0]}"
+    if published := image.facts.get("published"):
+        return f"belljar image sync {published[0].partition(' ')[0]}"
     name = image.names[0] if image.names else "NAME"
     kind, _, suite = image.source.rpartition(" ")
     if kind == "build debian":

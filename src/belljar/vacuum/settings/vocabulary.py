@@ -54,7 +54,7 @@ IGNORED = {
     "container_command": CONTAINERS, "tmp_binds": CONTAINERS,
     "cvmfs_repositories": "a machine mounts CernVM-FS itself",
     "root_device": "the disk is vda", "scratch_device": "there is one disk",
-    "image_signing_dn": "set image.trust, or import the image with --signer",
+    "image_signing_dn": "import the image with --signer",
     "user_data_proxy": PROXIES, "legacy_proxy": PROXIES,
 }  # fmt: skip
 FREE = {
