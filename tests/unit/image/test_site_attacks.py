@@ -236,6 +236,20 @@ def test_a_delegate_cannot_have_the_site_sign_for_it(site: Site) -> None:
     assert nothing_left(node)
 
 
+def test_a_former_state_under_a_new_number_is_not_signed_anew(site: Site) -> None:
+    """By somebody who can write to the folder, and would have a revoked image back; or an online key used for the wrong role."""
+    site.put("bad", b"1")
+    former = site.metadata("targets").read_bytes()
+    site.change(lambda repository: repository.remove("bad"))
+    for name, data in (("targets", former), ("snapshot", site.metadata("timestamp").read_bytes())):
+        (site.folder / f"metadata/99999999999.{name}.json").write_bytes(data)
+    site.put("base", b"2")
+    assert sorted(row.name for row in sync.sync(site.trusting(), (), (site.line,), dry_run=True)) == ["base"]
+    (site.folder / "metadata/2.root.json").write_bytes((site.folder / "metadata/1.root.json").read_bytes())
+    with pytest.raises(RepositoryRefused, match=r"2\.root\.json is version 1"):
+        site.put("base", b"3")
+
+
 def test_a_role_that_expired_costs_no_other_its_images_nor_its_own_nodes_theirs(site: Site) -> None:
     site.put("base", b"1")
     site.delegate("alice", "alice-*")

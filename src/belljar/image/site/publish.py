@@ -141,6 +141,8 @@ class Repository:
             newer = tuf.Metadata[tuf.Root].from_bytes(path.read_bytes())
             for root in (self.root.signed, newer.signed):
                 root.verify_delegate("root", newer.signed_bytes, newer.signatures)
+            if newer.signed.version != self.root.signed.version + 1:
+                raise RepositoryError(f"{path.name} is version {newer.signed.version}")
             self.root = newer
         self.former = deepcopy(self.root.signed)
         self.roles: dict[str, tuf.Metadata[tuf.Targets]] = {}
@@ -273,7 +275,8 @@ class Repository:
             with suppress(RepositoryError):
                 metadata = tuf.Metadata[Any].from_bytes((self.folder / f"metadata/{version}.{role}.json").read_bytes())
                 delegator.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
-                return metadata
+                if metadata.signed.version == version and isinstance(metadata.signed, type(empty)):
+                    return metadata
         if versions:
             raise RepositoryError(f"no metadata of the role {role} is signed by its keys")
         return tuf.Metadata(empty)
