@@ -129,7 +129,7 @@ def test_metadata_without_an_end_is_refused(site: Site, server: Server) -> None:
     site.put("base", b"1")
     site.trusting(site.serve(server))
     server.files["/images/metadata/timestamp.json"].endless = True
-    refused(site, RepositoryRefused, r"the limit is 16384.*timestamp\.json")
+    refused(site, RepositoryRefused, r"timestamp\.json: more than the limit of 16384")
 
 
 def test_a_file_without_an_end_is_not_taken(site: Site, server: Server) -> None:
@@ -144,7 +144,7 @@ def test_metadata_that_comes_byte_by_byte_is_given_up(site: Site, server: Server
     site.put("base", b"1")
     site.trusting(site.serve(server), stall_timeout=2.0)
     server.files["/images/metadata/timestamp.json"].drip = 0.05
-    refused(site, DownloadStalled, "timestamp.json: not whole in time")
+    refused(site, DownloadStalled, r"timestamp\.json: .*timed out")
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------

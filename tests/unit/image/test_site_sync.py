@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
-import signal
 import subprocess
 import sys
 import time
@@ -296,21 +294,6 @@ def test_more_than_the_node_takes_or_has_room_for_is_refused_before_it_comes(
     monkeypatch.setattr(sync, "free_bytes", lambda _: 1000)
     refused(site, NoSpace, "1000 are free")
     assert fetched(server) == []
-
-
-def test_a_full_disk_leaves_what_was_there(site: Site, server: Server) -> None:
-    site.put("base", os.urandom(1 << 20))
-    node = site.trusting(site.serve(server))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100 << 10, before[1]))
-    try:
-        with pytest.raises(NoSpace):
-            node.ensure("base")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert nothing_left(node)
-    node.ensure("base")
 
 
 def test_what_was_kept_of_a_source_may_be_lost_or_broken(site: Site) -> None:

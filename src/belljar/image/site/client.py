@@ -167,7 +167,8 @@ def _refuse(exc: Exception, source: Source, file: str) -> NoReturn:
     if isinstance(exc, DownloadError) and not isinstance(cause, ImageTooLarge):
         raise DownloadFailed(f"{source.shown}: {file}: {cause}", hint=UNREACHED) from exc
     is_stale = isinstance(exc, (refusals.ExpiredMetadataError, refusals.BadVersionNumberError))
-    raise RepositoryRefused(f"{source.shown}: {exc} (reading {file})", hint=STALE if is_stale else UNSIGNED) from exc
+    where = "" if isinstance(cause, ImageTooLarge) else f"{source.shown}: "
+    raise RepositoryRefused(f"{where}{exc} (reading {file})", hint=STALE if is_stale else UNSIGNED) from exc
 
 
 def _catalog(source: Source, updater: Updater, folder: Path) -> Catalog:
