@@ -183,9 +183,9 @@ class KeyPairExists(UsageError):
 
 
 class NotOurs(UsageError):
-    """A file of somebody else's stands where one of ours is to be."""
+    """The site has something of its own where ours is to be. Nothing was changed."""
 
-    hint = "Move it away, or merge what `belljar batch install --dry-run` shows into it by hand."
+    hint = "Do what is said there, then run it again. `belljar batch install --print` shows what ours is."
 
 
 class NotPermitted(UsageError):

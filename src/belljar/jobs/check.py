@@ -68,7 +68,7 @@ def _queues(system: str, place: Place) -> Iterator[Finding]:
     command, pattern = batch.load(system).site.needs.queues
     with suppress(BelljarError):  # told with the commands, or with the rules
         wanted = policy.queue_images(place.settings) if command else {}
-        known = re.findall(pattern, place.said(*command)) if wanted else []
+        known = re.findall(pattern, place.output(*command)) if wanted else []
         for queue in sorted({*wanted} - {*known}):
             detail, remedy = f"{system} has no queue {queue}", f"Correct the name; there are: {', '.join(known)}."
             yield Finding("batch.queue_images", False, detail, remedy)

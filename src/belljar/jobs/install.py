@@ -1,24 +1,22 @@
-"""`belljar batch install`: the engine of one system on this host, with its commands, its launchers and what was chosen before."""
+"""`belljar batch install`: one system on this host, with its commands, its launchers and what was chosen before."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.batch.install import commands as client
-from belljar.batch.install import files
-from belljar.batch.install.engine import Engine
-from belljar.batch.install.pieces import OurFile, Piece, Place, SiteOfSystem
-from belljar.errors import BadOption, HostError
-from belljar.jobs.node import own_prefix
-from belljar.records import dataclass, field
+from belljar.batch.install.engine import Installation
+from belljar.batch.install.pieces import Place
+from belljar.errors import HostError
+from belljar.jobs.node import folder_of, own_prefix
+from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from belljar.batch.install.commands import Client
@@ -42,7 +40,7 @@ entry({commands!r})
 
 @dataclass(frozen=True)
 class Asked:
-    """What an administrator asks for; what is left out is as at the last installation."""
+    """What an administrator asks for; what is left out, but for the prefix, is as at the last installation."""
 
     folder: str = ""
     prefix: str = ""
@@ -52,78 +50,56 @@ class Asked:
     anew: bool = False  # look for the system's commands again
 
 
-class Site(NamedTuple):
-    """One system on this host."""
-
-    engine: Engine
-    place: Place
-    site: SiteOfSystem
-    commands: Client
-    prefix: str
-
-
-def site_for(system: str, asked: Asked, house: House) -> Site:
+def installation(system: str, asked: Asked, house: House) -> tuple[Installation, Client]:
     """Options that were given at the installation hold until others are. Raises BadOption."""
-    site = batch.load(system).site
-    folder = Path(asked.folder).absolute() if asked.folder else site.needs.home(os.environ) or site.default_folder
-    try:
-        before = files.load(files.path_of(folder, system))
-    except ValueError as exc:
-        raise BadOption(str(exc), hint="Repair or remove that file.") from exc
-    prefixes = [Path(one).absolute() for one in (asked.prefix, before.prefix) if one] or [own_prefix()]
-    ours = client_for(system, asked, site, folder, prefixes)
-    settings, libexec = house.settings, prefixes[0] / "libexec"
-    timeout = settings.batch.ask_timeout
-
-    def execute(argv: tuple[str, ...], stdin: bytes) -> bytes:
-        return ours.run(argv, timeout, stdin)
-
+    site, settings = batch.load(system).site, house.settings
+    prefix = Path(asked.prefix).absolute() if asked.prefix else own_prefix()
+    ours = folder_of(system, prefix)
+    known = client.read(client.path_of(ours / "belljar"), system)
+    was = Path(known.site) if known and known.site else None
+    folder = (
+        Path(asked.folder).absolute() if asked.folder else site.needs.home(os.environ) or was or site.default_folder
+    )
+    options = {**(known.options if known else {}), **asked.options}
+    if known is None or asked.anew:
+        found = client.find(
+            system, site.needs, folder, os.environ, folders=asked.commands, named=asked.variables, known=known
+        )
+    else:
+        found = known
+    commands = replace(found, site=str(folder), options=options)
     place = Place(
-        settings=settings.batch, wrapper=libexec / f"wrap-{system}", belljar=libexec / f"belljar-{system}",
-        store=settings.paths.site_store or settings.paths.store, folder=folder, options={**before.options, **asked.options},
-        node=settings.paths.node, run=lambda argv: execute(argv, b""),
+        settings=settings.batch, wrapper=ours / f"wrap-{system}", belljar=ours / f"belljar-{system}",
+        store=settings.paths.site_store or settings.paths.store, folder=folder, options=options,
+        run=lambda argv: commands.run(argv, settings.batch.ask_timeout), node=settings.paths.node,
     )  # fmt: skip
     config = ["--config", str(house.config_file.absolute())] if house.config_file else []
-    own = functools.partial(launchers, ours, config=config)
-    words = ["belljar", *config, "batch", "install", system, "--folder", str(folder)]
-    words += ["--prefix", str(prefixes[0]), *(f"--set={key}={value}" for key, value in place.options.items())]
-    return Site(
-        Engine(system, site, place, own, execute, shlex.join(words)), place, site, ours, asked.prefix or before.prefix
-    )
+    words = ["belljar", *config, "batch", "install", system, "--folder", str(folder), "--prefix", str(prefix)]
+    words += [f"--set={key}={value}" for key, value in options.items()]
+    is_changed = known is not None and (known.site, known.options) != (commands.site, commands.options)
+    before = replace(place, folder=was or folder, options=known.options) if known and is_changed else None
+    return Installation(system, site, place, launchers(commands, place, config), shlex.join(words), before), commands
 
 
-def client_for(system: str, asked: Asked, site: SiteOfSystem, folder: Path, prefixes: list[Path]) -> Client:
-    """The system's commands: those of the installation, which `install` looks for anew. Raises BadOption."""
-    listed = [client.path_of(prefix / "libexec/belljar", system) for prefix in prefixes]
-    known = next((one for path in listed if (one := client.read(path, system))), None)
-    if known is not None and not asked.anew:
-        return known
-    return client.find(
-        system, site.needs, folder, os.environ, folders=asked.commands, named=asked.variables, known=known
-    )
-
-
-def launchers(ours: Client, place: Place, config: list[str]) -> list[Piece]:
+def launchers(commands: Client, place: Place, config: list[str]) -> dict[str, bytes]:
     """The executables that systems and hooks start, one word each; and the list of the system's commands for them."""
-    system = ours.system
+    system, listed = commands.system, client.path_of(place.wrapper)
     # Where the redirect says nothing to us, all that follows is the job's, dashes or not.
     wrap = [*config, "internal", "wrap", system, *(["--"] if batch.load(system).ends_words else [])]
-    return [
-        OurFile("the system's commands", client.path_of(place.wrapper, system), ours.as_json()),
-        _launcher(system, "belljar for hooks, with this site's settings", place.belljar, config),
-        _launcher(system, "what the system starts in place of a job", place.wrapper, wrap),
-    ]
+    return {
+        listed.name: commands.as_json(),
+        place.belljar.name: _launcher(system, "belljar for hooks, with this site's settings", listed, config),
+        place.wrapper.name: _launcher(system, "what the system starts in place of a job", listed, wrap),
+    }
 
 
-def _launcher(system: str, purpose: str, path: Path, words: list[str]) -> OurFile:
+def _launcher(system: str, purpose: str, listed: Path, words: list[str]) -> bytes:
     python = sys.executable
     if len(python) > LONGEST_SHEBANG or any(char.isspace() for char in python):
         raise HostError(f"{python}: a path that a `#!` line cannot hold", hint="Install belljar with another Python.")
-    listed = os.fspath(client.path_of(path, system))
-    text = LAUNCHER.format(
-        python=python, system=system, purpose=purpose, libraries=_libraries(), words=words, commands=listed
-    )
-    return OurFile(purpose, path, text.encode(), 0o755)
+    return LAUNCHER.format(
+        python=python, system=system, purpose=purpose, libraries=_libraries(), words=words, commands=os.fspath(listed)
+    ).encode()
 
 
 def _libraries() -> list[str]:

@@ -53,9 +53,14 @@ def runner(house: House, system: str, timeout: float) -> Run:
 
 def client_of(house: House, system: str) -> Client:
     """By the list that `batch install` made. Without one, by PATH: then a person asks."""
-    launcher = house.commands or own_prefix() / "libexec/belljar"
-    known = client.read(client.path_of(launcher, system), system)
+    launcher = house.commands or folder_of(system, own_prefix()) / "belljar"
+    known = client.read(client.path_of(launcher), system)
     return known or client.find(system, batch.load(system).site.needs, None, os.environ)
+
+
+def folder_of(system: str, prefix: Path) -> Path:
+    """Where `batch install` puts the launchers of a system, and all that belongs to them."""
+    return prefix / "libexec" / system
 
 
 def own_prefix() -> Path:

@@ -78,7 +78,7 @@ def test_a_command_gets_the_sites_variables_and_nothing_of_the_callers(
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     one = Client("lsf", {"bjobs": "/lsf/bin/bjobs"}, {"LSF_ENVDIR": "/lsf/conf"}, "/lsf/bin", {"X": "é"})
-    path = client.path_of(tmp_path / "wrap-lsf", "lsf")
+    path = client.path_of(tmp_path / "wrap-lsf")
     assert client.read(path, "lsf") is None
     path.write_bytes(one.as_json())
     assert client.read(path, "lsf") == one
@@ -200,7 +200,7 @@ def test_slurm_in_an_odd_place_is_called_there_by_hooks_and_users(
     assert main(["batch", "install", "slurm", "--prefix", str(opened / "opt")]) == 0
     monkeypatch.delenv("SLURM_CONF")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    launcher = str(opened / "opt/libexec/belljar-slurm")
+    launcher = str(opened / "opt/libexec/slurm/belljar-slurm")
     asked = subprocess.run([launcher, "internal", "ask", "slurm"], env={"SLURM_CONF": "/tmp/x"}, capture_output=True)
     assert (asked.returncode, asked.stdout, asked.stderr) == (0, b"it knows of 1 running jobs\n", b"")
     log.write_text("")
@@ -209,11 +209,11 @@ def test_slurm_in_an_odd_place_is_called_there_by_hooks_and_users(
     )
     assert log.read_text() == f"{etc}/slurm.conf {bins}/scontrol show node {os.uname().nodename}\n"
     capsys.readouterr()
-    main(["batch", "check", "slurm", "--folder", str(etc)])
+    main(["batch", "check", "slurm", "--prefix", str(opened / "opt")])
     said = capsys.readouterr().out
     assert f"ok   commands of slurm: {bins}\n" in said and "ok   a job's user can ask slurm: as " in said
     (bins / "squeue").unlink()
-    main(["batch", "check", "slurm", "--folder", str(etc)])
+    main(["batch", "check", "slurm", "--prefix", str(opened / "opt")])
     said = capsys.readouterr().out
     assert "BAD  commands of slurm: not found: squeue\n" in said
     assert "BAD  a job's user can ask slurm: as " in said and "--commands DIR" in said

@@ -14,7 +14,7 @@ import pytest
 from belljar.batch import Settings
 from belljar.batch.gridengine.hooks import value, with_complexes, with_verifier, without_complexes, without_verifier
 from belljar.batch.gridengine.site import LIBRARY, SITE, fingerprint
-from belljar.batch.install.pieces import Advice, Change, OurFile, Place
+from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, Place
 from belljar.errors import BadOption, CommandFailed, NotOurs
 
 COMPLEXES = """#name               shortcut   type        relop   requestable consumable default  urgency
@@ -52,7 +52,7 @@ def test_the_pieces_of_one_queue() -> None:
     changes = of(Change, place())
     lines = [" ".join(command) for one in changes for command in one.do]
     assert "qconf -mattr queue starter_method /opt/b/wrap-gridengine all.q" in lines
-    hook = "/var/lib/gridengine/default/common/belljar-hook"
+    hook = "/opt/b/belljar-hook"
     assert f"qconf -mattr queue prolog root@{hook} prolog $job_id $ja_task_id $job_owner all.q" in lines
     assert not any(one.is_done(QUEUE.encode()) for one in changes if one.probe[1] == "-sq")
 
@@ -89,10 +89,15 @@ def test_a_queue_of_the_sites_own_making_stays_as_it_is() -> None:
     assert not any("prolog" in command for one in of(Change, where) for command in one.do)
 
 
-@pytest.mark.parametrize("queue", ["$(id)", "a b", "-x", "gone.q"])
-def test_a_queue_that_is_none(queue: str) -> None:
+@pytest.mark.parametrize("queue", ["$(id)", "a b", "-x"])
+def test_a_queue_that_can_have_no_such_name(queue: str) -> None:
     with pytest.raises(BadOption):
         list(SITE.pieces(place(queue)))
+
+
+def test_a_queue_that_is_not_there_stops_install_and_not_uninstall() -> None:
+    (clash,) = of(Clash, place("gone.q"))
+    assert clash.purpose == "queue gone.q" and "`qconf -sql` lists the queues" in clash.text
 
 
 def test_without_a_queue_somebody_is_told_to_name_one() -> None:

@@ -14,7 +14,7 @@ from belljar.batch import Settings, load
 from belljar.batch.htcondor.ads import Expression, value_of
 from belljar.batch.htcondor.rules import requirement, requirements, sentence, start
 from belljar.batch.htcondor.site import SITE
-from belljar.batch.install.pieces import Change, Guard, OurFile, Place
+from belljar.batch.install.pieces import Change, Clash, OurFile, Place
 from belljar.errors import BadOption, CommandMissing
 
 NAME = 'isString(VmImage) && regexp("^[A-Za-z0-9]", VmImage) && !regexp("[^A-Za-z0-9._-]", VmImage) && size(VmImage) <= 100'
@@ -41,13 +41,15 @@ def file(folder: Path, name: str, settings: Settings | None = None) -> OurFile:
 def test_one_file_of_settings_and_its_scripts(tmp_path: Path) -> None:
     assert load("htcondor").site is SITE
     pieces = [one for one in SITE.pieces(place(tmp_path)) if isinstance(one, OurFile)]
-    assert [(one.path.name, one.mode) for one in pieces] == [
-        ("belljar-prepare", 0o755), ("belljar-shell", 0o755), ("belljar-publish", 0o755), ("belljar-pool-images", 0o755),
-        ("90-belljar.conf", 0o644),
-    ]  # fmt: skip
+    scripts = ["belljar-prepare", "belljar-shell", "belljar-publish", "belljar-pool-images"]
+    assert [one.path.name for one in pieces] == [*scripts, "90-belljar.conf"]
+    assert all(
+        one.content.startswith(b"#!") and b"@" not in one.content.replace(b"$@", b"").replace(b"[@]", b"")
+        for one in pieces[:-1]
+    )
     config = pieces[-1].content.decode()
     assert f"USER_JOB_WRAPPER = {tmp_path}/lib exec/wrap-htcondor\n" in config
-    assert "{" not in config, "every blank is filled in"
+    assert "@" not in config, "every blank is filled in"
 
 
 @pytest.mark.parametrize(
@@ -209,47 +211,54 @@ def test_what_jobs_cannot_see_is_found(tmp_path: Path) -> None:
 # -- what is the site's own ----------------------------------------------------------------------------------------------
 
 
-def guarded(
+def clashes(
     folder: Path, node: Path | None = Path("/var/lib/node"), options: dict[str, str] | None = None, **said: bytes
 ) -> dict[str, str]:
     where = replace(place(folder, **said), node=node, options=options or {})
-    seen = {one.purpose: one.seen() for one in SITE.pieces(where) if isinstance(one, Guard)}
-    return {name: text for name, text in seen.items() if text}
+    return {one.purpose: one.text for one in SITE.pieces(where) if isinstance(one, Clash)}
 
 
-def test_a_setting_that_our_file_hides_is_found_too(tmp_path: Path) -> None:
-    site, ours = tmp_path / "50-site.conf", tmp_path / "config.d/90-belljar.conf"
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A file of settings of the site's, beside ours."""
+    ours = tmp_path / "config.d/90-belljar.conf"
     ours.parent.mkdir()
-    ours.write_text("USER_JOB_WRAPPER = /opt/belljar/libexec/wrap-htcondor\n")
-    final_ = f"USER_JOB_WRAPPER = /opt/belljar/libexec/wrap-htcondor\n # at: {ours}, line 1\n".encode()
-    said = {"USER_JOB_WRAPPER": final_, "-config": f"Local:\n\t{site}\n\t{ours}\n\t{tmp_path}/none\n".encode()}
-    for text, found in (
-        ("# USER_JOB_WRAPPER = /own\n", False),
-        ("\nuser_job_wrapper=/own\n", True),
-        ("USER_JOB_WRAPPER =\n", False),
-    ):
-        site.write_text(text)
-        seen = guarded(tmp_path, **said)
-        assert ("USER_JOB_WRAPPER" in seen) is found, text
-        assert not found or f"/own ({site}, line 2)" in seen["USER_JOB_WRAPPER"]
+    ours.write_text("USER_JOB_WRAPPER = /opt/belljar/libexec/htcondor/wrap-htcondor\n")
+    return tmp_path / "config.d/50-site.conf"
 
 
-def test_a_wrapper_or_hook_of_the_sites_is_not_overridden(tmp_path: Path) -> None:
-    own = b"USER_JOB_WRAPPER = /site/wrap\n # at: /etc/condor/config.d/50-site.conf, line 3\n"
-    assert guarded(tmp_path) == {}
-    text = guarded(tmp_path, USER_JOB_WRAPPER=own)["USER_JOB_WRAPPER"]
-    assert "/site/wrap (/etc/condor/config.d/50-site.conf, line 3)" in text and "--set wrapper=site" in text
-    keyword = b"STARTER_JOB_HOOK_KEYWORD = SITE\n # at: /etc/condor/condor_config.local, line 1\n"
-    text = guarded(tmp_path, STARTER_JOB_HOOK_KEYWORD=keyword)["STARTER_JOB_HOOK_KEYWORD"]
-    assert text.startswith("SITE (/etc/condor/condor_config.local, line 1)") and "take it out" in text
-    ours = own.replace(b"/etc/condor/config.d/50-site.conf", os.fsencode(tmp_path / "config.d/90-belljar.conf"))
-    assert guarded(tmp_path, USER_JOB_WRAPPER=ours) == {}, "an older file of ours, with another prefix"
+def files_of(site: Path) -> dict[str, bytes]:
+    return {"-config": f"Local:\n\t{site}\n\t{site.with_name('90-belljar.conf')}\n\t{site}.none\n".encode()}
 
 
-def test_a_site_may_call_ours_from_its_own(tmp_path: Path) -> None:
-    own = b"USER_JOB_WRAPPER = /site/wrap\n # at: /etc/condor/config.d/50-site.conf, line 3\n"
-    chosen = {"wrapper": "site"}
-    assert guarded(tmp_path, options=chosen, USER_JOB_WRAPPER=own) == {}
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("# USER_JOB_WRAPPER = /own\n", ""), ("\nuser_job_wrapper=/own\n", "/own"), ("USER_JOB_WRAPPER =\n", "")],
+)
+def test_a_setting_of_the_sites_that_ours_would_hide_is_named_with_file_and_line(
+    site: Path, text: str, value: str
+) -> None:
+    """condor_config_val tells the last value alone, and that is ours, an older one of ours too."""
+    site.write_text(text)
+    found = clashes(site.parents[1], **files_of(site))
+    assert ("USER_JOB_WRAPPER" in found) is bool(value)
+    assert not value or f"/own ({site}, line 2): " in found["USER_JOB_WRAPPER"]
+
+
+def test_a_wrapper_or_hook_of_the_sites_is_not_overridden(site: Path) -> None:
+    site.write_text("\n\nUSER_JOB_WRAPPER = /site/wrap\nSTARTER_JOB_HOOK_KEYWORD = SITE\n")
+    assert clashes(site.parents[1]) == {}
+    found = clashes(site.parents[1], **files_of(site))
+    text = found["USER_JOB_WRAPPER"]
+    assert f"/site/wrap ({site}, line 3)" in text and "--set wrapper=site" in text
+    text = found["STARTER_JOB_HOOK_KEYWORD"]
+    assert text.startswith(f"SITE ({site}, line 4)") and "take it out" in text
+
+
+def test_a_site_may_call_ours_from_its_own(site: Path) -> None:
+    site.write_text("USER_JOB_WRAPPER = /site/wrap\n")
+    tmp_path, chosen = site.parents[1], {"wrapper": "site"}
+    assert clashes(tmp_path, options=chosen, **files_of(site)) == {}
     (config,) = [
         one
         for one in SITE.pieces(replace(place(tmp_path), options=chosen))
@@ -262,7 +271,7 @@ def test_a_site_may_call_ours_from_its_own(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_for_machines_nothing_is_installed(tmp_path: Path) -> None:
-    assert "[paths]" in guarded(tmp_path, node=None)["paths.node"]
+    assert "[paths]" in clashes(tmp_path, node=None)["paths.node"]
     folder = next(
         one for one in SITE.pieces(replace(place(tmp_path), node=tmp_path / "node")) if isinstance(one, Change)
     )

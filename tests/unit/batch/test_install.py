@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.install import engine as install_engine
 from belljar.batch.install import files as install_files
-from belljar.batch.install.engine import Engine
-from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place, Status
+from belljar.batch.install import pieces as install_pieces
+from belljar.batch.install.commands import Needs
+from belljar.batch.install.engine import Installation
+from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.errors import BadOption, CommandFailed, CommandHung, CommandMissing, NotOurs, SystemSilent
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"
+MADE = b"#!/bin/sh\n# Made by `belljar batch install paper`.\n"
 
 
 @dataclass
@@ -31,15 +33,15 @@ class PaperSystem:
     missing: bool = False
     deaf: bool = False  # takes every change and keeps none
     silent: bool = False  # does not answer
-    slow: bool = False  # answers too late what it is asked about one key
+    slow: bool = False  # answers too late
 
-    def run(self, argv: tuple[str, ...], stdin: bytes = b"") -> bytes:
+    def run(self, argv: tuple[str, ...]) -> bytes:
         if self.missing:
             raise CommandMissing("conf: no such program on this host")
         self.ran.append(argv)
         if self.silent:
             raise CommandFailed("conf: exit 1: cannot connect to server")
-        if self.slow and argv[1] == "get":
+        if self.slow:
             raise CommandHung("conf: not finished after 20 s, killed")
         if argv in self.fails:
             raise CommandFailed("conf: exit 1: no")
@@ -47,8 +49,6 @@ class PaperSystem:
             case ("conf", "set", key, value):
                 if not self.deaf:
                     self.values[key] = value
-            case ("conf", "stdin", key):
-                self.values[key] = stdin.decode()
             case ("conf", "del", key):
                 self.values.pop(key, None)
             case ("conf", "get", key):
@@ -63,9 +63,11 @@ class PaperSite:
     default_folder: Path
     made: list[Piece] = field(default_factory=list)
     seen: list[Finding] = field(default_factory=list)
+    needs: Needs = field(default_factory=lambda: Needs(("conf",), answers=("conf", "list")))
 
     def pieces(self, place: Place) -> list[Piece]:
-        return list(self.made)
+        wanted = place.options.get("extra") == "yes"
+        return [piece for piece in self.made if wanted or "extra" not in piece.purpose]
 
     def findings(self, place: Place) -> list[Finding]:
         return self.seen
@@ -76,7 +78,7 @@ class PaperSite:
 
 @dataclass
 class Bench:
-    """A folder /etc/paper with a site's conf in it, and the engine over it."""
+    """A folder /etc/paper with a site's conf in it, and the installation over it."""
 
     folder: Path
     system: PaperSystem = field(default_factory=PaperSystem)
@@ -87,29 +89,31 @@ class Bench:
         self.conf = self.etc / "paper.conf"
         self.conf.write_bytes(CONF)
         self.site = PaperSite(self.etc)
-        self.wrapper = self.folder / "opt/libexec/wrap-paper"
+        self.ours = self.folder / "opt/libexec/paper"
+        self.wrapper = self.ours / "wrap-paper"
         self.options: dict[str, str] = {}
+        self.before: dict[str, str] | None = None
+        self.launchers = {"wrap-paper": b"#!launcher\n", "site.json": b"{}\n"}
 
-    def engine(self) -> Engine:
+    def engine(self) -> Installation:
         place = Place(
-            Settings(), self.wrapper, self.folder / "opt/libexec/belljar", self.folder, self.etc, self.options,
+            Settings(), self.wrapper, self.ours / "belljar-paper", self.folder, self.etc, self.options,
             run=lambda argv: self.system.run(argv),
         )  # fmt: skip
-        return Engine("paper", self.site, place, self.launchers, self.system.run)
-
-    def launchers(self, place: Place) -> list[Piece]:
-        return [OurFile("launcher", place.wrapper, b"#!launcher\n", 0o755)]
+        before = None if self.before is None else replace(place, options=self.before)
+        command = "belljar batch install paper"
+        return Installation("paper", self.site, place, self.launchers, command, before)
 
     def lines(self, *lines: str, **facts: object) -> OurLines:
         return OurLines("lines", self.conf, lines or ("Wrap=yes",), **facts)  # type: ignore[arg-type]
 
-    def file(self, content: bytes = b"hook\n", name: str = "hook.sh") -> OurFile:
-        return OurFile("a hook", self.etc / name, content, 0o755)
+    def file(self, content: bytes = b"true\n", name: str = "hook.sh") -> OurFile:
+        return OurFile("a hook", self.etc / name, MADE + content)
 
     def change(self, key: str = "starter", value: str = "/w") -> Change:
         return Change(
             f"set {key}", ("conf", "get", key), lambda out: out == value.encode(), (("conf", "set", key, value),),
-            (("conf", "del", key),), answers=("conf", "list"),
+            (("conf", "del", key),),
         )  # fmt: skip
 
     def files(self) -> dict[str, bytes]:
@@ -134,85 +138,57 @@ def test_what_cannot_be_asked_is_not_absent(bench: Bench, how: str) -> None:
     bench.engine().install()
     before, values = bench.files(), dict(bench.system.values)
     setattr(bench.system, how, True)
-    for force in (False, True):
-        with pytest.raises(SystemSilent, match=r"set other: .*conf") as caught:
-            bench.engine().uninstall(force=force)
-        assert "nothing was taken out" in caught.value.hint
+    with pytest.raises(SystemSilent, match=r"paper does not answer: conf") as caught:
+        bench.engine().uninstall()
+    assert "Nothing was changed." in caught.value.hint
+    with pytest.raises(SystemSilent):
+        bench.engine().install()
     assert bench.files() == before and bench.system.values == values
-    assert bench.states()[-2:] == ["unknown", "unknown"]
     setattr(bench.system, how, False)
     bench.engine().uninstall()
     assert bench.system.values == {} and bench.files() == {"etc/paper.conf": CONF}
 
 
-# -- failing paths ------------------------------------------------------------------------------------------------------
+# -- what is the site's own ------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_somebody_elses_is_never_overwritten_not_even_by_force(bench: Bench) -> None:
+def test_a_file_of_the_sites_is_never_overwritten(bench: Bench) -> None:
     (bench.etc / "hook.sh").write_bytes(b"theirs\n")
     bench.site.made = [bench.lines(), bench.file(), bench.change()]
     before = bench.files()
-    for force in (False, True):
-        with pytest.raises(NotOurs, match=r"hook.sh: in the way: a file of somebody else's"):
-            bench.engine().install(force=force)
-    assert bench.files() == before
-    assert bench.system.values == {}
+    with pytest.raises(NotOurs, match=r"hook.sh: the site's own: move it away"):
+        bench.engine().install()
+    assert bench.files() == before and bench.system.values == {}
+    bench.engine().uninstall()
+    assert bench.files() == before, "nor removed"
+
+
+def test_a_folder_of_somebody_elses_is_never_replaced(bench: Bench) -> None:
+    """Slurm itself may have been installed to PREFIX/libexec/slurm."""
+    bench.ours.mkdir(parents=True)
+    (bench.ours / "cr_start.sh").write_bytes(b"theirs\n")
+    with pytest.raises(NotOurs, match="choose another --prefix"):
+        bench.engine().install()
+    bench.engine().uninstall()
+    assert (bench.ours / "cr_start.sh").read_bytes() == b"theirs\n"
 
 
 def test_a_setting_of_the_sites_that_clashes_with_ours_is_named_with_its_line(bench: Bench) -> None:
     bench.conf.write_bytes(CONF + b"  wrap = other\n")
     bench.site.made = [bench.lines("Wrap=yes", clashes=(r"wrap\s*=",))]
-    with pytest.raises(NotOurs, match="line 4: wrap = other"):
+    with pytest.raises(NotOurs, match=r"paper\.conf: line 4: wrap = other: take it out"):
         bench.engine().install()
+    assert bench.conf.read_bytes() == CONF + b"  wrap = other\n" and not bench.ours.exists()
 
 
-def test_a_comment_and_our_own_lines_are_no_clash(bench: Bench) -> None:
+def test_a_clash_below_our_own_lines_is_found_and_our_own_lines_are_none(bench: Bench) -> None:
     bench.conf.write_bytes(CONF + b"# Wrap=old\n")
     bench.site.made = [bench.lines("Wrap=yes", clashes=(r"Wrap\s*=",))]
     bench.engine().install()
     assert bench.states() == ["there", "there"]
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 3])
-def test_an_installation_that_fails_at_any_step_leaves_everything_as_it_was(bench: Bench, after: int) -> None:
-    good: list[Piece] = [bench.file(), bench.lines(), bench.change(), bench.change("second", "2")]
-    bad = Change(
-        "bad",
-        ("conf", "get", "bad"),
-        lambda out: False,
-        (("conf", "set", "bad", "1"), ("conf", "fail")),
-        (("conf", "del", "bad"),),
-        answers=("conf", "list"),
-    )
-    bench.system.fails = {("conf", "fail")}
-    bench.site.made = [*good[:after], bad, *good[after:]]
-    before = bench.files()
-    with pytest.raises(CommandFailed):
-        bench.engine().install()
-    assert bench.files() == before
-    assert bench.system.values == {}, "half a change is taken back too"
-    assert not bench.wrapper.parent.parent.exists()
-
-
-def test_a_change_that_succeeds_and_changes_nothing_is_a_failure(bench: Bench) -> None:
-    bench.system.deaf = True
-    bench.site.made = [bench.change()]
-    with pytest.raises(CommandFailed, match="succeeded and changed nothing"):
-        bench.engine().install()
-    assert not bench.wrapper.exists()
-
-
-def test_a_system_without_its_commands_is_said_before_anything_is_written(bench: Bench) -> None:
-    bench.system.missing = True
-    bench.site.made = [bench.file(), bench.change()]
-    with pytest.raises(NotOurs, match="no such program"):
-        bench.engine().install()
-    assert not bench.wrapper.exists()
-
-
-def test_a_folder_that_is_not_there_is_an_option_to_correct(bench: Bench) -> None:
-    bench.etc.rename(bench.folder / "away")
-    with pytest.raises(BadOption, match="no such folder"):
+    with bench.conf.open("ab") as file:
+        file.write(b"Wrap=later\n")
+    with pytest.raises(NotOurs, match=r"line 8: Wrap=later"):
         bench.engine().install()
 
 
@@ -232,26 +208,81 @@ def test_marks_that_do_not_pair_are_for_a_person(bench: Bench, text: bytes) -> N
     assert bench.conf.read_bytes() == text
 
 
-def test_a_file_of_ours_that_was_changed_by_hand_is_neither_replaced_nor_removed_unless_asked(bench: Bench) -> None:
-    bench.site.made = [bench.file(), bench.lines()]
-    bench.engine().install()
-    (bench.etc / "hook.sh").write_bytes(b"mended\n")
-    bench.site.made = [bench.file(b"newer\n"), bench.lines()]
-    with pytest.raises(NotOurs, match="changed by hand"):
-        bench.engine().install()
+# -- failing paths ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_an_installation_that_fails_at_any_step_is_made_whole_by_the_next_one(bench: Bench, after: int) -> None:
+    good: list[Piece] = [bench.file(), bench.lines(), bench.change(), bench.change("second", "2")]
+    bench.system.fails = {("conf", "set", "bad", "1")}
+    bench.site.made = [*good[:after], bench.change("bad", "1"), *good[after:]]
     before = bench.files()
-    with pytest.raises(NotOurs, match="changed since belljar wrote it"):
-        bench.engine().uninstall()
-    assert bench.files() == before, "nothing is touched before all is known"
-    bench.engine().install(force=True)
-    assert (bench.etc / "hook.sh").read_bytes() == b"newer\n"
-    assert (bench.etc / "hook.sh.before-belljar").read_bytes() == b"mended\n"
+    with pytest.raises(CommandFailed):
+        bench.engine().install()
+    bench.system.fails = set()
+    bench.engine().install()
+    assert set(bench.states()) == {"there"}
+    bench.engine().uninstall()
+    assert bench.files() == before and bench.system.values == {}
 
 
-def test_a_record_that_is_none_stops_us(bench: Bench) -> None:
-    install_files.path_of(bench.etc, "paper").write_text('{"files": 3}')
-    with pytest.raises(NotOurs, match="not a record of an installation"):
-        bench.engine().plan()
+def test_a_change_that_succeeds_and_changes_nothing_is_a_failure(bench: Bench) -> None:
+    bench.system.deaf = True
+    bench.site.made = [bench.change()]
+    with pytest.raises(CommandFailed, match="succeeded and changed nothing"):
+        bench.engine().install()
+
+
+def test_a_folder_that_is_not_there_is_an_option_to_correct(bench: Bench) -> None:
+    bench.etc.rename(bench.folder / "away")
+    with pytest.raises(BadOption, match="no such folder"):
+        bench.engine().install()
+
+
+class Killed(BaseException):
+    """Nobody lives to take anything back."""
+
+
+@pytest.mark.parametrize("doing", ["install", "again", "uninstall"])
+@pytest.mark.parametrize("at", range(1, 24))
+def test_what_was_killed_at_any_step_can_be_repeated_and_taken_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, at: int, doing: str
+) -> None:
+    steps = 0
+
+    def dying(real: Any) -> Any:
+        def step(*words: Any, **facts: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == at:
+                raise Killed
+            return real(*words, **facts)
+
+        return step
+
+    bench.site.made = [bench.lines(), bench.file(), bench.change(), replace(bench.change("two"), purpose="extra")]
+    before = bench.files()
+    bench.options = {"extra": "yes"}
+    if doing != "install":
+        bench.engine().install()
+    if doing == "again":
+        bench.options, bench.before = {}, {"extra": "yes"}
+        bench.launchers["wrap-paper"] = b"#!newer\n"
+    with monkeypatch.context() as patch:
+        for place, name in (
+            (install_files, "write_whole"), (install_pieces, "write_whole"), (os, "rename"), (Path, "unlink"),
+            (Path, "symlink_to"), (install_pieces.shutil, "rmtree"), (bench.system, "run"),
+        ):  # fmt: skip
+            patch.setattr(place, name, dying(getattr(place, name)))
+        with suppress(Killed):
+            bench.engine().uninstall() if doing == "uninstall" else bench.engine().install()
+    bench.engine().install()
+    assert set(bench.states()) == {"there"}
+    assert bench.wrapper.read_bytes() == bench.launchers["wrap-paper"]
+    assert len(list(bench.ours.parent.iterdir())) <= 3, "the folder, its link, and no more than one old folder"
+    bench.engine().uninstall()
+    assert bench.files() == before
+    assert bench.system.values == {}
 
 
 # -- what it does -------------------------------------------------------------------------------------------------------
@@ -266,24 +297,32 @@ def test_install_and_uninstall_leave_every_byte_and_mode_as_before(bench: Bench)
     assert bench.states() == ["there"] * 4 + ["by hand"]
     assert bench.conf.read_bytes() == CONF + b"# belljar begin\nWrap=yes\n# belljar end\n"
     assert stat.S_IMODE(os.stat(bench.conf).st_mode) == 0o640
-    assert (bench.etc / "paper.conf.before-belljar").read_bytes() == CONF
-    assert os.access(bench.wrapper, os.X_OK)
+    assert os.access(bench.wrapper, os.X_OK) and not os.access(bench.ours / "site.json", os.X_OK)
     assert bench.system.values == {"starter": "/w"}
     bench.engine().uninstall()
     assert bench.files() == before
     assert stat.S_IMODE(os.stat(bench.conf).st_mode) == 0o640
     assert bench.system.values == {}
-    assert not bench.wrapper.parent.exists()
+    assert not bench.ours.parent.exists()
 
 
-@pytest.mark.parametrize("text", [b"", b"no newline at the end", b"\xff\xfe latin\r\nlines\r\n"])
+@pytest.mark.parametrize("text", [b"", b"a newline at the end\n", b"\xff\xfe latin\r\nlines\r\n"])
 def test_any_bytes_of_a_sites_file_come_back(bench: Bench, text: bytes) -> None:
     bench.conf.write_bytes(text)
     bench.site.made = [bench.lines()]
     bench.engine().install()
     assert b"Wrap=yes\n" in bench.conf.read_bytes()
     bench.engine().uninstall()
-    assert bench.conf.read_bytes() == text
+    assert (bench.conf.read_bytes() if bench.conf.exists() else b"") == text
+
+
+def test_a_file_that_ends_without_a_newline_gets_one(bench: Bench) -> None:
+    bench.conf.write_bytes(b"A=1")
+    bench.site.made = [bench.lines()]
+    bench.engine().install()
+    assert bench.conf.read_bytes() == b"A=1\n# belljar begin\nWrap=yes\n# belljar end\n"
+    bench.engine().uninstall()
+    assert bench.conf.read_bytes() == b"A=1\n"
 
 
 def test_a_file_that_was_not_there_is_made_and_goes_again(bench: Bench) -> None:
@@ -294,66 +333,56 @@ def test_a_file_that_was_not_there_is_made_and_goes_again(bench: Bench) -> None:
     assert not bench.conf.exists()
 
 
-@pytest.mark.parametrize("at", range(1, 12))
-def test_an_installation_that_was_killed_at_any_write_can_be_repeated_and_taken_out(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    """Killed: nothing is taken back, for nobody lives to do it."""
-
-    class Killed(BaseException):
-        pass
-
-    writes = 0
-    real = install_files.write_whole
-
-    def dying(*words: Any, **facts: Any) -> None:
-        nonlocal writes
-        writes += 1
-        if writes == at:
-            raise Killed
-        real(*words, **facts)
-
-    bench.site.made = [bench.lines(), bench.file(), bench.change()]
-    before = bench.files()
-    with monkeypatch.context() as patch:
-        for module in (install_files,):
-            patch.setattr(module, "write_whole", dying)
-        patch.setattr(install_engine, "_all_or_nothing", lambda: nullcontext([]))
-        with suppress(Killed):
-            bench.engine().install()
-    bench.engine().install()
-    assert set(bench.states()) == {"there"}
-    bench.engine().uninstall()
-    assert bench.files() == before
-    assert bench.system.values == {}
-
-
 def test_twice_is_as_once(bench: Bench) -> None:
     bench.site.made = [bench.file(), bench.lines(), bench.change()]
     bench.engine().install()
-    before, ran = bench.files(), len(bench.system.ran)
+    before, ran, link = bench.files(), len(bench.system.ran), os.readlink(bench.ours)
     assert bench.engine().install() == []
-    assert bench.files() == before
-    assert [argv for argv in bench.system.ran[ran:] if argv[1] != "get"] == []
+    assert bench.files() == before and os.readlink(bench.ours) == link
+    assert [argv for argv in bench.system.ran[ran:] if argv[1] not in ("get", "list")] == []
 
 
 def test_another_version_replaces_its_own_lines_and_files_where_they_stand(bench: Bench) -> None:
-    bench.site.made = [bench.file(), bench.lines("Wrap=1")]
+    beside = OurFile("of the folder", bench.ours / "prolog", b"#!/bin/sh\n")
+    bench.site.made = [bench.file(), bench.lines("Wrap=1"), beside]
     bench.engine().install()
     bench.conf.write_bytes(bench.conf.read_bytes() + b"Later=site\n")
     bench.site.made = [bench.file(b"newer\n"), bench.lines("Wrap=2", "More=3")]
-    assert bench.states() == ["there", "different", "different"]
+    assert bench.states() == ["different", "different", "different"]
+    assert "-Wrap=1\n+Wrap=2\n+More=3\n" in bench.engine().plan()[2].diff
     bench.engine().install()
     assert bench.conf.read_bytes() == CONF + b"# belljar begin\nWrap=2\nMore=3\n# belljar end\nLater=site\n"
+    assert {one.name for one in bench.ours.iterdir()} == set(bench.launchers)
     bench.engine().uninstall()
-    assert bench.conf.read_bytes() == CONF + b"Later=site\n"
-    assert (bench.etc / "paper.conf.before-belljar").exists(), "the site changed it since: the copy is still of use"
+    assert bench.files() == {"etc/paper.conf": CONF + b"Later=site\n"}
 
 
-def test_lines_for_one_file_from_two_pieces_stand_between_one_pair_of_marks(bench: Bench) -> None:
-    bench.site.made = [bench.lines("A=1"), bench.file(), bench.lines("B=2")]
+def test_the_folder_is_replaced_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader sees the files of one version: all are written before the name leads to them."""
     bench.engine().install()
-    assert bench.conf.read_bytes() == CONF + install_files.block(("A=1", "B=2"), "#")
+    bench.launchers = {"wrap-paper": b"#!newer\n", "site.json": b"[]\n"}
+    seen = []
+    real = os.rename
+
+    def looking(source: Any, target: Any) -> None:
+        seen.append((bench.wrapper.read_bytes(), (bench.ours / "site.json").read_bytes()))
+        real(source, target)
+        seen.append((bench.wrapper.read_bytes(), (bench.ours / "site.json").read_bytes()))
+
+    monkeypatch.setattr(os, "rename", looking)
+    bench.engine().install()
+    assert set(seen) == {(b"#!launcher\n", b"{}\n"), (b"#!newer\n", b"[]\n")}
+
+
+def test_a_copy_of_the_folder_from_another_host_is_ours(bench: Bench) -> None:
+    bench.engine().install()
+    real = bench.ours.resolve()
+    bench.ours.unlink()
+    real.rename(bench.ours)
+    assert bench.states() == ["there"]
+    bench.launchers["wrap-paper"] = b"#!newer\n"
+    bench.engine().install()
+    assert bench.ours.is_symlink() and bench.wrapper.read_bytes() == b"#!newer\n"
 
 
 def test_a_link_to_the_sites_file_stays_a_link(bench: Bench) -> None:
@@ -367,81 +396,23 @@ def test_a_link_to_the_sites_file_stays_a_link(bench: Bench) -> None:
     assert bench.conf.is_symlink() and real.read_bytes() == CONF
 
 
-def test_a_setting_the_site_had_before_is_not_taken_back(bench: Bench) -> None:
-    bench.system.values["starter"] = "/w"
-    bench.site.made = [bench.change()]
-    bench.engine().install()
-    bench.engine().uninstall()
-    assert bench.system.values == {"starter": "/w"}
-
-
 def test_changes_are_undone_in_reverse_and_before_the_files_they_need(bench: Bench) -> None:
-    bench.site.made = [bench.file(), bench.change("a", "1"), bench.change("b", "2")]
+    bench.site.made = [bench.file(), bench.change("a", "1"), bench.change("b", "2"), bench.lines()]
     bench.engine().install()
-    assert bench.engine().uninstall()[:2] == ["undid: set b", "undid: set a"]
+    done = bench.engine().uninstall()
+    assert done[:2] == ["undid: set b", "undid: set a"] and done[-1] == f"removed {bench.ours}"
 
 
-def test_standard_input_of_a_change_reaches_its_command(bench: Bench) -> None:
-    bench.site.made = [
-        Change(
-            "s",
-            ("conf", "get", "k"),
-            lambda out: out == b"text\n",
-            (("conf", "stdin", "k"),),
-            (),
-            stdin=b"text\n",
-            answers=("conf", "list"),
-        )
-    ]
+def test_what_other_options_had_put_there_goes(bench: Bench) -> None:
+    extra = replace(bench.file(b"more\n", "extra.sh"), purpose="extra"), replace(bench.change("two"), purpose="extra")
+    bench.site.made = [bench.file(), bench.change(), *extra]
+    bench.options = {"extra": "yes"}
     bench.engine().install()
-    assert bench.system.values == {"k": "text\n"}
-
-
-def test_the_options_are_remembered_for_check_and_uninstall(bench: Bench) -> None:
-    bench.options = {"queue": "vm.q"}
-    bench.site.made = [bench.file()]
-    bench.engine().install(prefix="/p")
-    record = install_files.load(install_files.path_of(bench.etc, "paper"))
-    assert (record.options, record.prefix) == ({"queue": "vm.q"}, "/p")
-
-
-def test_what_a_file_of_the_sites_still_calls_is_not_taken_from_under_it(bench: Bench) -> None:
-    caller = bench.etc / "own.sh"
-    caller.write_text(f"{bench.etc}/hook.sh\n")
-    bench.site.made = [bench.lines(), replace(bench.file(), caller=caller)]
+    assert bench.system.values == {"starter": "/w", "two": "/w"} and (bench.etc / "extra.sh").exists()
+    bench.options, bench.before = {}, {"extra": "yes"}
+    assert [piece.name for piece in bench.engine().stale()] == [str(bench.etc / "extra.sh"), "extra"]
     bench.engine().install()
-    before = bench.files()
-    with pytest.raises(NotOurs, match=r"own.sh: calls .*/hook.sh"):
-        bench.engine().uninstall()
-    assert bench.files() == before
-    caller.write_text("true\n")
-    bench.engine().uninstall()
-    assert not (bench.etc / "hook.sh").exists()
-
-
-@pytest.mark.parametrize("calls", [True, False])
-def test_a_caller_is_in_the_way_of_what_is_ours_only(bench: Bench, calls: bool) -> None:
-    """Nor does a caller that is not there, or is no file; and --force goes all the same."""
-    caller = bench.etc / "own.sh"
-    bench.site.made = [replace(bench.file(), caller=caller)]
-    if calls:
-        caller.write_text(f"{bench.etc}/hook.sh\n")
-        bench.engine().uninstall()
-        bench.engine().install()
-        bench.engine().uninstall(force=True)
-    else:
-        bench.engine().install()
-        caller.mkdir()
-        bench.engine().uninstall()
-    assert not (bench.etc / "hook.sh").exists()
-
-
-def test_what_a_later_version_does_not_know_any_more_is_removed_all_the_same(bench: Bench) -> None:
-    bench.site.made = [bench.file()]
-    bench.engine().install()
-    bench.site.made = []
-    bench.engine().uninstall()
-    assert not (bench.etc / "hook.sh").exists()
+    assert bench.system.values == {"starter": "/w"} and not (bench.etc / "extra.sh").exists()
 
 
 def test_rereading_that_fails_is_told_and_undoes_nothing(bench: Bench) -> None:
@@ -462,13 +433,20 @@ def test_check_tells_what_is_wrong_and_what_to_do(bench: Bench) -> None:
     assert [one.is_good for one in bench.engine().check()] == [True, True, True, False]
 
 
-def test_a_mode_that_was_changed_is_found_and_mended(bench: Bench) -> None:
+@pytest.mark.parametrize("where", ["etc/hook.sh", "opt/libexec/paper/wrap-paper"])
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: path.chmod(0o600), lambda path: path.write_bytes(path.read_bytes() + b"x\n")]
+)
+def test_what_was_changed_by_hand_is_found_and_mended(bench: Bench, where: str, harm: Any) -> None:
     bench.site.made = [bench.file()]
     bench.engine().install()
-    (bench.etc / "hook.sh").chmod(0o600)
-    assert bench.states() == ["there", Status.DIFFERENT.value]
+    before = bench.files()
+    harm(bench.folder / where)
+    assert sorted(bench.states())[0] != "there"
     bench.engine().install()
-    assert os.access(bench.etc / "hook.sh", os.X_OK)
+    mode = stat.S_IMODE((bench.folder / where).stat().st_mode)
+    assert (mode == 0o755 and bench.files().keys() == before.keys()) or where.startswith("opt")
+    assert bench.states() == ["there", "there"]
 
 
 def test_a_change_that_the_system_refuses_to_undo_is_told_with_its_own_hint(bench: Bench) -> None:

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from belljar.batch import Settings, load
-from belljar.batch.install.engine import refuse_called
-from belljar.batch.install.files import Record
 from belljar.batch.install.pieces import Advice, OurFile, OurLines, Place
 from belljar.batch.lsf.dialect import STARTER
 from belljar.batch.lsf.site import SITE
-from belljar.errors import BadOption, CommandMissing, NotOurs
+from belljar.errors import BadOption, CommandMissing
 
 
 def place(
@@ -51,20 +49,6 @@ def test_the_starter_is_one_that_the_job_finds_in_its_file(tmp_path: Path, unit:
     written = starter.replace("%USRCMD", "echo a; echo b").encode()
     match = STARTER.match(written)
     assert match is not None and written[match.end() :] == b"echo a; echo b"
-
-
-def test_what_a_queue_still_names_is_not_taken_from_under_it(tmp_path: Path) -> None:
-    at = place(tmp_path)
-    launcher = OurFile("launcher", at.wrapper, b"")
-    record = Record(files={str(one.path): "" for one in [launcher, *SITE.pieces(at)] if isinstance(one, OurFile)})
-    queues = at.folder / "lsb.queues"
-    queues.parent.mkdir()
-    for line in (f"JOB_STARTER = exec {at.wrapper}; %USRCMD", f"POST_EXEC = {tmp_path}/libexec/lsf-epilog"):
-        queues.write_text(f"Begin Queue\nQUEUE_NAME = night\n{line}\nEnd Queue\n")
-        with pytest.raises(NotOurs, match=r"lsb\.queues: calls "):
-            refuse_called([launcher, *SITE.pieces(at)], record)
-    queues.write_text("Begin Queue\nQUEUE_NAME = night\nEnd Queue\n")
-    refuse_called([launcher, *SITE.pieces(at)], record)
 
 
 def test_a_warning_does_not_keep_lsf_from_reading_again(tmp_path: Path) -> None:

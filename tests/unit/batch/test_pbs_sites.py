@@ -6,16 +6,18 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Place
+from belljar.batch.install.engine import Installation
+from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Place, Status
 from belljar.batch.job.policy import smallest_limit
 from belljar.batch.pbs.openpbs import site as openpbs_site
 from belljar.batch.pbs.torque import site as torque_site
-from belljar.errors import BadOption, CommandFailed, NotOurs
+from belljar.errors import BadOption, CommandFailed
 
 
 def nobody(argv: tuple[str, ...]) -> bytes:
@@ -159,6 +161,65 @@ def test_a_hook_that_was_switched_off_is_found(tmp_path: Path) -> None:
     assert len(found) == 2 and not any(one.is_good for one in found)
 
 
+def test_openpbs_is_told_of_its_hooks_and_of_their_end(tmp_path: Path) -> None:
+    """What qmgr is told, over a server of paper that knows what it was told."""
+    server = Qmgr()
+    (tmp_path / "server_priv").mkdir()
+    ours = tmp_path / "opt/libexec/openpbs"
+
+    def engine(submit: str, before: str = "") -> Installation:
+        here = Place(
+            Settings(), ours / "wrap-openpbs", ours / "belljar-openpbs", tmp_path, tmp_path, {"submit": submit},
+            run=server.run,
+        )  # fmt: skip
+        last = replace(here, options={"submit": before}) if before else None
+        return Installation("openpbs", openpbs_site.SITE, here, {"wrap-openpbs": b"#!\n"}, "belljar", last)
+
+    engine("yes").install()
+    assert set(server.hooks) == {"belljar_submit", "belljar_node"}
+    assert {one.name for one in ours.iterdir()} == {
+        "wrap-openpbs", "belljar.json", "belljar_node.py", "belljar_submit.py"
+    }  # fmt: skip
+    engine("no", before="yes").install()
+    assert set(server.hooks) == {"belljar_node"} and not (ours / "belljar_submit.py").exists()
+    assert {step.status for step in engine("no").plan()} == {Status.THERE, Status.ADVICE}
+    engine("no").uninstall()
+    assert server.hooks == {} and server.resources == {} and not ours.parent.exists()
+
+
+class Qmgr:
+    """As much of qmgr as the site speaks: resources and hooks that were created are there, with what was set and imported."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, dict[str, bytes]] = {}
+        self.resources: dict[str, str] = {}
+
+    def run(self, argv: tuple[str, ...]) -> bytes:
+        if argv[-1] == "list server":
+            return b"Server here\n"
+        verb, kind, name, *rest = argv[-1].split(None, 3)
+        known: dict[str, object] = {"hook": self.hooks, "resource": self.resources}[kind]  # type: ignore[assignment]
+        if verb == "create":
+            known[name] = {} if kind == "hook" else rest[0]
+        elif name not in known:
+            raise CommandFailed(f"qmgr: exit 1: no {kind} {name}")
+        elif verb == "delete":
+            del known[name]
+        elif verb == "list" and kind == "resource":
+            return f"Resource {name}\n    {self.resources[name].replace('=', ' = ').replace(',flag', chr(10) + '    flag')}\n".encode()
+        elif verb == "list":
+            lines = [f"    {key} = {value.decode()}" for key, value in self.hooks[name].items() if "/" not in key]
+            return "\n".join([f"Hook {name}", *lines, ""]).encode()
+        elif verb == "set":
+            key, _, value = rest[0].partition(" = ")
+            self.hooks[name][key] = value.strip('"').encode()
+        elif verb == "import":
+            self.hooks[name][rest[0].split()[0]] = Path(rest[0].split()[2]).read_bytes()
+        else:
+            return self.hooks[name].get(rest[0].split()[0], b"")
+        return b""
+
+
 # -- Torque ------------------------------------------------------------------------------------------------------------
 
 
@@ -168,12 +229,12 @@ def test_torque_starts_every_job_through_the_wrapper(tmp_path: Path) -> None:
     assert lines.lines == (f"$job_starter {tmp_path}/libexec/wrap-x",)
     files = {piece.path.name: piece for piece in pieces if isinstance(piece, OurFile)}
     assert {piece.path.parent for piece in files.values()} == {tmp_path / "mom_priv"}
-    assert all(piece.mode == 0o755 for piece in files.values())
+    assert all(piece.content.startswith(b"#!") for piece in files.values())
 
 
 def test_a_site_with_its_own_prologue_calls_ours(tmp_path: Path) -> None:
     pieces = torque_site.SITE.pieces(place(tmp_path, "mom_priv", hooks="own"))
-    assert {piece.path.parent for piece in pieces if isinstance(piece, OurFile)} == {tmp_path / "libexec/torque"}
+    assert {piece.path.parent for piece in pieces if isinstance(piece, OurFile)} == {tmp_path / "libexec"}
     assert any(isinstance(piece, Advice) for piece in pieces)
 
 
@@ -202,8 +263,8 @@ def test_of_torques_server_one_attribute_is_changed(tmp_path: Path) -> None:
 
 def test_a_site_that_uses_the_requeue_code_keeps_it(tmp_path: Path) -> None:
     taken = place(tmp_path, "server_priv", run=lambda argv: b"set server automatic_requeue_exit_code = 99\n")
-    with pytest.raises(NotOurs, match="automatic_requeue_exit_code = 99"):
-        torque_site.SITE.pieces(taken)
+    (clash,) = torque_site.SITE.pieces(taken)
+    assert isinstance(clash, Clash) and clash.purpose == "automatic_requeue_exit_code" and clash.text.startswith("99: ")
 
 
 @pytest.mark.parametrize(("printed", "good"), [(b"", False), (b"set server kill_delay = 15\n", True)])

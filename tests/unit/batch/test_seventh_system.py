@@ -154,10 +154,10 @@ def test_the_pages_know_it(lib: Path) -> None:
 
 
 def test_it_is_installed_checked_and_taken_out(lib: Path) -> None:
-    where = ("paper", "--folder", str(lib / "etc"))
-    belljar(lib, "batch", "install", *where, "--prefix", str(lib / "opt"), "--commands", str(lib / "bin"))
-    assert f"starter {lib}/opt/libexec/wrap-paper\n" in (lib / "etc/paper.conf").read_text()
-    words = (lib / "opt/libexec/wrap-paper").read_text()
+    where = ("paper", "--folder", str(lib / "etc"), "--prefix", str(lib / "opt"))
+    belljar(lib, "batch", "install", *where, "--commands", str(lib / "bin"))
+    assert f"starter {lib}/opt/libexec/paper/wrap-paper\n" in (lib / "etc/paper.conf").read_text()
+    words = (lib / "opt/libexec/paper/wrap-paper").read_text()
     assert "'paper', '--'" in words, "all that follows is the job's"
     found = json.loads(belljar(lib, "batch", "check", *where, "--format", "json", code=1))["findings"]
     good = {one["what"]: one["detail"] for one in found if one["is_good"]}

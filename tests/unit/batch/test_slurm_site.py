@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from belljar.batch import Settings
+from belljar.batch.install.engine import Installation
 from belljar.batch.install.pieces import Advice, OurFile, OurLines, Place
 from belljar.batch.slurm import site as slurm_site
 from belljar.batch.slurm.site import SITE
@@ -88,11 +90,10 @@ def test_hooks_end_well_whatever_happens(tmp_path: Path, verb: str, does: str) -
 
 
 def test_our_own_lines_are_not_taken_for_the_sites(tmp_path: Path) -> None:
-    from belljar.batch.install.files import with_lines
-
-    conf = tmp_path / "slurm.conf"
-    conf.write_bytes(with_lines(b"ClusterName=x\n", lines(place(tmp_path)), "#", str(conf)))
-    assert len(lines(place(tmp_path))) == 3
+    ours = next(one for one in SITE.pieces(place(tmp_path)) if isinstance(one, OurLines))
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
+    ours.put(place(tmp_path))
+    assert lines(place(tmp_path)) == ours.lines and len(ours.lines) == 3
 
 
 def test_a_site_with_hooks_of_its_own_keeps_them(tmp_path: Path) -> None:
@@ -132,19 +133,11 @@ def test_a_plugin_that_asks_ours_is_read_again_with_it(tmp_path: Path) -> None:
     assert SITE.after(replace(here, options={"submit": "hand"})) == (("scontrol", "reconfigure"),)
 
 
-def test_what_a_site_calls_from_its_own_files_is_known(tmp_path: Path) -> None:
-    """A slurmctld whose plugin cannot be read does not start; a Prolog that fails drains its node."""
+def test_a_prolog_of_the_sites_is_to_call_ours_until_it_does(tmp_path: Path) -> None:
     for name in ("prolog", "epilog"):
         (tmp_path / f"{name}.sh").write_text("true\n")
     (tmp_path / "slurm.conf").write_text(f"Prolog={tmp_path}/prolog.sh\nEpilog={tmp_path}/epilog.sh\n")
-    (tmp_path / "job_submit.lua").write_text("function slurm_job_submit() end\n")
     here = place(tmp_path)
-    callers = {name: one.caller for name, one in files(here).items() if one.caller}
-    assert callers == {
-        "belljar.lua": tmp_path / "job_submit.lua",
-        "belljar-prolog": tmp_path / "prolog.sh",
-        "belljar-epilog": tmp_path / "epilog.sh",
-    }
     assert f"call {tmp_path}/belljar-prolog" in advice(here)
     (tmp_path / "prolog.sh").write_text(f"{tmp_path}/belljar-prolog\n")
     assert f"call {tmp_path}/belljar-prolog" not in advice(here) and "belljar-epilog" in advice(here)
@@ -195,10 +188,9 @@ def test_a_site_with_several_hooks_is_asked_to_call_ours_from_one(tmp_path: Path
     (tmp_path / "two.sh").write_text(f"{tmp_path}/belljar-prolog\n")
     conf.write_text(f"Prolog=/site/one.sh\nProlog={tmp_path}/two.sh\nEpilog=/site/one.sh\nEpilog=/site/d/*\n")
     here = place(tmp_path)
-    assert files(here)["belljar-prolog"].caller == tmp_path / "two.sh"
     assert files(here)["50-belljar-epilog"].path == Path("/site/d/50-belljar-epilog") and advice(here) == ""
     conf.write_text(f"Prolog=/site/one.sh\nProlog={tmp_path}/belljar-prolog\nEpilog=/site/d/*\n")
-    assert files(here)["belljar-prolog"].caller == conf and advice(here) == ""
+    assert "belljar-prolog" in files(here) and advice(here) == ""
 
 
 @pytest.mark.parametrize("has", [True, False])
@@ -244,3 +236,44 @@ def test_a_slurmctld_that_does_not_answer(tmp_path: Path) -> None:
     silent: Callable[[tuple[str, ...]], bytes] = run
     here = Place(Settings(), Path("/w"), Path("/b"), tmp_path, tmp_path, run=silent)
     assert bad(here)[0].startswith("slurmctld answers: scontrol: exit 1")
+
+
+def test_slurm_can_go_from_its_plugin_to_the_lines_of_users_and_back() -> None:
+    with tempfile.TemporaryDirectory() as name:  # a path short enough for a `#!` line
+        etc, ours = Path(name, "etc"), Path(name, "opt/libexec/slurm")
+        etc.mkdir()
+        (etc / "slurm.conf").write_bytes(b"ClusterName=c\n")
+
+        def engine(submit: str, before: str = "") -> Installation:
+            settings = Settings(default_image="el9")
+            here = Place(
+                settings,
+                ours / "wrap-slurm",
+                ours / "belljar-slurm",
+                Path(name, "store"),
+                etc,
+                {"submit": submit},
+                silent,
+            )
+            last = replace(here, options={"submit": before}) if before else None
+            return Installation("slurm", SITE, here, {"wrap-slurm": b"#!\n"}, "belljar", last)
+
+        def there() -> tuple[set[str], bytes]:
+            names = {str(one.relative_to(name)) for one in Path(name).rglob("*") if not one.is_dir()}
+            return {one for one in names if "/.slurm-" not in one}, (etc / "slurm.conf").read_bytes()
+
+        seen = {}
+        for submit in ("lua", "hand"):
+            engine(submit).install()
+            seen[submit] = there()
+            engine(submit).uninstall()
+            assert there() == ({"etc/slurm.conf"}, b"ClusterName=c\n")
+        engine("hand").install()
+        engine("lua", before="hand").install()
+        assert there() == seen["lua"]
+        engine("hand", before="lua").install()
+        assert there() == seen["hand"]
+
+
+def silent(argv: tuple[str, ...]) -> bytes:
+    raise CommandFailed("scontrol: exit 1: Unable to contact slurm controller")

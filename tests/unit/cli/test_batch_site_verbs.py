@@ -46,8 +46,7 @@ class PaperSite:
             OurFile(
                 "a hook",
                 place.folder / "hook.sh",
-                f"#!/bin/sh\nexec {place.belljar} internal epilog slurm\n".encode(),
-                0o755,
+                f"#!/bin/sh\n# Made by `belljar batch install slurm`.\nexec {place.belljar} internal epilog slurm\n".encode(),
             ),
             OurLines(
                 "settings",
@@ -60,7 +59,6 @@ class PaperSite:
                 lambda out: True,
                 (("touch", str(flag)),),
                 (("rm", str(flag)),),
-                answers=("true",),
             ),
             Advice("restart", "Restart the paper daemon.\n    by hand"),
         ]
@@ -97,25 +95,42 @@ def test_showing_writes_nothing(
     assert call("install", "--dry-run") == 0
     assert files(tmp_path) == before
     said = capsys.readouterr().out
-    for words in (
-        "exec ",
-        "Wrap=",
-        "touch",
-        "Restart the paper daemon.",
-        "$ true",
-        "+++ ",
-    ):
+    for words in ("libexec/slurm", "+# belljar begin\n+Wrap=", "$ touch", "missing", "by hand"):
         assert words in said
 
 
-def test_a_dry_run_for_programs_tells_each_difference(
-    site: PaperSite, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_all_is_printed_whole_for_a_sites_own_means(
+    site: PaperSite, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call("install", "--dry-run", "--format", "json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [one["state"] for one in said] == ["missing"] * 6 + ["by hand"]
-    assert "+# belljar begin" in said[4]["diff"] and said[5]["commands"] == [["touch", said[5]["commands"][0][1]]]
-    assert said[0]["content"].startswith("{") and "exec " in said[3]["content"] + said[2]["content"]
+    before = files(tmp_path)
+    assert call("install", "--print") == 0
+    assert files(tmp_path) == before
+    rows = json.loads(capsys.readouterr().out)
+    made = {Path(row["path"]).name: row for row in rows if "content" in row}
+    assert set(made) == {"site.json", "belljar-slurm", "wrap-slurm", "hook.sh"}
+    assert made["wrap-slurm"]["mode"] == "0755" and "internal', 'wrap'" in made["wrap-slurm"]["content"]
+    (lines,) = (row for row in rows if "lines" in row)
+    assert lines["lines"].startswith("# belljar begin\nWrap=") and lines["path"] == str(tmp_path / "etc/paper.conf")
+    assert [row["command"] for row in rows if "command" in row] == [["touch", str(tmp_path / "etc/flag")], ["true"]]
+    assert [row["by_hand"] for row in rows if "by_hand" in row] == ["Restart the paper daemon.\n    by hand"]
+
+
+@pytest.mark.parametrize(("answer", "is_done"), [("y", True), ("", False), ("no", False)])
+def test_at_a_terminal_it_asks_first(
+    site: PaperSite,
+    call: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    is_done: bool,
+) -> None:
+    asked = []
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or answer)
+    assert call("install") == (0 if is_done else 1)
+    assert (tmp_path / "etc/hook.sh").exists() is is_done and asked == ["Do this? [y/N] "]
+    assert call("install", "--yes") == 0 and len(asked) == 1
+    assert call("install") == 0 and len(asked) == 1, "nothing is left to ask about"
 
 
 def test_install_check_and_uninstall_with_the_options_remembered(
@@ -125,28 +140,32 @@ def test_install_check_and_uninstall_with_the_options_remembered(
     assert call("install", "--queue", "a", "--queue", "b", "--set", "host=h") == 0
     assert "by hand: restart: Restart the paper daemon.\n    by hand\n" in capsys.readouterr().out
     assert "Queue=a,b" in (tmp_path / "etc/paper.conf").read_text()
-    main(["batch", "check", "slurm", "--format", "json"])
+    call("check", "--format", "json")
     said = json.loads(capsys.readouterr().out)
-    assert all(one["is_good"] for one in said["findings"][2:8]), said
+    assert all(one["is_good"] for one in said["findings"][2:7]), said
     assert dict(site.places[-1].options) == {"queue": "a,b", "host": "h"}
-    assert site.places[-1].wrapper == tmp_path / "opt/libexec/wrap-slurm"
+    assert site.places[-1].wrapper == tmp_path / "opt/libexec/slurm/wrap-slurm"
     assert call("install") == 0
     assert "All is in place." in capsys.readouterr().out
-    assert main(["batch", "uninstall", "slurm"]) == 0
+    assert call("uninstall") == 0
     assert files(tmp_path) == before
-    assert main(["batch", "uninstall", "slurm"]) == 0
+    assert call("uninstall") == 0
     assert "Nothing of belljar's" in capsys.readouterr().out
 
 
-def test_another_prefix_is_refused_also_by_a_dry_run(
-    site: PaperSite, tmp_path: Path, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_fewer_options_take_out_what_they_do_not_want(
+    site: PaperSite, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    made = site.pieces
+    extra = OurFile("more", tmp_path / "etc/more.sh", b"#!/bin/sh\n# Made by `belljar batch install slurm`.\n")
+    site.pieces = lambda place: [*made(place), *([extra] if place.options.get("more") else [])]  # type: ignore[method-assign]
+    assert call("install", "--set", "more=yes") == 0 and extra.path.exists()
+    capsys.readouterr()
+    assert call("install", "--set", "more=", "--dry-run") == 0 and extra.path.exists()
+    assert "not wanted any more" in capsys.readouterr().out
+    assert call("install", "--set", "more=") == 0 and not extra.path.exists()
     assert call("install") == 0
-    there = files(tmp_path)
-    words = ["batch", "install", "slurm", "--prefix", str(tmp_path / "usr")]
-    for further in ([], ["--dry-run"]):
-        assert main([*words, *further]) == 125
-        assert "installed with other options" in capsys.readouterr().err and files(tmp_path) == there
+    assert "All is in place." in capsys.readouterr().out
 
 
 def test_check_is_1_with_remedies_where_something_is_missing(
@@ -158,7 +177,7 @@ def test_check_is_1_with_remedies_where_something_is_missing(
 
 
 @pytest.mark.parametrize(
-    "break_it", [Path.unlink, lambda hook: hook.write_text("by hand"), lambda hook: hook.chmod(0o600)]
+    "break_it", [Path.unlink, lambda hook: hook.write_text(hook.read_text() + "by hand"), lambda hook: hook.chmod(0o600)]
 )
 def test_the_remedy_that_check_names_mends_a_hook_as_it_stands(
     site: PaperSite, tmp_path: Path, capsys: pytest.CaptureFixture[str], break_it: Callable[[Path], object]
@@ -207,10 +226,12 @@ def test_wrong_options_are_said(
     assert what in capsys.readouterr().err
 
 
-def test_a_record_that_is_none_is_said(
-    site: PaperSite, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+def test_a_list_of_commands_that_is_not_one_is_said(
+    site: PaperSite, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (site.default_folder / ".belljar-slurm.json").write_text("[]")
+    path = tmp_path / "opt/libexec/slurm/site.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("[]")
     assert call("check") == 125
     assert "not a" in capsys.readouterr().err
 
@@ -227,12 +248,12 @@ def test_the_launchers_run_this_belljar_whatever_their_environment_says(
     (tmp_path / "json.py").write_text("raise SystemExit('nor this one')")
     env = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nonexistent", "PYTHONSTARTUP": str(tmp_path / "json.py")}
     done = subprocess.run(
-        [str(tmp_path / "opt/libexec/belljar-slurm"), "config", "show"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [str(tmp_path / "opt/libexec/slurm/belljar-slurm"), "config", "show"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert ["batch.retries", "7"] in [line.split() for line in done.stdout.splitlines()]
     done = subprocess.run(
-        [str(tmp_path / "opt/libexec/wrap-slurm"), "a\nb", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [str(tmp_path / "opt/libexec/slurm/wrap-slurm"), "a\nb", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )  # fmt: skip
     assert done.returncode == 125, "outside of a job"
     assert "not this one" not in done.stderr
@@ -242,7 +263,7 @@ def test_a_launcher_of_a_checkout_has_what_belljar_needs(
     site: PaperSite, call: Callable[..., int], tmp_path: Path
 ) -> None:
     assert main(["batch", "install", "slurm", "--prefix", str(tmp_path / "opt")]) == 0
-    before, _, _ = (tmp_path / "opt/libexec/belljar-slurm").read_text().partition("sys.argv")
+    before, _, _ = (tmp_path / "opt/libexec/slurm/belljar-slurm").read_text().partition("sys.argv")
     needs = "import cryptography, h11, pycdlib, rich; print('all there')"
     done = subprocess.run(
         [sys.executable, "-IS", "-c", f"{before}\n{needs}"], capture_output=True, text=True, timeout=60

@@ -1,5 +1,4 @@
-"""What a site needs for Grid Engine: three scripts in the cell's folder, five complexes, a verifier, and attributes of
-queues.
+"""What a site needs for Grid Engine: three scripts, five complexes, a verifier, and attributes of queues.
 
 The server is told all but the scripts, so one admin host installs for all; belljar must lie at the same path on each
 node.
@@ -21,7 +20,8 @@ from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Finding, OurFile, Piece, Place
+from belljar.batch.install.files import filled
+from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Clash, Finding, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
@@ -31,28 +31,6 @@ IN_USE = (
     f" `qconf -dattr queue complex_values {ASKED}=IMAGE QUEUE`, `qconf -dattr exechost ... HOST`."
 )
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-HOOK_TEXT = """#!/bin/sh
-# Prolog and epilog of Grid Engine's queues, as root: prolog|epilog JOB TASK OWNER. The environment is the job's and is
-# not taken over. The exit code is always 0: with any other one Grid Engine closes the queue.
-/usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin SGE_ROOT={root} SGE_CELL={cell} \\
-    timeout -k 5 {deadline} {belljar} internal "$1" gridengine "$2" "$3" "$4" </dev/null >/dev/null 2>&1 || :
-exit 0
-"""
-METHOD_TEXT = """#!/bin/sh
-# Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID; if belljar fails, as without it.
-# What announces an end (`qsub -notify`, s_cpu) reaches this process, too, and a method that died is not started again.
-trap '' HUP INT QUIT TERM USR1 USR2 XCPU
-{belljar} internal hook gridengine "$1" "$2" "$SGE_JOB_SPOOL_DIR" && exit 0
-case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
-kill -s $signal -- "-$2"
-exit 0
-"""
-VERIFIER_TEXT = """#!/bin/sh
-# Grid Engine's server starts this as its administrator for each of its threads, and again when this file changes:
-# belljar {version}, {fingerprint} of its program and the site's settings.
-exec {belljar} internal hook gridengine jsv --per-slot={per_slot}
-"""
 
 
 def _common(variables: Mapping[str, str]) -> Path | None:
@@ -71,14 +49,14 @@ class GridEngineSite:
     needs = Needs(
         ("qconf", "qstat", "qalter", "qmod"),
         ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common, told_by=_cell,
-        queues=(("qconf", "-sql"), r"(?m)^(\S+)$"),
+        queues=(("qconf", "-sql"), r"(?m)^(\S+)$"), answers=("qconf", "-sconf", "global"),
     )  # fmt: skip
 
     def pieces(self, place: Place) -> Iterator[Piece]:
         """Option `queue`: names with commas between. Raises BadOption."""
         queues = queues_of(place)
-        yield from _files(place)
-        ours, path = (str(place.belljar), "internal", "hook", "gridengine"), str(place.folder / VERIFIER)
+        yield from _scripts(place)
+        ours, path = (str(place.belljar), "internal", "hook", "gridengine"), str(place.wrapper.with_name(VERIFIER))
         yield Change(
             "complexes: what users ask with", ("qconf", "-sc"), partial(_has_complexes, {FLAG, SHELL, NOTICE}),
             do=((*ours, "complexes", "add"),), undo=((*ours, "complexes", "remove"),),
@@ -105,9 +83,11 @@ class GridEngineSite:
     def findings(self, place: Place) -> Iterator[Finding]:
         host, what = os.uname().nodename, "the server answers"
         try:
-            version = place.said("qconf", "-help").splitlines()[0]
-            conf, admins, submitters = (place.said("qconf", *one) for one in (("-sconf", "global"), ("-sh",), ("-ss",)))
-            managers, states = place.said("qconf", "-sm").split(), place.said("qstat", "-f")
+            version = place.output("qconf", "-help").splitlines()[0]
+            conf, admins, submitters = (
+                place.output("qconf", *one) for one in (("-sconf", "global"), ("-sh",), ("-ss",))
+            )
+            managers, states = place.output("qconf", "-sm").split(), place.output("qstat", "-f")
         except BelljarError as exc:
             yield Finding(what, False, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
             return
@@ -131,19 +111,16 @@ def queues_of(place: Place) -> list[str]:
     return names
 
 
-def _files(place: Place) -> Iterator[OurFile]:
+def _scripts(place: Place) -> Iterator[OurFile]:
     root, cell = place.folder.parent.parent, place.folder.parent.name
     words = {
         "root": shlex.quote(str(root)), "cell": shlex.quote(cell), "deadline": HOOK_DEADLINE,
         "belljar": shlex.quote(str(place.belljar)), "version": __version__, "per_slot": ",".join(_per_slot(place)),
         "fingerprint": fingerprint(LIBRARY, place.settings),
     }  # fmt: skip
-    for name, purpose, text in (
-        (HOOK, "prolog and epilog of the queues", HOOK_TEXT),
-        (METHOD, "suspend, resume and terminate methods of the queues", METHOD_TEXT),
-        (VERIFIER, "verifier of jobs at submission", VERIFIER_TEXT),
-    ):
-        yield OurFile(purpose, place.folder / name, text.format(**words).encode(), 0o755)
+    for name in (HOOK, METHOD, VERIFIER):
+        text = filled(Path(__file__).with_name(f"{name}.sh"), **words)
+        yield OurFile("what the queues and the server call", place.wrapper.with_name(name), text)
 
 
 def fingerprint(library: Path, settings: Settings) -> str:
@@ -158,7 +135,7 @@ def fingerprint(library: Path, settings: Settings) -> str:
 def _per_slot(place: Place) -> list[str]:
     """Which of the memory complexes this site counts for each slot (consumable YES), in the order of the list."""
     try:
-        shown = place.said("qconf", "-sc")
+        shown = place.output("qconf", "-sc")
     except BelljarError:
         return []
     rows = (line.split() for line in shown.splitlines() if not line.startswith("#"))
@@ -182,7 +159,7 @@ def _has_verifier(shown: bytes, path: str) -> bool:
 
 def attributes(place: Place) -> dict[str, str]:
     """A queue's attributes as belljar wants them."""
-    hook, method = place.folder / HOOK, place.folder / METHOD
+    hook, method = place.wrapper.with_name(HOOK), place.wrapper.with_name(METHOD)
     job = "$job_id $ja_task_id $job_owner"
     return {
         "starter_method": str(place.wrapper),
@@ -193,11 +170,12 @@ def attributes(place: Place) -> dict[str, str]:
 
 
 def _queue(place: Place, queue: str) -> Iterator[Piece]:
-    """The attributes of one queue. What a site has set itself stays: then somebody has to merge the two."""
+    """The attributes of one queue. What a site has set itself stays: then somebody has to make the one call the other."""
     try:
-        shown = place.said("qconf", "-sq", queue)
+        shown = place.output("qconf", "-sq", queue)
     except BelljarError as exc:
-        raise BadOption(f"queue {queue}: {exc.message}", hint="`qconf -sql` lists the queues.") from exc
+        yield Clash(f"queue {queue}", f"{exc.message}; `qconf -sql` lists the queues")
+        return
     for name, wanted in attributes(place).items():
         there = value(shown, name)
         if there.lower() not in ("", "none", wanted.lower()):

@@ -1,8 +1,8 @@
 """A batch system's own commands and their variables, found once, at `batch install`, and never from a job's
 surroundings.
 
-They are listed beside the launchers in SYSTEM-commands.json. A command that is not in it is not run, so no other
-system's of the same name ever is.
+They are listed beside the launchers in site.json, with all that `batch install` was told. A command that is not in it is not
+run, so no other system's of the same name ever is.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Needs:
     told_by: Callable[[Path], Mapping[str, str]] = lambda folder: {}
     # The command that lists the queues of a system that has some, and the pattern of a name in what it prints.
     queues: tuple[tuple[str, ...], str] = ((), "")
+    # Succeeds where the system answers at all, for a system that keeps settings of ours.
+    answers: tuple[str, ...] = ()
     # Programs that lie elsewhere, each with the command that prints in which folder.
     told_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -57,6 +59,8 @@ class Client:
     variables: dict[str, str] = field(default_factory=dict)
     folders: str = ""  # --commands, as it was given
     named: dict[str, str] = field(default_factory=dict)  # --variable, as they were given
+    site: str = ""  # --folder: where the system's settings are
+    options: dict[str, str] = field(default_factory=dict)  # --queue, --set, as they were given
 
     def run(self, argv: tuple[str, ...], timeout: float, stdin: bytes = b"") -> bytes:
         """What the command prints, run with this site's variables alone. Raises CommandMissing, CommandFailed."""
@@ -84,9 +88,9 @@ class Client:
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode() + b"\n"
 
 
-def path_of(launcher: Path, system: str) -> Path:
+def path_of(launcher: Path) -> Path:
     """Where a launcher's commands are listed."""
-    return launcher.with_name(f"{system}-commands.json")
+    return launcher.with_name("site.json")
 
 
 def read(path: Path, system: str) -> Client | None:

@@ -11,19 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
+from belljar.batch.install.files import filled
 from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
 from belljar.batch.job.policy import queue_images
 from belljar.batch.lsf.hooks import PROFILE
 from belljar.errors import BadOption, BelljarError
-
-COMMENT = "{name} of LSF on the execution host. A failing PRE_EXEC would keep jobs waiting for ever: the exit code is always 0."
-ESUB = """#!/bin/sh
-# bsub -a "vm(image=NAME)". Refuses by the exit code that LSF names; where belljar itself fails, the job goes on.
-{belljar} internal hook lsf esub "$@"
-code=$?
-[ "$code" = "${{LSB_SUB_ABORT_VALUE:-97}}" ] && exit "$code"
-exit 0
-"""
 
 SUDOERS = """PRE_EXEC and POST_EXEC must run as root on the execution hosts, so that they can end what a dead job left. In
 /etc/lsf.sudoers (root's, mode 600) of each host:
@@ -46,15 +38,16 @@ class LsfSite:
 
     def pieces(self, place: Place) -> Iterator[Piece]:
         """Options: `serverdir`, $LSF_SERVERDIR; `unit`, the site's LSF_UNIT_FOR_LIMITS (default MB)."""
-        libexec, settings = place.wrapper.parent, place.settings
+        settings = place.settings
         if re.search(r"[\s;\"'$`\\]", str(place.wrapper)):
             raise BadOption(f"{place.wrapper}: LSF's shell would split this path", hint="Choose another --prefix.")
-        for name, verb in (("PRE_EXEC", "prolog"), ("POST_EXEC", "epilog")):
-            text, caller = hook_text(place, "lsf", verb, COMMENT.format(name=name)), place.folder / "lsb.queues"
-            yield OurFile(f"{name} of jobs with machines", libexec / f"lsf-{verb}", text, 0o755, caller=caller)
-        server = place.options.get("serverdir", "")
-        esub, asks = Path(server or libexec) / f"esub.{PROFILE}", ESUB.format(belljar=shlex.quote(str(place.belljar)))
-        yield OurFile("asks for a machine at submit", esub, asks.encode(), 0o755)
+        for verb in ("prolog", "epilog"):
+            path = place.wrapper.with_name(f"lsf-{verb}")
+            yield OurFile(f"{verb} of jobs with machines", path, hook_text(place, "lsf", verb))
+        server, name = place.options.get("serverdir", ""), f"esub.{PROFILE}"
+        esub = Path(server, name) if server else place.wrapper.with_name(name)
+        asks = filled(Path(__file__).with_name("esub.sh"), belljar=shlex.quote(str(place.belljar)))
+        yield OurFile("asks for a machine at submit", esub, asks)
         about = ("Begin Application", f"NAME = {PROFILE}", "DESCRIPTION = jobs in machines of their own (belljar)")
         yield OurLines(
             "application profile with our job starter", place.folder / "lsb.applications",
@@ -86,7 +79,7 @@ class LsfSite:
     def findings(self, place: Place) -> Iterator[Finding]:
         what = f"application profile {PROFILE}"
         try:
-            said = " ".join(place.said("bapp", "-l", PROFILE).split())
+            said = " ".join(place.output("bapp", "-l", PROFILE).split())
         except BelljarError as exc:
             remedy = "Run `badmin reconfig`, where LSF is installed and its environment is set (profile.lsf)."
             yield Finding(what, False, exc.message, remedy)

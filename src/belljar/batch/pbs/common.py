@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from belljar.batch.install.pieces import Place
 
 QUEUES = (("qmgr", "-c", "print server"), r"(?m)^create queue (\S+)")
+ANSWERS = ("qmgr", "-c", "list server")
 OURS = "belljar:"  # begins the comment of a node we closed
 SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(?:exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)(?: [^\0\n]*)?\n?")
 ESCAPED = re.compile(rb"\\([][])")

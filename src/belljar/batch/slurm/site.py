@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch import Settings
-from belljar.batch.install import files
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text, names
+from belljar.batch.install.files import filled, names, outside, read
+from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
 from belljar.batch.slurm import lua as slurm_lua
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.batch.slurm.lua import quoted
@@ -20,21 +21,6 @@ PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
 OLDEST = (22, 5)
 HOOKS = ("Prolog", "Epilog")
-
-SHIM = """{mark}.
--- plugin {digest}
-local belljar = dofile({plugin})
-
-function slurm_job_submit(job_desc, part_list, submit_uid)
-   return belljar.submit(job_desc, part_list, submit_uid)
-end
-
-function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
-   return belljar.modify(job_desc, job_rec, part_list, modify_uid)
-end
-
-return slurm.SUCCESS
-"""
 
 NO_LUA = """It cannot ask belljar at submission: --comment=vm=IMAGE and partitions with images mean nothing here. Users write
     #!{wrapper} --image=IMAGE
@@ -62,35 +48,27 @@ class SlurmSite:
         """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `bait`, partitions
         whose jobs get nodes of their own; `line`, how much of a
         `#!` line a node's kernel reads; `submit`: `lua`, or `hand` if users write that line themselves."""
-        conf, found, lines = _conf(place), list[Piece](), list[str]()
-        if _is_configless(place):
-            return [piece for hook in HOOKS for piece in self._hook(place, hook, conf)[0]]
-        if _asks_at_submission(place):
+        conf, pieces, lines = _conf(place), list[Piece](), list[str]()
+        if _asks_at_submission(place) and not _is_configless(place):
             if _has_lua(place):
-                found += self._at_submission(place, conf)
+                pieces += self._at_submission(place, conf)
                 lines += [] if "jobsubmitplugins" in conf else ["JobSubmitPlugins=lua"]
             else:
-                found.append(Advice("this Slurm has no Lua", NO_LUA.format(wrapper=place.wrapper)))
+                pieces.append(Advice("this Slurm has no Lua", NO_LUA.format(wrapper=place.wrapper)))
         for hook in HOOKS:
-            found_hook, line = self._hook(place, hook, conf)
-            found += found_hook
-            lines += line
-        if lines:
-            keys = tuple(rf"{line.partition('=')[0]}\s*=" for line in lines)
-            conf_file = place.folder / "slurm.conf"
-            found.append(OurLines("settings of Slurm", conf_file, tuple(sorted(lines)), clashes=keys))
-        return found
+            pieces += self._hook(place, hook, conf)
+            lines += [] if any(conf.get(hook.lower(), ())) else [f"{hook}={place.folder}/belljar-{hook.lower()}"]
+        if lines and not _is_configless(place):
+            pieces.append(OurLines("settings of Slurm", place.folder / "slurm.conf", tuple(sorted(lines))))
+        return pieces
 
     def _at_submission(self, place: Place, conf: Mapping[str, list[str]]) -> Iterator[Piece]:
         plugin, submit, text = place.folder / PLUGIN, place.folder / SUBMIT, slurm_lua.plugin(place)
-        is_theirs = _is_theirs(submit)
-        yield OurFile(
-            "rules of the site, for slurmctld at submission", plugin, text, caller=submit if is_theirs else None
-        )
-        if not is_theirs:
+        yield OurFile("rules of the site, for slurmctld at submission", plugin, text)
+        if not _is_theirs(submit):
             digest = hashlib.sha256(text).hexdigest()
-            shim = SHIM.format(mark=slurm_lua.MARK, plugin=quoted(str(plugin)), digest=digest)
-            yield OurFile("job_submit plugin of slurmctld", submit, shim.encode())
+            shim = filled(Path(__file__).with_name(SUBMIT), plugin=quoted(str(plugin)), digest=digest)
+            yield OurFile("job_submit plugin of slurmctld", submit, shim)
         elif not names(submit, plugin.name):
             yield Advice(
                 "your own job_submit.lua asks belljar's", MERGE.format(path=submit, plugin=quoted(str(plugin)))
@@ -100,22 +78,18 @@ class SlurmSite:
             advice = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
             yield Advice("the Lua plugin of slurmctld", advice)
 
-    def _hook(self, place: Place, hook: str, conf: Mapping[str, list[str]]) -> tuple[list[Piece], list[str]]:
-        """The script, where it goes, and the line that names it: a site's own hook stays."""
-        verb = hook.lower()
-        comment = f"{hook} of Slurm, as root on the node. Its exit code is always 0: with any other one slurmd drains the node."
-        content = hook_text(place, "slurm", verb, comment)
-        theirs, purpose = [one for one in conf.get(verb, []) if one], f"{hook} of each job on a node"
-        if folder := next((one[:-1] for one in theirs if one.endswith("/*")), ""):
-            return [OurFile(purpose, Path(folder) / f"50-belljar-{verb}", content, 0o755)], []
+    def _hook(self, place: Place, hook: str, conf: Mapping[str, list[str]]) -> Iterator[Piece]:
+        """The script, where it goes: a site's own hook stays, and calls ours."""
+        verb, purpose = hook.lower(), f"{hook} of each job on a node"
+        # Beside slurm.conf, which nodes without belljar share: a Prolog that is not there would drain them.
+        theirs, content = [one for one in conf.get(verb, []) if one], hook_text(place, "slurm", verb)
         path = place.folder / f"belljar-{verb}"
-        if not theirs:
-            return [OurFile(purpose, path, content, 0o755)], [f"{hook}={path}"]
-        callers = [Path(one) for one in theirs if names(Path(one), path.name)]
-        caller = place.folder / "slurm.conf" if str(path) in theirs else next(iter(callers), None)
-        advice = Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}.")
-        file = OurFile(purpose, path, content, 0o755, caller=caller or Path(theirs[0]))
-        return [file] if caller else [file, advice], []
+        if folder := next((one[:-1] for one in theirs if one.endswith("/*")), ""):
+            yield OurFile(purpose, Path(folder) / f"50-belljar-{verb}", content)
+            return
+        yield OurFile(purpose, path, content)
+        if theirs and not any(one == str(path) or names(Path(one), path.name) for one in theirs):
+            yield Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}.")
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
@@ -126,7 +100,7 @@ class SlurmSite:
 
     def findings(self, place: Place) -> list[Finding]:
         try:
-            version = place.said("scontrol", "--version").strip()
+            version = place.output("scontrol", "--version").strip()
             shown = _shown(place)
         except BelljarError as exc:
             return [Finding("slurmctld answers", False, exc.message, "Start it, or run this where `scontrol` works.")]
@@ -155,10 +129,8 @@ def _conf_in(folder: Path) -> dict[str, str]:
 
 
 def _is_theirs(path: Path) -> bool:
-    try:
-        return not path.read_text(errors="replace").startswith(slurm_lua.MARK)
-    except FileNotFoundError:
-        return False
+    text = read(path)
+    return text is not None and not text.startswith(slurm_lua.MARK.encode())
 
 
 def _conf(place: Place) -> dict[str, list[str]]:
@@ -170,11 +142,10 @@ def _conf(place: Place) -> dict[str, list[str]]:
         if path in seen:
             continue
         seen.add(path)
-        try:
-            text = files.without_lines(path.read_bytes(), "#", str(path)).decode(errors="replace")
-        except OSError:
-            continue
-        for line in text.splitlines():
+        text = read(path) or b""
+        with suppress(ValueError):  # where the marks do not pair, install says so
+            text = outside(text)
+        for line in text.decode(errors="replace").splitlines():
             line = line.partition("#")[0].strip()
             if include := re.match(r"include\s+(\S+)$", line, re.IGNORECASE):
                 waiting.append(place.folder / include[1])
@@ -198,7 +169,7 @@ def _asks_at_submission(place: Place) -> bool:
 
 def _shown(place: Place) -> dict[str, list[str]]:
     """The configuration slurmctld goes by, keys in lower case. Slurm 24.11 numbers what may stand there several times."""
-    text = place.said("scontrol", "show", "config")
+    text = place.output("scontrol", "show", "config")
     found: dict[str, list[str]] = {}
     for match in re.finditer(r"^(\w+)(?:\[[0-9]+\])?\s*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE):
         found.setdefault(match[1].lower(), []).append(match[2].replace("(null)", ""))

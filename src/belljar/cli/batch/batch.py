@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import shlex
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.batch import node as faults
-from belljar.batch.install.engine import TO_DO
-from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, Status, Step
+from belljar.batch.install.engine import TO_DO, Installation
+from belljar.batch.install.files import mode_of
+from belljar.batch.install.pieces import Advice, Change, OurFile, OurFolder, OurLines, Piece, Step
 from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
-from belljar.jobs.install import Asked, Site, site_for
+from belljar.jobs.install import Asked, installation
 from belljar.jobs.node import of_users, runner
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.batch.install.commands import Client
 
 
-def _site(args: argparse.Namespace, house: House) -> Site:
+def _site(args: argparse.Namespace, house: House) -> tuple[Installation, Client]:
     queue = {"queue": ",".join(args.queue)} if args.queue else {}
     variables, options = pairs(args.variable, "--variable"), {**queue, **pairs(args.set, "--set")}
     commands, anew = ":".join(args.commands), args.act == "install"
-    return site_for(args.system, Asked(args.folder or "", args.prefix or "", commands, variables, options, anew), house)
+    asked = Asked(args.folder or "", args.prefix or "", commands, variables, options, anew)
+    return installation(args.system, asked, house)
 
 
 def pairs(words: list[str], option: str) -> dict[str, str]:
@@ -41,20 +43,28 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
 
 
 def install(args: argparse.Namespace, house: House) -> int:
-    """Put everything in place, or only show what that would be."""
-    site = _site(args, house)
-    if args.dry_run:
-        site.engine.refuse_unwanted()
-        show_plan(site.engine.plan(), site.site.after(site.place), args.format)
+    """Show what is to be done, and do it; or only show it."""
+    site, commands = _site(args, house)
+    steps, stale = site.plan(), site.stale()
+    if args.print:
+        rows = [row for step in steps for row in rows_of(step.piece)]
+        print(as_json([*rows, *({"command": argv} for argv in site.site.after(site.place))]))
         return 0
-    if missing := site.commands.missing(site.site.needs):
+    is_done = not stale and not any(step.status in TO_DO for step in steps)
+    if not is_done or args.dry_run:
+        show_plan(steps, stale)
+    if args.dry_run:
+        return 0
+    if missing := commands.missing(site.site.needs):
         complain(f"not found: {', '.join(missing)}", f"Say where {args.system}'s commands are: --commands DIR.")
-    done = site.engine.install(prefix=site.prefix, force=args.force)
-    trouble = site.engine.reread() if done else []
-    if args.format == "json":
-        print(as_json({"done": [row_of(step) for step in done], "trouble": trouble}))
-    else:
-        tell_installed(done, site.engine.plan(), trouble)
+    if not (is_done or args.yes) and sys.stdin.isatty() and input("Do this? [y/N] ").lower() not in ("y", "yes"):
+        return 1
+    trouble = site.reread() if site.install() or stale else []
+    print("All is in place." if is_done else "Done.")
+    for piece in (step.piece for step in steps):
+        if isinstance(piece, Advice):
+            print_lines(f"by hand: {piece.purpose}: {piece.text}")
+    print_lines("\n".join(f"not done, repeat it by hand: {line}" for line in trouble))
     return 1 if trouble else 0
 
 
@@ -62,26 +72,26 @@ def check(args: argparse.Namespace, house: House) -> int:
     """Every finding, the bad ones with a remedy; exit 1 when there is one."""
     from belljar.jobs import check
 
-    site = _site(args, house)
-    found = [*check.commands(site.commands, site.place), *site.engine.check(), *check.findings(house, site.place)]
-    is_good = all(one.is_good for one in found)
+    site, commands = _site(args, house)
+    findings = [*check.commands(commands, site.place), *site.check(), *check.findings(house, site.place)]
+    is_good = all(finding.is_good for finding in findings)
     if args.format == "json":
-        print(as_json({"ok": is_good, "findings": found}))
+        print(as_json({"ok": is_good, "findings": findings}))
         return 0 if is_good else 1
-    for one in found:
-        print(plain(f"{'ok ' if one.is_good else 'BAD'}  {one.what}{f': {one.detail}' if one.detail else ''}"))
-        if one.remedy and not one.is_good:
-            print(plain(f"     remedy: {one.remedy}"))
+    for finding in findings:
+        detail = f": {finding.detail}" if finding.detail else ""
+        print(plain(f"{'ok ' if finding.is_good else 'BAD'}  {finding.what}{detail}"))
+        if finding.remedy and not finding.is_good:
+            print(plain(f"     remedy: {finding.remedy}"))
     return 0 if is_good else 1
 
 
 def uninstall(args: argparse.Namespace, house: House) -> int:
     """Take out what install put in."""
-    engine = _site(args, house).engine
-    done = engine.uninstall(force=args.force)
-    for line in done or ["Nothing of belljar's is installed there."]:
-        print(plain(line))
-    for line in engine.reread() if done else []:
+    site, _ = _site(args, house)
+    done = site.uninstall()
+    print_lines("\n".join(done) or "Nothing of belljar's is installed there.")
+    for line in site.reread() if done else []:
         print(plain(f"not done, repeat it by hand: {line}"))
     return 0
 
@@ -89,64 +99,41 @@ def uninstall(args: argparse.Namespace, house: House) -> int:
 # -- words ---------------------------------------------------------------------------------------------------------------
 
 
-def row_of(step: Step) -> dict[str, Any]:
-    return {
-        "purpose": step.piece.purpose, "path": step.path, "state": step.status, "detail": step.detail,
-        "kind": type(step.piece).__name__,
-    }  # fmt: skip
-
-
-def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> None:
-    rows = [(step.piece.purpose, str(step.path or ""), "done") for step in done]
-    if rows:
-        show(None, ("WHAT", "WHERE", "STATE"), rows, as_="table")
-    else:
-        print("All is in place.")
-    by_hand = [f"by hand: {one.piece.purpose}: {one.piece.text}" for one in now if isinstance(one.piece, Advice)]
-    again = [f"not done, repeat it by hand: {line}" for line in trouble]
-    for line in "\n".join([*by_hand, *again]).splitlines():
+def print_lines(text: str) -> None:
+    for line in text.splitlines():
         print(plain(line))
 
 
-def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
-    """How each piece stands, and what would be changed: differences of files, commands."""
-    if form == "json":
-        print(as_json([{**row_of(step), **_work(step)} for step in steps]))
-        return
-    rows = [(step.piece.purpose, str(step.path or ""), step.status.value, step.detail) for step in steps]
+def show_plan(steps: list[Step], stale: list[Piece]) -> None:
+    """How each piece stands, the differences of files that are there, and the commands."""
+    rows = [(step.piece.purpose, path_of(step.piece), step.status.value, step.detail) for step in steps]
+    rows += [(piece.purpose, path_of(piece), "not wanted any more", "") for piece in stale]
     show(None, ("WHAT", "WHERE", "STATE", "DETAIL"), rows, as_="table")
     for step in steps:
-        if isinstance(step.piece, Advice):
-            print(f"\nby hand: {step.piece.text}")
-        elif step.status is not Status.THERE:
-            print("\n" + "".join(_diff(step)), end="")
-            _print_commands(_commands(step))
-    if any(step.status in TO_DO for step in steps):
-        _print_commands(after)
+        if step.status in TO_DO:
+            print(step.diff, end="")
+            for argv in step.piece.do if isinstance(step.piece, Change) else ():
+                print(f"$ {shlex.join(argv)}")
 
 
-def _work(step: Step) -> dict[str, Any]:
-    """What is to be done, for sites that put the pieces in place by other means."""
-    piece = step.piece
-    whole = piece.content if isinstance(piece, OurFile) else piece.stdin if isinstance(piece, Change) else b""
-    return {"diff": "".join(_diff(step)), "commands": _commands(step), "content": whole.decode(errors="replace")}
+def path_of(piece: Piece) -> str:
+    return str(getattr(piece, "path", ""))
 
 
-def _diff(step: Step) -> list[str]:
-    if step.path is None or step.after is None:
-        return []
-    before, after = ((part or b"").decode(errors="replace").splitlines(True) for part in (step.before, step.after))
-    lines = difflib.unified_diff(before, after, str(step.path), str(step.path))
-    return [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
-
-
-def _commands(step: Step) -> list[Argv]:
-    return [] if not isinstance(step.piece, Change) or step.status is Status.THERE else list(step.piece.do)
-
-
-def _print_commands(commands: Iterable[Argv]) -> None:
-    for argv in commands:
-        print(f"$ {shlex.join(argv)}")
+def rows_of(piece: Piece) -> list[dict[str, object]]:
+    """A file, a block of lines or a command each, for programs."""
+    if isinstance(piece, OurLines):
+        return [{"path": piece.path, "lines": piece.block.decode()}]
+    files = {piece.path: piece.content} if isinstance(piece, OurFile) else {}
+    if isinstance(piece, OurFolder):
+        files = {piece.path / name: content for name, content in piece.files.items()}
+    if isinstance(piece, Advice):
+        return [{"by_hand": piece.text}]
+    commands = piece.do if isinstance(piece, Change) else ()
+    rows: list[dict[str, object]] = [
+        {"path": path, "mode": f"{mode_of(text):04o}", "content": text.decode()} for path, text in files.items()
+    ]
+    return rows + [{"command": argv} for argv in commands]
 
 
 # -- the node ------------------------------------------------------------------------------------------------------------
@@ -205,23 +192,22 @@ def _test(known: node.Known, house: House) -> tuple[dict[str, object], list[str]
 
 SITE = """SYSTEM | the batch system
 --folder DIR | where the system's settings are (default: its usual place)
---prefix DIR | the launchers go to DIR/libexec (default: beside belljar itself)
+--prefix DIR | all that is ours goes to DIR/libexec/SYSTEM (default: beside belljar itself)
 --commands DIR * | where the system's own commands are (default: PATH); repeatable
 --variable NAME=VALUE * | a variable that these commands need; repeatable
 --queue Q * | queue to change, where a system needs to know; repeatable
 --set KEY=VALUE * | another option of the system; see its guide"""
 ACTS = f"""
-# install | put the files and settings of a system in place; to do it twice changes nothing
+# install | show what changes, and put it in place; to do it twice changes nothing
 {SITE}
--n --dry-run | show the differences and commands, do nothing; with --format json each file whole, too
---force | also replace files of ours that were changed by hand
-{FORMAT}
+-n --dry-run | show what would be done, and do nothing
+--print | print every file, line and command as JSON, for a site's own configuration management; do nothing
+-y --yes | do not ask at a terminal
 # check | look at every file and setting; exit 1 when something is wrong, with remedies
 {SITE}
 {FORMAT}
 # uninstall | take out what install put in
 {SITE}
---force | also remove files of ours that were changed by hand
 # node | this node: in service or not, and why; test it with a small machine
 SYSTEM | the batch system
 {{status,close,open,test}} @action | status; close REASON; open; test: start a small machine, open a node that belljar closed after
@@ -240,8 +226,8 @@ def _systems() -> str:
 
 VERBS = {
     "batch": Verb(
-        "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run only "
-        "shows them), check tells what is wrong, uninstall takes all out; node looks after this node.",
+        "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run and --print "
+        "only show them), check tells what is wrong, uninstall takes all out; node looks after this node.",
         acts=acts(
             ACTS.replace("SYSTEM | the batch system", _systems()),
             {"install": install, "check": check, "uninstall": uninstall, "node": node_},

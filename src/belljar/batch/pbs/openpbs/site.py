@@ -11,7 +11,7 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
-from belljar.batch.pbs.common import QUEUES, is_part, roles
+from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, roles
 from belljar.errors import CommandFailed
 
 FILES = Path(__file__).parent
@@ -26,7 +26,6 @@ HOOKS = {
     ),
 }  # fmt: skip
 ATTRIBUTES: dict[str, dict[str, str]] = {SUBMIT: {}, "belljar_node": {"alarm": "60", "freq": "300"}}
-ANSWERS = ("qmgr", "-c", "list server")
 RESOURCES = {"vm_image": ("string_array", "hm"), "vm_disk": ("size", "m")}
 BUSY = (
     "PBS keeps a resource (15174) as long as a job has it, an ended one in the history (`qstat -x`) too. Uninstall again when"
@@ -41,6 +40,7 @@ class OpenPbsSite:
     needs = Needs(
         ("pbsnodes", "qselect", "qmgr"), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
         bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (), queues=QUEUES,
+        answers=ANSWERS,
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
@@ -61,12 +61,11 @@ SITE = OpenPbsSite()
 
 
 def _server(place: Place) -> Iterator[Piece]:
-    folder = place.wrapper.parent / "openpbs"
-    config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place), folders=1)
-    sources = [OurFile(f"hook {name}", folder / f"{name}.py", text_of(name), folders=1) for name in _hooks(place)]
-    yield from (config, *sources)
-    for source in sources:
-        yield from _hook(source, config)
+    config = OurFile("settings of the hooks", place.wrapper.with_name("belljar.json"), config_of(place))
+    yield config
+    for name in _hooks(place):
+        source = OurFile(f"hook {name}", place.wrapper.with_name(f"{name}.py"), text_of(name))
+        yield from (source, *_hook(source, config))
     # Last here is first out: PBS refuses that while a job has one, which without the hooks would run on the node itself.
     for name, (kind, flags) in reversed(RESOURCES.items()):
         yield _change(
@@ -110,8 +109,7 @@ def _change(
     purpose: str, probe: str, is_done: Callable[[bytes], bool], do: tuple[str, ...], undo: str = "", hint: str | None = None
 ) -> Change:  # fmt: skip
     """What qmgr is told, and how it is asked."""
-    back = (_qmgr(undo),) if undo else ()
-    return Change(purpose, _qmgr(probe), is_done, tuple(map(_qmgr, do)), back, undo_hint=hint, answers=ANSWERS)
+    return Change(purpose, _qmgr(probe), is_done, tuple(map(_qmgr, do)), (_qmgr(undo),) if undo else (), hint)
 
 
 def _has_flags(flags: str) -> Callable[[bytes], bool]:

@@ -8,41 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
-from belljar.batch.pbs.common import QUEUES, is_part, reread, roles
+from belljar.batch.install.files import filled
+from belljar.batch.install.pieces import Advice, Change, Clash, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
-from belljar.errors import BadOption, BelljarError, NotOurs
+from belljar.errors import BadOption, BelljarError
 
 OPTIONS = ("queue", "hooks")
 REQUEUE = "automatic_requeue_exit_code"
-
-# Both say nothing: their output would be the job's. The prologue's arguments: 5 is what the job asked for, 6 its queue.
-PROLOGUE = """\
-#!/bin/sh
-# belljar: tells the job's wrapper what the job asked for, and makes the user's folder of this node.
-umask 022
-if [ -n "$PBS_NODEFILE" ]; then
-    printf '%s\\n%s\\n' "$5" "$6" >"$PBS_NODEFILE{record}"
-fi
-{belljar} internal prolog torque "$@" </dev/null >/dev/null 2>&1
-exit 0
-"""
-EPILOGUE = """\
-#!/bin/sh
-# belljar: ends what is left of the job's machine.
-if [ -n "$PBS_NODEFILE" ]; then
-    rm -f "$PBS_NODEFILE{record}"
-fi
-{belljar} internal epilog torque "$@" </dev/null >/dev/null 2>&1
-exit 0
-"""
 
 
 class TorqueSite:
     """`folder`, Torque's home, tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/torque")
-    needs = Needs(("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",), queues=QUEUES)
+    needs = Needs(
+        ("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",), queues=QUEUES, answers=ANSWERS
+    )
 
     def pieces(self, place: Place) -> list[Piece]:
         """`--set hooks=own`: prologue and epilogue are put beside the wrapper, for the site's own ones to call."""
@@ -63,19 +45,14 @@ class TorqueSite:
         yield Finding("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
 
 
-SITE = TorqueSite()
-
-
-def _server(place: Place) -> Change:
-    """Raises NotOurs where the site uses the one requeue code there is for something of its own."""
-    present = _attribute(place, REQUEUE)
+def _server(place: Place) -> Piece:
+    """A clash where the site uses the one requeue code there is for something of its own."""
+    present, wanted = _attribute(place, REQUEUE), f"set server {REQUEUE} = {AGAIN_STATUS}"
     if present not in ("", str(AGAIN_STATUS)):
-        raise NotOurs(
-            f"{REQUEUE} = {present}: the site has a use for it, and Torque has only one",
-            hint=f"Unset it (`qmgr -c 'unset server {REQUEUE}'`), or run without requeue: leave the server alone and"
-            " install on the nodes only.",
-        )
-    wanted = f"set server {REQUEUE} = {AGAIN_STATUS}"
+        return Clash(
+            REQUEUE, f"{present}: the site has a use for it, and Torque has only one. Unset it (`qmgr -c 'unset server {REQUEUE}'`),"
+            " or run without requeue: leave the server alone and install on the nodes only",
+        )  # fmt: skip
     return Change(
         "a job for which no machine could be started is queued again", ("qmgr", "-c", "print server"),
         lambda out: wanted.encode() in out.splitlines(), (("qmgr", "-c", wanted),),
@@ -86,25 +63,28 @@ def _server(place: Place) -> Change:
 def _attribute(place: Place, name: str) -> str:
     """A server attribute, a list's parts with commas; "" where it is not set or the server cannot be asked."""
     try:
-        out = place.said("qmgr", "-c", "print server")
+        out = place.output("qmgr", "-c", "print server")
     except BelljarError:
         return ""
     return ",".join(value.strip() for value in re.findall(rf"^set server {name} \+?= (.*)$", out, re.MULTILINE))
 
 
 def _node(place: Place) -> Iterator[Piece]:
-    words = {"record": RECORD, "belljar": shlex.quote(str(place.belljar))}
+    mom, words = place.folder / "mom_priv", {"record": RECORD, "belljar": shlex.quote(str(place.belljar))}
     is_own = place.options.get("hooks") == "own"
-    folder = place.wrapper.parent / "torque" if is_own else place.folder / "mom_priv"
-    for name, text in (("prologue", PROLOGUE), ("epilogue", EPILOGUE)):
-        yield OurFile(name, folder / name, text.format(**words).encode(), 0o755)
+    folder = place.wrapper.parent if is_own else mom
+    for name in ("prologue", "epilogue"):
+        yield OurFile(name, folder / name, filled(Path(__file__).with_name(f"{name}.sh"), **words))
     if is_own:
         yield Advice(
             "prologue and epilogue",
-            f"Let your own {place.folder}/mom_priv/prologue and epilogue call {folder}/prologue and epilogue with all"
+            f"Let your own {mom}/prologue and epilogue call {folder}/prologue and epilogue with all"
             ' their arguments ("$@"), and with their environment.',
         )
     yield OurLines(
-        "every job is started by belljar's wrapper", place.folder / "mom_priv/config", (f"$job_starter {place.wrapper}",),
+        "every job is started by belljar's wrapper", mom / "config", (f"$job_starter {place.wrapper}",),
         clashes=(r"\$job_starter\b", r"\$job_starter_run_privileged\b"),
     )  # fmt: skip
+
+
+SITE = TorqueSite()
