@@ -44,7 +44,7 @@ def by_variables(asked: Asked) -> Asked:
 def _installed(site: Site, system: str, home: Path) -> None:
     """The node's part, by the command itself: there is no server here."""
     done = site.command("batch", "install", system, "--folder", str(home), "--prefix", str(site.top), check=True)
-    assert b"done" in done.stdout
+    assert b"Done." in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def openpbs() -> Iterator[Pbs]:
         _installed(site, "openpbs", mom.home)
         from belljar.batch.pbs.openpbs.site import text_of
 
-        launchers = site.top / "libexec"
+        launchers = site.top / "libexec/openpbs"
         mom.hook, mom.config = site.top / "belljar_node.py", site.top / "hook.json"
         mom.hook.write_bytes(text_of("belljar_node"))
         names = sorted(path.name for path in launchers.iterdir())
@@ -77,7 +77,7 @@ def torque() -> Iterator[Pbs]:
     try:
         mom = Mom(site.top / "torque", "torque", kill_delay=4.0, host="torque")
         _installed(site, "torque", mom.home)
-        mom.starter = site.top / "libexec/wrap-torque"
+        mom.starter = site.top / "libexec/torque/wrap-torque"
         assert f"$job_starter {mom.starter}\n" in (mom.home / "mom_priv/config").read_text()
         mom.prologue, mom.epilogue = mom.home / "mom_priv/prologue", mom.home / "mom_priv/epilogue"
         yield Pbs(site, mom)

@@ -137,7 +137,7 @@ class Node:
             (top / "bin" / name).write_text(text.format(top=top))
             (top / "bin" / name).chmod(0o755)
         programs = {name: str(top / "bin" / name) for name in STAND_INS}
-        client.path_of(top / "libexec/wrap-slurm", "slurm").write_bytes(client.Client("slurm", programs).as_json())
+        client.path_of(top / "libexec/wrap-slurm").write_bytes(client.Client("slurm", programs).as_json())
         self.user = user_of(str(os.geteuid()))
         self._out = os.open(top / "slurm-out", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -129,7 +129,7 @@ def test_hostile_words_are_words(cell: Cell) -> None:
 
 def test_the_hooks_are_quick_and_never_fail(cell: Cell) -> None:
     """With hostile variables, with no belljar at all: Grid Engine must see success, for a failure closes the queue."""
-    hook = str(cell.lab.lib / "default/common/belljar-hook")
+    hook = str(cell.site.top / "libexec/gridengine/belljar-hook")
     env = {
         "BELLJAR_PATHS_NODE": "/etc",
         "BASH_ENV": "/nowhere",
@@ -146,7 +146,7 @@ def test_the_hooks_are_quick_and_never_fail(cell: Cell) -> None:
         begin = time.monotonic()
         cell.lab.run("env", *(f"{name}={text}" for name, text in env.items()), hook, *words)
         assert time.monotonic() - begin < stretched(1.5), words
-    belljar = next(cell.site.top.glob("libexec/belljar*"))
+    belljar = next(cell.site.top.glob("libexec/gridengine/belljar-gridengine"))
     hidden = belljar.with_name("hidden")
     belljar.rename(hidden)
     try:

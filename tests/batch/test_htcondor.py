@@ -292,7 +292,7 @@ def publish(condor: Condor, works: bool) -> None:
 @pytest.mark.parametrize("make_another", ["true", "mkdir -m 0711"], ids=["missing", "0711"])
 def test_a_node_whose_folder_keeps_users_out_takes_no_more_jobs_and_loses_none(pool: Pool, make_another: str) -> None:
     condor, folder = pool.condor, "/var/lib/belljar-node"
-    publisher = condor.outside("/opt/belljar/libexec/belljar-publish")
+    publisher = condor.outside("/opt/belljar/libexec/htcondor/belljar-publish")
     condor.configure("retry_delay = 10")
     text = publisher.read_bytes()
     publisher.write_bytes(b"#!/bin/sh\n")  # a job comes before the node has said anything
@@ -348,7 +348,7 @@ def test_check_judges_what_all_files_say_together(pool: Pool) -> None:
     pool.condor.write("/etc/belljar/belljar.toml", "[batch]\n")
     assert "paths.node" in check(pool)
     refused = pool.condor.belljar("batch", "install", "htcondor", check=False)
-    assert refused.returncode != 0 and b"paths.node: in the way: not set" in refused.stderr
+    assert refused.returncode != 0 and b"paths.node: not set" in refused.stderr
     pool.condor.configure()
     assert check(pool) == []
 
@@ -359,7 +359,9 @@ def test_a_sites_own_wrapper_stands_or_calls_ours(pool: Pool) -> None:
     condor.belljar("batch", "uninstall", "htcondor")
     own, wrapper = "/etc/condor/config.d/60-site.conf", "/usr/local/bin/site-wrap"
     condor.write(own, f"USER_JOB_WRAPPER = {wrapper}\n")
-    condor.write(wrapper, '#!/bin/sh\nSITE=seen; export SITE\nexec /opt/belljar/libexec/wrap-htcondor "$@"\n', 0o755)
+    condor.write(
+        wrapper, '#!/bin/sh\nSITE=seen; export SITE\nexec /opt/belljar/libexec/htcondor/wrap-htcondor "$@"\n', 0o755
+    )
     try:
         refused = condor.belljar("batch", "install", "htcondor", check=False)
         assert refused.returncode != 0 and f"{wrapper} ({own}, line 1)" in refused.stderr.decode()

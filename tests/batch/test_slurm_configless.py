@@ -124,11 +124,11 @@ def test_a_job_has_its_machine_there_and_another_does_not(cluster: Configless) -
 def test_check_finds_all_in_place_on_the_node(cluster: Configless) -> None:
     said = cluster.on_node(
         str(cluster.site.belljar), "--config", str(cluster.site.config), "batch", "check", "slurm",
-        "--folder", str(cluster.lab.etc), "--format", "json", check=False,
+        "--folder", str(cluster.lab.etc), "--prefix", str(cluster.prefix), "--format", "json", check=False,
     )  # fmt: skip
     assert [one for one in json.loads(said)["findings"] if not one["is_good"]] == []
 
 
 def test_uninstall_on_the_node_leaves_nothing_there(cluster: Configless) -> None:
-    cluster.on_node(str(cluster.site.belljar), "--config", str(cluster.site.config), "batch", "uninstall", "slurm", "--folder", str(cluster.lab.etc))  # fmt: skip
+    cluster.on_node(str(cluster.site.belljar), "--config", str(cluster.site.config), "batch", "uninstall", "slurm", "--folder", str(cluster.lab.etc), "--prefix", str(cluster.prefix))  # fmt: skip
     assert cluster.on_node("ls", "-A", str(cluster.lab.etc)) == ""

@@ -126,7 +126,7 @@ def test_a_starter_in_front_of_the_file_leaves_the_file_as_the_command() -> None
 def test_a_starter_that_passes_words_is_refused() -> None:
     with pytest.raises(NotInAJob, match="as words of the job starter") as refused:
         job(argv=(b"echo a; echo b",))
-    assert "batch install lsf --dry-run" in refused.value.hint
+    assert "batch install lsf --print" in refused.value.hint
 
 
 def test_an_array_and_a_restart() -> None:

@@ -177,7 +177,8 @@ def test_check_is_1_with_remedies_where_something_is_missing(
 
 
 @pytest.mark.parametrize(
-    "break_it", [Path.unlink, lambda hook: hook.write_text(hook.read_text() + "by hand"), lambda hook: hook.chmod(0o600)]
+    "break_it",
+    [Path.unlink, lambda hook: hook.write_text(hook.read_text() + "by hand"), lambda hook: hook.chmod(0o600)],
 )
 def test_the_remedy_that_check_names_mends_a_hook_as_it_stands(
     site: PaperSite, tmp_path: Path, capsys: pytest.CaptureFixture[str], break_it: Callable[[Path], object]

@@ -131,7 +131,7 @@ def id_of(var: Callable[[str], str]) -> str:
 
 def command_of(here: Surroundings) -> tuple[bytes, bytes]:
     """(what the shell was to run, what goes before it): the rest of the job file behind our starter. Raises NotInAJob."""
-    starter = "Set JOB_STARTER as `belljar batch install lsf --dry-run` shows it."
+    starter = "Set JOB_STARTER as `belljar batch install lsf --print` shows it."
     if here.argv:  # `WRAPPER "%USRCMD"`: LSF's shell has run a part of it, and taken quotes from the rest
         raise NotInAJob("the command came as words of the job starter, and not in the job's file", hint=starter)
     file = here.var("LSB_JOBFILENAME")

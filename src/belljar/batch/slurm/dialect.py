@@ -2,7 +2,7 @@
 
 A job comes here by one `#!` line that job_submit.lua (site.py), or its user, puts before the script:
 
-    #!/usr/local/libexec/wrap-slurm --image=debian12 --time=60
+    #!/usr/local/libexec/slurm/wrap-slurm --image=debian12 --time=60
 
 The kernel then runs the wrapper with all that follows its path as one argument, the spooled script's path and the
 user's arguments: as the user, in the job's folder, with the job's files as standard input and output.
