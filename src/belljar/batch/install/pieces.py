@@ -128,10 +128,11 @@ class OurFolder(Piece):
         fresh.chmod(0o755)
         link = fresh / ".link"
         link.symlink_to(fresh.name)
-        if self.path.is_dir() and not self.path.is_symlink():  # a copy from another host
+        before = os.readlink(self.path) if self.path.is_symlink() else ""
+        if not before and self.path.is_dir():  # a copy from another host
             shutil.rmtree(self.path)
         os.rename(link, self.path)
-        self._drop_all_but(fresh.name)
+        self._drop_all_but(fresh.name, before)  # other hosts may follow a link of NFS to the one before for a while
 
     def take(self, place: Place) -> str:
         if self.look(place).status is Status.CLASH:
@@ -141,15 +142,15 @@ class OurFolder(Piece):
             self.path.unlink()
         elif is_there:
             shutil.rmtree(self.path)
-        self._drop_all_but("")
+        self._drop_all_but()
         with suppress(OSError):  # other systems' folders are there, or nothing is
             self.path.parent.rmdir()
         return f"removed {self.path}" if is_there else ""
 
-    def _drop_all_but(self, kept: str) -> None:
-        """What an installation before this one, or one that was killed, has left."""
+    def _drop_all_but(self, *kept: str) -> None:
+        """What older installations, or one that was killed, have left."""
         for old in self.path.parent.glob(f".{self.path.name}-*"):
-            if old.name != kept:
+            if old.name not in kept:
                 shutil.rmtree(old)
 
 
@@ -199,9 +200,9 @@ class OurLines(Piece):
             begin, end = span(text)
         except ValueError as exc:
             return Step(self, Status.CLASH, str(exc))
-        for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
-            is_outside = not text[:begin].count(b"\n") < number <= text[:end].count(b"\n")
-            if is_outside and any(re.match(rf"\s*{key}", line, re.IGNORECASE) for key in self.clashes):
+        for number, line in enumerate(text.decode("utf-8", "replace").split("\n"), 1):
+            is_ours = text[:begin].count(b"\n") < number <= text[:end].count(b"\n")
+            if not is_ours and any(re.match(rf"\s*{key}", line, re.IGNORECASE) for key in self.clashes):
                 return Step(self, Status.CLASH, f"line {number}: {line.strip()[:100]}: take it out, belljar sets that")
         after = self._after(text)
         status = Status.MISSING if begin == end else Status.THERE if after == text else Status.DIFFERENT
@@ -268,10 +269,8 @@ class Advice(Piece):
 
 
 @dataclass(frozen=True)
-class Clash(Piece):
+class Clash(Advice):
     """What the site has set and ours would override, or what is missing: `install` stops, and `check` names it."""
-
-    text: str
 
     def look(self, place: Place) -> Step:
         return Step(self, Status.CLASH, self.text)

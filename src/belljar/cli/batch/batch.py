@@ -12,7 +12,7 @@ from belljar import batch
 from belljar.batch import node as faults
 from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.files import mode_of
-from belljar.batch.install.pieces import Advice, Change, OurFile, OurFolder, OurLines, Piece, Step
+from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step
 from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
@@ -45,14 +45,14 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
 def install(args: argparse.Namespace, house: House) -> int:
     """Show what is to be done, and do it; or only show it."""
     site, commands = _site(args, house)
-    steps, stale = site.plan(), site.stale()
+    steps, stale, after = site.plan(), site.stale(), site.site.after(site.place)
     if args.print:
         rows = [row for step in steps for row in rows_of(step.piece)]
-        print(as_json([*rows, *({"command": argv} for argv in site.site.after(site.place))]))
+        print(as_json([*rows, *({"command": argv} for argv in after)]))
         return 0
     is_done = not stale and not any(step.status in TO_DO for step in steps)
     if not is_done or args.dry_run:
-        show_plan(steps, stale)
+        show_plan(steps, stale, () if is_done else after)
     if args.dry_run:
         return 0
     if missing := commands.missing(site.site.needs):
@@ -104,16 +104,15 @@ def print_lines(text: str) -> None:
         print(plain(line))
 
 
-def show_plan(steps: list[Step], stale: list[Piece]) -> None:
+def show_plan(steps: list[Step], stale: list[Piece], after: tuple[Argv, ...]) -> None:
     """How each piece stands, the differences of files that are there, and the commands."""
     rows = [(step.piece.purpose, path_of(step.piece), step.status.value, step.detail) for step in steps]
     rows += [(piece.purpose, path_of(piece), "not wanted any more", "") for piece in stale]
     show(None, ("WHAT", "WHERE", "STATE", "DETAIL"), rows, as_="table")
-    for step in steps:
-        if step.status in TO_DO:
-            print(step.diff, end="")
-            for argv in step.piece.do if isinstance(step.piece, Change) else ():
-                print(f"$ {shlex.join(argv)}")
+    to_do = [step for step in steps if step.status in TO_DO]
+    print("".join(step.diff for step in to_do), end="")
+    commands = [argv for step in to_do if isinstance(step.piece, Change) for argv in step.piece.do]
+    print("".join(f"$ {shlex.join(argv)}\n" for argv in (*commands, *after)), end="")
 
 
 def path_of(piece: Piece) -> str:
