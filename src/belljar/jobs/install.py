@@ -16,7 +16,7 @@ from belljar.batch.install.engine import Installation
 from belljar.batch.install.pieces import Place
 from belljar.errors import HostError
 from belljar.jobs.node import folder_of, own_prefix
-from belljar.records import dataclass, field, replace
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.batch.install.commands import Client
@@ -38,47 +38,33 @@ entry({commands!r})
 """
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What an administrator asks for; what is left out, but for the prefix, is as at the last installation."""
-
-    folder: str = ""
-    prefix: str = ""
-    commands: str = ""  # folders, with colons between
-    variables: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
-    anew: bool = False  # look for the system's commands again
-
-
-def installation(system: str, asked: Asked, house: House) -> tuple[Installation, Client]:
-    """Options that were given at the installation hold until others are. Raises BadOption."""
+def installation(
+    system: str, house: House, *, prefix: str, folder: str, commands: str, variables: Mapping[str, str],
+    options: Mapping[str, str], anew: bool,
+) -> tuple[Installation, Client]:  # fmt: skip
+    """What is empty, but for the prefix, is as at the last installation. *anew*: look for the system's commands again,
+    first in *commands*, folders with colons between. Raises BadOption."""
     site, settings = batch.load(system).site, house.settings
-    prefix = Path(asked.prefix).absolute() if asked.prefix else own_prefix()
-    ours = folder_of(system, prefix)
+    top = Path(prefix).absolute() if prefix else own_prefix()
+    ours = folder_of(system, top)
     known = client.read(client.path_of(ours / "belljar"), system)
-    was = Path(known.site) if known and known.site else None
-    folder = (
-        Path(asked.folder).absolute() if asked.folder else site.needs.home(os.environ) or was or site.default_folder
-    )
-    options = {**(known.options if known else {}), **asked.options}
-    if known is None or asked.anew:
-        found = client.find(
-            system, site.needs, folder, os.environ, folders=asked.commands, named=asked.variables, known=known
-        )
-    else:
-        found = known
-    commands = replace(found, site=str(folder), options=options)
+    last = Path(known.site) if known and known.site else site.default_folder
+    where = Path(folder).absolute() if folder else site.needs.home(os.environ) or last
+    options = {**(known.options if known else {}), **options}
+    found = known
+    if found is None or anew:
+        found = client.find(system, site.needs, where, os.environ, folders=commands, named=variables, known=known)
+    now = replace(found, site=str(where), options=options)
     place = Place(
         settings=settings.batch, wrapper=ours / f"wrap-{system}", belljar=ours / f"belljar-{system}",
-        store=settings.paths.site_store or settings.paths.store, folder=folder, options=options,
-        run=lambda argv: commands.run(argv, settings.batch.ask_timeout), node=settings.paths.node,
+        store=settings.paths.site_store or settings.paths.store, folder=where, options=options,
+        run=lambda argv: now.run(argv, settings.batch.ask_timeout), node=settings.paths.node,
     )  # fmt: skip
     config = ["--config", str(house.config_file.absolute())] if house.config_file else []
-    words = ["belljar", *config, "batch", "install", system, "--folder", str(folder), "--prefix", str(prefix)]
-    words += [f"--set={key}={value}" for key, value in options.items()]
-    is_changed = known is not None and (known.site, known.options) != (commands.site, commands.options)
-    before = replace(place, folder=was or folder, options=known.options) if known and is_changed else None
-    return Installation(system, site, place, launchers(commands, place, config), shlex.join(words), before), commands
+    words = ["belljar", *config, "batch", "install", system, "--folder", str(where), "--prefix", str(top)]
+    command = shlex.join([*words, *(f"--set={key}={value}" for key, value in options.items())])
+    before = replace(place, folder=last, options=known.options) if known else None
+    return Installation(system, site, place, launchers(now, place, config), command, before), now
 
 
 def launchers(commands: Client, place: Place, config: list[str]) -> dict[str, bytes]:

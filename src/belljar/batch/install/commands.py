@@ -62,7 +62,7 @@ class Client:
     site: str = ""  # --folder: where the system's settings are
     options: dict[str, str] = field(default_factory=dict)  # --queue, --set, as they were given
 
-    def run(self, argv: tuple[str, ...], timeout: float, stdin: bytes = b"") -> bytes:
+    def run(self, argv: tuple[str, ...], timeout: float) -> bytes:
         """What the command prints, run with this site's variables alone. Raises CommandMissing, CommandFailed."""
         name, *words = argv
         path = name if "/" in name else self.programs.get(name)
@@ -73,7 +73,7 @@ class Client:
                 f"{name}: not among the commands of {self.system} that `belljar batch install {self.system}` found",
                 hint=f"Run that again where {name} is, with --commands DIR if it is not in PATH.",
             )
-        return commands.run((path, *words), timeout=timeout, stdin=stdin, env=self.environment()).out
+        return commands.run((path, *words), timeout=timeout, env=self.environment()).out
 
     def missing(self, needs: Needs) -> list[str]:
         """What belljar runs and this host does not have."""

@@ -23,7 +23,7 @@ class Installation:
     place: Place
     launchers: Mapping[str, bytes]
     command: str  # what installs just this, for people
-    before: Place | None = None  # the same as the last installation had it, where that was with other options
+    before: Place | None = None  # as at the last installation
 
     def pieces(self, place: Place) -> list[Piece]:
         """The folder with all that lies beside the launchers, then the rest."""
@@ -41,8 +41,10 @@ class Installation:
 
     def stale(self) -> list[Piece]:
         """What the last installation put in place, and this one does not want."""
+        if self.before is None or self.before == self.place:
+            return []
         wanted = {piece.name for piece in self.pieces(self.place)}
-        return [piece for piece in self.pieces(self.before) if piece.name not in wanted] if self.before else []
+        return [piece for piece in self.pieces(self.before) if piece.name not in wanted]
 
     def install(self) -> list[Step]:
         """Put in place what is missing or different. Returns what was done. Raises NotOurs, SystemSilent."""

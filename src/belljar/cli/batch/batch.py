@@ -18,7 +18,7 @@ from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
-from belljar.jobs.install import Asked, installation
+from belljar.jobs.install import installation
 from belljar.jobs.node import of_users, runner
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ def _site(args: argparse.Namespace, house: House) -> tuple[Installation, Client]
     queue = {"queue": ",".join(args.queue)} if args.queue else {}
     variables, options = pairs(args.variable, "--variable"), {**queue, **pairs(args.set, "--set")}
     commands, anew = ":".join(args.commands), args.act == "install"
-    asked = Asked(args.folder or "", args.prefix or "", commands, variables, options, anew)
-    return installation(args.system, asked, house)
+    return installation(
+        args.system, house, prefix=args.prefix or "", folder=args.folder or "", commands=commands, variables=variables,
+        options=options, anew=anew,
+    )  # fmt: skip
 
 
 def pairs(words: list[str], option: str) -> dict[str, str]:
