@@ -281,7 +281,7 @@ def test_what_batch_systems_call_is_no_verb_for_people(capsys: pytest.CaptureFix
     [
         (("image", "ls"), "Did you mean `list`?"), (("image", "archive", "kept"), "extract"), (("template", "show", "abc"), "list"),
         (("template", "expire"), "list"), (("cache", "prepare", "--size", "20G"), "list, remove"), (("completion", "ksh"), "bash, zsh, fish"),
-        (("batch", "install", "slurm", "--print"), "belljar batch --help"), (("version",), "belljar --help"),
+        (("batch", "install", "slurm", "--force"), "belljar batch --help"), (("version",), "belljar --help"),
     ],
 )  # fmt: skip
 def test_a_word_that_is_no_more_is_refused_with_those_there_are(
