@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,9 +92,23 @@ def test_the_hooks_know_the_sites_settings(tmp_path: Path) -> None:
 
 def test_no_line_of_pbs_mom_is_touched(tmp_path: Path) -> None:
     """`$suspendsig 20 18` took native jobs: the kernel ignores TSTP for groups without a parent, as all of PBS are."""
-    assert openpbs_site.SITE.pieces(place(tmp_path, "mom_priv")) == []
+    node = openpbs_site.SITE.pieces(place(tmp_path, "mom_priv"))
+    assert all(isinstance(one, OurFile) and one.path.parent == tmp_path / "libexec" for one in node)
     server = openpbs_site.SITE.pieces(place(tmp_path, "server_priv"))
     assert not any(isinstance(one, OurLines) for one in server)
+
+
+@pytest.mark.parametrize(
+    ("site", "options"), [(openpbs_site.SITE, {}), (torque_site.SITE, {}), (torque_site.SITE, {"hooks": "own"})]
+)
+def test_our_folder_is_the_same_on_server_and_nodes(tmp_path: Path, site: Any, options: dict[str, str]) -> None:
+    """They may share it: what one of them installs is there for the other."""
+    made = []
+    for part in ("server_priv", "mom_priv"):
+        pieces = site.pieces(replace(place(tmp_path, part, **options), folder=tmp_path))
+        made.append([one for one in pieces if getattr(one, "path", tmp_path).parent == tmp_path / "libexec"])
+        (tmp_path / part).rmdir()
+    assert made[0] == made[1]
 
 
 def test_a_site_can_do_without_the_hook_at_submit(tmp_path: Path) -> None:

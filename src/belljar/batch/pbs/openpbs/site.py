@@ -44,8 +44,11 @@ class OpenPbsSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
+        """Our folder is the same on all hosts, which may share it."""
         is_server, _ = roles(place, "openpbs", OPTIONS, "PBS_HOME")
-        return list(_server(place)) if is_server else []
+        config = OurFile("settings of the hooks", place.wrapper.with_name("belljar.json"), config_of(place))
+        hooks = [OurFile(name, place.wrapper.with_name(f"{name}.py"), text_of(name)) for name in _hooks(place)]
+        return [config, *hooks, *(_server(place, config, hooks) if is_server else ())]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return ()
@@ -60,12 +63,9 @@ class OpenPbsSite:
 SITE = OpenPbsSite()
 
 
-def _server(place: Place) -> Iterator[Piece]:
-    config = OurFile("settings of the hooks", place.wrapper.with_name("belljar.json"), config_of(place))
-    yield config
-    for name in _hooks(place):
-        source = OurFile(f"hook {name}", place.wrapper.with_name(f"{name}.py"), text_of(name))
-        yield from (source, *_hook(source, config))
+def _server(place: Place, config: OurFile, hooks: list[OurFile]) -> Iterator[Piece]:
+    for hook in hooks:
+        yield from _hook(hook, config)
     # Last here is first out: PBS refuses that while a job has one, which without the hooks would run on the node itself.
     for name, (kind, flags) in reversed(RESOURCES.items()):
         yield _change(

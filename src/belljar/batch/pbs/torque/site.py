@@ -31,7 +31,12 @@ class TorqueSite:
         if place.options.get("hooks", "ours") not in ("ours", "own"):
             raise BadOption("--set hooks: ours or own")
         is_server, is_node = roles(place, "torque", OPTIONS, "Torque's home")
-        return [*([_server(place)] if is_server else ()), *(_node(place) if is_node else ())]
+        is_own = place.options.get("hooks") == "own"
+        words = {"record": RECORD, "belljar": shlex.quote(str(place.belljar))}
+        folder = place.wrapper.parent if is_own else place.folder / "mom_priv"
+        texts = {name: filled(Path(__file__).with_name(f"{name}.sh"), **words) for name in ("prologue", "epilogue")}
+        hooks = [OurFile(name, folder / name, text) for name, text in texts.items() if is_own or is_node]
+        return [*hooks, *([_server(place)] if is_server else ()), *(_node(place, is_own) if is_node else ())]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return reread(place)
@@ -69,16 +74,12 @@ def _attribute(place: Place, name: str) -> str:
     return ",".join(value.strip() for value in re.findall(rf"^set server {name} \+?= (.*)$", out, re.MULTILINE))
 
 
-def _node(place: Place) -> Iterator[Piece]:
-    mom, words = place.folder / "mom_priv", {"record": RECORD, "belljar": shlex.quote(str(place.belljar))}
-    is_own = place.options.get("hooks") == "own"
-    folder = place.wrapper.parent if is_own else mom
-    for name in ("prologue", "epilogue"):
-        yield OurFile(name, folder / name, filled(Path(__file__).with_name(f"{name}.sh"), **words))
+def _node(place: Place, is_own: bool) -> Iterator[Piece]:
+    mom = place.folder / "mom_priv"
     if is_own:
         yield Advice(
             "prologue and epilogue",
-            f"Let your own {mom}/prologue and epilogue call {folder}/prologue and epilogue with all"
+            f"Let your own {mom}/prologue and epilogue call {place.wrapper.parent}/prologue and epilogue with all"
             ' their arguments ("$@"), and with their environment.',
         )
     yield OurLines(
