@@ -39,11 +39,11 @@ entry({commands!r})
 
 
 def installation(
-    system: str, house: House, *, prefix: str, folder: str, commands: str, variables: Mapping[str, str],
+    system: str, house: House, *, prefix: str, folder: str, bins: str, variables: Mapping[str, str],
     options: Mapping[str, str], anew: bool,
 ) -> tuple[Installation, Client]:  # fmt: skip
     """What is empty, but for the prefix, is as at the last installation. *anew*: look for the system's commands again,
-    first in *commands*, folders with colons between. Raises BadOption."""
+    first in *bins*, folders with colons between. Raises BadOption."""
     site, settings = batch.load(system).site, house.settings
     top = Path(prefix).absolute() if prefix else own_prefix()
     ours = folder_of(system, top)
@@ -51,10 +51,10 @@ def installation(
     last = Path(known.site) if known and known.site else site.default_folder
     where = Path(folder).absolute() if folder else site.needs.home(os.environ) or last
     options = {**(known.options if known else {}), **options}
-    found = known
-    if found is None or anew:
-        found = client.find(system, site.needs, where, os.environ, folders=commands, named=variables, known=known)
-    now = replace(found, site=str(where), options=options)
+    commands = known
+    if commands is None or anew:
+        commands = client.find(system, site.needs, where, os.environ, folders=bins, named=variables, known=known)
+    now = replace(commands, site=str(where), options=options)
     place = Place(
         settings=settings.batch, wrapper=ours / f"wrap-{system}", belljar=ours / f"belljar-{system}",
         store=settings.paths.site_store or settings.paths.store, folder=where, options=options,

@@ -139,12 +139,12 @@ def ask(place: Place, daemon: str, name: str) -> str:
 def _version(place: Place) -> Finding:
     what = "HTCondor answers"
     try:
-        said = place.output("condor_version")
+        printed = place.output("condor_version")
     except BelljarError as exc:
         return Finding(what, False, exc.message, "Run this where HTCondor is installed.")
-    match = re.search(r"CondorVersion: ([0-9]+)\.([0-9]+)", said)
+    match = re.search(r"CondorVersion: ([0-9]+)\.([0-9]+)", printed)
     if not match:
-        return Finding(what, False, said[:80], "See what `condor_version` says.")
+        return Finding(what, False, printed[:80], "See what `condor_version` says.")
     is_new = (int(match[1]), int(match[2])) >= OLDEST
     return Finding(what, is_new, f"version {match[1]}.{match[2]}", "Needs 9.7 or later.")
 

@@ -79,13 +79,13 @@ class LsfSite:
     def findings(self, place: Place) -> Iterator[Finding]:
         what = f"application profile {PROFILE}"
         try:
-            said = " ".join(place.output("bapp", "-l", PROFILE).split())
+            printed = " ".join(place.output("bapp", "-l", PROFILE).split())
         except BelljarError as exc:
             remedy = "Run `badmin reconfig`, where LSF is installed and its environment is set (profile.lsf)."
             yield Finding(what, False, exc.message, remedy)
             return
         yield Finding(what, True, "known to LSF")
-        is_ours = str(place.wrapper) in said
+        is_ours = str(place.wrapper) in printed
         yield Finding("its job starter is belljar's", is_ours, "" if is_ours else "it is not", "badmin reconfig")
 
 

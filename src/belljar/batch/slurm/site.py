@@ -82,14 +82,14 @@ class SlurmSite:
         """The script, where it goes: a site's own hook stays, and calls ours."""
         verb, purpose = hook.lower(), f"{hook} of each job on a node"
         # Beside slurm.conf, which nodes without belljar share: a Prolog that is not there would drain them.
-        theirs, content = [one for one in conf.get(verb, []) if one], hook_text(place, "slurm", verb)
-        path = place.folder / f"belljar-{verb}"
-        if folder := next((one[:-1] for one in theirs if one.endswith("/*")), ""):
+        theirs, content = [path for path in conf.get(verb, []) if path], hook_text(place, "slurm", verb)
+        ours = place.folder / f"belljar-{verb}"
+        if folder := next((path[:-1] for path in theirs if path.endswith("/*")), ""):
             yield OurFile(purpose, Path(folder) / f"50-belljar-{verb}", content)
             return
-        yield OurFile(purpose, path, content)
-        if theirs and not any(one == str(path) or names(Path(one), path.name) for one in theirs):
-            yield Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}.")
+        yield OurFile(purpose, ours, content)
+        if theirs and not any(path == str(ours) or names(Path(path), ours.name) for path in theirs):
+            yield Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {ours}.")
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
@@ -135,7 +135,7 @@ def _is_theirs(path: Path) -> bool:
 
 def _conf(place: Place) -> dict[str, list[str]]:
     """The site's own settings of slurm.conf and of the files it includes, keys in lower case, each with all its values."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     waiting, seen = [FETCHED if _is_configless(place) else place.folder / "slurm.conf"], set()
     while waiting:
         path = waiting.pop(0)
@@ -150,8 +150,8 @@ def _conf(place: Place) -> dict[str, list[str]]:
             if include := re.match(r"include\s+(\S+)$", line, re.IGNORECASE):
                 waiting.append(place.folder / include[1])
             elif setting := re.match(r"(\w+)\s*=\s*(.*)$", line):
-                found.setdefault(setting[1].lower(), []).append(setting[2].strip())
-    return found
+                settings.setdefault(setting[1].lower(), []).append(setting[2].strip())
+    return settings
 
 
 def _is_configless(place: Place) -> bool:

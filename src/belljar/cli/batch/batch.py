@@ -31,7 +31,7 @@ def _site(args: argparse.Namespace, house: House) -> tuple[Installation, Client]
     variables, options = pairs(args.variable, "--variable"), {**queue, **pairs(args.set, "--set")}
     commands, anew = ":".join(args.commands), args.act == "install"
     return installation(
-        args.system, house, prefix=args.prefix or "", folder=args.folder or "", commands=commands, variables=variables,
+        args.system, house, prefix=args.prefix or "", folder=args.folder or "", bins=commands, variables=variables,
         options=options, anew=anew,
     )  # fmt: skip
 
