@@ -123,14 +123,16 @@ def test_at_a_terminal_it_asks_first(
     monkeypatch: pytest.MonkeyPatch,
     answer: str,
     is_done: bool,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = []
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or answer)
+    terminal = SimpleNamespace(isatty=lambda: True, readline=lambda: f"{answer}\n")
+    monkeypatch.setattr("sys.stdin", terminal)
     assert call("install") == (0 if is_done else 1)
-    assert (tmp_path / "etc/hook.sh").exists() is is_done and asked == ["Do this? [y/N] "]
-    assert call("install", "--yes") == 0 and len(asked) == 1
-    assert call("install") == 0 and len(asked) == 1, "nothing is left to ask about"
+    assert (tmp_path / "etc/hook.sh").exists() is is_done
+    assert "Do this? [y/N] " in capsys.readouterr().out
+    del terminal.readline
+    assert call("install", "--yes") == 0
+    assert call("install") == 0, "nothing is left to ask about"
 
 
 def test_install_check_and_uninstall_with_the_options_remembered(

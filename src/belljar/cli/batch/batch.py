@@ -59,8 +59,10 @@ def install(args: argparse.Namespace, house: House) -> int:
         return 0
     if missing := commands.missing(site.site.needs):
         complain(f"not found: {', '.join(missing)}", f"Say where {args.system}'s commands are: --commands DIR.")
-    if not (is_done or args.yes) and sys.stdin.isatty() and input("Do this? [y/N] ").lower() not in ("y", "yes"):
-        return 1
+    if not (is_done or args.yes) and sys.stdin.isatty():
+        print("Do this? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return 1
     trouble = site.reread() if site.install() or stale else []
     print("All is in place." if is_done else "Done.")
     for piece in (step.piece for step in steps):
