@@ -14,6 +14,8 @@ from belljar.records import dataclass, field
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 SCRATCH_PLACE = "/scratch"  # of a scratch disk in the guest
+# files of a machine's folder, of the hypervisor's
+QEMU_LOG, VIRTIOFSD_LOG, VIRTIOFS_SOCKET, SEED = "qemu.log", "virtiofsd.log", "virtiofs.sock", "seed.iso"
 MachineId = str  # 12 lower-case hexadecimal digits
 T = TypeVar("T")
 

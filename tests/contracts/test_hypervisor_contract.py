@@ -58,7 +58,7 @@ class Lab:
 
     @asynccontextmanager
     async def running(self, id: str) -> AsyncIterator[Domain]:
-        domain = self.hypervisor.start(self.fresh(id))
+        domain = await self.hypervisor.launch(self.fresh(id), None)
         try:
             yield domain
         finally:
@@ -109,7 +109,7 @@ def real_lab(folder: Path) -> Lab:
 def libvirt_lab(folder: Path, daemon: Any) -> Lab:
     """The same guests, by libvirt."""
     lab = real_lab(folder)
-    settings = LibvirtSettings(folder=str(daemon.folder / "l"))
+    settings = LibvirtSettings(log_folder=str(daemon.folder / "log/qemu"))
     lab.hypervisor = load(Settings(), folder / "store", daemon.driver, settings)
     return lab
 

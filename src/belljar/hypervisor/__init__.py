@@ -55,9 +55,6 @@ class LibvirtSettings:
 
     timeout: float = setting(15.0, "longest time libvirt's daemon may take to answer a call", unit="seconds")
     start_timeout: float = setting(60.0, "longest time it may take to start a guest's process", unit="seconds")
-    folder: str = setting(
-        "", "of the sockets to QEMU, a short path; empty: /run/belljar-libvirt, for users /tmp/belljar-libvirt-UID"
-    )
     log_folder: str = setting(
         "", "of libvirt's logs of domains; empty: /var/log/libvirt/qemu, for users ~/.cache/libvirt/qemu/log"
     )
@@ -381,12 +378,9 @@ def find_virtiofsd(settings: Settings) -> str:
 
 
 def load(
-    settings: Settings,
-    store: Path,
-    driver: str = "qemu",
-    libvirt: LibvirtSettings | None = None,
+    settings: Settings, store: Path, driver: str = "qemu", libvirt: LibvirtSettings | None = None,
     site_store: Path | None = None,
-) -> Hypervisor:
+) -> Hypervisor:  # fmt: skip
     """The hypervisor of these settings. *store*: this user's folder for templates; *site_store*: root's, whose templates serve
     him too; None: *store* is the site's. *driver*: `qemu`, or `libvirt:` and a URI. Raises BadSetting."""
     if driver != "qemu":

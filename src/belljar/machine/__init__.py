@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from belljar.hints import Any
-from belljar.model import MIB, Context, MachineId, NetworkMode, Start, setting
+from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, MachineId, NetworkMode, Start, setting
 from belljar.records import dataclass
 
 SMALLEST_MEMORY = 64 * MIB  # of any machine
@@ -91,9 +91,7 @@ class Folders:
         return self.logs / f".begun-{os.uname().nodename}"
 
 
-# files of a machine's folder
-VIRTIOFSD_LOG, VIRTIOFS_SOCKET = "virtiofsd.log", "virtiofs.sock"  # of the hypervisor
-SEED = "seed.iso"
+# files of a machine's folder, beside those that `model` names for the hypervisor
 KEPT_DISK = "overlay.qcow2"  # after `run --keep`
 JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
 BASE_URL = "http://169.254.169.253"  # where a guest in a user network finds its features and leaves its outputs
@@ -103,8 +101,8 @@ DOUBTS = "doubts"  # in the folder of a template: a byte for each silent clone s
 STDOUT_LOG, STDERR_LOG = "stdout.log", "stderr.log"  # of a detached machine's payload
 KEEPER_LOG = "keeper.log"  # what its keeper itself says
 DISK_NOT_WHOLE = "QEMU may not have written all of its disk"  # a trouble of a machine whose disk outlives it
-REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
-    "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
+REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, COLLECTED = (
+    "request.json", "outcome.json", "lock", "control.sock", "console.log", "collect.tar",
 )  # fmt: skip
 NOT_KEPT = (SEED, CONTROL, VIRTIOFS_SOCKET)  # when it has ended
 

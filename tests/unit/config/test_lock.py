@@ -21,7 +21,7 @@ LOCKED = {
     "image.sources": "['/home/me/images']",
     "paths.site_store": "'/home/me/store'",
     "paths.run": "'/home/me/run'",
-    "libvirt.folder": "'/home/me/x'",
+    "libvirt.log_folder": "'/home/me/x'",
     "batch.allow": "['* *']",
     "site.lock": "[]",
 }

@@ -15,7 +15,8 @@ from belljar.errors import (
     NotPermitted,
     TemplateError,
 )
-from belljar.hypervisor.qemu.process.launch import ended, explain, last_line
+from belljar.hypervisor.qemu.process.complaints import explain, last_line
+from belljar.hypervisor.qemu.process.launch import ended
 
 Q = "qemu-system-x86_64: "
 HEARD: list[tuple[str, type[BelljarError]]] = [

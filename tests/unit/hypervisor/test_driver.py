@@ -260,15 +260,15 @@ def test_a_clone_is_not_mixed_of_a_template_and_its_successor(tmp_path: Path, mo
         "0123456789ab", 1, 8 * MIB, "d" * 64, Boot(), overlay, MIB, Accelerator.TCG, tmp_path, owner=(os.geteuid(), os.getegid())
     )  # fmt: skip
     started = []
-    monkeypatch.setattr(hypervisor, "_launch", lambda *_, **__: started.append("mixed"))
-    opened = hypervisor._disk
+    monkeypatch.setattr(hypervisor, "_run", lambda *_: started.append("mixed"))
+    opened = Wiring.disk
 
-    def then_made_anew(wires: Wiring, disk: Path) -> tuple[int, ...]:
-        found = opened(wires, disk)
+    def then_made_anew(wires: Wiring, overlay: Path) -> tuple[int, ...]:
+        fds = opened(wires, overlay)
         make(hypervisor._templates, created=2000.0)
-        return found
+        return fds
 
-    monkeypatch.setattr(hypervisor, "_disk", then_made_anew)
+    monkeypatch.setattr(Wiring, "disk", then_made_anew)
     with pytest.raises(TemplateError, match="cannot be used any more"):
         hypervisor.start(spec, template)
     assert started == []

@@ -35,13 +35,3 @@ def test_what_is_a_machines_own_is_no_part_of_its_templates_hardware() -> None:
     assert hardware(USER) == hardware(replace(USER, egress=Egress(resolvers=("192.0.2.1",)), mac="x"))
     assert hardware(BRIDGE) == hardware(replace(BRIDGE, fd=12)) == hardware(ISOLATED)
     assert hardware(USER) != hardware(BRIDGE)
-
-
-def test_a_carrier_has_the_network_and_a_hub_and_no_guest() -> None:
-    words = cmdline.carrier("/usr/bin/qemu", "0123456789ab", USER, 7)
-    assert words[words.index("-M") + 1] == "none" and "-device" not in words and cmdline.SANDBOX in words
-    assert [words[place + 1] for place, word in enumerate(words) if word == "-netdev"] == [
-        "user,id=net,ipv6=off", "hubport,id=outside,hubid=0,netdev=net",
-        "socket,id=wire,fd=7", "hubport,id=inside,hubid=0,netdev=wire",
-    ]  # fmt: skip
-    assert "tap,id=net,vhost=off,fd=9" in cmdline.carrier("/usr/bin/qemu", "0123456789ab", BRIDGE, 7)

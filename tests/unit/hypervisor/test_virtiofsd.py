@@ -19,6 +19,7 @@ from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
 from belljar.hypervisor.qemu import driver, virtiofs
 from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
+from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
 from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, device_on_port, end, serve, served
 from belljar.model import MIB, ShareKind
@@ -297,9 +298,8 @@ class PlayedQemu:
     def __init__(self, folder: Path, servers: list[FolderServer]) -> None:
         lines = Lines()
         self._lines = lines
-        self.domain = QemuDomain(
-            ["/bin/sleep", "1000"], [], lines, folder / "qemu.log", timeout=10, doing="testing", servers=servers
-        )
+        launch = Launch(replace(COLD, folder=folder), "testing", ())
+        self.domain = QemuDomain(launch, ["/bin/sleep", "1000"], [], lines, servers, timeout=10)
         self.monitor: socket.socket = lines.theirs["monitor"]
         self._buffer = b""
 

@@ -17,7 +17,8 @@ from belljar.errors import BadOption, OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
 from belljar.journal import read
-from belljar.machine import COLLECTED, CONSOLE_LOG, JOBOUTPUTS, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
+from belljar.machine import COLLECTED, CONSOLE_LOG, JOBOUTPUTS, STDERR_LOG, STDOUT_LOG
+from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
 
 if TYPE_CHECKING:
     from belljar.assembly import House

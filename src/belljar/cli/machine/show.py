@@ -17,9 +17,10 @@ from belljar.errors import BadOption, NotPermitted
 from belljar.jobs import complain, plain, size
 from belljar.jobs.users import reach, rows_of_all
 from belljar.journal import JOURNAL, read
-from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
+from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, REQUEST
 from belljar.machine.life.claim import room_now
 from belljar.machine.outside.registry import jobs_of
+from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
 
 if TYPE_CHECKING:
     from pathlib import Path

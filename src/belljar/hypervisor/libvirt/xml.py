@@ -1,4 +1,4 @@
-"""A domain as libvirt reads it: a pure function of its spec and of the host's ends it is plugged into.
+"""A domain as libvirt reads it: a pure function of its spec and of what the host offers it.
 
 https://libvirt.org/formatdomain.html
 """
@@ -8,283 +8,162 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from xml.etree.ElementTree import Element, SubElement, indent, register_namespace, tostring
+from xml.sax.saxutils import escape, quoteattr
 
 from belljar.errors import DriverLacks
 from belljar.hypervisor import Accelerator, DomainSpec
-from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, compact, machine_uuid
-from belljar.model import KIB
+from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, machine_uuid
+from belljar.model import KIB, NetworkMode
 from belljar.records import dataclass
 
 NAME = "belljar-"
-NAMESPACE = "urn:belljar:machine:1"
-PASSED_ON = "http://libvirt.org/schemas/domain/qemu/1.0"  # words for QEMU itself
 FIRST_SLOT, LAST_SLOT = 2, 0x1E  # below it the host bridge's and by custom the screen's, above it the board's own
 MODERN = "virtio-non-transitional"
-MODERN_PCI = "virtio-net-pci-non-transitional"  # the same of a card, in QEMU's words
 QEMU_NAMES = {"host": "host-passthrough", "max": "maximum"}  # QEMU's words for processors, and libvirt's
-
-register_namespace("belljar", NAMESPACE)
-register_namespace("qemu", PASSED_ON)
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The host's side of a domain. Every file by a path that the hypervisor's process can open."""
+    """The host's side of a domain. Every file by a path that QEMU's user can open."""
 
-    accelerator: Accelerator
-    channel: Path  # sockets on which we listen: QEMU connects when it starts, so nothing it says is missed
-    console: Path
     layers: tuple[Path, ...]  # the disk, overlay first
-    kernel: Path | None = None
-    initrd: Path | None = None
+    below: tuple[tuple[Path, ...], ...] = ()  # what each further disk stands on, the upper ones first
     firmware: str = ""  # the file of the UEFI; empty: the BIOS that comes with QEMU
     emulator: str = ""  # empty: libvirt's choice
     cpu: str = "max"  # in QEMU's words
-    below: tuple[tuple[Path, ...], ...] = ()  # what each further disk stands on, the upper ones first
     label: tuple[int, int] | None = None  # uid and gid of the process; None: libvirt's choice
-    seed: Path | None = None
-    card: Path | None = None  # where the frames of its card go to
 
 
 def domain_xml(spec: DomainSpec, ends: Ends) -> str:
-    """The document for a transient domain. Raises DriverLacks for what cannot be written in it."""
-    domain = Element("domain", type="kvm" if ends.accelerator is Accelerator.KVM else "qemu")
-    identity(domain, spec)
-    SubElement(domain, "memory", unit="KiB").text = str(spec.memory // KIB)
-    SubElement(domain, "vcpu", placement="static").text = str(spec.cpus)
-    operating_system(domain, spec, ends)
-    board(domain, spec, ends)
-    endings(domain)
-    words = devices(domain, spec, ends)
-    if ends.label is not None:
-        label(domain, ends.label)
-    passed_on(domain, words)
-    indent(domain)
-    text = tostring(domain, encoding="unicode") + "\n"
-    check(text)
+    """The document for a transient domain. Nobody is given a reboot; a guest that crashed stays for the event to be heard.
+    Raises DriverLacks for what cannot be written in it."""
+    is_tcg, slots = spec.accelerator is Accelerator.TCG, count(FIRST_SLOT)
+    buffer = f'<tcg><tb-cache unit="MiB">{TRANSLATIONS}</tb-cache></tcg>' if is_tcg else ""
+    text = f"""<domain type="{"qemu" if is_tcg else "kvm"}">
+  <name>{NAME}{spec.id}</name>
+  <uuid>{machine_uuid(spec.id)}</uuid>
+  <metadata><belljar:machine xmlns:belljar="urn:belljar:machine:1" id="{spec.id}"/></metadata>
+  <memory unit="KiB">{spec.memory // KIB}</memory>
+  <vcpu placement="static">{spec.cpus}</vcpu>
+  {system(spec, ends)}
+  <features><acpi/><apic/><vmport state="off"/>{buffer}</features>
+  {processor(ends.cpu, spec.cpus)}
+  <clock offset="utc"><timer name="hpet" present="no"/></clock>
+  <on_poweroff>destroy</on_poweroff>
+  <on_reboot>destroy</on_reboot>
+  <on_crash>preserve</on_crash>
+  <devices>
+    {f"<emulator>{escape(ends.emulator)}</emulator>" if ends.emulator else ""}
+    {"".join(disks(spec, ends, slots))}
+    <controller type="usb" index="0" model="none"/>
+    <controller type="virtio-serial" index="0" model="{MODERN}" ports="2">{place(slots)}</controller>
+    {"".join(shares(spec, slots))}
+    {card(spec, slots)}
+    <serial type="pty"><target type="isa-serial" port="0"><model name="isa-serial"/></target></serial>
+    <channel type="unix">
+      <target type="virtio" name="{PORT_NAME}"/>
+      <address type="virtio-serial" controller="0" bus="0" port="1"/>
+    </channel>
+    <video><model type="none"/></video>
+    <memballoon model="none"/>
+    <rng model="{MODERN}"><backend model="builtin"/>{place(slots)}</rng>
+    <panic model="isa"/>
+  </devices>
+  {label(ends.label)}
+</domain>
+"""
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise DriverLacks("a path that is not UTF-8: libvirt cannot be given it")
+    if any(letter < " " and letter not in "\t\n\r" for letter in text):
+        raise DriverLacks("a path with control characters: libvirt cannot be given it")
     return text
 
 
-def identity(domain: Element, spec: DomainSpec) -> None:
-    """By its name anybody finds the process, by its metadata the machine."""
-    SubElement(domain, "name").text = NAME + spec.id
-    SubElement(domain, "uuid").text = machine_uuid(spec.id)
-    machine = SubElement(SubElement(domain, "metadata"), f"{{{NAMESPACE}}}machine")
-    machine.set("id", spec.id)
+def system(spec: DomainSpec, ends: Ends) -> str:
+    """Firmware that finds nothing to boot resets at once, and the machine ends."""
+    boot = spec.boot
+    loader = f'<loader readonly="yes" type="rom">{escape(ends.firmware)}</loader>' if ends.firmware else ""
+    how = '<bios rebootTimeout="0"/>'
+    if boot.kernel is not None:
+        initrd = f"<initrd>{escape(str(boot.initrd))}</initrd>" if boot.initrd else ""
+        how = f"<kernel>{escape(str(boot.kernel))}</kernel>{initrd}<cmdline>{escape(boot.append)}</cmdline>"
+    return f'<os><type machine="q35" arch="x86_64">hvm</type>{loader}{how}</os>'
 
 
-def operating_system(domain: Element, spec: DomainSpec, ends: Ends) -> None:
-    system = SubElement(domain, "os")
-    kind = SubElement(system, "type")
-    kind.text = "hvm"
-    kind.set("machine", "q35")
-    kind.set("arch", "x86_64")
-    if ends.firmware:
-        SubElement(system, "loader", readonly="yes", type="rom").text = ends.firmware
-    if ends.kernel is None:
-        # firmware that finds nothing to boot resets at once, and the machine ends
-        SubElement(system, "bios", rebootTimeout="0")
-        return
-    SubElement(system, "kernel").text = str(ends.kernel)
-    if ends.initrd is not None:
-        SubElement(system, "initrd").text = str(ends.initrd)
-    SubElement(system, "cmdline").text = spec.boot.append
-
-
-def board(domain: Element, spec: DomainSpec, ends: Ends) -> None:
-    """Processors and what comes with the board."""
-    features = SubElement(domain, "features")
-    SubElement(features, "acpi")
-    SubElement(features, "apic")
-    SubElement(features, "vmport", state="off")
-    if ends.accelerator is Accelerator.TCG:
-        SubElement(SubElement(features, "tcg"), "tb-cache", unit="MiB").text = str(TRANSLATIONS)
-    processor(domain, spec, ends.cpu)
-    clock = SubElement(domain, "clock", offset="utc")
-    SubElement(clock, "timer", name="hpet", present="no")
-
-
-def processor(domain: Element, spec: DomainSpec, cpu: str) -> None:
+def processor(cpu: str, count: int) -> str:
     if "," in cpu:
         raise DriverLacks(f"the processor {cpu!r}: by libvirt only a model can be named, without features")
+    topology = f'<topology sockets="1" cores="{count}" threads="1"/>'
     if cpu in QEMU_NAMES:
-        chosen = SubElement(domain, "cpu", mode=QEMU_NAMES[cpu], check="none")
+        return f'<cpu mode="{QEMU_NAMES[cpu]}" check="none">{topology}</cpu>'
+    model = f'<model fallback="forbid">{escape(cpu)}</model>'
+    return f'<cpu mode="custom" match="exact" check="none">{model}{topology}</cpu>'
+
+
+def disks(spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> Iterator[str]:
+    """The machine's own, those it was given, its seed."""
+    names = (f"vd{first}{second}" for first in ("", *LETTERS) for second in LETTERS)
+    first = '<boot order="1"/>' if spec.boot.kernel is None else ""
+    if spec.boot.is_disc:  # a CD-ROM, on a controller that every firmware boots from
+        target = '<target dev="sda" bus="sata"/><readonly/><boot order="1"/>'
+        yield f'<disk type="file" device="cdrom"><driver name="qemu" type="qcow2"/>{chain(ends.layers)}{target}</disk>'
     else:
-        chosen = SubElement(domain, "cpu", mode="custom", match="exact", check="none")
-        SubElement(chosen, "model", fallback="forbid").text = cpu
-    SubElement(chosen, "topology", sockets="1", cores=str(spec.cpus), threads="1")
-
-
-def endings(domain: Element) -> None:
-    """Nobody is given a reboot. A guest that crashed stays for the event to be heard, then it is ended."""
-    SubElement(domain, "on_poweroff").text = "destroy"
-    SubElement(domain, "on_reboot").text = "destroy"
-    SubElement(domain, "on_crash").text = "preserve"
-
-
-def devices(domain: Element, spec: DomainSpec, ends: Ends) -> list[str]:
-    """The parts list. Returns what libvirt has no words for, in those of QEMU."""
-    every = SubElement(domain, "devices")
-    slots = count(FIRST_SLOT)
-    if ends.emulator:
-        SubElement(every, "emulator").text = ends.emulator
-    names = disk_names()
-    bootable = ends.kernel is None
-    if spec.boot.is_disc:
-        disc(every, ends)
-    else:
-        own = disk(every, ends, next(names), "qcow2", ends.layers, bootable=bootable)
-        place(own, slots)
+        yield disk(ends.layers, "qcow2", first, next(names), slots)
     for extra, below in zip(spec.disks, ends.below, strict=True):
-        layers = (extra.path, *below)
-        made = disk(every, ends, next(names), extra.format, layers, readonly=extra.readonly, serial=extra.name)
-        place(made, slots)
-    if ends.seed is not None:
-        made = disk(every, ends, next(names), "raw", (ends.seed,), readonly=True, serial="seed")
-        place(made, slots)
-    controllers(every, slots)
+        traits = f"<serial>{extra.name}</serial>" + ("<readonly/>" if extra.readonly else "")
+        yield disk((extra.path, *below), extra.format, traits, next(names), slots)
+    if spec.seed is not None:
+        yield disk((spec.seed,), "raw", "<serial>seed</serial><readonly/>", next(names), slots)
+
+
+def disk(layers: tuple[Path, ...], format: str, traits: str, name: str, slots: Iterator[int]) -> str:
+    """A full host disk stops the guest."""
+    cache = "writeback" if "<readonly/>" in traits else "unsafe"
+    driver = f'<driver name="qemu" type="{format}" cache="{cache}" error_policy="enospace" rerror_policy="report"/>'
+    target = f'<target dev="{name}" bus="virtio"/>{traits}{place(slots)}'
+    return f'<disk type="file" device="disk" model="{MODERN}">{driver}{chain(layers)}{target}</disk>'
+
+
+def chain(layers: tuple[Path, ...]) -> str:
+    """A disk's whole chain written down, so that libvirt reads no header; an empty element ends it."""
+    text = "<backingStore/>"
+    for layer in reversed(layers[1:]):
+        text = f'<backingStore type="file"><format type="qcow2"/>{source(layer)}{text}</backingStore>'
+    return source(layers[0]) + text
+
+
+def source(path: Path) -> str:
+    return f"<source file={quoteattr(str(path))}/>"
+
+
+def shares(spec: DomainSpec, slots: Iterator[int]) -> Iterator[str]:
+    """9p exports. `squash`: files the guest makes are the process's user's."""
     for share in spec.shares:
-        shared_folder(every, share.tag, share.source, slots, readonly=share.readonly)
-    words = network_card(spec, ends, slots)
-    lines(every, ends)
-    extras(every, slots)
-    return words
+        ends = f"<source dir={quoteattr(share.source)}/><target dir={quoteattr(share.tag)}/>"
+        words = f'<driver type="path"/>{ends}{"<readonly/>" if share.readonly else ""}{place(slots)}'
+        yield f'<filesystem type="mount" accessmode="squash" multidevs="remap" model="{MODERN}">{words}</filesystem>'
 
 
-def disk_names() -> Iterator[str]:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return (f"vd{first}{second}" for first in ("", *letters) for second in letters)
+def card(spec: DomainSpec, slots: Iterator[int]) -> str:
+    """On QEMU's own user network."""
+    if spec.nic is None:
+        return ""
+    assert spec.nic.mode is NetworkMode.USER
+    mac = f'<mac address="{spec.nic.mac}"/>'
+    return f'<interface type="user">{mac}<model type="{MODERN}"/><rom enabled="no"/>{place(slots)}</interface>'
 
 
-def disk(
-    every: Element,
-    ends: Ends,
-    name: str,
-    format: str,
-    layers: tuple[Path, ...],
-    *,
-    readonly: bool = False,
-    bootable: bool = False,
-    serial: str = "",
-) -> Element:
-    """A disk with its whole chain written down, so that libvirt reads no header. A full host disk stops the guest."""
-    made = SubElement(every, "disk", type="file", device="disk")
-    driver = SubElement(made, "driver", name="qemu", type=format)
-    driver.set("cache", "writeback" if readonly else "unsafe")
-    driver.set("error_policy", "enospace")
-    driver.set("rerror_policy", "report")
-    SubElement(made, "source", file=str(layers[0]))
-    chain(made, layers[1:])
-    SubElement(made, "target", dev=name, bus="virtio")
-    made.set("model", MODERN)
-    if serial:
-        SubElement(made, "serial").text = serial
-    if readonly:
-        SubElement(made, "readonly")
-    if bootable:
-        SubElement(made, "boot", order="1")
-    return made
-
-
-def disc(every: Element, ends: Ends) -> None:
-    """A machine's own disk that is a CD-ROM, on a controller that every firmware boots from."""
-    made = SubElement(every, "disk", type="file", device="cdrom")
-    SubElement(made, "driver", name="qemu", type="qcow2")
-    SubElement(made, "source", file=str(ends.layers[0]))
-    chain(made, ends.layers[1:])
-    SubElement(made, "target", dev="sda", bus="sata")
-    SubElement(made, "readonly")
-    SubElement(made, "boot", order="1")
-
-
-def chain(parent: Element, layers: tuple[Path, ...]) -> None:
-    """What a disk stands on; an empty element ends it."""
-    for layer in layers:
-        parent = SubElement(parent, "backingStore", type="file")
-        SubElement(parent, "format", type="qcow2")
-        SubElement(parent, "source", file=str(layer))
-    SubElement(parent, "backingStore")
-
-
-def place(device: Element, slots: Iterator[int]) -> None:
+def place(slots: Iterator[int]) -> str:
     """On the root bus: a port for each device would cost a second of boot time under emulation."""
-    slot = free(slots)
-    SubElement(device, "address", type="pci", domain="0x0000", bus="0x00", slot=f"{slot:#04x}", function="0x0")
-
-
-def free(slots: Iterator[int]) -> int:
     if (slot := next(slots)) > LAST_SLOT:
         raise DriverLacks("so many disks and shares: by libvirt there is room for some 25 together")
-    return slot
+    return f'<address type="pci" domain="0x0000" bus="0x00" slot="{slot:#04x}" function="0x0"/>'
 
 
-def controllers(every: Element, slots: Iterator[int]) -> None:
-    SubElement(every, "controller", type="usb", index="0", model="none")
-    serial = SubElement(every, "controller", type="virtio-serial", index="0", model=MODERN, ports="2")
-    place(serial, slots)
-
-
-def shared_folder(every: Element, tag: str, source: str, slots: Iterator[int], *, readonly: bool) -> None:
-    """A 9p export. `squash`: files the guest makes are the process's user's."""
-    export = SubElement(every, "filesystem", type="mount", accessmode="squash", multidevs="remap", model=MODERN)
-    SubElement(export, "driver", type="path")
-    SubElement(export, "source", dir=source)
-    SubElement(export, "target", dir=tag)
-    if readonly:
-        SubElement(export, "readonly")
-    place(export, slots)
-
-
-def network_card(spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> list[str]:
-    """A line to a process of ours, in QEMU's words: libvirt has none for it."""
-    if spec.nic is None:
-        return []
-    wire = {"server": False, "addr": {"type": "unix", "path": str(ends.card)}}
-    device = f"{MODERN_PCI},netdev=net,mac={spec.nic.mac},romfile=,bus=pcie.0,addr={free(slots):#x}"
-    return ["-netdev", compact({"type": "stream", "id": "net"} | wire), "-device", device]
-
-
-def passed_on(domain: Element, words: list[str]) -> None:
-    """https://libvirt.org/drvqemu.html#pass-through-of-arbitrary-qemu-commands"""
-    if words:
-        every = SubElement(domain, f"{{{PASSED_ON}}}commandline")
-        for word in words:
-            SubElement(every, f"{{{PASSED_ON}}}arg").set("value", word)
-
-
-def lines(every: Element, ends: Ends) -> None:
-    """Console and agent's channel, as sockets."""
-    serial = SubElement(every, "serial", type="unix")
-    SubElement(serial, "source", mode="connect", path=str(ends.console))
-    SubElement(SubElement(serial, "target", type="isa-serial", port="0"), "model", name="isa-serial")
-    channel = SubElement(every, "channel", type="unix")
-    SubElement(channel, "source", mode="connect", path=str(ends.channel))
-    SubElement(channel, "target", type="virtio", name=PORT_NAME)
-    SubElement(channel, "address", type="virtio-serial", controller="0", bus="0", port="1")
-
-
-def extras(every: Element, slots: Iterator[int]) -> None:
-    """Entropy, the notice of a kernel that crashes, and nothing that libvirt would add by itself."""
-    SubElement(SubElement(every, "video"), "model", type="none")
-    SubElement(every, "memballoon", model="none")
-    entropy = SubElement(every, "rng", model=MODERN)
-    SubElement(entropy, "backend", model="builtin")
-    place(entropy, slots)
-    SubElement(every, "panic", model="isa")
-
-
-def label(domain: Element, owner: tuple[int, int]) -> None:
+def label(owner: tuple[int, int] | None) -> str:
     """The process's user. Nothing is given to it: what belljar made for it belongs to it already."""
-    made = SubElement(domain, "seclabel", type="static", model="dac", relabel="no")
-    SubElement(made, "label").text = f"+{owner[0]}:+{owner[1]}"
-
-
-def check(text: str) -> None:
-    """Names of files may hold bytes that no XML can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise DriverLacks("a path that is not UTF-8: libvirt cannot be told it") from exc
-    if any(ord(letter) < 32 and letter not in "\t\n\r" for letter in text):
-        raise DriverLacks("a path with control characters: libvirt cannot be told it")
+    if owner is None:
+        return ""
+    ids = f"<label>+{owner[0]}:+{owner[1]}</label>"
+    return f'<seclabel type="static" model="dac" relabel="no">{ids}</seclabel>'

@@ -130,25 +130,15 @@ def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     words += ["-smp", f"{count}sockets=1,cores={most},threads=1", "-m", f"{booted.memory // MIB}M{room}"]
     if ram is None:
         return [*words, "-M", MACHINE]
-    backend: dict[str, Any] = {
-        "qom-type": "memory-backend-file",
-        "id": "ram",
-        "size": booted.memory,
-        "mem-path": ram.path,
-    }
-    backend |= {"share": not ram.private}
-    if ram.readonly:
-        backend |= {"readonly": True, "rom": "off"}
+    backend = {"qom-type": "memory-backend-file", "id": "ram", "size": booted.memory, "mem-path": ram.path}
+    backend |= {"share": not ram.private} | ({"readonly": True, "rom": "off"} if ram.readonly else {})
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
 
 
 def few_workers(most: int, abilities: Abilities) -> list[str]:
     """By itself QEMU takes up to 64 threads for disk requests, with 8 MiB of stack each."""
-    return (
-        ["-object", f"main-loop,id=main-loop,thread-pool-max={most}"]
-        if most and FEW_THREADS in abilities.features
-        else []
-    )
+    is_bounded = most and FEW_THREADS in abilities.features
+    return ["-object", f"main-loop,id=main-loop,thread-pool-max={most}"] if is_bounded else []
 
 
 def accelerator(kind: Accelerator, cpus: int) -> str:
@@ -285,16 +275,6 @@ def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
         return "hubport,id=net,hubid=0"
     kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
     return f"{kind},fd={line}"
-
-
-def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
-    """A QEMU without a guest. It has the network of a card that is in another QEMU, and a hub that passes frames between
-    that network and *wire*, a stream socket to the other one. A user network's clock runs, so it has an accelerator."""
-    return [
-        *(binary, *bare(), "-name", f"{MARK}{id}", *sandbox(), "-M", "none", "-accel", "tcg,tb-size=1"),
-        *("-netdev", network_backend(nic, nic.fd), "-netdev", "hubport,id=outside,hubid=0,netdev=net"),
-        *("-netdev", f"socket,id=wire,fd={wire}", "-netdev", "hubport,id=inside,hubid=0,netdev=wire"),
-    ]
 
 
 def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:

@@ -13,8 +13,9 @@ from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefuse
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
 from belljar.hypervisor import DomainEvent, EventKind
-from belljar.hypervisor.qemu.process.launch import Child, ended, explain
+from belljar.hypervisor.qemu.process.launch import Child, Launch, ended
 from belljar.hypervisor.qemu.process.qmp import Monitor
+from belljar.model import QEMU_LOG
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -59,24 +60,16 @@ class QemuDomain:
     """Implements `Domain`. `doing` says what it was last asked to do, for the message when it dies of it."""
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        fds: Sequence[int],
-        lines: Lines,
-        log: Path,
-        *,
-        timeout: float,
-        doing: str,
-        egress: Egress | None = None,
-        servers: Sequence[FolderServer] = (),
-    ) -> None:
-        """*servers* end with it; until it is made they are the caller's."""
+        self, launch: Launch, argv: Sequence[str], fds: Sequence[int], lines: Lines, servers: Sequence[FolderServer],
+        *, timeout: float,
+    ) -> None:  # fmt: skip
+        """*servers*, of its folders by virtiofs, end with it; until it is made they are the caller's."""
         self._servers = servers
         self.channel, self.console = lines.ours["channel"], lines.ours["console"]
         # The channel stays up when its user closes it, so a template is saved with its port open: a clone's agent
         # then need not see the port close and open again.
         self._held = self.channel.dup()
-        self._timeout, self._doing = timeout, doing
+        self._timeout, self._doing = timeout, launch.doing
         self._history = History()
         self._migration: asyncio.Future[str] | None = None
         self._is_loading = self._is_paused = False
@@ -84,9 +77,10 @@ class QemuDomain:
         self._to_plug: Callable[[], Sequence[Command]] | None = None  # asked when the state is loaded
         self._is_plugged: asyncio.Future[None] | None = None
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._outside = None if egress is None else _outside(egress)
+        self._outside = None if launch.egress is None else _outside(launch.egress)
+        log, start = launch.spec.folder / QEMU_LOG, self._outside.start if self._outside else None
         try:
-            self._child = Child(argv, fds, log, self._ended, self._outside.start if self._outside else None)
+            self._child = Child(argv, fds, log, self._ended, start)
         except BaseException:
             self._held.close()
             raise
@@ -134,9 +128,7 @@ class QemuDomain:
             self.kill()
             await asyncio.wait({self._over}, timeout=LAST_RESORT)
         if not self._over.done():
-            raise DomainDied(
-                f"QEMU (pid {self.pid}) does not go away, not even by SIGKILL: it hangs in the host's kernel"
-            )
+            raise DomainDied(f"QEMU (pid {self.pid}) outlives SIGKILL: it hangs in the host's kernel")
         if self._servers:
             from belljar.hypervisor.qemu.virtiofs import end
 
@@ -248,14 +240,8 @@ class QemuDomain:
         self._held.close()
         if self._outside is not None:
             self._outside.end()
-        self._history.tell(
-            DomainEvent(
-                EventKind.EXITED,
-                self._child.said().splitlines()[-1][:300] if self._child.said() else ended(status),
-                status,
-                self._death(),
-            )
-        )
+        words = (self._child.said().splitlines() or [ended(status)])[-1][:300]
+        self._history.tell(DomainEvent(EventKind.EXITED, words, status, self._death()))
 
     def _share_ended(self, server: FolderServer) -> None:
         """It ends by itself when QEMU does, and may be seen to do so first."""
@@ -267,6 +253,10 @@ class QemuDomain:
             self._history.tell(DomainEvent(EventKind.SHARE_LOST, loss.message, why=loss))
 
     def _death(self) -> BelljarError:
+        if self._doing == "stopping" and self._child.status == 0:
+            return DomainDied("QEMU has ended")
+        from belljar.hypervisor.qemu.process.complaints import explain
+
         return explain(self._child.said(), self._child.status, self._doing)
 
 

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import DomainDied, ImageCorrupt, TemplateError
+from belljar.errors import DomainDied
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
-from belljar.hypervisor import (
-    NO_TRACES,
-    Accelerator,
-    Boot,
-    DomainSpec,
-    ExtraDisk,
-    Frame,
-    Settings,
-    Template,
-    Templates,
-    Traces,
-)
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates, Traces
 from belljar.hypervisor.qemu import abilities, cmdline
-from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
+from belljar.hypervisor.qemu.cmdline import MARK, Ram, machine_uuid
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import Wiring, layers, wiring
-from belljar.hypervisor.qemu.template.folders import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
-from belljar.model import Firmware, MachineId
+from belljar.hypervisor.qemu.process.launch import Launch, Wiring, wiring
+from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, key_of
+from belljar.model import SEED, Firmware, MachineId
 from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
 
-FEW_WORKERS = 8  # where a limit counts their stacks (batch/sizes.py, DATA_SPACE)
 OF_LIBVIRT = b",debug-threads=on"  # how libvirt ends a domain's name
 RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
 
@@ -62,140 +49,60 @@ class QemuHypervisor(QemuHost):
             check(self._settings.virtiofsd, self.abilities)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        return await self._launch_served(spec, template) if spec.warm else self.start(spec, template)
-
-    def start(self, spec: DomainSpec, template: Template | None = None) -> QemuDomain:
         with wiring(spec.owner) as wires:
-            return self._start(spec, wires, template, self._standing(wires, template))
+            launch = process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram)
+            servers: Sequence[FolderServer] = ()
+            if spec.warm:
+                from belljar.hypervisor.qemu.template.making import own_memory
+                from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
-    async def _launch_served(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        """With folders that are served. Who serves them reads and writes the guest's memory, so all of it is shared with them:
-        it is the machine's own, and a clone's is a copy of its template's."""
-        from belljar.hypervisor.qemu.template.making import own_memory
-        from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
-
-        with wiring(spec.owner) as wires:
-            here = self._standing(wires, template)
-            fd = wires.adopt(await own_memory(spec.of_template.memory, here / RAM if here else None))
-            memory = Ram(f"/proc/self/fd/{fd}", private=False)
-            servers = await serve(spec, path_of(self._settings.virtiofsd))
+                # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
+                # machine's own, and a clone's is a copy of its template's.
+                source = Path(launch.memory.path) if launch.memory else None
+                ram = wires.take(await own_memory(spec.of_template.memory, source))
+                memory = Ram(f"/proc/self/fd/{ram}", private=False)
+                servers = await serve(spec, path_of(self._settings.virtiofsd))
+                lines = tuple(server.line.fileno() for server in servers)
+                launch = replace(launch, memory=memory, folders=lines)
             try:
-                return self._start(spec, wires, template, here, memory, servers)
+                return self._run(launch, wires, servers)
             except BaseException:
-                await end(servers)
+                if servers:
+                    await end(servers)
                 raise
             finally:
                 for server in servers:
                     server.line.close()
 
-    def _standing(self, wires: Wiring, template: Template | None) -> Path | None:
-        """The template's folder, of which all files are of one boot: another may be made in its place meanwhile."""
-        try:
-            return wires.folder(template.folder) if template else None
-        except ImageCorrupt as exc:
-            assert template is not None
-            raise gone(template, exc.message) from exc
-
-    def _start(
-        self,
-        spec: DomainSpec,
-        wires: Wiring,
-        template: Template | None,
-        here: Path | None,
-        memory: Ram | None = None,
-        servers: Sequence[FolderServer] = (),
-    ) -> QemuDomain:
-        """*memory*: the machine's own; else a clone maps its template's privately."""
-        if template is None or here is None:
-            return self._launch(spec, wires, self._disk(wires, spec.disk), "starting", memory, servers=servers)
-        try:
-            disk = self._disk(wires, spec.disk)
-            state = wires.open(here / STATE, os.O_RDONLY)
-            if memory is None:
-                ram = wires.open(here / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
-                memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=self.abilities.readonly_ram)
-            spec = replace(spec, seed=here / SEED) if spec.seed else spec
-        except ImageCorrupt as exc:
-            raise gone(template, exc.message) from exc
-        if not is_same(disk[1:2], here / DISK):
-            raise gone(template, "another was made in its place meanwhile")
-        doing = "going on from its template"
-        domain = self._launch(spec, wires, disk, doing, memory, incoming=state, servers=servers)
-        address = cmdline.state_address(state, self.abilities)
-        growing = None
-        if servers or spec.growth:  # most clones get nothing beyond their template
-            from belljar.hypervisor.qemu.template import plugging
-
-            growing = plugging.growing(spec, [server.device for server in servers])
-        domain.go_on(address, growing)
-        return domain
+    def start(self, spec: DomainSpec, template: Template | None = None) -> QemuDomain:
+        """`launch` of a machine without folders that are served, which needs no waiting."""
+        with wiring(spec.owner) as wires:
+            return self._run(process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram), wires)
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
-        spec = spec.of_template
-        spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)  # each clone brings its own
-        draft = self.template_draft(spec)
         with wiring(spec.owner) as wires:
-            try:
-                disk = self._disk(wires, draft / DISK)
-                ram = wires.open(draft / RAM, os.O_RDONLY)
-            except ImageCorrupt as exc:
-                raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
-            memory = Ram(f"/proc/self/fd/{ram}", private=False)
-            return self._launch(spec, wires, disk, "booting a template", memory, is_draft=True)
+            return self._run(process.prepare_draft(spec.of_template, self.template_draft(spec), wires), wires)
 
-    def _launch(
-        self,
-        spec: DomainSpec,
-        wires: Wiring,
-        disk: tuple[int, ...],
-        doing: str,
-        ram: Ram | None = None,
-        *,
-        incoming: int = -1,
-        is_draft: bool = False,
-        servers: Sequence[FolderServer] = (),
-    ) -> QemuDomain:
+    def _run(self, launch: Launch, wires: Wiring, servers: Sequence[FolderServer] = ()) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
-        ours, boot, lines = self.abilities, spec.boot, Lines()
+        ours, spec, lines = self.abilities, launch.spec, Lines()
         try:
-            plugs = Plugs(
-                firmware=self._uefi if uses_uefi(spec.boot) else "",
-                monitor=wires.lend(lines.theirs["monitor"].fileno()),
-                channel=wires.lend(lines.theirs["channel"].fileno()),
-                console=wires.lend(lines.theirs["console"].fileno()),
-                layers=disk,
-                kernel=wires.readable(boot.kernel) if boot.kernel and incoming < 0 else "",
-                initrd=wires.readable(boot.initrd) if boot.initrd and incoming < 0 else "",
-                ram=ram,
-                incoming=incoming,
-                folders=tuple(wires.lend(server.line.fileno()) for server in servers),
-                disks=tuple(wires.open(it.path, os.O_RDONLY if it.readonly else os.O_RDWR) for it in spec.disks),
-                below=tuple(_below(wires, it) for it in spec.disks),
-                seed=wires.open(spec.seed, os.O_RDONLY) if spec.seed else -1,
-                network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
-                is_draft=is_draft,
-                workers=0 if resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY else FEW_WORKERS,
-            )
-            argv = self._confined(spec, cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs))
-            log = spec.folder / "qemu.log"
-            egress = spec.nic.egress if spec.nic and not is_draft else None
-            timeout = self._settings.qmp_timeout
-            domain = QemuDomain(
-                argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, servers=servers,
-            )  # fmt: skip
+            plugs = process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
+            argv = cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs)
+            confined = process.confined_for(spec, argv)
+            domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
         except BaseException:
             lines.hang_up(ours=True)
             raise
         lines.hang_up(ours=False)
+        if launch.state >= 0:
+            growing = None
+            if servers or spec.growth:  # most clones get nothing beyond their template
+                from belljar.hypervisor.qemu.template import plugging
+
+                growing = plugging.growing(spec, [server.device for server in servers])
+            domain.go_on(cmdline.state_address(launch.state, ours), growing)
         return domain
-
-    def _confined(self, spec: DomainSpec, argv: list[str]) -> list[str]:
-        groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
-        return process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
-
-    def _disk(self, wires: Wiring, overlay: Path) -> tuple[int, ...]:
-        top, *below = layers(overlay)
-        return wires.open(top, os.O_RDWR), *(wires.open(path, os.O_RDONLY) for path in below)
 
     # -- templates ---------------------------------------------------------------------------------------------------
 
@@ -314,28 +221,12 @@ def discard(id: MachineId, traces: Traces, patience: float) -> None:
         raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
 
 
-def _below(wires: Wiring, disk: ExtraDisk) -> tuple[int, ...]:
-    """The layers a chained disk stands on."""
-    return tuple(wires.open(path, os.O_RDONLY) for path in layers(disk.path)[1:]) if disk.chained else ()
-
-
 def claimed(pid: int) -> MachineId | None:
     """The machine this process says it belongs to, as its QEMU or as what serves it a folder."""
     from belljar.hypervisor.qemu.virtiofs import served
 
     argv = command_line(pid)
     return marked(argv) or served(argv)
-
-
-def gone(template: Template, why: str) -> TemplateError:
-    return TemplateError(f"the template {template.key} cannot be used any more: {why}")
-
-
-def is_same(opened: Sequence[int], path: Path) -> bool:
-    """Was this file opened, and is it there still?"""
-    with suppress(FileNotFoundError):
-        return any(os.path.samestat(os.fstat(fd), os.stat(path)) for fd in opened)
-    return False
 
 
 def marked(argv: list[bytes]) -> MachineId | None:

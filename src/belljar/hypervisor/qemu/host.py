@@ -73,15 +73,15 @@ class QemuHost:
     # -- accelerator -------------------------------------------------------------------------------------------------
 
     def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
-        wanted = self._settings.accelerator
-        if wanted is Accelerator.TCG:
-            return wanted, "the settings ask for it"
+        insisted = self._settings.accelerator
+        if insisted is Accelerator.TCG:
+            return insisted, "the settings ask for it"
         from belljar.hypervisor.qemu import proof
 
         answer = proof.Proof(False, why) if (why := proof.obstacle()) else self._proof(boot)
         if answer.works:
             return Accelerator.KVM, answer.why
-        if wanted is Accelerator.KVM:
+        if insisted is Accelerator.KVM:
             raise NoAccelerator(f"KVM does not work on this host: {answer.why}")
         return Accelerator.TCG, answer.why
 
@@ -93,25 +93,19 @@ class QemuHost:
         cpuinfo = proof.first_processor()
         name = proof.memory_name(boot.digest, self.abilities.identity, os.uname().release, proof.cpu_flags(cpuinfo))
         memory = self._memory(name)
-        known = proof.recall(memory, time.time())
-        if known is not None:
+        if known := proof.recall(memory, time.time()):
             return known
-        with locked(
-            memory.with_suffix(".lock"),
-            timeout=2 * self._settings.proof_timeout + 10,
-            what="find out whether KVM works",
-        ):
-            known = proof.recall(memory, time.time())
-            if known is None:
-                native = boot.kernel is not None or proof.has_native_flag(cpuinfo)
-                known = (
-                    self._try_kvm(boot)
-                    if native
-                    else proof.Proof(False, "this processor offers no virtualization (no vmx, no svm)")
-                )
-                if known.was_tried:
-                    proof.remember(memory, known, time.time())
-        return known
+        patience = 2 * self._settings.proof_timeout + 10
+        with locked(memory.with_suffix(".lock"), timeout=patience, what="find out whether KVM works"):
+            if known := proof.recall(memory, time.time()):
+                return known
+            if boot.kernel is None and not proof.has_native_flag(cpuinfo):
+                answer = proof.Proof(False, "this processor offers no virtualization (no vmx, no svm)")
+            else:
+                answer = self._try_kvm(boot)
+            if answer.was_tried:
+                proof.remember(memory, answer, time.time())
+        return answer
 
     def _try_kvm(self, boot: Boot) -> Proof:
         from belljar.hypervisor.qemu import proof
@@ -122,7 +116,7 @@ class QemuHost:
                 self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
                 kernel=wires.readable(boot.kernel) if boot.kernel else "",
                 initrd=wires.readable(boot.initrd) if boot.initrd else "",
-                sector=wires.adopt(proof.boot_sector()) if boot.kernel is None else -1,
+                sector=wires.take(proof.boot_sector()) if boot.kernel is None else -1,
             )  # fmt: skip
             groups = process.kvm_groups()
             return proof.prove(

@@ -19,7 +19,8 @@ from pathlib import Path
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import read_json, write_whole
 from belljar.host.quick_imports import sha256
-from belljar.hypervisor.qemu.process.launch import last_line, spawn
+from belljar.hypervisor.qemu.process.complaints import last_line
+from belljar.hypervisor.qemu.process.launch import spawn
 from belljar.model import dumps
 from belljar.records import dataclass
 

@@ -36,7 +36,7 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
 
 def _check_driver(driver: str) -> None:
     if driver != "qemu":
-        from belljar.hypervisor.libvirt.link import read_driver
+        from belljar.hypervisor.libvirt.connection import read_driver
 
         read_driver(driver)
 

@@ -25,14 +25,14 @@ from belljar.hints import Any
 from belljar.host.commands import program, run
 from belljar.hypervisor import DomainSpec, SharedFolder
 from belljar.hypervisor.qemu.abilities import Abilities
-from belljar.hypervisor.qemu.process.launch import Child, confined, ended, last_line
-from belljar.model import MachineId, ShareKind
+from belljar.hypervisor.qemu.process.complaints import last_line
+from belljar.hypervisor.qemu.process.launch import Child, confined, ended
+from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId, ShareKind
 
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # Debian 13 and EL; others
 LEAST = (1, 13)  # of EL 9.6 and Debian 13: the first that gives files other owners in the guest
 DEVICES = {"vhost-user-fs-pci", "pcie-root-port"}
-LOG, SOCKET = "virtiofsd.log", "virtiofs.sock"  # files of a machine's folder
 MARK = b"BELLJAR_SERVES="
 READY_TIMEOUT = QUESTION_TIMEOUT = 30.0  # seconds; a busy host needs one
 LAST_RESORT = 10.0  # seconds SIGKILL may take
@@ -148,7 +148,7 @@ class FolderServer:
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         with _socket(spec.folder) as (listener, self.line):
             argv = command_line(spec, share, program, listener.fileno())
-            self._child = Child(argv, [listener.fileno()], spec.folder / LOG, self._ended)
+            self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self._ended)
 
     async def ready(self) -> None:
         """Returns when it answers. Raises NotPermitted, NoFolderServer."""
@@ -222,7 +222,7 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A socket that listens, which is closed here, and the one that is connected to it already."""
     place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener, line = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    path = f"/proc/self/fd/{place}/{SOCKET}"  # short, however long the folder's own is
+    path = f"/proc/self/fd/{place}/{VIRTIOFS_SOCKET}"  # short, however long the folder's own is
     try:
         with listener:
             _unnamed(path)

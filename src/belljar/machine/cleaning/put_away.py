@@ -17,10 +17,10 @@ from belljar.host.files import copy_tree, private_folder, read_capped, remove_tr
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import CONSOLE_LOG, CONTROL, CREDENTIALS, JOBOUTPUTS, KEPT_DISK, LOCK, NOT_KEPT, OUTCOME, QEMU_LOG
+from belljar.machine import CONSOLE_LOG, CONTROL, CREDENTIALS, JOBOUTPUTS, KEPT_DISK, LOCK, NOT_KEPT, OUTCOME
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Ended
-from belljar.model import Cause, RunPayload, State, dumps, to_json
+from belljar.model import QEMU_LOG, Cause, RunPayload, State, dumps, to_json
 
 TAIL = 1 << 16
 MESSAGE = "shutdown_message"

@@ -9,14 +9,13 @@ from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, N
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, cloning_of
 from belljar.image import Image
-from belljar.machine import SEED, VIRTIOFS_SOCKET
 from belljar.machine.extras import Equipment
 from belljar.machine.extras.shares import host_folders
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.guest_context import GuestContext, has_usual_way
 from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
-from belljar.model import MIB, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
+from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
 from belljar.network import plan as plan_link
 from belljar.records import dataclass, replace

@@ -9,33 +9,30 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
 import resource
 import signal
+import socket
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import (
-    BelljarError,
-    CommandMissing,
-    DomainDied,
-    HostError,
-    ImageCorrupt,
-    ImpossibleSize,
-    NoAccelerator,
-    NoFolderServer,
-    NoMemory,
-    NoSpace,
-    NotPermitted,
-    TemplateError,
-)
+from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoMemory, TemplateError
+from belljar.hints import TYPE_CHECKING
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import PRIVATE_FILE, write_all
 from belljar.host.threads import MORE_THREADS
+from belljar.hypervisor import Accelerator, DomainSpec, Template
+from belljar.hypervisor.qemu.cmdline import Plugs, Ram, capabilities
+from belljar.hypervisor.qemu.template.folders import DISK, RAM, STATE
+from belljar.model import SEED
+from belljar.records import dataclass, replace
 
+if TYPE_CHECKING:
+    from belljar.host.guard.egress import Egress
+
+FEW_WORKERS = 8  # where a limit counts their stacks (batch/job/policy.py, DATA_SPACE)
 LOG_LIMIT = 1 << 20  # a guest can make QEMU complain without end
 TAIL = 8 << 10
 # One heap for all threads: each further one reserves 64 MiB, and a job's limit on virtual memory counts what is reserved.
@@ -56,7 +53,7 @@ def confined(
     argv: Sequence[str], owner: tuple[int, int], *, capabilities: Iterable[str] = (), groups: Iterable[int] = ()
 ) -> list[str]:
     """The command line that runs *argv* as *owner* with no way to gain rights, and kills it when we die."""
-    words = [_setpriv(), "--pdeathsig=KILL", "--no-new-privs"]
+    words = [setpriv(), "--pdeathsig=KILL", "--no-new-privs"]
     if os.geteuid() == 0:
         kept = "".join(f",+{name}" for name in capabilities)
         words += [f"--reuid={owner[0]}", f"--regid={owner[1]}"]
@@ -75,11 +72,10 @@ def kvm_groups() -> tuple[int, ...]:
     return () if facts.st_mode & stat.S_IROTH and facts.st_mode & stat.S_IWOTH else (facts.st_gid,)
 
 
-def _setpriv() -> str:
-    found = which("setpriv")
-    if found is None:
-        raise CommandMissing("setpriv: no such program on this host", hint="Install util-linux.")
-    return found
+def setpriv() -> str:
+    if path := which("setpriv"):
+        return path
+    raise CommandMissing("setpriv: no such program on this host", hint="Install util-linux.")
 
 
 Spawn = Callable[[Sequence[str], Iterable[int], int], int]  # command line, descriptors, stderr; the process's id
@@ -89,13 +85,8 @@ class Child:
     """A running process of ours. `on_end` is called once, in the event loop, with the wait status."""
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        fds: Iterable[int],
-        log: Path,
-        on_end: Callable[[int], None],
-        start: Spawn | None = None,
-    ) -> None:
+        self, argv: Sequence[str], fds: Iterable[int], log: Path, on_end: Callable[[int], None], start: Spawn | None = None
+    ) -> None:  # fmt: skip
         """Must be called on the thread that lives as long as the process may: the death signal is tied to it. *start* in
         place of `spawn` sees to that itself."""
         self._loop = asyncio.get_running_loop()
@@ -158,7 +149,7 @@ class Child:
         self._on_end(status)
 
 
-def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
+def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int, environment: Mapping[str, str] = ENVIRONMENT) -> int:
     """Start the program with *fds* under their own numbers, and nothing else of ours."""
     wanted = set(fds)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
@@ -170,7 +161,7 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         os.set_inheritable(fd, False)
     try:
         with _inherited(wanted), _no_core_files():
-            return os.posix_spawn(argv[0], list(argv), ENVIRONMENT, file_actions=actions, setsigmask=NOT_FOR_QEMU)
+            return os.posix_spawn(argv[0], list(argv), environment, file_actions=actions, setsigmask=NOT_FOR_QEMU)
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     except OSError as exc:
@@ -210,6 +201,15 @@ def _inheritable() -> set[int]:
             if int(name) > 2 and os.get_inheritable(int(name)):
                 found.add(int(name))
     return found
+
+
+def ended(status: int | None) -> str:
+    """A wait status in words."""
+    if status is None:
+        return "no reason known"
+    if os.WIFSIGNALED(status):
+        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
 # -- descriptors on their way into QEMU -------------------------------------------------------------------------------
@@ -259,14 +259,19 @@ class Wiring:
             fd = self._copy(fd)
         return f"/proc/self/fd/{fd}"
 
-    def adopt(self, fd: int) -> int:
+    def take(self, fd: int) -> int:
         """QEMU inherits *fd*, which is closed here with the others."""
         self._own.append(fd)
         return self.lend(fd)
 
+    def disk(self, overlay: Path) -> tuple[int, ...]:
+        """QEMU inherits the layers of a disk, the overlay first. Raises ImageCorrupt, HostError."""
+        top, *below = layers(overlay)
+        return self.open(top, os.O_RDWR), *(self.open(path, os.O_RDONLY) for path in below)
+
     def _copy(self, fd: int) -> int:
         """The same bytes in memory, where the mode of the original does not count."""
-        copy = self.adopt(os.memfd_create("belljar", os.MFD_CLOEXEC))
+        copy = self.take(os.memfd_create("belljar", os.MFD_CLOEXEC))
         while os.sendfile(copy, fd, None, 1 << 24):
             pass
         return copy
@@ -286,66 +291,92 @@ def wiring(owner: tuple[int, int]) -> Iterator[Wiring]:
         wires.close()
 
 
-# -- what QEMU, or setpriv before it, says on stderr, as our errors ---------------------------------------------------
-
-# Each row was met: by a test that provokes it, or in a log. The last line counts; the unknown is DomainDied with QEMU's own words.
-
-MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
-
-COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
-    (r"jit buffer", NoMemory, MORE_ADDRESSES),
-    (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
-    (r"could not allocate dynamic translator buffer|Unable to allocate", NoMemory, MORE_ADDRESSES),
-    (r"error while loading shared libraries.*(failed to map|cannot allocate)", NoMemory, MORE_ADDRESSES),
-    (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
-    (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", ImpossibleSize, None),
-    (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),
-    (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", NoAccelerator, None),
-    (r"No space left on device", NoSpace, None),
-    (r"qemu_thread_create: Resource temporarily", HostError, MORE_THREADS),
-    (r"Failed to get .*lock|Is another process using the image", HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),
-    (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt|L1 table|refcount table", ImageCorrupt, None),
-    (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
-    (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
-    (r"unable to find CPU model", HostError, "Correct `qemu.cpu` in the settings: `qemu-system-x86_64 -cpu help` lists what there is."),
-    (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
-    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", NoFolderServer, None),
-    (r"seccomp|sandbox", HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
-    (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", NotPermitted, "Correct `qemu.user` in the settings."),
-    (r"setpriv: failed to execute", CommandMissing, "Correct `qemu.binary`, or install QEMU."),
-    (r"Permission denied", NotPermitted, "QEMU's user may not read or write this; see `qemu.user` and `belljar doctor`."),
-)  # fmt: skip
-
-NAME = r"^\S*(qemu-system-\w+|qemu-kvm): "
+# -- one start of a QEMU ----------------------------------------------------------------------------------------------
 
 
-def explain(said: str, status: int | None, doing: str) -> BelljarError:
-    """The error for a QEMU that ended while *doing*, from its last words and its wait status."""
-    line = last_line(said)
-    for pattern, kind, hint in COMPLAINTS if line else ():
-        if re.search(pattern, line):
-            if kind is NoMemory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-                hint = MORE_ADDRESSES
-            return kind(f"QEMU ended while {doing}: {line}", hint=hint)
-    return DomainDied(f"QEMU ended while {doing}: {line or ended(status)}")
+@dataclass(frozen=True)
+class Launch:
+    """What is started, on which disk and memory, and what it goes on from."""
+
+    spec: DomainSpec
+    doing: str  # for the message when it dies of it
+    disk: tuple[int, ...]  # the overlay first
+    memory: Ram | None = None
+    state: int = -1  # the device state of a clone's template
+    is_draft: bool = False  # boots a template: nothing of the host is to be reached
+    folders: tuple[int, ...] = ()  # sockets to what serves its folders by virtiofs
+
+    @property
+    def egress(self) -> Egress | None:
+        """The rules for the guard of its user network."""
+        return self.spec.nic.egress if self.spec.nic and not self.is_draft else None
 
 
-def last_line(said: str) -> str:
-    """The line that says why, of a sane length: the last one that begins with QEMU's name, or else the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    named = [line for line in lines if re.match(NAME, line)]
-    return re.sub(NAME, "", (named or lines)[-1])[:300]
+def prepare(spec: DomainSpec, template: Template | None, wires: Wiring, *, readonly_ram: bool) -> Launch:
+    """A cold start, or that of a clone, which maps its template's memory privately. Raises TemplateError, ImageCorrupt."""
+    if template is None:
+        return Launch(spec, "starting", wires.disk(spec.disk))
+    try:
+        folder = wires.folder(template.folder)  # all files of one boot: another may be made in its place meanwhile
+        disk, state = wires.disk(spec.disk), wires.open(folder / STATE, os.O_RDONLY)
+        ram = wires.open(folder / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
+        if not _is_same(disk[1:2], folder / DISK):
+            raise ImageCorrupt("another was made in its place meanwhile")
+    except ImageCorrupt as exc:
+        raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
+    memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=readonly_ram)
+    spec = replace(spec, seed=folder / SEED) if spec.seed else spec
+    return Launch(spec, "going on from its template", disk, memory, state)
 
 
-def ended(status: int | None) -> str:
-    """A wait status in words."""
-    if status is None:
-        return "no reason known"
-    if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"exit code {os.waitstatus_to_exitcode(status)}"
+def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
+    """The boot of a template's guest. What a clone brings of its own is left out. Raises TemplateError."""
+    try:
+        disk, ram = wires.disk(draft / DISK), wires.open(draft / RAM, os.O_RDONLY)
+    except ImageCorrupt as exc:
+        raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
+    memory = Ram(f"/proc/self/fd/{ram}", private=False)
+    spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
+    return Launch(spec, "booting a template", disk, memory, is_draft=True)
+
+
+def _is_same(opened: Sequence[int], path: Path) -> bool:
+    """Was this file opened, and is it there still?"""
+    with suppress(FileNotFoundError):
+        return any(os.path.samestat(os.fstat(fd), os.stat(path)) for fd in opened)
+    return False
+
+
+def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> Plugs:
+    """The descriptors that QEMU inherits. *ends*: its ends of monitor, channel and console. Raises ImageCorrupt, HostError."""
+    spec, boot, is_clone = launch.spec, launch.spec.boot, launch.state >= 0
+    stack_counts = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    return Plugs(
+        firmware=firmware,
+        monitor=wires.lend(ends["monitor"].fileno()),
+        channel=wires.lend(ends["channel"].fileno()),
+        console=wires.lend(ends["console"].fileno()),
+        layers=launch.disk,
+        kernel=wires.readable(boot.kernel) if boot.kernel and not is_clone else "",
+        initrd=wires.readable(boot.initrd) if boot.initrd and not is_clone else "",
+        ram=launch.memory,
+        incoming=launch.state,
+        folders=tuple(map(wires.lend, launch.folders)),
+        disks=tuple(wires.open(disk.path, os.O_RDONLY if disk.readonly else os.O_RDWR) for disk in spec.disks),
+        below=tuple(
+            tuple(wires.open(path, os.O_RDONLY) for path in layers(disk.path)[1:]) if disk.chained else ()
+            for disk in spec.disks
+        ),
+        seed=wires.open(spec.seed, os.O_RDONLY) if spec.seed else -1,
+        network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
+        is_draft=launch.is_draft,
+        workers=FEW_WORKERS if stack_counts else 0,
+    )
+
+
+def confined_for(spec: DomainSpec, argv: Sequence[str]) -> list[str]:
+    groups = kvm_groups() if spec.accelerator is Accelerator.KVM else ()
+    return confined(argv, spec.owner, capabilities=capabilities(spec), groups=groups)
 
 
 # -- the files a qcow2 disk is made of, from the overlay down to its base ---------------------------------------------

@@ -38,11 +38,10 @@ from belljar.host.files import (
 from belljar.host.locks import is_locked, try_lock
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Template
-from belljar.model import MIB, dumps
+from belljar.model import MIB, SEED, dumps
 
 FORMAT = 1  # of the folder; part of every key
 RAM, STATE, DISK, CLONE, MANIFEST = "ram", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
-SEED = "seed.iso"
 FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk

@@ -21,8 +21,8 @@ from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.cmdline import STATE_SET, state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
-from belljar.hypervisor.qemu.template.folders import CLONE, DISK, FILES, RAM, SEED, STATE, TemplateStore
-from belljar.model import MIB
+from belljar.hypervisor.qemu.template.folders import CLONE, DISK, FILES, RAM, STATE, TemplateStore
+from belljar.model import MIB, SEED
 
 CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
 QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
@@ -70,31 +70,16 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
 
 
 async def publish(
-    store: TemplateStore,
-    key: str,
-    facts: Mapping[str, Any],
-    spec: DomainSpec,
-    grows: Set[str],
-    *,
-    ram_is_read: bool,
+    store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, grows: Set[str], *, ram_is_read: bool,
     is_open: bool = False,
-) -> Template:
+) -> Template:  # fmt: skip
     """Digest, sync, and give the template its name."""
-
     draft, given_up = store.draft(key), threading.Event()
     # Its backing file has the name the folder will have; nothing is opened here.
     base = str(store.path(key).resolve() / DISK)
     argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
-    publishing = partial(
-        store.publish,
-        key,
-        facts,
-        time.time(),
-        grows=grows,
-        ram_is_read=ram_is_read,
-        is_open=is_open,
-        given_up=given_up.is_set,
-    )
+    marks: dict[str, Any] = {"grows": grows, "ram_is_read": ram_is_read, "is_open": is_open}
+    publishing = partial(store.publish, key, facts, time.time(), given_up=given_up.is_set, **marks)
     try:
         await run_beside([*argv, str(draft / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
         return await wholly_in_thread(publishing, give_up=given_up.set)
@@ -153,20 +138,14 @@ def copy(site: TemplateStore, template: Template, draft: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(source, "rb", buffering=0) as reading, open(writing, "wb", buffering=0):
+        size = os.fstat(reading.fileno()).st_size
         try:
-            size = os.fstat(reading).st_size
-            try:
-                fcntl.ioctl(writing, FICLONE, reading)
-            except OSError:  # another file system, or one that cannot
-                os.ftruncate(writing, size)
-                copy_data(reading, writing, size)
-        finally:
-            os.close(writing)
-    finally:
-        os.close(reading)
+            fcntl.ioctl(writing, FICLONE, reading.fileno())
+        except OSError:  # another file system, or one that cannot
+            os.ftruncate(writing, size)
+            copy_data(reading.fileno(), writing, size)
 
 
 # -- memory that other processes may map, too: an unnamed file of one machine's own, a clone's a copy of its template's
@@ -191,11 +170,8 @@ def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = la
     try:
         os.ftruncate(fd, size)
         if source is not None:
-            original = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                copy_data(original, fd, size, goes_on)
-            finally:
-                os.close(original)
+            with open(source, "rb", buffering=0) as original:
+                copy_data(original.fileno(), fd, size, goes_on)
     except FileNotFoundError as exc:
         os.close(fd)
         raise TemplateError(f"the template cannot be used any more: {source}: missing") from exc
