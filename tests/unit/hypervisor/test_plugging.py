@@ -11,7 +11,8 @@ import pytest
 from belljar.errors import PlugRefused
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS, Plugs, command_line, hardware
+from belljar.hypervisor.qemu.cmdline import SLOTS, command_line, hardware
+from belljar.hypervisor.qemu.process.launch import Plugs
 from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, pieces, processors
 from belljar.model import GIB, MIB, NetworkMode
 

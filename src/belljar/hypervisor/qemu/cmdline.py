@@ -13,8 +13,9 @@ from belljar.hints import Any
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
+from belljar.hypervisor.qemu.process.launch import Plugs, Ram
 from belljar.model import MIB, NetworkMode, ShareKind
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"
@@ -34,37 +35,6 @@ WRITTEN: dict[str, Any] = {
 }  # what a machine writes is gone with it: no flush reaches the platter
 READ: dict[str, Any] = {"read-only": True}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
-
-
-@dataclass(frozen=True)
-class Ram:
-    """Guest memory in a file, by a path that needs no walk through our folders."""
-
-    path: str
-    private: bool  # a clone's: what it writes stays its own
-    readonly: bool = False  # QEMU need not be allowed to write the file
-
-
-@dataclass(frozen=True)
-class Plugs:
-    """The host's ends of a domain. Numbers are descriptors that QEMU inherits."""
-
-    monitor: int
-    channel: int
-    console: int
-    layers: tuple[int, ...]  # the disk, overlay first
-    kernel: str = ""
-    initrd: str = ""
-    firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
-    ram: Ram | None = None
-    incoming: int = -1  # the device state that is waited for instead of starting the guest
-    folders: tuple[int, ...] = ()  # sockets to those who serve folders beside QEMU; empty: nobody does yet
-    disks: tuple[int, ...] = ()  # further disks, in the order of the spec
-    below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
-    seed: int = -1  # the disc the guest's own init reads
-    network: int = -1  # a tap, or a socket that carries frames
-    is_draft: bool = False  # boots a template: nothing of the host is to be reached
-    workers: int = 0  # most threads for input and output, each with a stack; 0: QEMU's own number
 
 
 def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs) -> list[str]:

@@ -12,14 +12,13 @@ from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates, Traces
 from belljar.hypervisor.qemu import abilities, cmdline
-from belljar.hypervisor.qemu.cmdline import MARK, Ram, machine_uuid
+from belljar.hypervisor.qemu.cmdline import MARK, machine_uuid
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import Launch, Wiring, wiring
+from belljar.hypervisor.qemu.process.launch import Launch, Ram, Wiring, wiring
 from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, key_of
 from belljar.model import SEED, Firmware, MachineId
-from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
@@ -63,7 +62,7 @@ class QemuHypervisor(QemuHost):
                 memory = Ram(f"/proc/self/fd/{ram}", private=False)
                 servers = await serve(spec, path_of(self._settings.virtiofsd))
                 lines = tuple(server.line.fileno() for server in servers)
-                launch = replace(launch, memory=memory, folders=lines)
+                launch = launch.served(memory, lines)
             try:
                 return self._run(launch, wires, servers)
             except BaseException:
@@ -89,7 +88,8 @@ class QemuHypervisor(QemuHost):
         try:
             plugs = process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
             argv = cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs)
-            confined = process.confined_for(spec, argv)
+            groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
+            confined = process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
             domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
         except BaseException:
             lines.hang_up(ours=True)

@@ -199,7 +199,8 @@ async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
     servers: list[FolderServer] = []
     try:
         for number, share in enumerate(by_virtiofs(spec)):
-            servers.append(FolderServer(spec, share, device_on_port(number, share.tag), program))
+            device = device_on_port(number, share.tag)
+            servers.append(FolderServer(spec, share, device, program))
         for server in servers:
             await server.ready()
     except BaseException:

@@ -23,8 +23,7 @@ from belljar.hints import TYPE_CHECKING
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import PRIVATE_FILE, write_all
 from belljar.host.threads import MORE_THREADS
-from belljar.hypervisor import Accelerator, DomainSpec, Template
-from belljar.hypervisor.qemu.cmdline import Plugs, Ram, capabilities
+from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.template.folders import DISK, RAM, STATE
 from belljar.model import SEED
 from belljar.records import dataclass, replace
@@ -295,6 +294,37 @@ def wiring(owner: tuple[int, int]) -> Iterator[Wiring]:
 
 
 @dataclass(frozen=True)
+class Ram:
+    """Guest memory in a file, by a path that needs no walk through our folders."""
+
+    path: str
+    private: bool  # a clone's: what it writes stays its own
+    readonly: bool = False  # QEMU need not be allowed to write the file
+
+
+@dataclass(frozen=True)
+class Plugs:
+    """The host's ends of a domain. Numbers are descriptors that QEMU inherits."""
+
+    monitor: int
+    channel: int
+    console: int
+    layers: tuple[int, ...]  # the disk, overlay first
+    kernel: str = ""
+    initrd: str = ""
+    firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
+    ram: Ram | None = None
+    incoming: int = -1  # the device state that is waited for instead of starting the guest
+    folders: tuple[int, ...] = ()  # sockets to those who serve folders beside QEMU; empty: nobody does yet
+    disks: tuple[int, ...] = ()  # further disks, in the order of the spec
+    below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
+    seed: int = -1  # the disc the guest's own init reads
+    network: int = -1  # a tap, or a socket that carries frames
+    is_draft: bool = False  # boots a template: nothing of the host is to be reached
+    workers: int = 0  # most threads for input and output, each with a stack; 0: QEMU's own number
+
+
+@dataclass(frozen=True)
 class Launch:
     """What is started, on which disk and memory, and what it goes on from."""
 
@@ -305,6 +335,11 @@ class Launch:
     state: int = -1  # the device state of a clone's template
     is_draft: bool = False  # boots a template: nothing of the host is to be reached
     folders: tuple[int, ...] = ()  # sockets to what serves its folders by virtiofs
+    seed: Path | None = None  # the disc in its drive: a clone's is its template's
+
+    def served(self, memory: Ram, folders: tuple[int, ...]) -> Launch:
+        """The same with memory of its own, which it shares with those who serve its folders."""
+        return Launch(self.spec, self.doing, self.disk, memory, self.state, self.is_draft, folders, self.seed)
 
     @property
     def egress(self) -> Egress | None:
@@ -315,7 +350,7 @@ class Launch:
 def prepare(spec: DomainSpec, template: Template | None, wires: Wiring, *, readonly_ram: bool) -> Launch:
     """A cold start, or that of a clone, which maps its template's memory privately. Raises TemplateError, ImageCorrupt."""
     if template is None:
-        return Launch(spec, "starting", wires.disk(spec.disk))
+        return Launch(spec, "starting", wires.disk(spec.disk), seed=spec.seed)
     try:
         folder = wires.folder(template.folder)  # all files of one boot: another may be made in its place meanwhile
         disk, state = wires.disk(spec.disk), wires.open(folder / STATE, os.O_RDONLY)
@@ -325,8 +360,7 @@ def prepare(spec: DomainSpec, template: Template | None, wires: Wiring, *, reado
     except ImageCorrupt as exc:
         raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
     memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=readonly_ram)
-    spec = replace(spec, seed=folder / SEED) if spec.seed else spec
-    return Launch(spec, "going on from its template", disk, memory, state)
+    return Launch(spec, "going on from its template", disk, memory, state, seed=folder / SEED if spec.seed else None)
 
 
 def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
@@ -337,7 +371,7 @@ def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
         raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
     memory = Ram(f"/proc/self/fd/{ram}", private=False)
     spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
-    return Launch(spec, "booting a template", disk, memory, is_draft=True)
+    return Launch(spec, "booting a template", disk, memory, is_draft=True, seed=spec.seed)
 
 
 def _is_same(opened: Sequence[int], path: Path) -> bool:
@@ -367,16 +401,11 @@ def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmw
             tuple(wires.open(path, os.O_RDONLY) for path in layers(disk.path)[1:]) if disk.chained else ()
             for disk in spec.disks
         ),
-        seed=wires.open(spec.seed, os.O_RDONLY) if spec.seed else -1,
+        seed=wires.open(launch.seed, os.O_RDONLY) if launch.seed else -1,
         network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
         is_draft=launch.is_draft,
         workers=FEW_WORKERS if stack_counts else 0,
     )
-
-
-def confined_for(spec: DomainSpec, argv: Sequence[str]) -> list[str]:
-    groups = kvm_groups() if spec.accelerator is Accelerator.KVM else ()
-    return confined(argv, spec.owner, capabilities=capabilities(spec), groups=groups)
 
 
 # -- the files a qcow2 disk is made of, from the overlay down to its base ---------------------------------------------
