@@ -124,6 +124,7 @@ def belljar(session: Session) -> Iterator[Session]:
 
 def nothing_is_left(belljar: Session) -> None:
     assert belljar.leftovers() == []
+    assert list(Path("/var/lock").glob(f"LCK..*bjs{belljar.uid}_*")) == []
     deadline = time.monotonic() + SOON
     while (names := belljar.names()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -18,6 +18,7 @@ from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.libvirt.connection import Connection
 from belljar.hypervisor.qemu.domain import LAST_RESORT, History, measure
 
+LOCKS = Path("/var/lock")
 LAST_WORDS = 2.0  # seconds for a process to go away that was killed without its daemon
 DONE = 20.0  # seconds for libvirt to be done with one that has ended, and to tell why: until then it writes to its log
 KILLED, FAILED = int(signal.SIGKILL), 1 << 8  # wait statuses
@@ -165,6 +166,8 @@ class LibvirtDomain:
         self._history.tell(DomainEvent(EventKind.EXITED, why.message if why else detail, self._status, why))
         self._over.set()
         self._connection.end()
+        if self._loss is not None:
+            remove_locks(self._logs[0].stem)
         with suppress(OSError):
             take_over(*self._logs)
 
@@ -180,6 +183,13 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
 LONGEST_LOG = 64 << 10  # bytes from the end of it that are read
 # libvirt's own lines: the command with its variables, one word a line, and what begins with the time in this form.
 LIBVIRTS = re.compile(rb"\\$|-msg timestamp=on$|\d{4}-\d\d-\d\d [\d:.]+\+0000: ")
+
+
+def remove_locks(name: str) -> None:
+    """libvirt keeps one for the channel of each domain. A daemon that was killed leaves it."""
+    for path in LOCKS.glob(f"LCK..*-{name}_*"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def take_over(log: Path, into: Path) -> None:

@@ -14,7 +14,7 @@ from belljar.errors import BelljarError, DomainDied, DriverLacks, LibvirtRefused
 from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
 from belljar.hypervisor.libvirt.connection import Connection, is_held, read_driver
-from belljar.hypervisor.libvirt.domain import LibvirtDomain, append
+from belljar.hypervisor.libvirt.domain import LibvirtDomain, append, remove_locks
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu import driver as direct
@@ -24,7 +24,6 @@ from belljar.hypervisor.qemu.process.launch import layers
 from belljar.model import QEMU_LOG, MachineId, NetworkMode
 
 COLD = "machines by libvirt are always booted cold"
-LOCKS = Path("/var/lock")  # where libvirt keeps one for each open channel
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
 
 
@@ -117,12 +116,12 @@ class LibvirtHypervisor(QemuHost):
         return is_held(id)
 
     def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
-        """By signals, which no daemon can delay. A daemon that was killed leaves its log and the lock of a channel."""
+        """By signals, which no daemon can delay."""
         ours = [pid for machine, pid in self.alive() if machine == id and (traces.name(pid) or traces.fit(pid))]
         survivors = kill_and_wait(ours, timeout=patience, still=lambda pid: marked(command_line(pid)) == id)
-        for path in (self._log_of(id), *LOCKS.glob(f"LCK..*-{NAME}{id}_*")):
-            with suppress(OSError):
-                path.unlink()
+        remove_locks(f"{NAME}{id}")
+        with suppress(OSError):
+            self._log_of(id).unlink()
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
 

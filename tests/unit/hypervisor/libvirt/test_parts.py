@@ -57,7 +57,7 @@ def test_what_is_left_of_a_machine_in_libvirts_logs_is_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "all_pids", list)
-    monkeypatch.setattr(driver, "LOCKS", tmp_path)
+    monkeypatch.setattr(domain, "LOCKS", tmp_path)
     for id in ("0123456789ab", "0123456789ac"):
         (tmp_path / f"belljar-{id}.log").touch()
         (tmp_path / f"LCK.._channel_target_domain-8-belljar-{id}_org.belljar.agent").touch()
