@@ -16,10 +16,11 @@ from tests.live.libvirt_lab import Daemon
 from tests.live.stock.images import BOOT_TIMEOUT, stock
 from tests.live.stock.test_firmware_of_stock import with_agent
 from tests.live.test_discs import cernvm
-from tests.live.test_firmware_boot import INIT, INSTALL_AGENT, bootable_disk, import_as_appliance, run_appliance
+from tests.live.test_firmware_boot import INIT, bootable_disk, import_as_appliance, install_agent, run_appliance
 from tests.live.test_libvirt import nothing_is_left
 
-from belljar.image import Settings
+from belljar.host.python.interpreter import command
+from belljar.image import AGENT_PATH, Settings
 from belljar.image.store.store import Store
 
 __all__ = ["cernvm"]
@@ -53,10 +54,10 @@ def own_store(tmp_path: Path, daemon: Daemon) -> Iterator[Belljar]:
 
 def test_a_disk_with_its_own_boot_loader_runs_jobs(own_store: Belljar, daemon: Daemon, tmp_path: Path) -> None:
     image = Store(STORE, None, Settings()).resolve("debian12")
-    (tmp_path / "init").write_text(INIT)
+    (tmp_path / "init").write_text(INIT.format(command=command(AGENT_PATH), folder=AGENT_PATH))
     (tmp_path / "init").chmod(0o755)
     (tmp_path / "agent.py").write_bytes(own_store("image", "agent", "--print").stdout)
-    disk = bootable_disk(image, tmp_path, f"{INSTALL_AGENT}\ncd /usr/sbin\nwrite init init\n")
+    disk = bootable_disk(image, tmp_path, f"{install_agent(belljar, tmp_path)}cd /usr/sbin\nwrite init init\n")
     import_as_appliance(own_store, disk)
     outcome, said = run_appliance(own_store, "auto", "sh", "-c", "cat /proc/cmdline; exit 7")
     assert (outcome["start"], outcome["exit_code"]) == ("cold", 7), outcome

@@ -26,6 +26,8 @@ LARGEST_BACKING_NAME = 1023
 READ = struct.Struct(">4sIQI4xQI36xQ")
 EXTERNAL_DATA, CORRUPT = 4, 2
 BACKING_FORMAT, END = 0xE2792ACA, 0
+SECTOR = 512  # bytes; QEMU rounds a size down to these
+LARGEST_DISK = 4096 * GIB
 
 
 def virtual_size(path: Path) -> int:
@@ -59,7 +61,7 @@ def _read(path: Path) -> tuple[int, list[str]]:
         "it is encrypted": encryption,
         "its data lies in another file": features & EXTERNAL_DATA,
         "it is marked corrupt": features & CORRUPT,
-        "its disk is empty": size == 0,
+        f"its disk has {size} bytes, not whole sectors of {SECTOR}": size % SECTOR or size == 0,
     }
     return size, [what for what, is_so in complaints.items() if is_so]
 
@@ -90,10 +92,6 @@ def overlay_bytes(backing: bytes, size: int) -> bytes:
     refcount_block = struct.pack(">H", 1) * (3 + l1_clusters)
     clusters = (header + extensions + backing, refcount_table, refcount_block)
     return b"".join(cluster.ljust(CLUSTER, b"\0") for cluster in clusters) + b"\0" * (l1_clusters * CLUSTER)
-
-
-SECTOR = 512
-LARGEST_DISK = 4096 * GIB
 
 
 class DiskOverlays:
