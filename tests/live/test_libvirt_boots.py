@@ -56,8 +56,7 @@ def test_a_disk_with_its_own_boot_loader_runs_jobs(own_store: Belljar, daemon: D
     image = Store(STORE, None, Settings()).resolve("debian12")
     (tmp_path / "init").write_text(INIT.format(command=command(AGENT_PATH), folder=AGENT_PATH))
     (tmp_path / "init").chmod(0o755)
-    (tmp_path / "agent.py").write_bytes(own_store("image", "agent", "--print").stdout)
-    disk = bootable_disk(image, tmp_path, f"{install_agent(belljar, tmp_path)}cd /usr/sbin\nwrite init init\n")
+    disk = bootable_disk(image, tmp_path, f"{install_agent(own_store, tmp_path)}cd /usr/sbin\nwrite init init\n")
     import_as_appliance(own_store, disk)
     outcome, said = run_appliance(own_store, "auto", "sh", "-c", "cat /proc/cmdline; exit 7")
     assert (outcome["start"], outcome["exit_code"]) == ("cold", 7), outcome
