@@ -239,7 +239,7 @@ class Space:
     allow: tuple[str, ...] = of_space((), "networks whose questions are answered; empty: everybody's")
     key_file: Path | None = of_space(None, "file with a secret of the space that signs questions and answers")
     signed_only: bool = of_space(False, "what is not signed by that secret is refused; factories of Vac cannot sign")
-    vacmon: tuple[str, ...] = of_space((), "HOST:PORT that are told of each cycle", form=PLACE)
+    vacmon: tuple[str, ...] = of_space((), "HOST:PORT that get a message in each cycle", form=PLACE)
     processors: int = of_factory(1, "at most so many are given to machines", minimum=1, default="the host's")
     processors_per_superslot: int = of_factory(
         1, "machines are started in groups that end together and then make room for one of so many", minimum=1
