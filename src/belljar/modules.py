@@ -71,7 +71,7 @@ class Modules:
 
 
 def write() -> None:
-    """Write that file, for who installs belljar. Of the standard library it holds what is imported by now."""
+    """Write that file, for who installs belljar. For the standard library it holds what is imported by now."""
     index, codes, at = {}, [], 0
     for name, path in (*ours(), *standard()):
         with open(path, "rb") as source:

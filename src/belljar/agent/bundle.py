@@ -89,5 +89,5 @@ def _taken_apart(text: str) -> tuple[str, list[str], str]:
 
 
 def _is_head(line: str) -> bool:
-    """Of the imports: `else` says what there is instead of them when the program runs."""
+    """For the imports: `else` says what there is instead of them when the program runs."""
     return not line or line.startswith(("import ", "from ", " ", ")", "TYPE_CHECKING = ", "if TYPE_CHECKING:", "else:"))

@@ -71,7 +71,7 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all baits of this host."""
+        """For all baits of this host."""
         return (self.name, *self.also)
 
 

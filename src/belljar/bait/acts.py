@@ -21,7 +21,7 @@ from belljar.pool import JobState, JobView, NodeState, NodeView, Pool
 
 ASK = 20.0  # seconds one command of the batch system may take
 END_AGAIN = 20.0  # seconds after which a machine that does not end is told again
-# Of a bait that is closed. The last two are Slurm's: no bait was there in a prolog; a slurmctld that was killed had forgotten a start.
+# For a bait that is closed. The last two are Slurm's: no bait was there in a prolog; a slurmctld that was killed had forgotten a start.
 OUR_REASONS = ("belljar:", "Prolog error", "Duplicate jobid")
 OVER = "its job has ended"
 ASKERS = "refused: "  # begins the reason of a start that failed by what the job asks for

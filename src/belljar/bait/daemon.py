@@ -166,7 +166,7 @@ class Daemon:
         return entry is not None and entry.leads and entry.state is not State.REQUEUE
 
     def _leads(self, job: JobView) -> bool:
-        """Of a job over several hosts, the bait of its first node does."""
+        """For a job over several hosts, the bait of its first node does."""
         return not job.on or job.on[0] in self.settings.names
 
     # -- one look ------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def all_mistakes(loaded: Loaded) -> tuple[Mistake, ...]:
 
 
 def notes(loaded: Loaded, in_job: Loaded) -> tuple[str, ...]:
-    """What is no mistake but worth knowing: user settings that batch jobs are refused for, and settings obeyed only in
+    """What is not a mistake but worth knowing: user settings that batch jobs are refused for, and settings obeyed only in
     part."""
     refused = tuple(f"a batch job is refused for it: {one}" for one in in_job.mistakes if one not in loaded.mistakes)
     return (*refused, *network.shortfalls(loaded.settings.network, is_root=os.geteuid() == 0))

@@ -116,7 +116,7 @@ class Seed(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of all that is on it, hexadecimal. Cheap: the disc need not be made for it."""
+        """For all that is on it, hexadecimal. Cheap: the disc need not be made for it."""
 
     def write(self, path: Path) -> None:
         """Make the disc (0600). Nothing may be at *path* yet. Raises BadOption, NoSpace, HostError."""

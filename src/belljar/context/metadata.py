@@ -55,7 +55,7 @@ class Service:
             self._open -= 1
 
     def token(self, ttl: bytes) -> bytes:
-        """Of a session of so many seconds. Raises Rejected."""
+        """For a session of so many seconds. Raises Rejected."""
         if not re.fullmatch(rb"[1-9][0-9]{0,4}", ttl) or int(ttl) > LONGEST_SESSION:
             raise Rejected(400, f"a session has 1 to {LONGEST_SESSION} seconds")
         return self._sealed(b"%d" % (monotonic() + int(ttl)))

@@ -2,7 +2,7 @@
 
 Replacing is one pass: a value that looks like a pattern stays as it is. Vac replaces one pattern after the other, so there a
 value may be replaced again. As there, a pattern for which nothing is known is taken out, and a name with capital letters
-or a hyphen is no pattern.
+or a hyphen is not a pattern.
 """
 
 from __future__ import annotations

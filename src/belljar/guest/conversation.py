@@ -56,7 +56,7 @@ class Call:
     def fail(self, error: GuestError) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # it is no mistake when nobody waits any more
+            self.answer.exception()  # it is not a mistake when nobody waits any more
 
 
 class Conversation:

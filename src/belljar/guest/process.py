@@ -214,7 +214,7 @@ class Running:
         for future in (self.started, self._status):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # it is no mistake when nobody waits for it
+                future.exception()  # it is not a mistake when nobody waits for it
 
 
 def read_exit(body: bytes) -> ExitStatus:

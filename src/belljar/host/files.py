@@ -171,7 +171,7 @@ def read_secret(path: Path) -> bytes:
     if mode & 0o077:
         raise BadSetting(f"{path}: others may read it", hint=f"`chmod 600 {path}`, then think about a new secret.")
     if len(data) < LEAST_SECRET:
-        raise BadSetting(f"{path}: {len(data)} bytes are no secret", hint="`openssl rand -hex 32` makes one.")
+        raise BadSetting(f"{path}: {len(data)} bytes are not a secret", hint="`openssl rand -hex 32` makes one.")
     return data
 
 
@@ -239,7 +239,7 @@ def _check_folder(path: Path) -> None:
 
 def check_settled(path: Path) -> None:
     """Raise UnsafeFolder where a stranger could change this file, or put another in its place. Links are followed."""
-    _way_to(path.with_name(f".{path.name}"))  # to its neighbour: the last of a way is no link
+    _way_to(path.with_name(f".{path.name}"))  # to its neighbour: the last of a way is not a link
     real = Path(os.path.realpath(path))
     if not _way_to(real) and (mode := os.stat(real).st_mode) & 0o022:
         raise UnsafeFolder(f"{real}: others may write to it (mode {stat.S_IMODE(mode):04o})")

@@ -203,7 +203,7 @@ def first_of(*names: str) -> Any:
     return import_module(names[-1])
 
 
-# Of what is small. Python's own, until 3.11 and since; `hashlib` takes OpenSSL along, which pays from some MiB on.
+# For what is small. Python's own, until 3.11 and since; `hashlib` takes OpenSSL along, which pays from some MiB on.
 if not TYPE_CHECKING:
     sha256 = first_of("_sha256", "_sha2", "hashlib").sha256
 

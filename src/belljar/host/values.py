@@ -51,9 +51,9 @@ class Form:
 
 HOSTS_NAME = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
 HTTP = r"https?://[^/\s]+\S*"
-ADDRESS = Form(HTTP, "is no address", "an http(s) address")
+ADDRESS = Form(HTTP, "is not an address", "an http(s) address")
 PLACE = Form(rf"(\[[0-9A-Fa-f:.]+\]|{HOSTS_NAME}):[0-9]+", "is not HOST:PORT", "as in mon.example.org:8884")
-PLAIN_FILE = Form(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}", "is no file's name", "letters, digits and _.+- only")
+PLAIN_FILE = Form(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}", "is not a file's name", "letters, digits and _.+- only")
 
 
 def number(text: str) -> float | int:
@@ -63,7 +63,7 @@ def number(text: str) -> float | int:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{text[:40]!r} is no number that could be meant")
+        raise ValueError(f"{text[:40]!r} is not a number that could be meant")
     return int(value) if value.is_integer() else value
 
 
@@ -71,7 +71,7 @@ def whole(text: str) -> int:
     """Raises ValueError."""
     value = number(text)
     if not isinstance(value, int):
-        raise ValueError(f"{text[:40]!r} is no whole number")
+        raise ValueError(f"{text[:40]!r} is not a whole number")
     return value
 
 

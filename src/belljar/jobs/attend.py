@@ -160,7 +160,7 @@ class Announced(Orders):
         self._is_given = self._is_lost = False
 
     def give(self, order: Order) -> None:
-        """Pass it on. TERM that comes after all, when it was given up, is no second one."""
+        """Pass it on. TERM that comes after all, when it was given up, is not a second one."""
         is_end = isinstance(order, Signal) and order.number == signal.SIGTERM
         if is_end and self._is_lost:
             self._is_lost = False

@@ -176,7 +176,7 @@ def _out_of_shares(house: House) -> Iterator[Finding]:
 
 
 def _homes() -> list[str]:
-    """Of those who may submit jobs."""
+    """For those who may submit jobs."""
     import pwd
 
     return [one.pw_dir for one in pwd.getpwall() if one.pw_uid >= FIRST_USER and one.pw_dir.startswith("/")]

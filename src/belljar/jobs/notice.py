@@ -41,7 +41,7 @@ def _leave_behind(descriptor: int, group: int, notice: Notice) -> None:
 
 
 def _let_go(descriptor: int, number: int) -> None:
-    """Of all that is the job's. Done before the job begins."""
+    """For all that is the job's. Done before the job begins."""
     os.setsid()
     os.chdir("/")
     os.closerange(0, descriptor)

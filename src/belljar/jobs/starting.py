@@ -76,7 +76,7 @@ def ensure_image(house: House, reference: str, *, public_only: bool = False) -> 
 
 
 def finish_the_dead(house: House) -> None:
-    """What dead supervisors left is cleared away at every start; what cannot be is no reason not to start."""
+    """What dead supervisors left is cleared away at every start; what cannot be is not a reason not to start."""
     stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}
     if stuck:
         complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")

@@ -32,7 +32,7 @@ __all__ = [
 
 Pairs = tuple[tuple[str, str], ...]
 OLD_PILOT = "nimbus "  # so begins the name of a pilot that tells of its begin and end alone
-SIZE = Form(r"(?i) *[1-9]\d{0,3} *(/ *\d+(\.\d+)? *[KMGT]?(i?B)? *){2}", "is no size", 'as in small = "1/2G/10G"')
+SIZE = Form(r"(?i) *[1-9]\d{0,3} *(/ *\d+(\.\d+)? *[KMGT]?(i?B)? *){2}", "is not a size", 'as in small = "1/2G/10G"')
 LARGEST_USER_DATA, LARGEST_CONSOLE = 16 << 10, 64 << 10  # bytes, as EC2 has them
 
 
@@ -123,7 +123,7 @@ class Wanted:
 
     @property
     def nodes(self) -> int:
-        """Of its job."""
+        """For its job."""
         return -(-self.count // self.per_node)
 
     def image_of(self, index: int) -> str:
@@ -296,7 +296,7 @@ class Token:
 
 @dataclass(frozen=True)
 class AccessKey:
-    """Of a user of the EC2 API. Its secret is derived from the service's own, and stored nowhere."""
+    """For a user of the EC2 API. Its secret is derived from the service's own, and stored nowhere."""
 
     id: str
     owner: str

@@ -59,7 +59,7 @@ class Clerk:
         return lines
 
     def _usage(self, asker: Owner, asked: Asked) -> Asked:
-        """Of the owner that is named, of all with `all`, else of the asker."""
+        """For the owner that is named, of all with `all`, else of the asker."""
         owner = "" if asked.get("all") else str(asked.get("owner") or asker.name)
         permit(owner == asker.name, asker, f"usage of {owner[:40] or 'all'}")
         now = self._desk.now()
@@ -68,13 +68,13 @@ class Clerk:
         return {"machines": [to_json(one) | one.sums for one in found]}
 
     def _over(self, asker: Owner, asked: Asked) -> Asked:
-        """Of all that ended behind a position, and the next one."""
+        """For all that ended behind a position, and the next one."""
         permit(False, asker, "records of all")
         found, position = self._desk.store.read(lambda book: over(book, str(asked.get("after") or "")))
         return {"machines": [to_json(one) | one.sums for one in found], "position": position}
 
     def _events(self, owner: Owner, asked: Asked) -> Asked:
-        """Of a lease, behind a position, oldest first."""
+        """For a lease, behind a position, oldest first."""
 
         def look(book: Book) -> list[tuple[int, Event]]:
             id = case_of(book, owner, str(asked.get("lease", ""))).lease.id

@@ -163,7 +163,7 @@ class Connection:
         return [message]
 
     def _proof(self, key: bytes, who: str, body: bytes) -> bytes:
-        """Of an opening. The service's is an answer to the pilot's."""
+        """For an opening. The service's is an answer to the pilot's."""
         before, self._first = (b"", body) if who == PILOT else (self._first, self._first)
         return _mac(key, who.encode(), before, body)
 
@@ -175,7 +175,7 @@ class Connection:
             self._keys = {who: _mac(key, b"sends " + who.encode(), both) for who in said}
 
     def _mac_of(self, who: str, body: bytes) -> bytes:
-        """Of their next frame."""
+        """For their next frame."""
         return _mac(self._keys[who], (self._counts[who] + 1).to_bytes(8, "big"), body)
 
 
@@ -256,5 +256,5 @@ def _load(body: bytes) -> Message:
     except (ValueError, RecursionError) as exc:
         raise Broken("a frame that is no JSON") from exc
     if not isinstance(value, dict):
-        raise Broken("a frame that is no object")
+        raise Broken("a frame that is not an object")
     return value

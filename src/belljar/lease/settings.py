@@ -44,14 +44,14 @@ def _wrongs(settings: Settings, policies: Sequence[Policy]) -> Iterator[Wrong]:
         yield "images", "is missing", 'as in images = ["debian12"]: only images of the site may be leased'
     for name, words in settings.networks:
         if not WORDS.fullmatch(words):
-            yield "networks", f"{name} = {words!r} is no network", "none, user, bridge, bridge:NAME or private"
+            yield "networks", f"{name} = {words!r} is not a network", "none, user, bridge, bridge:NAME or private"
     try:
         net_of(settings)
     except ValueError as exc:
         yield "private_net", str(exc), "as in 10.98.0.0/24"
     first, _, last = settings.private_ports.partition("-")
     if not PORTS.fullmatch(settings.private_ports) or not int(first) <= int(last or first) <= 65535:
-        yield "private_ports", f"{settings.private_ports!r} are no ports", 'as in "8480-8499"'
+        yield "private_ports", f"{settings.private_ports!r} are not ports", 'as in "8480-8499"'
     for name in ("silence", "lost"):
         if (seconds := getattr(settings, name)) <= (beat := settings.heartbeat):
             yield name, f"is {seconds:g} s, and a pilot is heard of every {beat:g} s", "a multiple of `heartbeat`"

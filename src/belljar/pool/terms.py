@@ -163,7 +163,7 @@ class Client(Protocol):
         return False
 
     def force_end(self, job: JobId) -> Command:
-        """Of a job whose machine is gone, and that may not run again."""
+        """For a job whose machine is gone, and that may not run again."""
         return self.cancel(job)
 
     def revoked(self, number: str, since: float, env: Mapping[str, str]) -> Revoked:

@@ -73,7 +73,7 @@ class Gate:
 
 
 def own_address(others: Sequence[str]) -> str:
-    """Of this host, as the first of those HOST:PORT would see it that it has a route to. Raises HostError."""
+    """For this host, as the first of those HOST:PORT would see it that it has a route to. Raises HostError."""
     for one in others:
         host, _, port = one.rpartition(":")
         with suppress(OSError, ValueError):

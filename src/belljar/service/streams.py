@@ -100,7 +100,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Of the process at the other end of a unix socket."""
+    """For the process at the other end of a unix socket."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 

@@ -23,7 +23,7 @@ HOST: Final = Form(rf"\.|{HOSTS_NAME}", "cannot be a host's name", "as in wn01.e
 IMAGE: Final = Form(r"\S+", "has blanks", LIKE_AN_IMAGE)
 FQAN: Final = Form("/.*", "does not begin with /", "as in /atlas/Role=pilot")
 NETWORK: Final = Form(
-    r"none|user|bridge|bridge:[^:\s]+|isolated:[A-Za-z0-9._-]{1,32}", "is no network", "user, bridge, bridge:NAME, isolated:GROUP or none"
+    r"none|user|bridge|bridge:[^:\s]+|isolated:[A-Za-z0-9._-]{1,32}", "is not a network", "user, bridge, bridge:NAME, isolated:GROUP or none"
 )  # fmt: skip
 TEMPLATE: Final = Form(rf"/.*|{HTTP}", "is neither an http(s) address nor a path", "write it from the root")
 ABORTED: Final = 300  # a machine whose shutdown message has this code or a greater one counts against its type

@@ -21,7 +21,7 @@ EXT4_IOC_RESIZE_FS = 0x40086610
 
 
 def abilities() -> "list[str]":
-    """Of a clone of this guest: in what it can be another than its template."""
+    """For a clone of this guest: in what it can be another than its template."""
     there = {
         "cpus": os.path.exists(HOTPLUG % "processor"),
         "memory": os.path.exists(HOTPLUG % "memory") and read_file(TAKES_BLOCKS).strip() not in (b"", b"offline"),

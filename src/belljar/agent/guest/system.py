@@ -103,7 +103,7 @@ def kill_quietly(pid: int, number: int) -> None:
 
 
 def processes() -> "dict[int, tuple[int, int]]":
-    """pid -> (parent, session) of every process that is no zombie."""
+    """pid -> (parent, session) of every process that is not a zombie."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -122,7 +122,7 @@ def is_below(ancestor: int, pid: int, rows: "dict[int, tuple[int, int]]") -> boo
 
 
 def load_modules(names: "Iterable[str]") -> None:
-    """As the kernel would by itself, where it is told how. What is built in, or is not there, is no mistake."""
+    """As the kernel would by itself, where it is told how. What is built in, or is not there, is not a mistake."""
     for program in MODPROBES:
         if os.path.exists(program):
             for name in names:

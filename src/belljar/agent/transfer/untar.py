@@ -244,7 +244,7 @@ class Unpacker:
                 here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
                 opened.append(here)
             if not stat.S_ISREG(os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode):
-                raise TransferError("unsafe", "a tar stream with a hard link to something that is no file")
+                raise TransferError("unsafe", "a tar stream with a hard link to something that is not a file")
             self._clear(folder, leaf)
             os.link(parts[-1], leaf, src_dir_fd=here, dst_dir_fd=folder, follow_symlinks=False)
         finally:

@@ -89,7 +89,7 @@ def living() -> dict[str, str]:
 
 
 def jobs_of(content: Mapping[str, Any]) -> dict[str, str]:
-    """Of a resume file: the job's number -> its nodes, as a hostlist. Raises BadOption."""
+    """For a resume file: the job's number -> its nodes, as a hostlist. Raises BadOption."""
     hostlists, given = {}, content.get("jobs")
     for row in given if isinstance(given, list) else []:
         job = row if isinstance(row, dict) else {}

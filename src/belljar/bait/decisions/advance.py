@@ -181,7 +181,7 @@ def cleaning(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
 
 
 def _way_out(entry: Entry, seen: Seen, settings: Settings) -> tuple[Act, ...]:
-    """Of all machines of a job; none: they and their nodes are gone."""
+    """For all machines of a job; none: they and their nodes are gone."""
     is_late, own = seen.now - entry.since > QUIET, entry.here(settings.names)
     others = [machine for machine in entry.machines if machine not in own]
     steps = [leave(machine, seen, is_late=is_late) for machine in own]

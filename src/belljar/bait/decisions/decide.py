@@ -175,7 +175,7 @@ def impossible(job: JobView, size: Size, room: Room, settings: Settings) -> str:
 def choose(
     entries: Iterable[Entry], jobs: Mapping[str, JobView], bait: Bait, room: Room, settings: Settings, judge: Judge = nothing,
 ) -> Turn:  # fmt: skip
-    """Of the jobs that are held here, the one to make machines for now: all of its machines, or none."""
+    """For the jobs that are held here, the one to make machines for now: all of its machines, or none."""
     waiting = [entry for entry in entries if entry.state is State.STOPPED and entry.job in jobs]
     waiting.sort(key=lambda entry: (entry.since, entry.job))
     sizes = {entry.job: share_of(entry, jobs[entry.job], settings) for entry in waiting}

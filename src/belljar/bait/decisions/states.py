@@ -103,7 +103,7 @@ class Entry:
 
 
 def is_moving(entry: Entry, machines: frozenset[str]) -> bool:
-    """Something is expected of it within a moment. Of a job that is over, and its machines too, only a name stays for a while. *machines*:
+    """Something is expected of it within a moment. For a job that is over, and its machines too, only a name stays for a while. *machines*:
     that live."""
     is_left = entry.state is S.FINISHED and machines.isdisjoint(entry.machines)
     return entry.state not in STILL and not is_left

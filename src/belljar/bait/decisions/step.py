@@ -59,7 +59,7 @@ class Seen:
     saves: float = 0.0  # seconds in which the batch system saves what became of a job
 
     def state(self, machine: str) -> NodeState | None:
-        """Of its node; None where the batch system knows no such node."""
+        """For its node; None where the batch system knows no such node."""
         view = (self.nodes or {}).get(self.node(machine))
         return view.state if view is not None else None
 

@@ -12,7 +12,7 @@ SPAN = 5.0  # seconds over which traffic is counted, at least
 
 
 class Uplinks:
-    """Of these bridges. `free`: bytes a second on the fullest one; None where no card tells its speed."""
+    """For these bridges. `free`: bytes a second on the fullest one; None where no card tells its speed."""
 
     def __init__(
         self, bridges: tuple[str, ...], nets: Path = NETS, clock: Callable[[], float] = time.monotonic
@@ -26,7 +26,7 @@ class Uplinks:
         return min((max(int(speed - self._traffic(card)), 0) for card, speed in cards.items()), default=None)
 
     def _cards(self, bridge: str) -> Iterator[tuple[str, int]]:
-        """Of a bridge's ports those that are no machine's, with what they can do."""
+        """For a bridge's ports those that are not a machine's, with what they can do."""
         with suppress(OSError):
             for port in sorted((self._nets / bridge / "brif").iterdir()):
                 is_machines = (self._nets / port.name / "tun_flags").exists()

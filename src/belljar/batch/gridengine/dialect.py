@@ -44,7 +44,7 @@ class GridEngineJob(Job):
     """A job, and what only its answer needs."""
 
     number: str = ""
-    task: str = ""  # "" where it is no array
+    task: str = ""  # "" where it is not an array
     spool: bytes = b""
     reruns: bool = False  # the user asked for `-r y`: it may begin a second time
 
@@ -100,7 +100,7 @@ class GridEngine(Dialect):
         return replace(job, failed_starts=max((int(number[1]) for number in numbers if number), default=0))
 
     def alive(self) -> tuple[str, ...]:
-        """Of every host: a filter by a host's name that the server spells otherwise would look like "all jobs gone"."""
+        """For every host: a filter by a host's name that the server spells otherwise would look like "all jobs gone"."""
         return ("qstat", "-u", "*", "-s", "rs", "-xml")
 
     def living(self, printed: bytes) -> frozenset[str]:
@@ -134,7 +134,7 @@ class GridEngine(Dialect):
         return values is not None and re.search(rb"[\s,]" + NOTICE.encode() + rb"=belljar:", values[1]) is not None
 
     def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
-        """`$job_id $ja_task_id $job_owner` of the hook's line; the task is 0 for a job that is no array."""
+        """`$job_id $ja_task_id $job_owner` of the hook's line; the task is 0 for a job that is not an array."""
         number, task, owner = (*argv[:3], "", "", "")[:3]
         if not number.isdecimal():
             raise NotInAJob("no job of Grid Engine: the hook's line must end with $job_id $ja_task_id $job_owner")
@@ -166,7 +166,7 @@ def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int |
 
 
 def reserved_memory(asked: str, slots: int) -> int | None:
-    """Of the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
+    """For the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
     size = memory(asked.removesuffix("*"))
     return size * slots if size is not None and asked.endswith("*") else size
 

@@ -53,7 +53,7 @@ class Ad:
 
 
 def parse(data: bytes) -> Ad:
-    """The first ad of a text: an empty line ends it. Never raises: what is no ad has no attributes."""
+    """The first ad of a text: an empty line ends it. Never raises: what is not an ad has no attributes."""
     values: dict[str, Value] = {}
     for line in data[:LARGEST].decode("utf-8", "surrogateescape").split("\n"):
         if match := NAME.match(line):

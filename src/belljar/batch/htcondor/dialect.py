@@ -23,7 +23,7 @@ from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
 from belljar.records import dataclass
 
-# Of the ad, for `+VmImage = "..."` and its like in a submit file.
+# For the ad, for `+VmImage = "..."` and its like in a submit file.
 IMAGE, DISK = "VmImage", "VmDisk"
 # The schedd lets a job set attributes of its own that begin so (CHIRP_DELAYED_UPDATE_PREFIX); SYSTEM_PERIODIC_HOLD looks
 # at it, which a shadow does once more when the job ends.
@@ -104,7 +104,7 @@ class HTCondor(Dialect):
         return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")
 
     def living(self, printed: bytes) -> frozenset[str]:
-        """A line for each slot. No line at all is no answer: a node in service has at least one."""
+        """A line for each slot. No line at all is not an answer: a node in service has at least one."""
         lines = [line.split() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
         if not lines or any(len(words) != 2 for words in lines):
             raise ValueError("condor_status printed no list of slots")
@@ -159,7 +159,7 @@ def _aliases(ad: Ad) -> tuple[str, ...]:
 
 
 def image_of(ad: Ad) -> str:
-    """What is asked for. A thing that is no string is handed on as it is written: the rules refuse it with a sentence."""
+    """What is asked for. A thing that is not a string is handed on as it is written: the rules refuse it with a sentence."""
     value = ad.get(IMAGE)
     if isinstance(value, Expression):
         return value.text

@@ -94,7 +94,7 @@ def path_of(launcher: Path) -> Path:
 
 
 def read(path: Path, system: str) -> Client | None:
-    """What an installation found; None where there was none. Raises BadOption for what is no such file."""
+    """What an installation found; None where there was none. Raises BadOption for what is not such a file."""
     try:
         client: Client = from_json(Client, read_json(path, LARGEST))
     except (FileNotFoundError, NotADirectoryError):

@@ -85,7 +85,7 @@ class Job:
     keeps_output: bool = (
         False  # what a start writes to its standard error is there at the job's end, after those of later starts
     )
-    failed_starts: int = 0  # for want of a machine, as the system's own record of the job has it (`Dialect.counted`)
+    failed_starts: int = 0  # for lack of a machine, as the system's own record of the job has it (`Dialect.counted`)
 
 
 class Verdict(Enum):
@@ -139,7 +139,7 @@ class Dialect(Protocol):
         """Raises NotInAJob when these are not the surroundings of a job of this system."""
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """`verdict` in this system's words. *tries*: starts so far that failed for want of a machine, this one included."""
+        """`verdict` in this system's words. *tries*: starts so far that failed for lack of a machine, this one included."""
 
     def count(self, job: Job) -> tuple[str, ...]:
         """The command that tells how often this job was requeued by us; () where the system cannot keep a number."""
@@ -153,7 +153,7 @@ class Dialect(Protocol):
         """The command that lists the jobs the system knows to run on this node."""
 
     def living(self, printed: bytes) -> frozenset[str]:
-        """Their ids, in the form of `Job.id` (aliases too). Raises ValueError for what is no such list."""
+        """Their ids, in the form of `Job.id` (aliases too). Raises ValueError for what is not such a list."""
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         """The commands that take a node out of service, with the reason where everybody looks for it."""

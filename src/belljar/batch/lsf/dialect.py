@@ -163,7 +163,7 @@ def memory_of(requirement: str, unit: str) -> int | None:
 
 
 def _cpus(here: Surroundings) -> int | None:
-    """Of this host, which is the first of the job's."""
+    """For this host, which is the first of the job's."""
     words = here.var("LSB_MCPU_HOSTS").split()
     if len(words) >= 2 and words[1].isdecimal():
         return int(words[1][:9]) or None

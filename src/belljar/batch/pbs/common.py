@@ -32,7 +32,7 @@ FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
 
 
 def spooled(line: bytes) -> bytes | None:
-    """The script a login shell is told to run; None if that is no such line."""
+    """The script a login shell is told to run; None if that is not such a line."""
     match = SCRIPT.fullmatch(line)
     return ESCAPED.sub(rb"\1", match[1]) if match else None
 
@@ -52,7 +52,7 @@ def login_name(shell: bytes) -> bytes:
 
 
 def seconds(text: str) -> float | None:
-    """Seconds of "90", "1:30" or "02:00:00" (with days in front in Torque); None for what is no time."""
+    """Seconds of "90", "1:30" or "02:00:00" (with days in front in Torque); None for what is not a time."""
     parts = text.strip().partition(".")[0].split(":")
     if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
         return None
@@ -91,7 +91,7 @@ class Pbs(Dialect):
     again: str = ""  # the one that takes a node into service
 
     def alive(self) -> tuple[str, ...]:
-        """Of all nodes: one command, one line for each job."""
+        """For all nodes: one command, one line for each job."""
         return self.select
 
     def living(self, printed: bytes) -> frozenset[str]:

@@ -8,7 +8,7 @@ WORD = 8  # bytes; a size may be told in words
 
 
 def size(text: str) -> "int | None":
-    """Bytes of "4gb", "1048576kb", "512mw", "100"; None for what is no size."""
+    """Bytes of "4gb", "1048576kb", "512mw", "100"; None for what is not a size."""
     match = SIZE.fullmatch((text or "").strip())
     if match is None:
         return None

@@ -50,7 +50,7 @@ class Slurm(Dialect):
     def read(self, here: Surroundings) -> Job:
         raw = here.var("SLURM_JOB_ID")
         if not raw.isdecimal() or not here.argv:
-            raise NotInAJob("SLURM_JOB_ID and a script are not there: this is no batch job of Slurm")
+            raise NotInAJob("SLURM_JOB_ID and a script are not there: this is not a batch job of Slurm")
         script, image = here.argv[0], here.options.get("image", "")
         text = _opening(here, script)
         is_redirected = bool(here.options) and text.startswith(b"#!") and b" --" in text.partition(b"\n")[0]
@@ -101,7 +101,7 @@ class Slurm(Dialect):
         return replace(job, comment=kept, failed_starts=int(match[1]) if match else 0)
 
     def alive(self) -> tuple[str, ...]:
-        """Of all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
+        """For all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
         return ("squeue", f"--states={','.join(LIVING)}", f"--format={FORMAT}")
 
     def living(self, printed: bytes) -> frozenset[str]:

@@ -84,7 +84,7 @@ def leave(outcome: Outcome) -> int:
         complain(f"{outcome.id}: {outcome.reason}", outcome.hint if not outcome.payload_ran or outcome.error else "")
     if outcome.signal is not None:
         die_by(outcome.signal)
-    return outcome.exit_code or OUR_FAILURE  # a payload that ended well in a machine that did not is no success
+    return outcome.exit_code or OUR_FAILURE  # a payload that ended well in a machine that did not is not a success
 
 
 def open_report(path: str) -> int:

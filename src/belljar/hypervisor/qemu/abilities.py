@@ -28,7 +28,7 @@ DEVICES = (
     "vhost-user-fs-pci", "pcie-root-port", "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
-# Of what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
+# For what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
 # need not be allowed to write (`rom`); a bound on its threads; processors that can be plugged in, and what they are called.
 FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
     "file-migration", "readonly-ram", "few-threads", "plugged-cpus",

@@ -78,7 +78,7 @@ def memory_name(kernel_digest: str, qemu: str, host_kernel: str, flags: str) -> 
 
 
 def recall(memory: Path, now: float) -> Proof | None:
-    """The remembered answer, unless it was no and is older than a day."""
+    """The remembered answer, unless it was `no` and is older than a day."""
     try:
         said = read_json(memory, 1 << 16)
         proof, then = Proof(said["works"] is True, str(said["why"])), float(said["when"])

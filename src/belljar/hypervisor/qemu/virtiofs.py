@@ -118,7 +118,7 @@ def device_on_port(number: int, tag: str) -> dict[str, Any]:
 
 
 def command_line(spec: DomainSpec, share: SharedFolder, program: str, fd: int) -> list[str]:
-    """Of the process that waits for virtiofsd, which serves on the socket *fd*."""
+    """For the process that waits for virtiofsd, which serves on the socket *fd*."""
     uid, gid = spec.owner
     words = [program, f"--fd={fd}", f"--shared-dir={share.source}", "--sandbox=namespace", "--modcaps=-mknod"]
     words += ["--cache=auto", "--log-level=error", *(["--readonly"] if share.readonly else [])]

@@ -72,7 +72,7 @@ class _Order:
     is_pinned: bool = False
     public_only: bool = False
     options: tuple[str, ...] = ()  # lines of a configuration of curl
-    fine: tuple[int, ...] = (200,)  # statuses of an answer that is no failure
+    fine: tuple[int, ...] = (200,)  # statuses of an answer that is not a failure
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def download(
     url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool, public_only: bool = False
 ) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
-    coming. *is_pinned*: its digest is known, so that a redirect from https to http is no danger. *public_only*: from no address
+    coming. *is_pinned*: its digest is known, so that a redirect from https to http is not a danger. *public_only*: from no address
     of this host or of a private network, whatever a name leads to. Raises DownloadFailed, DownloadStalled (both keep what
     came), ImageTooLarge, NoSpace, CommandMissing."""
     files = [folder / f"{key(url)}.{ending}" for ending in ("part", "head", "more")]

@@ -66,7 +66,7 @@ class Survey:
 
     @property
     def words(self) -> str:
-        """Of the command line: where the root is and how it is mounted. An ext4 that fills its disk grows with it."""
+        """From the command line: where the root is and how it is mounted. An ext4 that fills its disk grows with it."""
         if self.fstype == "ext4":
             is_whole = self.device == "/dev/vda"
             return f"belljar.sectors={self._disk_size // 512}" if is_whole else f"belljar.root={self.device}"

@@ -22,7 +22,7 @@ HEADER_LENGTH = 104
 CLUSTER_BITS = 16
 CLUSTER = 1 << CLUSTER_BITS
 LARGEST_BACKING_NAME = 1023
-# Of a header: magic, version, where the backing file's name is and how long, size, encryption, incompatible features.
+# For a header: magic, version, where the backing file's name is and how long, size, encryption, incompatible features.
 READ = struct.Struct(">4sIQI4xQI36xQ")
 EXTERNAL_DATA, CORRUPT = 4, 2
 BACKING_FORMAT, END = 0xE2792ACA, 0

@@ -1,7 +1,7 @@
 """Remove what nobody can use any more, and images beyond the limit of the cache. Each thing is tried by itself: what is
 locked is in use and stays.
 
-Of the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
+From the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
 machine holds, a template needs, or `image.keep` names. An image is used when a machine starts on it: then its `lock` gets the
 time. On the site's store an ordinary user cannot mark that; but each start reads the disk's header, and the access time tells of
 that where the file system keeps it (once a day).

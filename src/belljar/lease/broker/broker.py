@@ -99,7 +99,7 @@ class Broker:
             self._tell("cluster", machine=id, why=exc)
 
     def _scenes(self, book: Book) -> list[Scene]:
-        """Of those that live. One that ended long ago is dropped: its data may be secrets."""
+        """For those that live. One that ended long ago is dropped: its data may be secrets."""
         found = []
         for context in book.find(Context):
             there, lease = _scene(book, context), self._lease(book, context)

@@ -69,7 +69,7 @@ def _of_role(role: Role, names: list[str], provided: set[str]) -> Iterator[Wrong
         yield "count", f"{role.count} machines", f"1 to {MOST}"
     for key, known in (("requires", names), ("after", names), ("needs", provided)):
         for word in set(getattr(role, key)) - set(known):
-            what = "is provided by none" if key == "needs" else "is no role"
+            what = "is provided by none" if key == "needs" else "is not a role"
             yield key, f"{word[:60]!r} {what}", meant(word, known)
     for word in role.provides:
         if not OPTION.fullmatch(word) or len(word) > 64:

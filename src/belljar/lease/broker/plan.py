@@ -80,7 +80,7 @@ def scene(context: Context, instances: Sequence[Instance], members: Mapping[str,
 
 
 def standing(scene: Scene, now: float) -> tuple[str, str]:
-    """Of a cluster whose lease lives, and why: forming, configuring, ready or failed."""
+    """For a cluster whose lease lives, and why: forming, configuring, ready or failed."""
     live, limit = [one for one in scene.nodes if one.instance.is_live], scene.context.cluster.limit
     if failed := next((one for one in live if one.stand == "failed"), None):
         return "failed", f"{failed.name}: {failed.why}"

@@ -308,7 +308,7 @@ def _waiting_or_in_use(case: Case) -> list[Slot]:
 
 
 def _job(lease: Lease, seen: Seen) -> Job | None:
-    """Of this attempt: the one that is written down, else the first that is there."""
+    """For this attempt: the one that is written down, else the first that is there."""
     ours = sorted((job for job in seen.jobs or () if job.name == lease.job_name), key=lambda job: (len(job.id), job.id))
     return next((job for job in ours if job.id == lease.job), ours[0] if ours else None)
 

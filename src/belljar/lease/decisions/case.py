@@ -40,7 +40,7 @@ class Case:
 
     @property
     def own_slots(self) -> list[Slot]:
-        """Of its own jobs, of all attempts."""
+        """For its own jobs, of all attempts."""
         return [one for one in self.slots if one.lease == self.lease.id]
 
     def but(self, **facts: Any) -> Case:

@@ -29,7 +29,7 @@ Readers = Mapping[str, Callable[[Any], str]]
 
 
 def passing(filters: Iterable[Mapping[str, Any]], shape: Shape, also: Readers, reference: str) -> Test:
-    """Of a thing and its answer, which has this shape: do they pass every filter? *also*: filters of what is no element of the answer,
+    """For a thing and its answer, which has this shape: do they pass every filter? *also*: filters of what is no element of the answer,
     by the thing. *reference*: names others, as botocore has them: what they look at, nothing here has. Raises Refused."""
     tests = [_test_of(one, shape, also, reference) for one in filters]
     return lambda thing, answer: all(test(thing, answer) for test in tests)

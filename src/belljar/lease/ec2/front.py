@@ -34,7 +34,7 @@ from belljar.service.udp.senders import Budget
 
 OWNERS = Budget(burst=200, rate=20)  # requests of one access key: at once, a second
 STRANGERS = Budget(burst=50, rate=1)  # requests that nobody signed, of one address
-NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of what was no request
+NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of what was not a request
 LISTEN = "lease.ec2_listen"
 LIMITS = Limits(head=64 << 10, body=LARGEST_BODY)  # a GET with user data in its query
 THREADS = 4
@@ -132,7 +132,7 @@ async def served(front: Front, where: str, tls: ssl.SSLContext | None = None) ->
 
 
 def no_request(status: int, why: str) -> Answer:
-    """To what is no request, or too large for one."""
+    """To what is not a request, or too large for one."""
     code = "RequestEntityTooLarge" if status == 413 else "MalformedHTTPRequest"
     return _xml(status, Refused(code, why).xml(NOBODY), NOBODY)
 

@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 def refused(error: Exception) -> Refused | None:
-    """What EC2 would say for it; None: nothing, it is no refusal."""
+    """What EC2 would say for it; None: nothing, it is not a refusal."""
     code = error.code if isinstance(error, LeaseDenied) else CODES.get(type(error).__name__)
     if code is None or not isinstance(error, BelljarError):
         return None

@@ -185,7 +185,7 @@ def _moment(text: str, form: str, name: str) -> float:
     try:
         return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()
     except (ValueError, OverflowError):
-        raise Refused("IncompleteSignature", f"{name} is no moment") from None
+        raise Refused("IncompleteSignature", f"{name} is not a moment") from None
 
 
 def _check_fresh(begins: float, ends: float, now: float) -> None:

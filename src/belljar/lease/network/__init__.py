@@ -44,7 +44,7 @@ def ports_of(settings: Settings, wanted: Wanted) -> str:
 
 
 def address_of(settings: Settings, name: str, index: int) -> str:
-    """Of the machine with this number, from 0, on a network of this class; "": it is not ours to say."""
+    """For the machine with this number, from 0, on a network of this class; "": it is not ours to say."""
     return str(net_of(settings)[index + 1]) if _is_private(settings, name) else ""
 
 

@@ -48,7 +48,7 @@ class Link:
         self._wake.set()
 
     def show(self, report: Report) -> None:
-        """Of this moment, and kept nowhere: only the last of an instance is sent, and is lost where the service is away."""
+        """For this moment, and kept nowhere: only the last of an instance is sent, and is lost where the service is away."""
         self._shown[report.instance] = report
         self._wake.set()
 

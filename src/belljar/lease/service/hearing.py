@@ -53,7 +53,7 @@ class Hearing:
                     answer.set_result(result)
 
     def _together(self, reports: list[Report]) -> list[Orders | Exception]:
-        """Of each its orders, or why it could not be written down. One that is wrong keeps no other from it."""
+        """For each its orders, or why it could not be written down. One that is wrong keeps no other from it."""
         try:
             return self._store.write(lambda book: [*map(partial(self._one, book, {}), reports)])
         except (BelljarError, ValueError, OSError) as exc:

@@ -112,7 +112,7 @@ class Book:
         return [(position, decoded(Event, text)) for position, text in rows]
 
     def events_of(self, owner: str, since: float) -> list[Event]:
-        """Of an owner's machines that live, or ended *since* then, and of their leases; of everybody's where *owner* is ""."""
+        """For an owner's machines that live, or ended *since* then, and of their leases; of everybody's where *owner* is ""."""
         of = "SELECT lease FROM instances WHERE (owner = ? OR ? = '') AND (live = 1 OR ended >= ?)"
         return self._values(Event, f"FROM events WHERE lease IN ({of}) ORDER BY position", owner, owner, since)
 
@@ -126,7 +126,7 @@ class Book:
         return Sums(*map(int, found))
 
     def machines(self, owner: str, since: float) -> list[Instance]:
-        """Of an owner: those that live, and those that ended *since* then, by creation."""
+        """For an owner: those that live, and those that ended *since* then, by creation."""
         found = self._values(Instance, "FROM instances WHERE owner = ? AND (live = 1 OR ended >= ?)", owner, since)
         return sorted(found, key=lambda one: (one.created, one.lease, one.index))
 

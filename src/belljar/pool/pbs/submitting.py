@@ -75,7 +75,7 @@ class OpenPbsPilots(Pilots):
         return ("qstat", "-Q", "-f")
 
     def longest(self, printed: bytes, queue: str) -> float | None:
-        """Of a queue that is named: the server's default one is not told here, unless it is the only one."""
+        """For a queue that is named: the server's default one is not told here, unless it is the only one."""
         parts = re.split(r"(?m)^Queue: *(\S+)\s*$", printed[:LARGEST_ANSWER].decode("utf-8", "replace"))
         texts = dict(zip(parts[1::2], parts[2::2], strict=True))
         text = texts.get(queue, "") if queue or len(texts) != 1 else next(iter(texts.values()))

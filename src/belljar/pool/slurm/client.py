@@ -160,14 +160,14 @@ def _size(text: str) -> int:
 
 
 def _features(text: str) -> tuple[str, ...]:
-    """Of an expression such as `[a*2&b|c]`: its words."""
+    """For an expression such as `[a*2&b|c]`: its words."""
     words = re.findall(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", text) if text != "(null)" else ()
     return tuple(dict.fromkeys(words))
 
 
 def _nodes(text: str, first: str = "") -> tuple[str, ...]:
     """Names, that of the node where the job's script runs before others; what stands in more than one pair of brackets stays as it is,
-    for no node of ours is written so. Of a list that was cut off those that are whole: no job of ours has so many."""
+    for no node of ours is written so. For a list that was cut off those that are whole: no job of ours has so many."""
     if text in ("", "(null)"):
         return ()
     if len(text) >= WIDTH["nodelist"]:

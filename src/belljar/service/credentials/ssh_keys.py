@@ -81,7 +81,7 @@ def read_public(data: bytes) -> tuple[str, str]:
 
 
 def kind_of(public: str) -> str:
-    """Of a line as `make` and `read_public` write it."""
+    """For a line as `make` and `read_public` write it."""
     return public.partition(" ")[0].removeprefix("ssh-")
 
 

@@ -35,7 +35,7 @@ class Copy:
         return max(now - self.fetched, 0.0)
 
     def is_due(self, now: float, lasts: float) -> bool:
-        """Should it be fetched? A clock that was set back is no reason to wait for the future."""
+        """Should it be fetched? A clock that was set back is not a reason to wait for the future."""
         limit = RETRY if self.problem or self.document is None else lasts
         since = self.tried if self.problem else self.fetched
         return not since <= now < since + limit

@@ -43,7 +43,7 @@ class Room:
         return min(left.processors, left.memory, left.disk) >= 0
 
     def within(self, other: Room) -> Room:
-        """Of each the lesser."""
+        """For each the lesser."""
         return Room(min(self.processors, other.processors), min(self.memory, other.memory), min(self.disk, other.disk))
 
 
@@ -80,7 +80,7 @@ def largest(space: Space, kind: MachineType, room: Room) -> int:
 
 
 def lacks(space: Space, kind: MachineType, room: Room) -> str:
-    """Of what there is too little for the smallest machine of this type."""
+    """For what there is too little for the smallest machine of this type."""
     if kind.min_processors > room.processors:
         return "processors"
     smallest = machine_of(space, kind, kind.min_processors, 0.0)

@@ -68,7 +68,7 @@ def remember(memory: Memory, answers: Answers, now: float, keep: float = KEEP) -
 
 
 def full_name(name: str, own: str) -> str:
-    """Of a factory as it stands in the settings: `.` is this one, and a name without a dot is in its domain."""
+    """For a factory as it stands in the settings: `.` is this one, and a name without a dot is in its domain."""
     if name == ".":
         return own
     return name if "." in name or is_numeric(name) else f"{name}.{own.partition('.')[2]}".rstrip(".")

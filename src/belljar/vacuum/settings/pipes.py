@@ -1,6 +1,6 @@
 """Vacuum pipes: machinetypes that an experiment describes in JSON at an address. What comes from there is a stranger's word.
 
-A copy is kept (`service.http.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
+A copy is kept (`service.http.copies`). For the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
 document, and that before the defaults. A document names no files of this host but those in the folder `files`, and no addresses of
 this host or of private networks, unless the site said that it comes from there itself (`is_public`)."""
 

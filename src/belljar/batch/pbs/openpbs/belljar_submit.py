@@ -90,7 +90,7 @@ def least_disk(image, config):
 
 
 def check_sizes(event, job, image, config):
-    """Of each chunk: a machine is made on one node."""
+    """For each chunk: a machine is made on one node."""
     disk, least = size(asked(job, "vm_disk")), least_disk(image, config)
     if disk and disk < least:
         words = "%d MiB of disk: the image %s needs at least %d"

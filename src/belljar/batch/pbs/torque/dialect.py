@@ -154,7 +154,7 @@ def _record(here: Surroundings) -> tuple[dict[str, str], str]:
 
 
 def _memory(asked: dict[str, str], nodes: int, cpus: int) -> int | None:
-    """Of the job on this node: `mem` is for all nodes together, `pmem` for each process."""
+    """For the job on this node: `mem` is for all nodes together, `pmem` for each process."""
     whole_job, process = size(asked.get("mem", "")), size(asked.get("pmem", ""))
     known = [amount for amount in (whole_job and whole_job // nodes, process and process * cpus) if amount]
     return min(known) if known else None

@@ -31,7 +31,7 @@ LARGEST_SEED = 1 << 30
 
 
 async def make_overlay(path: Path, base: Path, size: int) -> None:
-    """An empty qcow2 disk of *size* bytes on top of *base*, which is no link."""
+    """An empty qcow2 disk of *size* bytes on top of *base*, which is not a link."""
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(path), str(size)]
     await run_beside(argv, timeout=OVERLAY_TIMEOUT)
     os.chmod(path, 0o600)

@@ -21,7 +21,7 @@ Command = tuple[str, dict[str, Any]]
 TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
 MOST_CPUS = 255  # more take an interrupt remapper
 MOST_MEMORY = 512 << 30  # of address space: an emulated processor has 40 bits of it
-# Of a kernel whose clones get more, or less: a small buffer for DMA, and the books of new memory in that memory. Its code is not
+# For a kernel whose clones get more, or less: a small buffer for DMA, and the books of new memory in that memory. Its code is not
 # rewritten when the second processor comes. What nobody uses is not filled with zeros when it is held back: the host would have to
 # give it. https://www.kernel.org/doc/html/latest/admin-guide/kernel-parameters.html
 WORDS = "swiotlb=512 memory_hotplug.memmap_on_memory=1 noreplace-smp init_on_alloc=0 belljar.net"

@@ -24,7 +24,7 @@ from belljar.lease.states import EC2, InstanceState
 from belljar.model import GIB
 from belljar.records import replace
 
-OTHER = "custom"  # the type of machines whose size is no type's
+OTHER = "custom"  # the type of machines whose size is not a type's
 DISK = "/dev/vda"
 CODE = "InvalidInstanceID"
 # What we would have to do, and do not: asked for at all, or with other values than these.

@@ -107,7 +107,7 @@ def network(call: Call) -> Answer:
 
 
 def attribute(call: Call) -> Answer:
-    """Of the default network: it does nothing of what Amazon's may do by itself."""
+    """For the default network: it does nothing of what Amazon's may do by itself."""
     name: str = call.asked["Attribute"]
     call.of_names("VpcId", {VPC: VPC}, "InvalidVpcID.NotFound")
     return {"VpcId": VPC, f"{name[0].upper()}{name[1:]}": {"Value": False}}
