@@ -308,7 +308,7 @@ def machines(*, ended: bool = False) -> list[Machine]:
 
 
 def find(reference: str) -> Machine:
-    """By id, unique beginning of it, name or batch job's id. Raises NoSuchMachine, AmbiguousMachine."""
+    """By id, unique beginning of it, name or batch job's id. Raises NoSuchMachine, UsageError."""
     house = _house()
     return Machine(house.machines.find(reference).id, house)
 

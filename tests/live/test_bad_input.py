@@ -81,8 +81,8 @@ BAD_WISHES = {
     "more memory than there is": (("--memory", "4096G"), "ImpossibleSize", "refused", "this host has"),
     "a disk smaller than the image": (("--disk", "1M"), "ImpossibleSize", "refused", "too small"),
     "a disk larger than any": (("--disk", "9999T"), "ImpossibleSize", "refused", "too large"),
-    "a share that is not there": (("--share", "/no/such"), "ShareMissing", "refused", "/no/such: does not exist"),
-    "a share that is a file": (("--share", "/etc/passwd"), "ShareMissing", "refused", "/etc/passwd: is not a folder"),
+    "a share that is not there": (("--share", "/no/such"), "UsageError", "refused", "/no/such: does not exist"),
+    "a share that is a file": (("--share", "/etc/passwd"), "UsageError", "refused", "/etc/passwd: is not a folder"),
 }  # fmt: skip
 
 

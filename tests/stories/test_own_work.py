@@ -247,7 +247,7 @@ def test_a_disc_is_booted_beside_an_empty_disk(networked: House, monkeypatch: py
     assert [(disk.name, disk.format, disk.readonly) for disk in spec.disks] == [("empty", "raw", False)]
     assert house.leftovers() == []
     refused = house.run(house.request(id="0123456789ab", machine={"network": NetworkMode.USER}))
-    assert (refused.cause, refused.error) == (Cause.REFUSED, "ContextImpossible")
+    assert (refused.cause, refused.error) == (Cause.REFUSED, "UsageError")
 
 
 # -- with an agent, and with a sign that it is ready -----------------------------------------------------------------------

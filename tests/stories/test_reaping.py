@@ -331,7 +331,7 @@ def test_records_are_dropped_by_age_and_by_number_but_not_those_kept_on_purpose(
 
 
 def test_machines_are_found_by_id_prefix_and_name(house: House) -> None:
-    from belljar.errors import AmbiguousMachine, NoSuchMachine
+    from belljar.errors import NoSuchMachine, UsageError
 
     house.run(house.request(id="aaaa00000000", name="first"))
     house.run(house.request(id="aaab00000000", name="second"))
@@ -340,7 +340,7 @@ def test_machines_are_found_by_id_prefix_and_name(house: House) -> None:
     for reference in ("", "third", "b"):
         with pytest.raises(NoSuchMachine):
             house.machines.find(reference)
-    with pytest.raises(AmbiguousMachine, match="aaaa00000000"):
+    with pytest.raises(UsageError, match="aaaa00000000"):
         house.machines.find("aaa")
 
 

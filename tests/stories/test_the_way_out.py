@@ -187,7 +187,7 @@ def test_why_a_domain_ended_is_told_though_the_journals_disk_is_full(house: Hous
 
     house.at["payload-started"] = end
     outcome = house.run(house.request(**COLD))
-    assert outcome.error == "GuestPanicked" and outcome.klass is OutcomeClass.TRANSIENT
+    assert outcome.error == "GuestError" and outcome.klass is OutcomeClass.TRANSIENT
 
 
 def test_a_clone_that_failed_is_booted_cold_or_told_though_its_failure_cannot_be_journaled(house: House) -> None:

@@ -78,5 +78,5 @@ def test_a_kernel_without_virtiofs_names_the_alternative(house: House, tmp_path:
 
 def test_a_folder_that_is_missing_is_refused_as_by_9p(house: House, tmp_path: Path) -> None:
     outcome = house.run(house.request(machine=machine(tmp_path / "gone")))
-    assert (outcome.error, outcome.klass) == ("ShareMissing", OutcomeClass.USER)
+    assert (outcome.error, outcome.klass) == ("UsageError", OutcomeClass.USER)
     assert "does not exist" in outcome.reason and house.leftovers() == []

@@ -166,7 +166,7 @@ PREFERENCE = (
 
 
 def choose(wanted: Context, means: Means, name: str) -> Chosen:
-    """The context for a guest of the image *name*. Raises ContextImpossible, with what is missing, when one was asked for
+    """The context for a guest of the image *name*. Raises UsageError, with what is missing, when one was asked for
     that the image cannot do."""
     if wanted is not Context.AUTO:
         return _insisted(wanted, means, name, "asked for")
@@ -195,9 +195,10 @@ def _insisted(context: Context, means: Means, name: str, why: str) -> Chosen:
     if context is not Context.RAMDISK and not means.is_known:
         missing = []  # it may be there: nobody has looked
     if missing:
-        from belljar.errors import ContextImpossible
+        from belljar.errors import UsageError
 
-        raise ContextImpossible(
-            f"image {name}: --context {context.value} is not possible ({why}): no {' and no '.join(missing)} was found in it"
+        raise UsageError(
+            f"image {name}: --context {context.value} is not possible ({why}): no {' and no '.join(missing)} was found in it",
+            hint="Choose another `--context`, or leave it at auto; `belljar image show` tells what the image has.",
         )
     return Chosen(context, why)

@@ -4,7 +4,6 @@ BelljarError
 ├── UsageError              the asker must change something        -> cause REFUSED
 ├── ImageError              the image cannot be used               -> cause IMAGE_FAULT
 ├── HostError               this host cannot                       -> cause NODE_FAULT
-├── SystemSilent            the batch system did not answer; no fault of the node
 ├── RecordsLost            the database of leases does not answer; no fault of the node
 ├── HypervisorError         QEMU did not do its part               -> cause BOOT_FAILED or NODE_FAULT
 └── GuestError              the guest did not do its part          -> cause BOOT_FAILED or GUEST_LOST

@@ -25,12 +25,6 @@ class NoMemory(HostError):
     hint = "Wait for other machines to end, or ask for less with --memory."
 
 
-class NoProcessors(HostError):
-    """The host's processors are given to other machines."""
-
-    hint = "Wait for other machines to end, ask for fewer with --cpus, or set `host.cpus_per_cpu`."
-
-
 class NoStore(HostError):
     """The store of images cannot be read here, or lacks an image that the site means every node to have."""
 
@@ -71,12 +65,6 @@ class NoCredentials(HostError):
 
     hint = "Renew that file; `belljar vacuum check-config` looks whether each can be read."
     retry = Retry.LATER
-
-
-class SystemSilent(BelljarError):
-    """The batch system did not answer, and to go on without its answer would do harm."""
-
-    hint = "Try again when its server answers."
 
 
 class RecordsLost(BelljarError):
@@ -208,10 +196,6 @@ class BootTimeout(GuestError):
 
 class AgentLost(GuestError):
     """The guest's agent stopped answering."""
-
-
-class GuestPanicked(GuestError):
-    """The guest's kernel crashed."""
 
 
 class GuestPoweredOff(GuestError):

@@ -46,12 +46,6 @@ class UnreadableScript(UsageError):
     hint = "Give a readable file, or put `--` before a command that exists in the guest."
 
 
-class ShareMissing(UsageError):
-    """A folder to share does not exist or cannot be entered."""
-
-    hint = "Create the folder, or correct `--share SRC[:DST][:ro|rw]`."
-
-
 class InputMissing(UsageError):
     """A file to copy in does not exist or cannot be read."""
 
@@ -74,12 +68,6 @@ class ImpossibleSize(UsageError):
     """More memory, cpus or disk than this host or image can ever give, or less than it needs."""
 
     hint = "Ask for less; `belljar doctor` shows what this host has."
-
-
-class ContextImpossible(UsageError):
-    """A way to contextualize the guest was asked for that the image cannot do."""
-
-    hint = "Choose another `--context`, or leave it at auto; `belljar image show` tells what the image has."
 
 
 class BadUserData(UsageError):
@@ -106,12 +94,6 @@ class NoSuchMachine(UsageError):
     hint = "`belljar ps -a` lists the machines of this user, ended ones too."
 
 
-class AmbiguousMachine(UsageError):
-    """More than one machine fits this id prefix or name."""
-
-    hint = "Give more characters of the id; `belljar ps -a` lists them."
-
-
 class MachineBusy(UsageError):
     """The machine is not in a state in which this can be done."""
 
@@ -134,12 +116,6 @@ class OverLimit(UsageError):
     """A batch job asks for more than the site gives to one machine, or for less than a machine needs."""
 
     hint = "Change what the job asks for, or use another queue."
-
-
-class DirectoryTooLarge(UsageError):
-    """The working directory is on no shared folder, and too large to be copied into the machine."""
-
-    hint = "Submit from a shared folder (your home), or clean the folder up."
 
 
 class LeaseDenied(UsageError):
@@ -265,15 +241,3 @@ class SignatureRefused(ImageError):
 
     hint = "Correct `--signer`, or ask who made the image for one with its signature."
     retry = Retry.NEVER
-
-
-class WorkshopFailed(ImageError):
-    """The machine in which belljar works on disks that nobody trusts could not do what was asked."""
-
-    hint = "Check that the image has a file system belljar's default image knows, and that the paths are there."
-
-
-class BuildFailed(ImageError):
-    """The image could not be built."""
-
-    hint = "The last lines of the build's log are above; the whole log's path is in the message."

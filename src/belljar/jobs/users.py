@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from belljar.errors import AmbiguousMachine, BelljarError, CommandFailed, NoSuchMachine
+from belljar.errors import BelljarError, CommandFailed, NoSuchMachine, UsageError
 from belljar.host.privileges import LARGEST_REPORT, User, as_user, become
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _user(uid: int, gid: int) -> User:
 
 def reach(house: H, reference: str) -> tuple[H, MachineView]:
     """The machine, and the house it is in. Root finds the machines of all users of this node (`USER/ID`: of one), live
-    ones first, and becomes that user. Raises NoSuchMachine, AmbiguousMachine."""
+    ones first, and becomes that user. Raises NoSuchMachine, UsageError."""
     users = users_of(house)
     if not users:
         return house, house.machines.find(reference)
@@ -68,7 +68,7 @@ def reach(house: H, reference: str) -> tuple[H, MachineView]:
     chosen = live or found
     if len(chosen) > 1:
         names = ", ".join(f"{one.user.name if one.user else 'root'}/{wanted}" for one in chosen[:5])
-        raise AmbiguousMachine(f"{reference}: fits {names}", hint="Give the user too, as written above.")
+        raise UsageError(f"{reference}: fits {names}", hint="Give the user too, as written above.")
     if not chosen:
         raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
     user, id = chosen[0].user, chosen[0].id

@@ -11,7 +11,7 @@ from belljar.batch import Settings
 from belljar.batch.job import request as making
 from belljar.batch.job.request import Caller, build, measure
 from belljar.batch.job.terms import Command, Job, Staged, Surroundings
-from belljar.errors import DirectoryTooLarge, ImageNotAllowed, OverLimit, UnreadableScript
+from belljar.errors import ImageNotAllowed, OverLimit, UnreadableScript, UsageError
 from belljar.model import GIB, MIB, Account, NetworkMode, Payload, Request, RunPayload, Share, Start, StdinKind
 
 BOB = Account("bob", os.getuid(), os.getgid(), "bob", groups=((2000, "physics"),), home="/home/bob", shell="/bin/bash")
@@ -90,7 +90,7 @@ def test_a_script_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_working_directory_that_is_too_large_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(os.urandom(2 * MIB))
-    with pytest.raises(DirectoryTooLarge, match=f"working directory {tmp_path}: .*more than 1 MiB"):
+    with pytest.raises(UsageError, match=f"working directory {tmp_path}: .*more than 1 MiB"):
         made(cwd=tmp_path, stage_limit=MIB)
 
 
@@ -98,7 +98,7 @@ def test_too_many_files_are_as_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(making, "MOST_ENTRIES", 3)
     for name in "abcde":
         (tmp_path / name).touch()
-    with pytest.raises(DirectoryTooLarge):
+    with pytest.raises(UsageError, match="too large"):
         made(cwd=tmp_path)
 
 

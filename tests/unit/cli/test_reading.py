@@ -10,7 +10,7 @@ from belljar.cli import parser_of
 from belljar.cli.machine import ending
 from belljar.cli.machine.logs import for_terminal, story
 from belljar.cli.render import moment
-from belljar.errors import AmbiguousMachine, BadOption, BelljarError, NoSuchMachine
+from belljar.errors import BadOption, BelljarError, NoSuchMachine, UsageError
 from belljar.host.locks import try_lock
 from belljar.jobs.starting import finish_the_dead
 from belljar.machine.cleaning.reaper import Undone
@@ -141,7 +141,7 @@ def test_an_unknown_or_ambiguous_machine_is_refused(call: Call, house: Any) -> N
     house.machine("aaaaaaaaaaab")
     with pytest.raises(NoSuchMachine):
         call("show", "b")
-    with pytest.raises(AmbiguousMachine):
+    with pytest.raises(UsageError, match="fits"):
         call("logs", "aaaa")
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from belljar.context import Means, choose
-from belljar.errors import ContextImpossible
+from belljar.errors import UsageError
 from belljar.model import Context
 
 AUTO, RAMDISK, CLOUD_INIT, INJECT, NONE = Context
@@ -55,14 +55,14 @@ def test_what_is_asked_for_goes_before_what_the_importer_said(wanted: Context) -
 def test_what_the_image_cannot_do_is_refused_with_what_is_missing(
     wanted: Context, means: Means, missing: list[str]
 ) -> None:
-    with pytest.raises(ContextImpossible) as refused:
+    with pytest.raises(UsageError) as refused:
         choose(wanted, means, "site")
     assert "image site" in refused.value.message and wanted.value in refused.value.message
     assert f"no {' and no '.join(missing)} was found" in refused.value.message
 
 
 def test_an_importers_wish_that_cannot_be_had_is_refused_and_not_replaced() -> None:
-    with pytest.raises(ContextImpossible, match="the image was imported so"):
+    with pytest.raises(UsageError, match="the image was imported so"):
         choose(AUTO, replace(STOCK, own=INJECT, init="other"), "site")
 
 
@@ -84,5 +84,5 @@ def test_an_image_that_was_not_looked_into_is_believed_to_whoever_insists(wanted
     unknown = Means(is_known=False)
     assert choose(wanted, unknown, "xfs").context is wanted
     assert choose(AUTO, unknown, "xfs").context is NONE
-    with pytest.raises(ContextImpossible, match="kernel that belljar can start directly"):
+    with pytest.raises(UsageError, match="kernel that belljar can start directly"):
         choose(RAMDISK, unknown, "xfs")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import NoMemory, NoProcessors, NoSpace
+from belljar.errors import HostError, NoMemory, NoSpace
 from belljar.host.room import Need, Settings, Taken, memory_bounds, own_groups, room, touched, usable_cpus
 from belljar.model import GIB, MIB
 
@@ -84,7 +84,7 @@ def test_a_refusal_has_the_numbers(proc: Path, groups: Path, monkeypatch: pytest
         match=r"2049 MiB of memory: 2048 MiB are left on this host \(1 other machines of this user have reserved 1024 MiB",
     ):
         left.refuse(Need(2 * GIB + MIB, 1))
-    with pytest.raises(NoProcessors, match="2 cpus: 1 of 4 are left"):
+    with pytest.raises(HostError, match="2 cpus: 1 of 4 are left"):
         left.refuse(Need(GIB, 2))
     with pytest.raises(NoSpace, match="a scratch disk of 2048 MiB: 1536 MiB are left"):
         left.refuse(Need(GIB, 1, 2 * GIB))

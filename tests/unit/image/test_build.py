@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.unit.image.image_parts import system
 
-from belljar.errors import BadOption, BuildFailed, CommandMissing, ImpossibleSize, NoSpace
+from belljar.errors import BadOption, CommandMissing, ImageError, ImpossibleSize, NoSpace
 from belljar.host import commands
 from belljar.image import Image
 from belljar.image.build import debian as build
@@ -124,7 +124,7 @@ def test_a_failed_build_shows_the_last_lines_and_where_the_log_is(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, hint: str
 ) -> None:
     fake_program(tmp_path / "bin", "mmdebstrap", f"echo first; echo '{says}' >&2; exit 25", monkeypatch)
-    with pytest.raises(BuildFailed) as caught:
+    with pytest.raises(ImageError) as caught:
         build.build(store, Recipe("bookworm"))
     log = store.folder / "logs/build-debian12.log"
     assert says in caught.value.message and "25" in caught.value.message and str(log) in caught.value.message

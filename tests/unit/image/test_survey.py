@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.image.image_parts import surveyor, system
 
-from belljar.errors import ImageCorrupt, ImageUnfit, WorkshopFailed
+from belljar.errors import ImageCorrupt, ImageError, ImageUnfit
 from belljar.image import Image
 from belljar.image.intake import intake, survey
 from belljar.image.intake.survey import Survey
@@ -61,14 +61,14 @@ def test_a_root_in_a_subvolume_says_so(store: Store, tmp_path: Path) -> None:
 def test_what_no_machine_can_look_into_boots_by_firmware(store: Store) -> None:
     def fail(disk: Path, size: int, target: Path) -> None:
         assert size == MIB and disk.name == "disk.qcow2"
-        raise WorkshopFailed("no root file system was found on the disk")
+        raise ImageError("no root file system was found on the disk")
 
     assert take(store, fail).facts == {"boots_by": "firmware", "firmware": []}
 
 
 def test_a_disk_that_may_not_boot_by_firmware_is_then_refused(store: Store) -> None:
     def fail(disk: Path, size: int, target: Path) -> None:
-        raise WorkshopFailed("no root file system was found on the disk")
+        raise ImageError("no root file system was found on the disk")
 
     with pytest.raises(ImageUnfit):
         take(store, fail, firmware="none")

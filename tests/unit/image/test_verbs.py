@@ -15,7 +15,7 @@ from tests.unit.image.image_parts import ext4, house, system
 
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
-from belljar.errors import BadOption, ContextImpossible, ImageInUse, ImageUnknown, OutputUnwritable
+from belljar.errors import BadOption, ImageInUse, ImageUnknown, OutputUnwritable, UsageError
 from belljar.host.python.interpreter import command
 from belljar.image import AGENT_PATH, Image
 from belljar.image.store import manifest
@@ -59,7 +59,7 @@ def test_a_context_the_image_cannot_do_is_not_set(typed: Typed, publish: Publish
     manifest.set_facts(
         folder, {"cloud_init": False, "init_system": "systemd", "boots_by": "kernel"}, mode=store.file_mode
     )
-    with pytest.raises(ContextImpossible, match=r"image base: --context cloud-init is not possible.*no cloud-init"):
+    with pytest.raises(UsageError, match=r"image base: --context cloud-init is not possible.*no cloud-init"):
         typed("set", "base", "--context", "cloud-init")
     assert "context" not in store.resolve("base").facts
     assert typed("set", "base", "--context", "ramdisk") == 0 and store.resolve("base").facts["context"] == "ramdisk"
@@ -71,7 +71,7 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
 ) -> None:
     disk, root, base = str(ext4(tmp_path / "disk")), system(tmp_path / "root"), publish("base")
     for context, missing in (("inject", "no systemd"), ("cloud-init", "no cloud-init and no systemd")):
-        with pytest.raises(ContextImpossible, match=rf"image mine: --context {context} is not possible.*{missing}"):
+        with pytest.raises(UsageError, match=rf"image mine: --context {context} is not possible.*{missing}"):
             typed("import", disk, "--name", "mine", "--context", context, root=root)
         assert store.images() == [base] and list((store.folder / "drafts").iterdir()) == []
     assert typed("import", disk, "--name", "mine", "--context", "ramdisk", root=root) == 0

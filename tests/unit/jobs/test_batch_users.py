@@ -20,7 +20,7 @@ from belljar import batch
 from belljar.cli import main
 from belljar.cli.host import reap as reaping
 from belljar.cli.machine.inside import split
-from belljar.errors import AmbiguousMachine, NoSuchMachine
+from belljar.errors import NoSuchMachine, UsageError
 from belljar.jobs import orphans, users
 from belljar.machine import MachineView
 
@@ -90,7 +90,7 @@ def test_the_latest_start_of_a_job_is_the_one_and_all_are_listed(node: Node) -> 
 def test_two_users_who_say_that_a_job_is_theirs_are_told_apart_by_their_names(node: Node) -> None:
     node.ended(ALICE, "0123456789ab", "slurm:7", GOOD)
     node.ended(BOB, "0123456789ac", "slurm:7", GOOD)
-    with pytest.raises(AmbiguousMachine, match="fits bin/slurm:7, nobody/slurm:7"):
+    with pytest.raises(UsageError, match="fits bin/slurm:7, nobody/slurm:7"):
         users.reach(node.house, "slurm:7")
     assert "machine 0123456789ac" in root(node, "show", "bin/slurm:7").stdout
 

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.image import FakeStore, fake_image
 
 from belljar.context import Chosen, Means
-from belljar.errors import ContextImpossible
+from belljar.errors import UsageError
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.machine.planning import contexts
@@ -153,7 +153,7 @@ def test_a_disk_that_boots_by_firmware_gets_the_agent_in_a_layer() -> None:
 
 
 def test_a_way_the_image_cannot_go_is_refused() -> None:
-    with pytest.raises(ContextImpossible, match="no cloud-init"):
+    with pytest.raises(UsageError, match="no cloud-init"):
         decided(request(Context.CLOUD_INIT), image(cloud_init=False))
 
 
@@ -198,5 +198,5 @@ def test_a_guest_that_knows_its_own_work_runs_its_own_init_whatever_else_it_coul
 
 
 def test_no_command_runs_in_a_disc() -> None:
-    with pytest.raises(ContextImpossible, match="disc"):
+    with pytest.raises(UsageError, match="disc"):
         decided(request(), firmware_image(boots_by="disc"))

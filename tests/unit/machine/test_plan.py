@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import ImpossibleSize, NoMemory, NotPermitted, ShareMissing
+from belljar.errors import ImpossibleSize, NoMemory, NotPermitted, UsageError
 from belljar.image import Image
 from belljar.machine.planning import refusal
 from belljar.machine.planning.boot_plan import qemu_owner
@@ -67,7 +67,7 @@ def test_a_size_that_fits_passes() -> None:
 def test_a_share_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for source, says in ((tmp_path / "none", "does not exist"), (tmp_path / "file", "is not a folder")):
-        with pytest.raises(ShareMissing, match=says):
+        with pytest.raises(UsageError, match=says):
             refusal.check_shares(request(replace(SPEC, shares=(Share(str(source), "/x"),))))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from belljar.batch.install.pieces import Change, Finding, OurFile, OurFolder, Piece, Place, SiteOfSystem, Status, Step
-from belljar.errors import BadOption, BelljarError, NotOurs, SystemSilent
+from belljar.errors import BadOption, BelljarError, NotOurs
 from belljar.records import dataclass
 
 TO_DO = (Status.MISSING, Status.DIFFERENT)
@@ -47,7 +47,7 @@ class Installation:
         return [piece for piece in self.pieces(self.before) if piece.name not in wanted]
 
     def install(self) -> list[Step]:
-        """Put in place what is missing or different. Returns what was done. Raises NotOurs, SystemSilent."""
+        """Put in place what is missing or different. Returns what was done. Raises NotOurs."""
         if not self.place.folder.is_dir():
             raise BadOption(f"{self.place.folder}: no such folder", hint="Name the system's folder with --folder.")
         steps, stale = self.plan(), self.stale()
@@ -73,7 +73,7 @@ class Installation:
         return trouble
 
     def uninstall(self) -> list[str]:
-        """Take out what is ours, the folder last. Returns what was done. Raises SystemSilent before anything is touched."""
+        """Take out what is ours, the folder last. Returns what was done. Raises BelljarError before anything is touched."""
         folder, *rest = self.pieces(self.place)
         self._must_answer(rest)
         # Settings first, the last of them first: the files they need are there as long as they are.
@@ -88,7 +88,7 @@ class Installation:
             self.place.run(self.site.needs.answers)
         except BelljarError as exc:
             hint = f"Nothing was changed. Try again when {self.system} answers. {exc.hint}"
-            raise SystemSilent(f"{self.system} does not answer: {exc.message}", hint=hint) from exc
+            raise BelljarError(f"{self.system} does not answer: {exc.message}", hint=hint) from exc
 
     def check(self) -> Iterator[Finding]:
         """The pieces and what the system's own side found, with remedies."""

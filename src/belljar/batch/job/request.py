@@ -10,7 +10,7 @@ from pathlib import PurePath
 from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, guest_memory
 from belljar.batch.job.terms import Command, Job, Surroundings
-from belljar.errors import DirectoryTooLarge, UnreadableScript
+from belljar.errors import UnreadableScript, UsageError
 from belljar.model import (
     MIB,
     SCRATCH_PLACE,
@@ -66,7 +66,7 @@ class Caller:
 
 
 def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
-    """The request for this job's machine. Raises ImageNotAllowed, OverLimit, DirectoryTooLarge, UnreadableScript."""
+    """The request for this job's machine. Raises ImageNotAllowed, OverLimit, UnreadableScript, UsageError."""
     check_allowed(image, asker_of(caller.account, job), settings)
     check_limits(job.cpus, job.memory, job.disk, settings)
     machine = MachineSpec(
@@ -193,7 +193,7 @@ def script_text(here: Surroundings, job: Job) -> bytes:
 
 
 def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[Transfer, ...]:
-    """The working directory as a copy, if no share has it and the job may write to it. Raises DirectoryTooLarge."""
+    """The working directory as a copy, if no share has it and the job may write to it. Raises UsageError."""
     path = os.path.realpath(os.fsdecode(here.cwd))
     places = tuple(os.fsencode(share.target) for share in caller.shares)
     if _is_below(here.cwd, places) or path in NEVER_STAGED or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -201,9 +201,10 @@ def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[T
     left_out = (*_stdio_below(path), *_own_below(path, caller.own))
     size, entries = measure(path, settings.stage_limit, lambda relative: relative in left_out)
     if size > settings.stage_limit or entries > MOST_ENTRIES:
-        raise DirectoryTooLarge(
+        raise UsageError(
             f"working directory {path}: on no shared folder, and to be copied into the machine it is too large"
-            f" (more than {settings.stage_limit // MIB} MiB or {MOST_ENTRIES} files)"
+            f" (more than {settings.stage_limit // MIB} MiB or {MOST_ENTRIES} files)",
+            hint="Submit from a shared folder (your home), or clean the folder up.",
         )
     return (Transfer(path, os.fsdecode(here.cwd), left_out),)
 

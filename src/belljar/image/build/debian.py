@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from belljar.errors import BadOption, BuildFailed, CommandMissing, HostError, ImageUnknown, ImpossibleSize, NoSpace
+from belljar.errors import BadOption, CommandMissing, HostError, ImageError, ImageUnknown, ImpossibleSize, NoSpace
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.image import Image
@@ -39,6 +39,7 @@ PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
 LAST_LINES = 15
 PACKED = "root.tar"  # in the draft
 PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
+FAILED = "The last lines of the build's log are above; the whole log's path is in the message."
 
 # Left out of the image; licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
@@ -186,7 +187,7 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
 
 
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
-    """Run it, with its output in the log and its steps shown. Raises BuildFailed with the last lines."""
+    """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
     import subprocess
 
     program = commands.which(argv[0])
@@ -213,7 +214,7 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
             raise
     if process.returncode:
         lines, code = "\n  ".join(tail), process.returncode
-        raise BuildFailed(
+        raise ImageError(
             f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=_explained(lines)
         )
 
@@ -231,7 +232,7 @@ def _confined() -> list[str]:
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
-    """Its lines until it closes its output. Raises BuildFailed at the deadline."""
+    """Its lines until it closes its output. Raises ImageError at the deadline."""
     import select
 
     assert process.stdout
@@ -243,7 +244,7 @@ def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
             return
         *lines, rest = (rest + data).split(b"\n")
         yield from (line.decode("utf-8", "replace").rstrip() for line in lines)
-    raise BuildFailed(f"the build did not end within {PATIENCE / 60:.0f} minutes")
+    raise ImageError(f"the build did not end within {PATIENCE / 60:.0f} minutes", hint=FAILED)
 
 
 def _environment(workshop: Path) -> dict[str, str]:
@@ -269,7 +270,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _explained(lines: str) -> str | None:
+def _explained(lines: str) -> str:
     """What to do about errors that are known."""
     if "newuidmap" in lines or "subuid" in lines or "unshare" in lines:
         return "Building without root needs the package uidmap and a line for you in /etc/subuid and /etc/subgid; or build as root."
@@ -277,7 +278,7 @@ def _explained(lines: str) -> str | None:
         return "Correct --packages."
     if "Temporary failure" in lines or "Could not connect" in lines or "Failed to fetch" in lines:
         return "Check the network, or set `image.mirror`."
-    return None
+    return FAILED
 
 
 APT_TIMEOUT = 30.0

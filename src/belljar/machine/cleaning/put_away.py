@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, BootTimeout, DomainDied, DomainKilled, GuestPanicked, NoSpace, ShareLost
+from belljar.errors import BelljarError, BootTimeout, DomainDied, DomainKilled, GuestError, NoSpace, ShareLost
 from belljar.hints import Any
 from belljar.host.files import copy_tree, private_folder, read_capped, remove_tree, write_whole
 from belljar.hypervisor import DomainEvent, EventKind
@@ -51,7 +51,7 @@ def explain(event: DomainEvent, life: Life, explain_off: ExplainOff) -> BelljarE
 def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> BelljarError:
     match event.kind:
         case EventKind.PANICKED:
-            return GuestPanicked(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
+            return GuestError(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
         case EventKind.SHUTDOWN | EventKind.RESET:
             return explain_off(event.kind, _last_line(life, CONSOLE_LOG, ""))
         case EventKind.DISK_FULL:

@@ -139,7 +139,7 @@ async def holding(images: ImageStore, image: Image, id: MachineId) -> AsyncItera
 
 
 async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
-    """Reserve what it may use. Raises NoMemory, NoProcessors, NoSpace; not for what a batch system has set aside."""
+    """Reserve what it may use. Raises NoMemory, NoSpace, HostError; not for what a batch system has set aside."""
     spec = request.machine
     need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
     turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import AmbiguousMachine, BelljarError, HostError, NoSuchMachine, NotPermitted
+from belljar.errors import BelljarError, HostError, NoSuchMachine, NotPermitted, UsageError
 from belljar.host.files import check_ours, read_json
 from belljar.host.locks import is_locked
 from belljar.journal import Event, Ledger, read
@@ -41,8 +41,8 @@ class Machines:
         return sorted(views, key=lambda view: view.created)
 
     def find(self, reference: str) -> MachineView:
-        """The machine of this id, unique prefix, name or batch id (`slurm:4711`). Raises NoSuchMachine,
-        AmbiguousMachine."""
+        """The machine of this id, unique prefix, name or batch id (`slurm:4711`). Raises NoSuchMachine; UsageError
+        where several fit."""
         if not reference:
             raise NoSuchMachine("an empty id")
         for ended in (False, True):
@@ -52,7 +52,8 @@ class Machines:
                 return exact[-1]
             fits = [view for view in views if view.id.startswith(reference)]
             if len(fits) > 1:
-                raise AmbiguousMachine(f"{reference}: fits {', '.join(view.id for view in fits[:5])}")
+                hint = "Give more characters of the id; `belljar ps -a` lists them."
+                raise UsageError(f"{reference}: fits {', '.join(view.id for view in fits[:5])}", hint=hint)
             if fits:
                 return fits[0]
         raise NoSuchMachine(f"{reference}: no machine of this id or name")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
-from belljar.errors import BelljarError, ContextImpossible
+from belljar.errors import BelljarError, UsageError
 from belljar.host.files import no_space_as_error, read_json, sync, write_whole
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
@@ -53,13 +53,13 @@ PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeou
 
 
 async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> GuestContext:
-    """How the guest of a request is contextualized. Raises ContextImpossible, WorkshopFailed."""
+    """How the guest of a request is contextualized. Raises UsageError, ImageError."""
     images = parts.images
     work = request.work
     if not work.has_agent:
         return by_itself(request, image, images)
     if image.is_disc:
-        raise ContextImpossible(
+        raise UsageError(
             f"image {request.machine.image} is a disc whose guests know their own work: no command can be run in one",
             hint="Give it user data with --user-data, and no command.",
         )
@@ -114,7 +114,7 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
 
 
 async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
-    """The image with its layer (made if missing), and its digest. Raises WorkshopFailed, LockTimeout, NoSpace."""
+    """The image with its layer (made if missing), and its digest. Raises ImageError, LockTimeout, NoSpace."""
     path = parts.images.work_folder("layers") / f"{layer_name(image)}.qcow2"
     if digest := _known(path):
         return replace(image, disk=path), digest

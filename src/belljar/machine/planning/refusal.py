@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import BelljarError, ImageUnfit, ImpossibleSize, NoFileSystem, NoMemory, ShareMissing, about
+from belljar.errors import BelljarError, ImageUnfit, ImpossibleSize, NoFileSystem, NoMemory, UsageError, about
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.image import Image
@@ -77,15 +77,15 @@ def check_scratch(request: Request) -> None:
 
 def check_shares(request: Request) -> None:
     for _, share in host_folders(request.machine):
-        if not os.path.isdir(share.source):
-            what = "is not a folder" if os.path.exists(share.source) else "does not exist"
-            raise ShareMissing(f"--share {share.source}: {what}")
         # A site shares /home with all jobs: what each may write to there is for the files' own modes to say.
-        is_writer = not share.readonly and request.requester == "cli"
-        if not os.access(share.source, os.R_OK | os.X_OK | (os.W_OK if is_writer else 0)):
-            raise ShareMissing(
-                f"--share {share.source}: uid {os.geteuid()} may not {'write to' if is_writer else 'read'} it"
-            )
+        is_writer, problem = not share.readonly and request.requester == "cli", ""
+        if not os.path.isdir(share.source):
+            problem = "is not a folder" if os.path.exists(share.source) else "does not exist"
+        elif not os.access(share.source, os.R_OK | os.X_OK | (os.W_OK if is_writer else 0)):
+            problem = f"uid {os.geteuid()} may not {'write to' if is_writer else 'read'} it"
+        if problem:
+            hint = "Create the folder, or correct `--share SRC[:DST][:ro|rw]`."
+            raise UsageError(f"--share {share.source}: {problem}", hint=hint)
 
 
 def check_mounts(request: Request, image: Image) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import OutputMissing, WorkshopFailed
+from belljar.errors import ImageError, OutputMissing
 from belljar.guest import Sink, Streams
 from belljar.hypervisor import ExtraDisk
 from belljar.image import Image, Overlays
@@ -45,6 +45,7 @@ ROOT = Account("root", 0, 0, "root", home="/root")
 MEMORY = 512 * MIB
 MOST_WORDS = 64 << 10
 PATIENCE = 3600.0  # seconds for one task
+FAILED = "Check that the image has a file system belljar's default image knows, and that the paths are there."
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _foreign(path: Path) -> ExtraDisk:
 
 
 class Workshop:
-    """Each call runs one machine. All raise WorkshopFailed, with the reason."""
+    """Each call runs one machine. All raise ImageError, with the reason."""
 
     def __init__(self, keep: Keep, overlays: Overlays, image: str) -> None:
         self._keep, self._overlays, self._image = keep, overlays, image
@@ -135,7 +136,7 @@ class Workshop:
     async def _work_on(self, overlay: Path, task: Task) -> None:
         outcome = await self._work(task, ForeignDisk(overlay))
         if DISK_NOT_WHOLE in outcome.troubles:
-            raise WorkshopFailed("QEMU was killed before it had written the whole disk", hint="Try again.")
+            raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
 
     async def _work(self, task: Task, disk: Extra) -> Outcome:
         complaint = _Words()
@@ -145,9 +146,13 @@ class Workshop:
         if outcome.exit_code == 0 and not outcome.error:
             return outcome
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
-            raise WorkshopFailed(complaint.last() or f"the work in machine {request.id} ended with {outcome.exit_code}")
-        kind = OutputMissing if outcome.error == OutputMissing.__name__ else WorkshopFailed
-        raise kind(f"machine {request.id}: {outcome.reason}", hint=outcome.hint or None)
+            raise ImageError(
+                complaint.last() or f"the work in machine {request.id} ended with {outcome.exit_code}", hint=FAILED
+            )
+        kind = OutputMissing if outcome.error == OutputMissing.__name__ else ImageError
+        raise kind(
+            f"machine {request.id}: {outcome.reason}", hint=outcome.hint or (FAILED if kind is ImageError else None)
+        )
 
     def _request(self, task: Task) -> Request:
         words = json.dumps({"disk": FOREIGN, **task.words})
