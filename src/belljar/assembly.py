@@ -141,7 +141,7 @@ class House:
             if item.facts.get("image_digest") == digest
         ]
 
-    def _showing(self, what: str) -> AbstractContextManager[None]:
+    def _showing(self, what: str) -> AbstractContextManager[object]:
         """Say what a job waits for, where a person watches or -v was given: else stderr is the payload's alone."""
         if not sys.stderr or not (self.verbose or _is_watched()):
             return nullcontext()

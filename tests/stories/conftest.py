@@ -7,6 +7,7 @@ import json
 import selectors
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from belljar.machine import Folders, Settings
 from belljar.machine.cleaning.reaper import Reaper
 from belljar.machine.orders import Order, Orders
 from belljar.machine.outside.registry import Machines
-from belljar.machine.parts import Parts, Showing, in_silence
+from belljar.machine.parts import Parts, Showing
 from belljar.machine.supervisor import Supervisor
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, RunPayload, State
 from belljar.network import Networks
@@ -71,7 +72,7 @@ class House:
         self.settings = Settings()
         self.host = HostSettings(kept_memory=0, cpus_per_cpu=0.0)
         self.networks: Networks | None = None
-        self.showing: Showing = in_silence
+        self.showing: Showing = nullcontext
         self.reaper = Reaper(self.folders, self.hypervisor)
         self.machines = Machines(self.folders, self.reaper)
         self.orders: Orders

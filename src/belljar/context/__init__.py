@@ -191,10 +191,8 @@ def lacks(context: Context, means: Means) -> list[str]:
 
 
 def _insisted(context: Context, means: Means, name: str, why: str) -> Chosen:
-    missing = lacks(context, means)
-    if context is not Context.RAMDISK and not means.is_known:
-        missing = []  # it may be there: nobody has looked
-    if missing:
+    # In an image that nobody has looked into, what is missing may be there.
+    if missing := lacks(context, means) if context is Context.RAMDISK or means.is_known else []:
         from belljar.errors import UsageError
 
         raise UsageError(

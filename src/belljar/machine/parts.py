@@ -20,7 +20,7 @@ from belljar.network import Networks
 from belljar.records import dataclass, field
 
 # Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
-Showing = Callable[[str], AbstractContextManager[None]]
+Showing = Callable[[str], AbstractContextManager[object]]
 
 
 class Keep(Protocol):
@@ -29,10 +29,6 @@ class Keep(Protocol):
     async def __call__(
         self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = ()
     ) -> Outcome: ...
-
-
-def in_silence(what: str) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -53,4 +49,4 @@ class Parts:
     hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told
     context: ContextSettings = field(default_factory=ContextSettings)
     host: HostSettings = field(default_factory=HostSettings)
-    showing: Showing = in_silence
+    showing: Showing = nullcontext

@@ -45,12 +45,9 @@ class Supervisor:
         room."""
         parts = self.parts
         try:
-            life = claim(request, parts.folders, parts.point, patience=0.0)
-        except LockTimeout:
-            try:
-                life = await unless_cancelled(self._claim(request), orders)
-            except Ended as ended:
-                return _never_begun(request, ended)
+            life = await self._claim(request, orders)
+        except Ended as ended:
+            return _never_begun(request, ended)
         keeping = Keeping(life, orders, parts, self.keep, extras)
         try:
             await reserve(request, parts.folders, parts.host)
@@ -76,19 +73,22 @@ class Supervisor:
         with suppress(OSError):
             await in_thread(lambda: prune(self.parts.folders, days=days, count=count, now=time.time()))
 
-    async def _claim(self, request: Request) -> Life:
-        """A claim that waits for a reaper at the gate."""
-        folders = self.parts.folders
-        at_gate = await lock_of(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True)
+    async def _claim(self, request: Request, orders: Orders) -> Life:
+        """A claim; it waits for a reaper at the gate. Raises Ended."""
+        folders, point = self.parts.folders, self.parts.point
+        with suppress(LockTimeout):
+            return claim(request, folders, point, patience=0.0)
+        waiting = lock_of(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True)
+        at_gate = await unless_cancelled(waiting, orders)
         try:
-            return claim(request, folders, self.parts.point, patience=0.0)
+            return claim(request, folders, point, patience=0.0)
         finally:
             at_gate.release()
 
     async def make_template(self, request: Request, *, exact: bool = False) -> Template:
         """The template a request would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         parts = self.parts
-        life = await self._claim(request)
+        life = await self._claim(request, Orders())
         try:
             await reserve(request, parts.folders, parts.host)
             life.enter(State.PREPARING)
@@ -107,10 +107,9 @@ class Supervisor:
 
 def _never_begun(request: Request, ended: Ended) -> Outcome:
     """The outcome of a machine that was cancelled before it had a folder."""
-    now = time.time()
-    return Outcome.of(
-        request, ended.cause, CLASSES[ended.cause], reason=ended.reason, signal=ended.number, started=now, ended=now
-    )
+    cause, now = ended.cause, time.time()
+    ending = {"reason": ended.reason, "signal": ended.number, "started": now, "ended": now}
+    return Outcome.of(request, cause, CLASSES[cause], **ending)
 
 
 def _explain(life: Life, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from belljar.hints import TYPE_CHECKING, Protocol
+from belljar.hints import TYPE_CHECKING
 from belljar.host.quick_imports import sha256
 from belljar.model import MachineId, NetworkMode, setting
 from belljar.records import dataclass, replace
@@ -22,61 +22,48 @@ if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress, Place
     from belljar.network.parts import Part as Part
 
+Intend = Callable[[str, Path], None]  # writes down what is about to be made, and where
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
 FOLDER = "networks"  # below the folder of live machines: one folder per isolated group
 
 
 class EgressMode(str, Enum):
-    GUARDED = "guarded"
-    OPEN = "open"
+    GUARDED, OPEN = "guarded", "open"
 
 
 class AntiSpoofing(str, Enum):
-    AUTO = "auto"
-    REQUIRED = "required"
-    OFF = "off"
+    AUTO, REQUIRED, OFF = "auto", "required", "off"
 
 
 @dataclass(frozen=True)
 class Settings:
     """`[network]` in the settings files."""
 
-    egress: EgressMode = setting(
-        EgressMode.GUARDED,
-        "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches",
-    )
-    allow: tuple[str, ...] = setting(
-        (), "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4"
-    )
+    egress: EgressMode = setting(EgressMode.GUARDED,
+        "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches")  # fmt: skip
+    allow: tuple[str, ...] = setting((), "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4")  # fmt: skip
     deny: tuple[str, ...] = setting((), "what a guarded machine may never reach, in the same form; stronger than allow")
-    bridges: tuple[str, ...] = setting(
-        (), "bridges of this host machines may be put on; the first is that of `--network bridge`"
-    )
-    bridge_addresses: tuple[str, ...] = setting(
-        (),
-        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX, for one bridge `BRIDGE:` before it; none: the guest asks for one",
-    )
-    bridge_gateway: str = setting(
-        "", "gateway of the machines that were given an address; of several, blanks between, the one in its network"
-    )
+    bridges: tuple[str, ...] = setting((), "bridges of this host machines may be put on; the first is that of `--network bridge`")  # fmt: skip
+    bridge_addresses: tuple[str, ...] = setting((),
+        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX, for one bridge `BRIDGE:` before it; none: the guest asks for one")  # fmt: skip
+    bridge_gateway: str = setting("",
+        "gateway of the machines that were given an address; of several, blanks between, the one in its network")  # fmt: skip
     bridge_dns: str = setting("", "name server of the machines that were given an address")
-    anti_spoofing: AntiSpoofing = setting(
-        AntiSpoofing.AUTO,
-        "keep machines on a bridge from using others' addresses, by nftables: auto (only machines of root's, where nft is), required or off",
-    )
-    mac_pool: tuple[str, ...] = setting(
-        (), "MAC addresses for machines on a bridge, ADDRESS or FIRST-LAST; none: they follow from the machines' ids"
-    )
-    isolated_net: str = setting(
-        "10.98.0.0/24", "network of an isolated group; a machine has its number in the last octet"
-    )
+    anti_spoofing: AntiSpoofing = setting(AntiSpoofing.AUTO,
+        "keep machines on a bridge from using others' addresses, by nftables: auto (only machines of root's, where nft is), required or off")  # fmt: skip
+    mac_pool: tuple[str, ...] = setting((),
+        "MAC addresses for machines on a bridge, ADDRESS or FIRST-LAST; none: they follow from the machines' ids")  # fmt: skip
+    isolated_net: str = setting("10.98.0.0/24", "network of an isolated group; a machine has its number in the last octet")  # fmt: skip
 
 
 def nets_of(settings: Settings, bridge: str) -> tuple[str, ...]:
     """The networks whose addresses this host gives on that bridge. Raises BadSetting."""
-    from belljar.network import bridge as bridges
+    from ipaddress import IPv4Interface
 
-    return bridges.nets_of(settings, bridge)
+    from belljar.network.bridge import addresses, ranges_of
+
+    firsts = (next(addresses((text,))) for text in ranges_of(settings.bridge_addresses, bridge))
+    return tuple(dict.fromkeys(str(IPv4Interface(first).network) for first in firsts))
 
 
 @dataclass(frozen=True)
@@ -93,22 +80,14 @@ class Link:
     fd: int = -1  # that descriptor, open in this process while the link is joined
 
 
-class Joined(Protocol):
-    """A link that was made. `close` removes what was made for it; closing twice is fine."""
+class Joined:
+    """A link. `close` removes what was made for it, if anything; closing twice is fine."""
 
-    link: Link
-
-    def close(self) -> None: ...
-
-
-@dataclass
-class Unmade:
-    """A link for which nothing was made on this host."""
-
-    link: Link
+    def __init__(self, link: Link) -> None:
+        self.link = link
 
     def close(self) -> None:
-        pass
+        """Nothing was made on this host."""
 
 
 class Networks:
@@ -118,21 +97,14 @@ class Networks:
         self._settings, self._folder = settings, run / FOLDER
 
     async def join(
-        self,
-        mode: NetworkMode,
-        name: str,
-        id: MachineId,
-        *,
-        uid: int,
-        intend: Callable[[str, Path], None],
-        answers: Iterable[Place] = (),
+        self, mode: NetworkMode, name: str, id: MachineId, *, uid: int, intend: Intend, answers: Iterable[Place] = ()
     ) -> Joined:
         """Join a network. *answers*: places that the machine's supervisor answers for. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
         settings, link = self._settings, plan(mode, id)
         if mode is NetworkMode.USER:
             from belljar.network.joining import egress_of
 
-            return Unmade(replace(link, egress=egress_of(settings, tuple(answers))))
+            return Joined(replace(link, egress=egress_of(settings, tuple(answers))))
         if mode is NetworkMode.BRIDGE:
             from belljar.network.bridge import join_bridge
             from belljar.network.joining import bridge_of
@@ -143,7 +115,7 @@ class Networks:
             from belljar.network.isolated import join_group
 
             return join_group(settings, self._folder, link, name, uid, intend)
-        return Unmade(link)
+        return Joined(link)
 
 
 def discard(run: Path, id: MachineId, what: str, path: Path) -> None:

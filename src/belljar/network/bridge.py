@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
@@ -20,7 +20,7 @@ from belljar.errors import BadSetting, BelljarError, NetworkFailed, NoSuchNetwor
 from belljar.host.commands import run, which
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.model import MachineId
-from belljar.network import AntiSpoofing, Link, Settings
+from belljar.network import AntiSpoofing, Intend, Joined, Link, Settings
 from belljar.records import replace
 
 FOLDERS = ("/usr/lib/qemu", "/usr/libexec", "/usr/local/libexec")
@@ -36,16 +36,14 @@ def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> boo
     """Is a table of rules made for this machine? Raises BadSetting where there has to be one and cannot."""
     can = is_root and has_nft
     if settings.anti_spoofing is AntiSpoofing.REQUIRED and not can:
-        raise BadSetting(
-            'network.anti_spoofing = "required", and '
-            + ("nft is not installed" if is_root else "only root can have it"),
-            hint="Install nftables and run as root, or set `network.anti_spoofing` to auto or off.",
-        )
+        why = "nft is not installed" if is_root else "only root can have it"
+        hint = "Install nftables and run as root, or set `network.anti_spoofing` to auto or off."
+        raise BadSetting(f'network.anti_spoofing = "required", and {why}', hint=hint)
     return can and settings.anti_spoofing is not AntiSpoofing.OFF
 
 
 async def join_bridge(
-    settings: Settings, link: Link, bridge: str, id: MachineId, intend: Callable[[str, Path], None], wanted: str = ""
+    settings: Settings, link: Link, bridge: str, id: MachineId, intend: Intend, wanted: str = ""
 ) -> OnBridge:
     """A tap on *bridge*. *wanted*: an address of this host's, where not any that is free will do. Raises NetworkFailed,
     BadSetting, NoSuchNetwork; nothing is left then."""
@@ -74,11 +72,12 @@ async def join_bridge(
     return joined
 
 
-class OnBridge:
+class OnBridge(Joined):
     """A machine on a bridge: tap, rules, and the addresses it was given."""
 
     def __init__(self, link: Link, id: MachineId, has_rules: bool) -> None:
-        self.link, self.fd = link, -1
+        super().__init__(link)
+        self.fd = -1
         self._id, self._has_rules = id, has_rules
         self._claims: list[socket.socket] = []
 
@@ -96,10 +95,8 @@ class OnBridge:
             by_turn = [*all_of_them[start:], *all_of_them[:start]]
             candidates = [one for one in by_turn if not wanted or one.startswith(f"{wanted}/")]
             if wanted and not candidates:
-                raise NoSuchNetwork(
-                    f"{wanted[:40]!r} is no address that this host gives to machines",
-                    hint="The site names them in `network.bridge_addresses`.",
-                )
+                hint = "The site names them in `network.bridge_addresses`."
+                raise NoSuchNetwork(f"{wanted[:40]!r} is no address that this host gives to machines", hint=hint)
             address, holder = claim("bridge_addresses", candidates)
             self._claims.append(holder)
             gateway = gateway_for(address, settings.bridge_gateway)
@@ -149,10 +146,9 @@ def guard_port(name: str) -> None:
         try:
             switch.write_text("1")
         except OSError as exc:
-            raise NetworkFailed(
-                f"{switch}: {exc.strerror}: a guest could take over the bridge's spanning tree",
-                hint='Let root write to /sys, or set `network.anti_spoofing = "off"`.',
-            ) from exc
+            problem = f"{switch}: {exc.strerror}: a guest could take over the bridge's spanning tree"
+            hint = 'Let root write to /sys, or set `network.anti_spoofing = "off"`.'
+            raise NetworkFailed(problem, hint=hint) from exc
 
 
 def _join(control: socket.socket, name: str, bridge: str) -> None:
@@ -185,14 +181,8 @@ def ask_helper(bridge: str) -> int:
     with ours, theirs:
         argv = [helper, f"--br={bridge}", f"--fd={theirs.fileno()}"]
         try:
-            done = subprocess.run(
-                argv,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=PATIENCE,
-                check=False,
-            )
+            null, fds = subprocess.DEVNULL, [theirs.fileno()]
+            done = subprocess.run(argv, pass_fds=fds, stdin=null, capture_output=True, timeout=PATIENCE, check=False)
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise NetworkFailed(f"{helper}: {exc}") from exc
         if done.returncode:
@@ -247,17 +237,13 @@ def rules(id: MachineId, tap: str, mac: str, address: str) -> str:
             f"ether type ip ip saddr != {address} drop",
             f"ether type arp arp saddr ip != {{ {address}, 0.0.0.0 }} drop",
         ]
-    own = "\n".join(f'        iifname "{tap}" {line}' for line in lines)
-    return _table("bridge", id, "prerouting", own) + _table(
-        "netdev", id, f'ingress device "{tap}"', f"        {NO_BPDUS}"
-    )
+    own = [f'iifname "{tap}" {line}' for line in lines]
+    return _table("bridge", id, "prerouting", own) + _table("netdev", id, f'ingress device "{tap}"', [NO_BPDUS])
 
 
-def _table(family: str, id: MachineId, hook: str, body: str) -> str:
-    return (
-        f"table {family} {table_of(id)} {{\n    chain from_machine {{\n"
-        f"        type filter hook {hook} priority -300; policy accept;\n{body}\n    }}\n}}\n"
-    )
+def _table(family: str, id: MachineId, hook: str, rows: list[str]) -> str:
+    chain = "".join(f"        {row}\n" for row in (f"type filter hook {hook} priority -300; policy accept;", *rows))
+    return f"table {family} {table_of(id)} {{\n    chain from_machine {{\n{chain}    }}\n}}\n"
 
 
 def make_table(id: MachineId, tap: str, mac: str, address: str) -> None:
@@ -304,10 +290,8 @@ def claim(kind: str, candidates: Iterable[str]) -> tuple[str, socket.socket]:
         except OSError:
             holder.close()
             count += 1
-    raise NetworkFailed(
-        f"all {count} addresses of network.{kind} are in use",
-        hint="Wait for other machines to end, or give this host more.",
-    )
+    hint = "Wait for other machines to end, or give this host more."
+    raise NetworkFailed(f"all {count} addresses of network.{kind} are in use", hint=hint)
 
 
 def ranges_of(texts: Iterable[str], bridge: str) -> tuple[str, ...]:
@@ -315,12 +299,6 @@ def ranges_of(texts: Iterable[str], bridge: str) -> tuple[str, ...]:
     split = [text.rpartition(":") for text in texts]
     own = tuple(range for name, _, range in split if name == bridge)
     return own or tuple(range for name, _, range in split if not name)
-
-
-def nets_of(settings: Settings, bridge: str) -> tuple[str, ...]:
-    """The networks whose addresses this host gives on that bridge. Raises BadSetting."""
-    firsts = (next(addresses((text,))) for text in ranges_of(settings.bridge_addresses, bridge))
-    return tuple(dict.fromkeys(str(IPv4Interface(one).network) for one in firsts))
 
 
 def gateway_for(address: str, texts: str) -> str:
@@ -342,9 +320,8 @@ def addresses(texts: Iterable[str]) -> Iterator[str]:
             if not slash or high < low or high not in net or int(high) - int(low) >= MOST:
                 raise ValueError
         except ValueError:
-            raise BadSetting(
-                f"network.bridge_addresses: {text!r} is neither ADDRESS/PREFIX nor FIRST-LAST/PREFIX of at most {MOST}"
-            ) from None
+            forms = f"neither ADDRESS/PREFIX nor FIRST-LAST/PREFIX of at most {MOST}"
+            raise BadSetting(f"network.bridge_addresses: {text!r} is {forms}") from None
         yield from (f"{IPv4Address(number)}/{prefix}" for number in range(int(low), int(high) + 1))
 
 
@@ -357,9 +334,8 @@ def macs(texts: Iterable[str]) -> Iterator[str]:
             if high < low or high - low >= MOST or low >> 40 & 1:
                 raise ValueError
         except ValueError:
-            raise BadSetting(
-                f"network.mac_pool: {text!r} is neither a unicast MAC address nor FIRST-LAST of at most {MOST}"
-            ) from None
+            forms = f"neither a unicast MAC address nor FIRST-LAST of at most {MOST}"
+            raise BadSetting(f"network.mac_pool: {text!r} is {forms}") from None
         for number in range(low, high + 1):
             yield ":".join(f"{octet:02x}" for octet in number.to_bytes(6, "big"))
 

@@ -27,7 +27,7 @@ from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
 from belljar.host.quick_imports import sha256
-from belljar.network import Link, Settings
+from belljar.network import Intend, Joined, Link, Settings
 from belljar.records import replace
 
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}(\+[0-9]{1,4})?")
@@ -36,14 +36,10 @@ MOST = 254
 SMALLEST, LARGEST = 14, 9018  # bytes of an Ethernet frame
 BURST, WAITING = 64, 512  # frames in one turn of the loop; frames that wait for a guest, beyond which they are lost
 QUEUE = 1 << 20
-
-
 Hear = Callable[[int, bytes], None]  # a machine's number, and a frame to it
 
 
-def join_group(
-    settings: Settings, folder: Path, link: Link, name: str, uid: int, intend: Callable[[str, Path], None]
-) -> Port:
+def join_group(settings: Settings, folder: Path, link: Link, name: str, uid: int, intend: Intend) -> Port:
     """A port in the group of this user, named GROUP or GROUP@ADDRESS. Raises NoSuchNetwork, BadSetting, NetworkFailed."""
     group, at, wanted = name.partition("@")
     net, number = subnet(settings.isolated_net), 0
@@ -75,9 +71,7 @@ def _seat(text: str, usual: IPv4Network) -> tuple[IPv4Network, int]:
     )
 
 
-def _join(
-    place: Path, net: IPv4Network, link: Link, group: str, wanted: int, intend: Callable[[str, Path], None]
-) -> Port:
+def _join(place: Path, net: IPv4Network, link: Link, group: str, wanted: int, intend: Intend) -> Port:
     with locked(place / LOCK, timeout=LOCK_PATIENCE, what="join an isolated group"):
         remove_dead(place)
         candidates = (wanted,) if wanted else range(1, MOST + 1)
@@ -93,15 +87,11 @@ def _join(
 
 
 def subnet(text: str) -> IPv4Network:
-    try:
-        net = IPv4Network(text)
-    except ValueError:
-        net = None
-    if net is None or net.prefixlen > 24:
-        raise BadSetting(
-            f"network.isolated_net = {text!r}: a network such as 10.98.0.0/24, with room for {MOST} machines"
-        )
-    return net
+    with suppress(ValueError):
+        if (net := IPv4Network(text)).prefixlen <= 24:
+            return net
+    want = f"a network such as 10.98.0.0/24, with room for {MOST} machines"
+    raise BadSetting(f"network.isolated_net = {text!r}: {want}")
 
 
 def prefix(name: str) -> bytes:
@@ -219,7 +209,7 @@ class Ends:
         return f"/proc/self/fd/{self._folder}/{number}"
 
 
-class Port:
+class Port(Joined):
     """One machine's port. It forwards frames while the event loop in which it was made runs."""
 
     def __init__(self, link: Link, folder: Path, number: int, prefix: bytes) -> None:
@@ -230,7 +220,7 @@ class Port:
         for end in (self._guest, self._theirs):
             end.setblocking(False)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
-        self.link = replace(link, fd=self._theirs.fileno())
+        super().__init__(replace(link, fd=self._theirs.fileno()))
         self._loop = asyncio.get_running_loop()
         self._inlet = Outlet(self._loop, self._guest)
         self._loop.add_reader(self._guest, self._from_guest)
@@ -279,18 +269,14 @@ def remove_dead(folder: Path) -> int:
     alive = 0
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in os.listdir(folder):
-            if not name.isdecimal():
-                continue
-            with _datagrams() as probe:
+        for name in filter(str.isdecimal, os.listdir(folder)):
+            alive += 1
+            with _datagrams() as probe, suppress(OSError):
                 try:
                     probe.connect(f"/proc/self/fd/{here}/{name}")
-                    alive += 1
                 except ConnectionRefusedError:
-                    with suppress(FileNotFoundError):
-                        os.unlink(folder / name)
-                except OSError:
-                    alive += 1
+                    alive -= 1
+                    os.unlink(folder / name)
     finally:
         os.close(here)
     return alive

@@ -16,20 +16,16 @@ INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 
 
 def egress_of(settings: Settings, answers: tuple[Place, ...]) -> Egress | None:
-    """The rules for the guard of a user network; None where there is no guard."""
+    """The rules for the guard of a user network; None where there is no guard. Raises BadSetting."""
     if settings.egress is EgressMode.GUARDED:
         resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
-        return plan_egress(settings, resolvers, answers)
+        allow, deny = rules_of("allow", settings.allow), rules_of("deny", settings.deny)
+        return Egress(allow=allow, deny=deny, resolvers=resolvers, answers=answers)
     return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
 
 
-def plan_egress(settings: Settings, resolvers: tuple[str, ...], answers: tuple[Place, ...] = ()) -> Egress:
-    """The rules for the guard. Raises BadSetting for a rule that cannot be read."""
-    allow, deny = _rules("allow", settings.allow), _rules("deny", settings.deny)
-    return Egress(allow=allow, deny=deny, resolvers=resolvers, answers=answers)
-
-
-def _rules(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
+def rules_of(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
+    """Raises BadSetting for a rule that cannot be read."""
     try:
         return tuple(rules.rule(text) for text in texts)
     except ValueError as exc:
@@ -54,9 +50,8 @@ def _is_ipv4(text: str) -> bool:
 def bridge_of(settings: Settings, name: str) -> str:
     """The bridge that is meant. Raises NoSuchNetwork for one the site did not name."""
     if not settings.bridges:
-        raise NoSuchNetwork(
-            "this site lets no machine onto a bridge", hint="The site names its bridges in `network.bridges`."
-        )
+        hint = "The site names its bridges in `network.bridges`."
+        raise NoSuchNetwork("this site lets no machine onto a bridge", hint=hint)
     chosen = name or settings.bridges[0]
     if chosen not in settings.bridges:
         raise NoSuchNetwork(f"bridge {chosen!r}: the site lets machines onto {', '.join(settings.bridges)} only")
@@ -80,18 +75,15 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     from belljar.network.isolated import subnet
 
     looks: list[tuple[str, Callable[[], object]]] = [
-        *(("allow", lambda text=text: plan_egress(Settings(allow=(text,)), ())) for text in settings.allow),
-        *(("deny", lambda text=text: plan_egress(Settings(deny=(text,)), ())) for text in settings.deny),
+        *(("allow", lambda text=text: rules_of("allow", (text,))) for text in settings.allow),
+        *(("deny", lambda text=text: rules_of("deny", (text,))) for text in settings.deny),
         *(("bridges", lambda name=name: bridge_of(Settings(bridges=(name,)), name)) for name in settings.bridges),
         *(("bridge_addresses", lambda text=text: _range(settings, text)) for text in settings.bridge_addresses),
-        *(
-            ("bridge_gateway", lambda one=one: check_address("bridge_gateway", one))
-            for one in settings.bridge_gateway.split()
-        ),
+        *(("bridge_gateway", lambda text=text: check_address("bridge_gateway", text)) for text in settings.bridge_gateway.split()),
         ("bridge_dns", lambda: check_address("bridge_dns", settings.bridge_dns)),
         *(("mac_pool", lambda text=text: list(macs((text,)))) for text in settings.mac_pool),
         ("isolated_net", lambda: subnet(settings.isolated_net)),
-    ]
+    ]  # fmt: skip
     for key, look in looks:
         try:
             look()

@@ -13,10 +13,9 @@ from belljar.context import Chosen, Means
 from belljar.errors import UsageError
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
-from belljar.machine.planning import contexts
-from belljar.machine.planning.boot_plan import Plan
+from belljar.machine.planning import GuestContext, contexts
+from belljar.machine.planning.boot_plan import Plan, has_usual_way
 from belljar.machine.planning.contexts import decide, means_of
-from belljar.machine.planning.guest_context import GuestContext, has_usual_way
 from belljar.model import (
     GIB,
     Account,

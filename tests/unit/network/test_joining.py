@@ -23,7 +23,7 @@ from belljar.network import (
 )
 from belljar.network.bridge import addresses, claim, guards_addresses, macs, rules
 from belljar.network.isolated import LARGEST, Port
-from belljar.network.joining import bridge_of, plan_egress, resolvers_of
+from belljar.network.joining import bridge_of, egress_of, resolvers_of
 from belljar.network.parts import HEAD
 
 ID = "0123456789ab"
@@ -50,7 +50,7 @@ async def test_a_user_network_is_guarded_unless_the_site_says_open(tmp_path: Pat
 def test_a_rule_that_cannot_be_read_names_its_setting() -> None:
     for settings in (Settings(allow=("10.0.0.0/99",)), Settings(deny=("nowhere",))):
         with pytest.raises(BadSetting, match=r"network\.(allow|deny)"):
-            plan_egress(settings, ())
+            egress_of(settings, ())
 
 
 def test_resolvers_are_read_as_the_resolver_does() -> None:

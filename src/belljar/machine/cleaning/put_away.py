@@ -63,9 +63,8 @@ def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> Bellja
         case EventKind.EXITED:
             status = event.status or 0
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                return DomainKilled(
-                    "QEMU was killed from outside (by the host's OOM killer, a limit, or an administrator)"
-                )
+                who = "the host's OOM killer, a limit, or an administrator"
+                return DomainKilled(f"QEMU was killed from outside (by {who})")
             if event.why is not None and (os.WIFEXITED(status) or not isinstance(event.why, DomainDied)):
                 return event.why
             code = os.waitstatus_to_exitcode(status)

@@ -8,7 +8,7 @@ from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import ExtraDisk
 from belljar.machine.life.life import Life
-from belljar.model import Payload
+from belljar.model import MachineSpec, Payload, Share
 from belljar.network import Joined
 from belljar.records import dataclass, replace
 
@@ -51,3 +51,20 @@ class Extra:
 
     def release(self) -> None:
         """The machine is gone, or never was; also where `prepare` did not come to its end."""
+
+
+def tagged_shares(machine: MachineSpec) -> list[tuple[str, Share]]:
+    """(tag, share) of each folder of the host that the guest mounts."""
+    return [(f"share{number}", share) for number, share in enumerate(machine.shares)]
+
+
+class Shares(Extra):
+    """All of a machine's shares: a payload never starts with one missing."""
+
+    def __init__(self, machine: MachineSpec) -> None:
+        self._machine = machine
+
+    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
+        """Every share in its place, outer ones first, for one may lie in another."""
+        for tag, share in sorted(tagged_shares(self._machine), key=lambda tagged: tagged[1].target):
+            await guest.mount(share, tag)

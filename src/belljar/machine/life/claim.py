@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from belljar.host.threads import in_thread
 from belljar.image import Image, ImageStore
 from belljar.journal import JOURNAL, Record, read
 from belljar.machine import LOCK, REQUEST, RESERVED, Folders
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Life, Point
 from belljar.model import MachineId, Request, State, dumps, to_json
 
 GATE_TIMEOUT = 30.0
@@ -31,7 +31,7 @@ TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
 
 
-def claim(request: Request, folders: Folders, point: Callable[[str], None], *, patience: float = GATE_TIMEOUT) -> Life:
+def claim(request: Request, folders: Folders, point: Point, *, patience: float = GATE_TIMEOUT) -> Life:
     """Make the machine's folder, locked before a reaper can see it. Raises LockTimeout after *patience* seconds."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
@@ -92,18 +92,14 @@ def _without_secrets(request: Request) -> dict[str, Any]:
     """The request as it is kept: without the script's text, the environment's values and the user data."""
     record: dict[str, Any] = to_json(request)
     work = record["work"]
-    work["user_data"] = _size(work["user_data"])
-    if "payload" in work:
-        payload = work["payload"]
+    payload = work.get("payload", {})
+    if payload:
         payload["env"] = [name for name, _ in payload["env"]]
-        payload["script"] = _size(payload["script"])
-        for file in payload["files"]:
-            file["data"] = _size(file["data"])
+    secrets = [(work, "user_data"), (payload, "script"), *((file, "data") for file in payload.get("files", ()))]
+    for part, name in secrets:
+        if part.get(name) is not None:
+            part[name] = len(part[name])
     return record
-
-
-def _size(data: str | None) -> int | None:
-    return None if data is None else len(data)
 
 
 async def lock_of(path: Path, *, timeout: float, what: str, shared: bool = False) -> Lock:

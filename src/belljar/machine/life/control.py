@@ -20,9 +20,7 @@ from belljar.hints import Any
 from belljar.machine import CONTROL, MachineView
 from belljar.model import Account
 
-LONGEST_LINE = 1 << 16
-ASK_TIMEOUT = 10.0
-BACKLOG = 16
+LONGEST_LINE, ASK_TIMEOUT, BACKLOG = 1 << 16, 10.0, 16
 
 Answer = dict[str, Any]
 Handler = Callable[[Answer, socket.socket], Awaitable[Answer | None]]
@@ -32,8 +30,7 @@ class ControlServer:
     """Listens in the machine's folder. The handler returns an answer, or None if it used the connection itself."""
 
     def __init__(self, folder: Path, handler: Handler) -> None:
-        self._folder = folder
-        self._handler = handler
+        self._folder, self._handler = folder, handler
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -67,8 +67,6 @@ async def take_all_into_use(guest: Guest, spec: DomainSpec, life: Life) -> None:
         raise PlugRefused(f"the clone did not grow to its size: {error.message}") from error
     least = spec.plugged - spec.plugged // BOOKKEEPING
     if cpus != spec.cpus or memory < least:
-        raise PlugRefused(
-            f"the clone has {cpus} processors and {memory // MIB} MiB of memory in use,"
-            f" and should have {spec.cpus} and more than {least // MIB} MiB"
-        )
+        has = f"the clone has {cpus} processors and {memory // MIB} MiB of memory in use"
+        raise PlugRefused(f"{has}, and should have {spec.cpus} and more than {least // MIB} MiB")
     life.record.write("grown", by=sorted(spec.growth), cpus=cpus, memory=memory)

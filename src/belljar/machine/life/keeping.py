@@ -17,7 +17,7 @@ from belljar.journal import read
 from belljar.machine import DISK_NOT_WHOLE, DOUBTS
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import traces_of
-from belljar.machine.extras import Extra
+from belljar.machine.extras import Extra, Shares
 from belljar.machine.life.claim import force_begin, holding
 from belljar.machine.life.commands import Commands
 from belljar.machine.life.control import ControlServer
@@ -286,9 +286,7 @@ def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
     """What a request asks for, in the order in which it is made, and put into its place."""
     machine, work = request.machine, request.work
     if machine.shares:
-        from belljar.machine.extras.shares import Shares
-
-        yield Shares()
+        yield Shares(machine)
     if image.is_disc:
         from belljar.machine.extras.disks import EmptyDisk
 

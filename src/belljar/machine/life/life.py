@@ -28,26 +28,23 @@ HINTS = {  # for a payload that could not be started; the reason says what was w
 }
 
 
+Point = Callable[[str], None]  # is called at each named point of a machine's life
+
+
 class Life:
     """Made by `claim`; ends with `release`. Others read it, and change it by its methods alone."""
 
-    def __init__(
-        self, request: Request, folders: Folders, lock: Lock, record: Record, point: Callable[[str], None]
-    ) -> None:
-        self.request = request
-        self.folders = folders
-        self.folder = folders.machine(request.id)
-        self.record = record
-        self.point = point
+    def __init__(self, request: Request, folders: Folders, lock: Lock, record: Record, point: Point) -> None:
+        self.request, self.record, self.point = request, record, point
+        self.folders, self.folder = folders, folders.machine(request.id)
         self.state = State.REQUESTED
         self.phases: dict[str, float] = {}
         self.deadline = Deadline()
         self.time_began = 0.0  # when its work's time began to count, seconds since the epoch
         self.is_begun = self.is_proved = self.is_settled = False
         self.files: list[Path] = []  # of this machine alone, outside its folder
-        self.outcome = Outcome.of(
-            request, Cause.NODE_FAULT, OutcomeClass.NODE, reason="it has not ended", started=time.time()
-        )
+        started, reason = time.time(), "it has not ended"
+        self.outcome = Outcome.of(request, Cause.NODE_FAULT, OutcomeClass.NODE, reason=reason, started=started)
         if self.outcome.uid is None:
             self.note(uid=os.geteuid())
         self._troubles: list[str] = []  # of the way out
@@ -92,9 +89,8 @@ class Life:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         except FileExistsError:
-            raise IdentityRefused(
-                "another guest on this host drew the same random numbers: the clone is a twin"
-            ) from None
+            reason = "another guest on this host drew the same random numbers: the clone is a twin"
+            raise IdentityRefused(reason) from None
         self.files.append(path)
 
     def prove(self, **facts: Any) -> None:
@@ -128,9 +124,8 @@ class Life:
 
     def expect(self, cause: Cause, reason: str) -> None:
         """The payload was asked to end for this reason; its status still counts if it obeys."""
-        if self.is_settled:
-            return
-        self.note(cause=cause, klass=CLASSES[cause], reason=reason)
+        if not self.is_settled:
+            self.note(cause=cause, klass=CLASSES[cause], reason=reason)
 
     def fail(self, error: BelljarError) -> None:
         """belljar, the host or the guest failed. A payload's status that is already known stays known."""
@@ -145,10 +140,9 @@ class Life:
         """The machine was ended from outside. How a payload ended is only told, for its files were not delivered."""
         if self.is_settled:
             return
-        reason = ended.reason
-        if self.outcome.payload_ran:
-            status = self.outcome
-            how = f"signal {status.signal}" if status.signal is not None else f"exit code {status.exit_code}"
+        reason, known = ended.reason, self.outcome
+        if known.payload_ran:
+            how = f"signal {known.signal}" if known.signal is not None else f"exit code {known.exit_code}"
             reason = f"{reason}, before its files were copied out; the payload had ended with {how}"
         self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=reason, exit_code=None, signal=ended.number)
 
@@ -189,8 +183,7 @@ class Deadline:
 
     def __init__(self) -> None:
         self.why = ""  # in words, once it has passed
-        self.is_moved = False
-        self.has_passed = False
+        self.is_moved = self.has_passed = False
         self._end: float | None = None  # by the loop's clock
         self._changed = asyncio.Event()
 

@@ -7,17 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from belljar.errors import (
-    BelljarError,
-    BootFailed,
-    GuestError,
-    GuestPoweredOff,
-    GuestRebooted,
-    HypervisorError,
-)
+from belljar.errors import BelljarError, BootFailed, GuestError, GuestPoweredOff, GuestRebooted, HypervisorError
 from belljar.guest import Streams
 from belljar.hypervisor import EventKind
 from belljar.machine.cleaning.put_away import OURS, deadline
@@ -61,7 +53,8 @@ class OwnRun(Run):
         async with deadline(timeout if probe.within is None else probe.within, AWAITED[probe.sign].format(probe.of)):
             match probe.sign:
                 case Sign.FILE:
-                    await _until(self._has_file)
+                    while not await self._has_file():  # noqa: ASYNC110 - there is no event
+                        await asyncio.sleep(LOOK_AGAIN)
                 case Sign.LINE:
                     assert self._now.console is not None
                     await self._now.console.seen.wait()
@@ -86,9 +79,8 @@ class OwnRun(Run):
         """Press its power button. With belljar's own init nobody heeds that: what runs there is ended, and the machine."""
         if self._now.guest is not None and self._life.outcome.context == Context.RAMDISK.value:
             machine, grace = self._life.request.machine, self._life.request.grace
-            with suppress(
-                GuestError, TimeoutError
-            ):  # one that is silent has no longer than its grace, but for what others lose
+            # A silent guest has no longer than its grace, unless others would lose what it has not written yet.
+            with suppress(GuestError, TimeoutError):
                 async with asyncio.timeout(None if machine.shares else grace):
                     await self._now.guest.end_payload()
             raise Ended(self._life.outcome.cause, signal.SIGTERM, self._life.outcome.reason)
@@ -119,14 +111,6 @@ class OwnRun(Run):
         sink = Anything()
         await self._now.guest.collect((self._work.ready.of,), sink)
         return sink.came
-
-
-async def _until(look: Callable[[], Awaitable[bool]]) -> None:
-    """Look again and again, until the caller's deadline."""
-    is_there = await look()
-    while not is_there:
-        await asyncio.sleep(LOOK_AGAIN)
-        is_there = await look()
 
 
 class Anything:

@@ -221,9 +221,7 @@ class PayloadRun(Run):
 def conclude(life: Life) -> None:
     """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, others 0."""
     code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
-    reason = (
-        f"the guest powered itself off: {text}" if text else "the guest powered itself off and said nothing about it"
-    )
+    reason = f"the guest powered itself off{f': {text}' if text else ' and said nothing about it'}"
     cause = life.outcome.cause if life.outcome.cause in (Cause.CANCELLED, Cause.WALLTIME) else Cause.FINISHED
     if cause is not Cause.FINISHED:
         reason = f"{life.outcome.reason}; {reason}"

@@ -1,1 +1,53 @@
-"""What is decided before a machine is started."""
+"""What is decided before a machine is started. Here: how its guest is contextualized, as a value; contexts.py decides which way."""
+
+from __future__ import annotations
+
+from belljar.context import Chosen, Seed
+from belljar.hypervisor import DomainSpec
+from belljar.image import BootFiles, Image
+from belljar.model import Context
+from belljar.records import dataclass
+
+# What a boot waits for, for a person who waited too long; else it is the guest's agent.
+AWAITED = {
+    Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
+    Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
+    Context.NONE: "the agent that the image has to start itself to answer",
+}
+
+
+@dataclass(frozen=True)
+class GuestContext:
+    """How a guest is contextualized, with all that a domain needs for it."""
+
+    chosen: Chosen
+    files: BootFiles
+    image: Image  # whose disk is the one the machine's own stands on
+    seed: Seed | None = None
+    layer: str = ""  # digest of what was put into the image's disk
+    private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
+
+    @property
+    def has_own_init(self) -> bool:
+        """Is the image's own init started, and not belljar's?"""
+        return self.chosen.context is not Context.RAMDISK
+
+    @property
+    def digest(self) -> str:
+        """Of what is booted, and part of a template's key."""
+        more = [self.seed.digest if self.seed is not None else "", self.layer]
+        if not any(more):
+            return self.files.digest
+        from belljar.host.quick_imports import sha256
+
+        return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
+
+    @property
+    def awaited(self) -> str:
+        """What a boot waits for."""
+        return AWAITED.get(self.chosen.context, "the guest's agent to answer")
+
+    def make_seed(self, spec: DomainSpec) -> None:
+        """Make the seed of a cold start or a template, if it is not there; a clone has its template's."""
+        if self.seed is not None and spec.seed is not None and not spec.seed.exists():
+            self.seed.write(spec.seed)

@@ -9,11 +9,10 @@ from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, N
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, cloning_of
 from belljar.image import Image
-from belljar.machine.extras import Equipment
-from belljar.machine.extras.shares import host_folders
+from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Keep, Parts
-from belljar.machine.planning.guest_context import GuestContext, has_usual_way
+from belljar.machine.planning import GuestContext
 from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
 from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
@@ -35,7 +34,7 @@ class Plan:
 
     @property
     def awaited(self) -> str:
-        """What its start waits for, for a person who waited in vain."""
+        """What its start waits for."""
         return self.context.awaited if self.template is None else "the clone's agent to answer"
 
 
@@ -179,12 +178,11 @@ class Planner:
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
         nic = None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
-        folders = host_folders(machine)
         spec = DomainSpec(
             id=request.id, cpus=machine.cpus, memory=-(-machine.memory // LARGE_PAGE) * LARGE_PAGE,
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
-            nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in folders),
+            nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
             owner=qemu_owner(request, parts.qemu_owner, os.geteuid()),
             disks=equipment.disks,
             seed=None if context.seed is None else life.folder / SEED,
@@ -203,6 +201,13 @@ class Planner:
         return await decide(request, image, self._parts, self._keep)
 
 
+def has_usual_way(request: Request, image: Image) -> bool:
+    """Is this a machine like most: belljar's ramdisk, in an image that has all it needs?"""
+    facts, is_free = image.facts, request.machine.context in (Context.AUTO, Context.RAMDISK)
+    has_all = image.kernel is not None and bool(facts.get("agent_in_initrd"))
+    return is_free and not facts.get("context") and request.work.has_agent and has_all
+
+
 def awaited_line(work: Work) -> bytes:
     """What is waited for on the console."""
     return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
@@ -218,7 +223,7 @@ def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
     account = request.work.account
     if account is not None and account.uid != 0:
         return account.uid, account.gid
-    if host_folders(request.machine):
+    if request.machine.shares:
         return 0, 0
     try:
         return _account("belljar")

@@ -35,7 +35,7 @@ from belljar.image import (
 )
 from belljar.machine.life.claim import lock_of
 from belljar.machine.parts import Keep, Parts
-from belljar.machine.planning.guest_context import GuestContext
+from belljar.machine.planning import GuestContext
 from belljar.machine.workshop.workshop import Workshop
 from belljar.model import Context, NetworkMode, Request, dumps
 from belljar.records import replace

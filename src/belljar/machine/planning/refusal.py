@@ -12,7 +12,6 @@ from belljar.host.room import host_memory
 from belljar.image import Image
 from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
-from belljar.machine.extras.shares import host_folders
 from belljar.machine.parts import Parts
 from belljar.machine.states import class_of_error
 from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
@@ -76,7 +75,7 @@ def check_scratch(request: Request) -> None:
 
 
 def check_shares(request: Request) -> None:
-    for _, share in host_folders(request.machine):
+    for share in request.machine.shares:
         # A site shares /home with all jobs: what each may write to there is for the files' own modes to say.
         is_writer, problem = not share.readonly and request.requester == "cli", ""
         if not os.path.isdir(share.source):
@@ -93,7 +92,7 @@ def check_mounts(request: Request, image: Image) -> None:
     known = image.facts.get("mounts")
     if not isinstance(known, list):
         return
-    for _, share in host_folders(request.machine):
+    for share in request.machine.shares:
         if share.kind.value not in known:
             raise NoFileSystem(
                 f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}"
