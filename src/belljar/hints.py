@@ -27,15 +27,7 @@ if not TYPE_CHECKING:
     class Protocol:
         """What others are to offer."""
 
-    class Any(Hint): ...
-
-    class Generic(Hint): ...
-
-    class NoReturn(Hint): ...
-
-    class TypeGuard(Hint): ...
-
-    class Unpack(Hint): ...
+    Any = Generic = NoReturn = TypeGuard = Unpack = Hint
 
     def cast(kind, value):
         return value

@@ -28,15 +28,8 @@ def setting(default: T, help: str, /, **facts: object) -> T:
 class State(str, Enum):
     """Where a machine stands in its life. A state ending in -ING is an intent, journaled before the act."""
 
-    REQUESTED = "requested"
-    PREPARING = "preparing"
-    STARTING = "starting"
-    BOOTING = "booting"
-    READY = "ready"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    CLEANING = "cleaning"
-    DONE = "done"
+    REQUESTED, PREPARING, STARTING, BOOTING = "requested", "preparing", "starting", "booting"
+    READY, RUNNING, STOPPING, CLEANING, DONE = "ready", "running", "stopping", "cleaning", "done"
 
 
 class Cause(str, Enum):
@@ -66,9 +59,7 @@ class OutcomeClass(str, Enum):
 
 
 class Start(str, Enum):
-    AUTO = "auto"
-    CLONE = "clone"
-    COLD = "cold"
+    AUTO, CLONE, COLD = "auto", "clone", "cold"
 
 
 class NetworkMode(str, Enum):
@@ -219,7 +210,7 @@ class RunPayload:
 
     @property
     def has_agent(self) -> bool:
-        """Always: how else would it begin?"""
+        """It begins the payload."""
         return True
 
 
@@ -253,7 +244,7 @@ class OwnWork:
 
     @property
     def account(self) -> Account | None:
-        """Nobody's but the guest's."""
+        """The guest's own work has no account of the host's."""
         return None
 
     @property

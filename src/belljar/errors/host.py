@@ -87,12 +87,6 @@ class LockTimeout(HostError):
     retry = Retry.LATER
 
 
-class NoAccelerator(HostError):
-    """The accelerator asked for by the settings does not boot a guest on this host."""
-
-    hint = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
-
-
 class NoGuard(HostError):
     """The kernel, or the container belljar runs in, does not let it guard what a machine sends into the network."""
 

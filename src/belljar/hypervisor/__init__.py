@@ -317,7 +317,7 @@ class Hypervisor(Protocol):
 
     def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
         """The accelerator for guests of this kernel, and why. The first time it may block for `proof_timeout`. Raises
-        NoAccelerator when the settings insist on one that does not work."""
+        HostError when the settings insist on one that does not work."""
 
     def check(self, spec: DomainSpec) -> None:
         """Refuse what this driver or this host cannot give a machine. Raises DriverLacks, CommandMissing, HostError."""

@@ -20,36 +20,23 @@ SMALLEST_MEMORY = 64 * MIB  # of any machine
 class Settings:
     """`[machine]` in the settings files."""
 
-    hypervisor: str = setting(
-        "qemu", "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/libvirt.md)"
-    )
+    hypervisor: str = setting("qemu",
+        "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/libvirt.md)")  # fmt: skip
     cpus: int = setting(1, "virtual cpus of a machine that asks for none", minimum=1, maximum=4096)
     memory: int = setting(512 * MIB, "memory of a machine that asks for none", unit="bytes", minimum=SMALLEST_MEMORY)
     network: NetworkMode = setting(NetworkMode.NONE, "network of a machine that asks for none: none or user")
     start: Start = setting(Start.AUTO, "auto: clone a template where one can be had; clone and cold insist")
-    context: Context = setting(
-        Context.AUTO,
-        "how a guest is given the agent where nothing is asked for: as the image is best served, or insist",
-    )
+    context: Context = setting(Context.AUTO,
+        "how a guest is given the agent where nothing is asked for: as the image is best served, or insist")  # fmt: skip
     grace: float = setting(10.0, "time between TERM and the machine's end", unit="seconds")
-    clone_timeout: float = setting(
-        30.0, "a clone that has not answered after this is booted cold instead", unit="seconds"
-    )
-    pack_files: int = setting(
-        1000,
-        "a folder of --in with so many files and folders gets into the machine as a packed disk; 0: not for their number",
-    )
-    pack_size: int = setting(
-        64 * MIB,
-        "a folder of --in of this size gets into the machine as a packed disk; 0: not for its size",
-        unit="bytes",
-    )
-    output_limit: int = setting(
-        64 * MIB,
-        "the latest part of a detached machine's stdout, and of its stderr, that is kept: at most this much of each",
-        unit="bytes",
-        minimum=4096,
-    )
+    clone_timeout: float = setting(30.0,
+        "a clone that has not answered after this is booted cold instead", unit="seconds")  # fmt: skip
+    pack_files: int = setting(1000,
+        "a folder of --in with so many files and folders gets into the machine as a packed disk; 0: not for their number")  # fmt: skip
+    pack_size: int = setting(64 * MIB,
+        "a folder of --in of this size gets into the machine as a packed disk; 0: not for its size", unit="bytes")  # fmt: skip
+    output_limit: int = setting(64 * MIB,
+        "the latest part of a detached machine's stdout, and of its stderr, that is kept: at most this much of each", unit="bytes", minimum=4096)  # fmt: skip
     keep_days: int = setting(7, "records and logs of ended machines are kept this long", unit="days")
     keep_count: int = setting(1000, "at most this many ended machines are kept with their logs")
 
@@ -131,15 +118,20 @@ class MachineView:
     began: float | None = None  # when its work did
 
     @property
-    def labels(self) -> dict[str, str]:
-        """What else was said of it when it was asked for."""
+    def pairs(self) -> list[tuple[str, str]]:
+        """What else its request tells of it; a label may be there more than once."""
         pairs = self.request.get("labels")
         pairs = pairs if isinstance(pairs, list) else []
-        return {str(one[0]): str(one[1]) for one in pairs if isinstance(one, list) and len(one) == 2}
+        pairs = [pair for pair in pairs if isinstance(pair, list) and [type(word) for word in pair] == [str, str]]
+        return [(kind, text) for kind, text in pairs]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.pairs)
 
     @property
     def payload(self) -> dict[str, Any]:
         """What of its payload is in its record; nothing of a guest at its own work."""
         work = self.request.get("work")
-        found = work.get("payload") if isinstance(work, dict) else None
-        return found if isinstance(found, dict) else {}
+        payload = work.get("payload") if isinstance(work, dict) else None
+        return payload if isinstance(payload, dict) else {}

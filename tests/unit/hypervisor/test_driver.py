@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.hypervisor.test_template import make
 
-from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator, TemplateError
+from belljar.errors import CommandMissing, HostError, ImageCorrupt, TemplateError
 from belljar.host.processes import start_time
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, load
 from belljar.hypervisor.qemu import driver, host, proof
@@ -166,7 +166,7 @@ def test_without_kvm_auto_falls_back_and_kvm_is_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(proof, "obstacle", lambda: "/dev/kvm does not exist")
     auto, insisting = (load(Settings(accelerator=Accelerator(name)), tmp_path) for name in ("auto", "kvm"))
     assert auto.accelerator(Boot()) == (Accelerator.TCG, "/dev/kvm does not exist")
-    with pytest.raises(NoAccelerator, match="does not exist"):
+    with pytest.raises(HostError, match="does not exist"):
         insisting.accelerator(Boot())
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from belljar.errors import NoAccelerator
+from belljar.errors import HostError
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder
 from belljar.hypervisor import Accelerator, Boot, Settings, Template
@@ -82,7 +82,9 @@ class QemuHost:
         if answer.works:
             return Accelerator.KVM, answer.why
         if insisted is Accelerator.KVM:
-            raise NoAccelerator(f"KVM does not work on this host: {answer.why}")
+            from belljar.hypervisor.qemu.process.complaints import NO_KVM
+
+            raise HostError(f"KVM does not work on this host: {answer.why}", hint=NO_KVM)
         return Accelerator.TCG, answer.why
 
     def _proof(self, boot: Boot) -> Proof:

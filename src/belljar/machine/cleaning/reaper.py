@@ -35,6 +35,7 @@ LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was asked; for the kernel, after SIGKILL
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
+KEPT = ("name", "image", "requester", "labels", "cpus", "memory", "disk", "network")  # of the request, in an outcome
 NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
 
 
@@ -96,9 +97,9 @@ class Reaper:
         for path in self._strays():
             undone += _told(path.stem, _removed(path))
         network.sweep(self._folders.run)
-        return undone + list(_told("", self._expired_templates()))
+        return undone + list(_told("", self._expire_templates()))
 
-    def _expired_templates(self) -> Iterator[Undone]:
+    def _expire_templates(self) -> Iterator[Undone]:
         drafts = self._hypervisor.abandoned_templates()
         yield from (Undone("", "template expired", key) for key in self._hypervisor.expire_templates(time.time()))
         yield from (Undone("", DRAFT, str(path)) for path in drafts if not path.exists())
@@ -117,10 +118,8 @@ class Reaper:
     def _undo(self, id: MachineId, deadline: float, folder: Path) -> Iterator[Undone]:
         """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
         pid = claimed_by(folder) if folder == self._folders.begun / id else None
-        if pid and start_time(pid) == next(iter(read(folder)), {}).get(
-            "started"
-        ):  # it is just ending, or has ended since
-            return
+        if pid and start_time(pid) == next(iter(read(folder)), {}).get("started"):
+            return  # it is just ending, or has ended since
         with ExitStack() as held:
             try:
                 held.enter_context(locked(folder / LOCK, timeout=_left(deadline), what="finish a dead machine"))
@@ -149,19 +148,17 @@ class Reaper:
                 yield Undone(id, str(what), str(path))
             except BelljarError as exc:
                 yield Undone(id, NOT_FINISHED, str(path), exc.message)
-        elif self._is_place_of(id, path) and path.exists():
-            path.unlink(missing_ok=True)
-            yield Undone(id, str(what), str(path))
-
-    def _is_place_of(self, id: MachineId, path: Path) -> bool:
-        """Is this where belljar puts a machine's overlay, its further disks or its identity?"""
-        own = (self._folders.overlay(id), self._folders.identities / path.name)
-        return path in own or path == self._folders.attachment(id, path.name.partition(".")[2])
+        else:  # only where belljar puts a machine's overlay, its further disks or its identity
+            folders, ending = self._folders, path.name.partition(".")[2]
+            places = (folders.overlay(id), folders.identities / path.name, folders.attachment(id, ending))
+            if path in places and path.exists():
+                path.unlink(missing_ok=True)
+                yield Undone(id, str(what), str(path))
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
         """Write the outcome and its row in the ledger, each once, if the supervisor did not."""
         ledger, ended = Ledger(self._folders.logs), self._folders.ended(id)
-        row = ledger.row(id, since=_began(events))
+        row = ledger.row(id, since=float(events[0]["time"]) if events else 0.0)
         outcome = _written(folder / OUTCOME, id) or _written(ended / OUTCOME, id)
         if outcome is None:
             outcome = row or to_json(_post_mortem(folder, id, events, self._disks(id)))
@@ -201,17 +198,13 @@ class Reaper:
 def supervisor(folder: Path) -> int | None:
     """The process that claimed the machine, if it is one that has its lock open: a pid alone is nobody's name."""
     pid = claimed_by(folder)
-    return pid if pid and pid != os.getpid() and _has_open(pid, folder / LOCK) else None
-
-
-def _has_open(pid: int, path: Path) -> bool:
     with suppress(OSError):
-        wanted = os.stat(path)
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        lock = os.stat(folder / LOCK)
+        for name in os.listdir(f"/proc/{pid}/fd") if pid and pid != os.getpid() else ():
             with suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
-                    return True
-    return False
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), lock):
+                    return pid
+    return None
 
 
 def _ask(folder: Path) -> None:
@@ -265,18 +258,15 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
     """Drop the oldest ended machines beyond *count*, and those older than *days*. Cheap when there is nothing to do."""
     names = [name for name in _names(folders.logs) if not name.startswith(("ledger-", "."))]
     if len(names) <= count:
-        oldest = now - days * 86400
         start = int.from_bytes(os.urandom(2)) % (len(names) or 1)  # a look at some is enough: so will others
         names = (names[start:] + names[:start])[:256]
-        doomed = [name for name in names if ended_at(folders.logs / name) < oldest]
+        doomed = [name for name in names if ended_at(folders.logs / name) < now - days * 86400]
     else:
         doomed = sorted(names, key=lambda name: ended_at(folders.logs / name))[: len(names) - count + count // 10]
-    removed = 0
+    doomed = [name for name in doomed if not (folders.logs / name / KEPT_DISK).exists()]  # kept on purpose
     for name in doomed:
-        if not (folders.logs / name / KEPT_DISK).exists():  # kept on purpose
-            remove_tree(folders.logs / name)
-            removed += 1
-    return removed
+        remove_tree(folders.logs / name)
+    return len(doomed)
 
 
 def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | None = None) -> list[MachineId]:
@@ -313,10 +303,6 @@ def _bereaved(folders: Folders) -> list[MachineId]:
     return [id for id, pid in claimed.items() if pid is not None and not os.path.exists(f"/proc/{pid}")]
 
 
-def _began(events: list[Event]) -> float:
-    return float(events[0]["time"]) if events else 0.0
-
-
 def _written(path: Path, id: MachineId) -> dict[str, Any] | None:
     """An outcome that its supervisor could still write."""
     with suppress(OSError, ValueError, BelljarError):
@@ -332,13 +318,16 @@ def _post_mortem(folder: Path, id: MachineId, events: list[Event], disks: list[P
     job_killed = not rebooted and any(event["event"] == JOB_KILLED for event in events)
     cause = Cause.CANCELLED if job_killed else Cause.NODE_FAULT
     who = "the host was restarted" if rebooted else "its job was killed" if job_killed else "belljar was killed"
-    how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
+    how = ""
+    if ends:
+        code, number = ends[-1].get("exit_code"), ends[-1].get("signal")
+        how = f"; the payload had ended with {f'exit code {code}' if number is None else f'signal {number}'}"
     over = _last_sign(folder, disks) if rebooted else time.time()
     worked = [max(over - float(one["time"]), 0.0) for one in events if one.get("state") == State.RUNNING.value]
     return Outcome(
         id=id, cause=cause, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[cause],
         reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}{how}",
-        started=_began(events), ended=over, phases={"run": worked[0]} if worked else {}, **_asked(folder), **shutdown_of(folder),
+        started=float(events[0]["time"]) if events else 0.0, ended=over, phases={"run": worked[0]} if worked else {}, **_asked(folder), **shutdown_of(folder),
     )  # fmt: skip
 
 
@@ -360,16 +349,11 @@ def _asked(folder: Path) -> dict[str, Any]:
         account = payload.get("account") if isinstance(payload, dict) else None
         bare = {name: asked.get(name) for name in ("id", "machine", "name", "requester", "labels")}
         told = Outcome.of(Request.from_json({**bare, "work": {}}), Cause.NODE_FAULT, OutcomeClass.NODE)
-        who = (
-            {"uid": os.stat(folder).st_uid} if account is None else {"uid": account["uid"], "account": account["name"]}
-        )
-        kept = ("name", "image", "requester", "labels", "cpus", "memory", "disk", "network")
-        return {**{name: getattr(told, name) for name in kept}, **who}
+        kept = {name: getattr(told, name) for name in KEPT}
+        if account is None:
+            return {**kept, "uid": os.stat(folder).st_uid}
+        return {**kept, "uid": account["uid"], "account": account["name"]}
     return {}
-
-
-def _how(end: Event) -> str:
-    return f"signal {end['signal']}" if end.get("signal") is not None else f"exit code {end.get('exit_code')}"
 
 
 def ended_at(folder: Path) -> float:

@@ -66,9 +66,8 @@ class CacheDisk(Extra):
     async def prepare(self, life: Life, there: Equipment) -> Equipment:
         """Raises ImpossibleSize, NoSpace, CommandMissing, CommandFailed, HostError."""
         # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
-        cache, lock, reason = await in_thread(
-            lambda: take(life.folders, self._size), undo=lambda taken: taken[1].release()
-        )
+        folders, size = life.folders, self._size
+        cache, lock, reason = await in_thread(lambda: take(folders, size), undo=lambda taken: taken[1].release())
         self._taken = cache, lock
         cache.mark.unlink(missing_ok=True)
         life.record.write("cache", path=str(cache.path), number=cache.number, made=reason)
@@ -133,10 +132,8 @@ def folder_of(folders: Folders) -> Path:
 
 def check_size(size: int) -> None:
     if not SMALLEST <= size <= LARGEST:
-        raise ImpossibleSize(
-            f"a cache of {size} bytes: at least {SMALLEST // MIB} MiB, at most {LARGEST // GIB} GiB",
-            hint="Ask for another size with --cache.",
-        )
+        bounds = f"at least {SMALLEST // MIB} MiB, at most {LARGEST // GIB} GiB"
+        raise ImpossibleSize(f"a cache of {size} bytes: {bounds}", hint="Ask for another size with --cache.")
 
 
 def trouble(cache: Cache, size: int | None = None) -> str:

@@ -34,12 +34,9 @@ def values(
     cpus = request.machine.cpus
     machine = {"total_cpu": str(cpus)}
     job = {
-        "allocated_cpu": str(cpus),
-        "grace_secs_job": str(max(int(request.grace), 0)),
-        "job_id": job_id(request),
-        "jobstart_secs": str(int(now)),
-        "max_rss_bytes": str(request.machine.memory),
-    }
+        "allocated_cpu": str(cpus), "grace_secs_job": str(max(int(request.grace), 0)), "job_id": job_id(request),
+        "jobstart_secs": str(int(now)), "max_rss_bytes": str(request.machine.memory),
+    }  # fmt: skip
     room = request.machine.disk if request.machine.scratch is None else request.machine.scratch
     if room is not None:
         job["scratch_limit_bytes"] = str(room)
@@ -94,7 +91,5 @@ def job_id(request: Request) -> str:
 
 
 def _files(folder: bytes, values: dict[str, str]) -> tuple[PlainFile, ...]:
-    return tuple(
-        PlainFile(folder + b"/" + key.encode(), value.encode(), 0o644, is_users=False)
-        for key, value in sorted(values.items())
-    )
+    pairs = [(folder + b"/" + key.encode(), value.encode()) for key, value in sorted(values.items())]
+    return tuple(PlainFile(path, data, 0o644, is_users=False) for path, data in pairs)

@@ -31,8 +31,7 @@ PROGRAM = "mksquashfs"
 OPTIONS = ("-tar", "-noappend", "-no-progress", "-quiet", "-noI", "-noD", "-noF", "-noX", "-mem", "128M")
 ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
 MOST_HOLES = GIB  # of a folder, which are read and written as zeros
-LONGEST = 4 * 3600.0  # seconds one folder may take
-ASK_TIMEOUT = 10.0
+LONGEST, ASK_TIMEOUT = 4 * 3600.0, 10.0  # seconds one folder may take, and the question which version it is
 MESSAGE = 4096
 
 
@@ -70,17 +69,13 @@ class Inputs(Extra):
         if payload.files:
             await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
         for item in payload.inputs:
-            name = self._packed.get(item, "")
-            if not name or not await self._laid(guest, name, devices[name], item, payload):
-                await guest.put(item, payload.account, payload.cwd)
-
-    async def _laid(self, guest: Guest, name: str, device: str, item: Transfer, payload: Payload) -> bool:
-        try:
-            await guest.mount_packed(name, device, item.inside, payload.account, payload.cwd)
-        except NoPackedFolders as error:
-            self._life.record.tell("not-packed", reason=error.message)
-            return False
-        return True
+            if name := self._packed.get(item):
+                try:
+                    await guest.mount_packed(name, devices[name], item.inside, payload.account, payload.cwd)
+                    continue
+                except NoPackedFolders as error:
+                    self._life.record.tell("not-packed", reason=error.message)
+            await guest.put(item, payload.account, payload.cwd)
 
 
 def folders_to_pack(payload: Payload, settings: Settings) -> Iterator[Transfer]:
@@ -147,7 +142,8 @@ async def pack_folder(item: Transfer, target: Path, account: Account, cpus: int)
     owner = ("-force-uid", str(account.uid), "-force-gid", str(account.gid))
     argv = [which(PROGRAM) or PROGRAM, "-", str(target), *OPTIONS, *owner, "-processors", str(cpus)]
     words = os.memfd_create(PROGRAM, os.MFD_CLOEXEC)  # a pipe could fill up, and stop it
-    child = _spawn(argv, words)
+    # It reads from us, so it ends when we do, however that is.
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=words, env=ENVIRONMENT)  # noqa: ASYNC220
     try:
         async with asyncio.timeout(LONGEST):
             trouble = await in_thread(lambda: _feed(child, item))
@@ -165,11 +161,6 @@ async def pack_folder(item: Transfer, target: Path, account: Account, cpus: int)
             raise NoSpace(f"{target.parent}: no space left to pack {item.outside}")
         lines = said.strip().splitlines() or ["no message"]
         raise CommandFailed(f"{PROGRAM}: exit {child.returncode}: {lines[-1]}")
-
-
-def _spawn(argv: list[str], errors: int) -> subprocess.Popen[bytes]:
-    """It reads from us, so it ends when we do, however that is."""
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=ENVIRONMENT)
 
 
 def _feed(child: subprocess.Popen[bytes], item: Transfer) -> InputMissing | CommandFailed | None:

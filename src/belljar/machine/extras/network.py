@@ -79,19 +79,14 @@ class MetadataService(Extra):
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
             address=link.address.partition("/")[0], mac=link.mac, told=request.work.told if isinstance(request.work, OwnWork) else (),
         )  # fmt: skip
-        folder = self._life.folder
-        return metadata_service(
-            instance, self._features, folder / JOBOUTPUTS, folder / CREDENTIALS, self._parts.context
-        )
+        outputs, credentials = self._life.folder / JOBOUTPUTS, self._life.folder / CREDENTIALS
+        return metadata_service(instance, self._features, outputs, credentials, self._parts.context)
 
     def _features(self) -> Features:
         """What the files in a guest with an agent say, and the older names. Before there is a payload, time counts from the machine's start."""
         life = self._life
-        machine, job = before_2016(
-            *values(
-                life.request, life.time_began or life.outcome.started, self._parts.hs06_per_cpu, life.deadline.moved_to
-            )
-        )
+        began, hs06 = life.time_began or life.outcome.started, self._parts.hs06_per_cpu
+        machine, job = before_2016(*values(life.request, began, hs06, life.deadline.moved_to))
         return {"machinefeatures": machine, "jobfeatures": job}
 
 

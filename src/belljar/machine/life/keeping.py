@@ -30,7 +30,7 @@ from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
-from belljar.model import NetworkMode, OwnWork, Request, RunPayload, Start, State, Work
+from belljar.model import NetworkMode, Request, RunPayload, Start, State, Work
 
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
@@ -151,13 +151,12 @@ class Keeping:
         """QEMU runs when this returns, watched, with its console kept."""
         hypervisor, life = self.parts.hypervisor, self.life
         await self._is_told
-        self.now.domain = await hypervisor.launch(plan.spec, plan.template)
+        self.now.domain = domain = await hypervisor.launch(plan.spec, plan.template)
         life.point("after-spawn")
-        domain = self.now.domain
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
         loop = asyncio.get_running_loop()
-        self._fate = loop.create_task(put_away.read(self.now.domain.events(), life, self._run.explain_off))
-        self.now.console = Console(life.folder, self.now.domain.console, awaited_line(life.request.work))
+        self._fate = loop.create_task(put_away.read(domain.events(), life, self._run.explain_off))
+        self.now.console = Console(life.folder, domain.console, awaited_line(life.request.work))
         self._tasks.append(loop.create_task(self.now.console.run()))
         if plan.spec.nic is not None and plan.spec.nic.egress is not None:
             from belljar.machine.extras.network import listen
@@ -303,10 +302,10 @@ def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
         from belljar.machine.extras.disks import Exchange
 
         yield Exchange(machine.disk or image.virtual_size)
-    if isinstance(work, RunPayload) and work.payload.inputs:
-        from belljar.machine.extras.inputs import Inputs
+        if work.payload.inputs:
+            from belljar.machine.extras.inputs import Inputs
 
-        yield Inputs(work.payload, parts.settings)
+            yield Inputs(work.payload, parts.settings)
     if machine.network is not NetworkMode.NONE and parts.networks is not None:
         from belljar.machine.extras.network import MetadataService, Network, has_metadata
 
@@ -317,10 +316,8 @@ def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
 
 def run_of(work: Work, life: Life, now: Present, parts: Parts) -> Run:
     """How this work is carried out."""
-    match work:
-        case RunPayload():
-            return PayloadRun(work, life, now, parts)
-        case OwnWork():
-            from belljar.machine.life.own_work import OwnRun
+    if isinstance(work, RunPayload):
+        return PayloadRun(work, life, now, parts)
+    from belljar.machine.life.own_work import OwnRun
 
-            return OwnRun(work, life, now)
+    return OwnRun(work, life, now)

@@ -84,9 +84,8 @@ class Keeper:
 
     def release(self) -> None:
         """It was asked for nothing, and so has made nothing."""
-        self._process.kill()
-        with self._process:
-            pass
+        with self._process as process:
+            process.kill()
 
 
 def command() -> list[str]:

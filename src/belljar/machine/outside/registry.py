@@ -104,8 +104,8 @@ class Machines:
 
 def jobs_of(view: MachineView) -> frozenset[str]:
     """The batch job this machine was made for, under each of its ids (`slurm:4711`); empty where there is none."""
-    system, colon, id = view.requester.partition(":")
-    return frozenset(f"{system}:{one}" for one in (id, *_aliases(view))) if colon and system and id else frozenset()
+    system, _, id = view.requester.partition(":")
+    return frozenset(f"{system}:{name}" for name in (id, *_aliases(view))) if system and id else frozenset()
 
 
 def known_as(view: MachineView) -> frozenset[str]:
@@ -114,9 +114,7 @@ def known_as(view: MachineView) -> frozenset[str]:
 
 
 def _aliases(view: MachineView) -> list[str]:
-    labels = view.request.get("labels")
-    pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
-    return [text for kind, text in pairs if kind == "alias" and isinstance(text, str)]
+    return [text for kind, text in view.pairs if kind == "alias"]
 
 
 def _folders(parent: Path) -> list[Path]:

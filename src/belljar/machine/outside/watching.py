@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 from belljar.errors import HostError
@@ -23,17 +24,9 @@ from belljar.machine.life.claim import claimed_by
 from belljar.model import MachineId
 
 ENDED = "ended"  # the event of a machine's row in the ledger
-TOLD = (
-    "cause",
-    "class",
-    "exit_code",
-    "signal",
-    "reason",
-    "labels",
-    "shutdown_code",
-    "shutdown_message",
-    "started",
-)  # of that row
+TOLD = (  # of that row
+    "cause", "class", "exit_code", "signal", "reason", "labels", "shutdown_code", "shutdown_message", "started",
+)  # fmt: skip
 GONE = IN_DELETE | IN_MOVED_FROM
 
 
@@ -134,13 +127,14 @@ class Stream:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._watch.fileno(), woken.set)
         try:
-            events = self._everything()
+            rows = self._rows()
+            events = chain(self._machines_now(), rows)
             while True:
                 for event in events:
                     yield event
                 await woken.wait()
                 woken.clear()
-                events = self._changed()
+                events = chain(self._changed())
         finally:
             loop.remove_reader(self._watch.fileno())
             self.close()
@@ -164,11 +158,6 @@ class Stream:
                 yield from self._came_or_went(one.name, bool(one.mask & GONE))
             elif (id := self._by_watch.get(one.watch)) is not None:
                 yield from self._more(id)
-        yield from rows
-
-    def _everything(self) -> Iterator[Event]:
-        rows = self._rows()
-        yield from self._machines_now()
         yield from rows
 
     def _machines_now(self) -> Iterator[Event]:

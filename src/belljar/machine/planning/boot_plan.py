@@ -51,10 +51,9 @@ class Planner:
         spec, context, wanted = plan.spec, plan.context, self._life.request.machine.start
         if wanted is Start.COLD:
             return await self._with_disk(replace(plan, reason="asked for"))
-        why = context.private
+        why, cloning = context.private, self._parts.hypervisor.cloning
         if awaited_line(self._life.request.work):
             why = "it is awaited by a line on its console, which a clone's template has written"
-        cloning = self._parts.hypervisor.cloning
         if not why and isinstance(cloning, str):
             why = cloning
         if not why:
@@ -79,10 +78,9 @@ class Planner:
     async def template(self, *, exact: bool) -> Template:
         """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         plan, templates = await self._undecided(), cloning_of(self._parts.hypervisor)
-        framed = (
-            None if exact else in_base_frame(plan.spec, self._image, templates, has_own_init=plan.context.has_own_init)
-        )
-        spec = framed or plan.spec
+        spec, has_own_init = plan.spec, plan.context.has_own_init
+        if not exact:
+            spec = in_base_frame(spec, self._image, templates, has_own_init=has_own_init) or spec
         found = templates.find_template(spec)
         return found if isinstance(found, Template) else await self._make(spec, plan.context)
 
@@ -132,9 +130,8 @@ class Planner:
         making = Making(context.image.disk, parts.make_guest, account, context.awaited, parts.boot_timeout)
         with life.phase("template"):
             context.make_seed(spec)
-            with parts.showing(
-                f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
-            ):
+            what = f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
+            with parts.showing(what):
                 return await make_template(parts.hypervisor, spec, making, life.record)
 
     def _as_clone(self, plan: Plan) -> Plan:
@@ -166,13 +163,16 @@ class Planner:
         """The machine in the hypervisor's words, and how its guest is contextualized."""
         parts, life, image, equipment = self._parts, self._life, self._image, self._equipment
         request, machine = life.request, life.request.machine
-        context = await self._guest_context()
+        if has_usual_way(request, image):
+            context = GuestContext(Chosen(Context.RAMDISK, ""), parts.images.boot_files(image), image)
+        else:  # what other ways take is imported by those who go them
+            from belljar.machine.planning.contexts import decide
+
+            context = await decide(request, image, parts, self._keep)
         files = context.files
         if request.work.user_data is not None and not (equipment.answers or context.private):
-            raise BadUserData(
-                f"image {machine.image}: nothing would bring the user data to the guest",
-                hint="Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`.",
-            )
+            hint = "Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`."
+            raise BadUserData(f"image {machine.image}: nothing would bring the user data to the guest", hint=hint)
         boot = Boot(files.kernel, files.initrd, files.append, context.digest, files.firmware, image.is_disc)
         accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
@@ -184,21 +184,11 @@ class Planner:
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
             owner=qemu_owner(request, parts.qemu_owner, os.geteuid()),
-            disks=equipment.disks,
-            seed=None if context.seed is None else life.folder / SEED,
+            disks=equipment.disks, seed=None if context.seed is None else life.folder / SEED,
         )  # fmt: skip
         if spec.warm:
             await in_thread(lambda: parts.hypervisor.check(spec))
         return Plan(spec, link, context)
-
-    async def _guest_context(self) -> GuestContext:
-        """Belljar's ramdisk, as usual; what other ways take is imported by those who go them."""
-        request, image = self._life.request, self._image
-        if has_usual_way(request, image):
-            return GuestContext(Chosen(Context.RAMDISK, ""), self._parts.images.boot_files(image), image)
-        from belljar.machine.planning.contexts import decide
-
-        return await decide(request, image, self._parts, self._keep)
 
 
 def has_usual_way(request: Request, image: Image) -> bool:
@@ -237,7 +227,6 @@ def _account(name: str) -> tuple[int, int]:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
-        raise NotPermitted(
-            f"qemu.user = {name!r}: no such user on this host", hint='Create the user, or set `qemu.user = "auto"`.'
-        ) from None
+        hint = 'Create the user, or set `qemu.user = "auto"`.'
+        raise NotPermitted(f"qemu.user = {name!r}: no such user on this host", hint=hint) from None
     return entry.pw_uid, entry.pw_gid

@@ -32,7 +32,7 @@ from belljar.image import (
     ImageStore,
     agent_unit,
     layer_name,
-)
+)  # fmt: skip
 from belljar.machine.life.claim import lock_of
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning import GuestContext
@@ -59,10 +59,9 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
     if not work.has_agent:
         return by_itself(request, image, images)
     if image.is_disc:
-        raise UsageError(
-            f"image {request.machine.image} is a disc whose guests know their own work: no command can be run in one",
-            hint="Give it user data with --user-data, and no command.",
-        )
+        problem = "is a disc whose guests know their own work: no command can be run in one"
+        hint = "Give it user data with --user-data, and no command."
+        raise UsageError(f"image {request.machine.image} {problem}", hint=hint)
     chosen = choose(request.machine.context, means_of(image), request.machine.image)
     files = patient(images.boot_files(image, chosen.context), image)
     grows = (request.machine.disk or 0) > image.virtual_size

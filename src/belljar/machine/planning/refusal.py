@@ -28,9 +28,8 @@ def checked_image(request: Request, parts: Parts) -> Image:
     check_shares(request)
     image = parts.images.resolve(request.machine.image)
     if image.kernel is None and image.facts.get("firmware") == []:
-        raise ImageUnfit(
-            f"image {image.called}: nothing to start in its disk: no kernel, no boot loader", hint=INSTALLED
-        )
+        problem = "nothing to start in its disk: no kernel, no boot loader"
+        raise ImageUnfit(f"image {image.called}: {problem}", hint=INSTALLED)
     check_memory(request, image)
     check_mounts(request, image)
     parts.overlays.size(image, None if image.is_disc else request.machine.disk)
@@ -43,10 +42,8 @@ def check_size(request: Request) -> None:
     if not 1 <= machine.cpus <= (os.cpu_count() or 1):
         raise ImpossibleSize(f"{machine.cpus} cpus: this host has {os.cpu_count()}")
     if machine.memory < SMALLEST_MEMORY:
-        raise ImpossibleSize(
-            f"{machine.memory} bytes of memory: a machine needs at least {SMALLEST_MEMORY // MIB} MiB",
-            hint="Ask for more with --memory.",
-        )
+        least, hint = f"{SMALLEST_MEMORY // MIB} MiB", "Ask for more with --memory."
+        raise ImpossibleSize(f"{machine.memory} bytes of memory: a machine needs at least {least}", hint=hint)
     total, available = host_memory()
     if machine.memory > total:
         raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: this host has {total // MIB} MiB")
@@ -58,20 +55,16 @@ def check_memory(request: Request, image: Image) -> None:
     """Refuse what the image is known not to start with. Of an older image, or one that boots by firmware, it is not known."""
     least = image.facts.get("least_memory", 0)
     if isinstance(least, int) and request.machine.memory < least:
-        raise ImpossibleSize(
-            f"{request.machine.memory // MIB} MiB of memory: the image {request.machine.image} does not start with less than"
-            f" {least // MIB} MiB",
-            hint="Ask for more with --memory; a batch job, for more memory.",
-        )
+        problem = f"the image {request.machine.image} does not start with less than {least // MIB} MiB"
+        hint = "Ask for more with --memory; a batch job, for more memory."
+        raise ImpossibleSize(f"{request.machine.memory // MIB} MiB of memory: {problem}", hint=hint)
 
 
 def check_scratch(request: Request) -> None:
     size = request.machine.scratch
     if size is not None and not SMALLEST_SCRATCH <= size <= LARGEST_SCRATCH:
-        raise ImpossibleSize(
-            f"a scratch disk of {size} bytes: at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB",
-            hint="Ask for another size with --scratch.",
-        )
+        bounds = f"at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB"
+        raise ImpossibleSize(f"a scratch disk of {size} bytes: {bounds}", hint="Ask for another size with --scratch.")
 
 
 def check_shares(request: Request) -> None:
@@ -94,9 +87,8 @@ def check_mounts(request: Request, image: Image) -> None:
         return
     for share in request.machine.shares:
         if share.kind.value not in known:
-            raise NoFileSystem(
-                f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}"
-            )
+            problem = f"the kernel of the image {image.called} has no {share.kind.value}"
+            raise NoFileSystem(f"--share {share.source}: {problem}")
 
 
 def outcome_of(error: BelljarError) -> Outcome:

@@ -28,7 +28,7 @@ from belljar.hypervisor import (
     Template,
     Templates,
     cloning_of,
-)
+)  # fmt: skip
 from belljar.image import Image
 from belljar.journal import Record
 from belljar.machine import DOUBTS

@@ -139,10 +139,8 @@ class Workshop:
             raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
 
     async def _work(self, task: Task, disk: Extra) -> Outcome:
-        complaint = _Words()
-        request = self._request(task)
-        streams = Streams(None, task.stdout, complaint)
-        outcome = await self._keep(request, streams, Orders(), extras=[disk])
+        complaint, request = _Words(), self._request(task)
+        outcome = await self._keep(request, Streams(None, task.stdout, complaint), Orders(), extras=[disk])
         if outcome.exit_code == 0 and not outcome.error:
             return outcome
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
@@ -165,11 +163,8 @@ class Workshop:
             inputs=task.inputs, outputs=task.outputs,
             files=(PlainFile(TASK, words.encode("ascii"), 0o600, is_users=False), *folders),
         )  # fmt: skip
-        spec = MachineSpec(self._image, cpus=1, memory=MEMORY)
-        id = os.urandom(6).hex()
-        return Request(
-            id, spec, RunPayload(payload), name="", requester="workshop", created=time.time(), timeout=PATIENCE
-        )
+        id, spec, work = os.urandom(6).hex(), MachineSpec(self._image, cpus=1, memory=MEMORY), RunPayload(payload)
+        return Request(id, spec, work, requester="workshop", created=time.time(), timeout=PATIENCE)
 
 
 class _Words:

@@ -15,7 +15,6 @@ from belljar.errors import (
     HostError,
     ImageCorrupt,
     ImpossibleSize,
-    NoAccelerator,
     NoFolderServer,
     NoMemory,
     NoSpace,
@@ -25,6 +24,7 @@ from belljar.errors import (
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor.qemu.process.launch import ended
 
+NO_KVM = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
 MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
 
 COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
@@ -35,7 +35,7 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
     (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
     (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", ImpossibleSize, None),
     (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),
-    (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", NoAccelerator, None),
+    (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", HostError, NO_KVM),
     (r"No space left on device", NoSpace, None),
     (r"qemu_thread_create: Resource temporarily", HostError, MORE_THREADS),
     (r"Failed to get .*lock|Is another process using the image", HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),

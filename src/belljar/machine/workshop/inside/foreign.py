@@ -280,12 +280,7 @@ def inside(work: Callable[[], object]) -> str:
 
 def resolved(path: str) -> str:
     """Where this path leads in the foreign system, links followed there; absolute."""
-
-    def found() -> str:
-        os.lstat(real := os.path.realpath(os.path.join("/", path)))
-        return real
-
-    return inside(found)
+    return inside(partial(os.path.realpath, os.path.join("/", path), strict=True))
 
 
 # -- mounting ----------------------------------------------------------------------------------------------------------
@@ -305,7 +300,8 @@ def mounted(disk: str) -> Iterator[None]:
     for folder in (ROOT, OUT):
         os.makedirs(folder, exist_ok=True)
     places = {}
-    for device in sorted(parts_of(disk), key=lambda name: (len(name), name)):
+    parts = [name for name in os.listdir(f"/sys/block/{disk}") if name.startswith(disk)]
+    for device in sorted(parts or [disk], key=lambda name: (len(name), name)):
         if facts := identify(f"/dev/{device}"):
             places[f"/dev/{device}"] = facts
     mount_root(places)
@@ -316,16 +312,9 @@ def mounted(disk: str) -> Iterator[None]:
         run("umount", "--recursive", ROOT)
 
 
-def parts_of(disk: str) -> list[str]:
-    parts = [name for name in os.listdir(f"/sys/block/{disk}") if name.startswith(disk)]
-    return parts or [disk]
-
-
 def identify(device: str) -> dict[str, str]:
     """What blkid says of it; empty where it is no file system that we know."""
-    done = subprocess.run(
-        ["blkid", "--probe", "--output", "export", device], capture_output=True, text=True, check=False
-    )
+    done = run("blkid", "--probe", "--output", "export", device, check=False)
     facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     facts |= {ours: facts[key] for key, ours in OF_PARTITIONS.items() if key in facts}
     return facts if facts.get("TYPE") in KINDS else {}
@@ -372,20 +361,18 @@ def named(source: str, device: str, facts: dict[str, str]) -> bool:
 
 def mount(device: str, kind: str, target: str, more: str) -> str:
     """Why it could not be mounted; empty when it was."""
-    subprocess.run(["modprobe", "-q", KINDS[kind]], check=False)
+    run("modprobe", "-q", KINDS[kind], check=False)
     options = f"{HARMLESS}{OPTIONS.get(kind, '')}{more}"
-    done = subprocess.run(
-        ["mount", "-t", KINDS[kind], "-o", options, device, target], capture_output=True, text=True, check=False
-    )
+    done = run("mount", "-t", KINDS[kind], "-o", options, device, target, check=False)
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it cannot be mounted"])[-1]
 
 
-def run(*argv: str) -> None:
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
-    )
-    if done.returncode:
-        raise Trouble((done.stderr.decode(errors="replace").strip().splitlines() or [f"{argv[0]} failed"])[-1])
+def run(*argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    null = subprocess.DEVNULL
+    done = subprocess.run(argv, stdin=null, capture_output=True, text=True, errors="replace", check=False)
+    if check and done.returncode:
+        raise Trouble((done.stderr.strip().splitlines() or [f"{argv[0]} failed"])[-1])
+    return done
 
 
 if __name__ == "__main__":
