@@ -280,7 +280,12 @@ def inside(work: Callable[[], object]) -> str:
 
 def resolved(path: str) -> str:
     """Where this path leads in the foreign system, links followed there; absolute."""
-    return inside(partial(os.path.realpath, os.path.join("/", path), strict=True))
+
+    def found() -> str:
+        os.lstat(real := os.path.realpath(os.path.join("/", path)))
+        return real
+
+    return inside(found)
 
 
 # -- mounting ----------------------------------------------------------------------------------------------------------
