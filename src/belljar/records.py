@@ -24,9 +24,10 @@ def _init(self: Any, /, *given: Any, **named: Any) -> None:
     for name, make in self._factories:
         if name not in values:
             values[name] = make()
-    if len(given) > len(known) or values.keys() != known.keys():
-        wrong = sorted(known.keys() ^ values.keys()) or f"{len(given)} values"
-        raise TypeError(f"{type(self).__name__}: missing or unknown: {wrong}")
+    twice = given and [name for name, _ in zip(known, given, strict=False) if name in named]
+    if len(given) > len(known) or twice or values.keys() != known.keys():
+        wrong = twice or sorted(known.keys() ^ values.keys()) or f"{len(given)} values"
+        raise TypeError(f"{type(self).__name__}: missing, unknown or given twice: {wrong}")
     self.__dict__.update(values)
 
 
