@@ -60,7 +60,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is no number in JSON")
+        raise ValueError(f"{text[:40]} is not a number in JSON")
     return value
 
 
@@ -97,7 +97,7 @@ def _has_all(kind: Any, value: Any) -> bool:
 
 
 def _is_needed(one: Field[Any]) -> bool:
-    """Of the standard library's dataclasses, too."""
+    """For the standard library's dataclasses, too."""
     return one.default in NONE and one.default_factory in NONE
 
 

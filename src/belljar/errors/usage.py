@@ -83,7 +83,7 @@ class DriverLacks(UsageError):
 
 
 class NoSuchNetwork(UsageError):
-    """The network asked for is none that machines of this host may be on."""
+    """Machines of this host may not use the network that was asked for."""
 
     hint = "`--network` takes none, user, bridge, bridge:NAME with a bridge of `network.bridges`, or isolated:GROUP."
 
@@ -119,7 +119,7 @@ class OverLimit(UsageError):
 
 
 class LeaseDenied(UsageError):
-    """The site's policy does not allow this lease: the message has what is asked for, what is had already, and the limit."""
+    """The site's policy does not allow this lease: the message names what is asked for, what the user has already, and the limit."""
 
     hint = "Ask for less, wait until others of your machines have ended, or ask your site for more."
 

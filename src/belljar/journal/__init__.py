@@ -189,7 +189,7 @@ def _position(text: str) -> dict[str, int]:
 
 
 def _text(read: dict[str, int]) -> str:
-    """Of the last two months: a row that was written before midnight may come after one that was written later."""
+    """For the last two months: a row that was written before midnight may come after one that was written later."""
     return ",".join(f"{month}:{offset}" for month, offset in sorted(read.items())[-2:])
 
 
@@ -198,7 +198,7 @@ def _file_of(moment: float) -> str:
 
 
 def _rows(path: Path, about: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Of the lines in which *about* occurs."""
+    """For the lines in which *about* occurs."""
     with open(path, "rb") as file:
         for line in file:
             if about in line:

@@ -25,7 +25,7 @@ class Settings:
     cpus: int = setting(1, "virtual cpus of a machine that asks for none", minimum=1, maximum=4096)
     memory: int = setting(512 * MIB, "memory of a machine that asks for none", unit="bytes", minimum=SMALLEST_MEMORY)
     network: NetworkMode = setting(NetworkMode.NONE, "network of a machine that asks for none: none or user")
-    start: Start = setting(Start.AUTO, "auto: clone a template where one can be had; clone and cold insist")
+    start: Start = setting(Start.AUTO, "auto: clone a template where that is possible; clone and cold insist")
     context: Context = setting(Context.AUTO,
         "how a guest is given the agent where nothing is asked for: as the image is best served, or insist")  # fmt: skip
     grace: float = setting(10.0, "time between TERM and the machine's end", unit="seconds")

@@ -96,7 +96,7 @@ class OnBridge(Joined):
             candidates = [one for one in by_turn if not wanted or one.startswith(f"{wanted}/")]
             if wanted and not candidates:
                 hint = "The site names them in `network.bridge_addresses`."
-                raise NoSuchNetwork(f"{wanted[:40]!r} is no address that this host gives to machines", hint=hint)
+                raise NoSuchNetwork(f"{wanted[:40]!r} is not an address that this host gives to machines", hint=hint)
             address, holder = claim("bridge_addresses", candidates)
             self._claims.append(holder)
             gateway = gateway_for(address, settings.bridge_gateway)

@@ -311,7 +311,7 @@ MACHINE + @machines | ids of machines
 # ssh | log in to a machine; its host key is known
 MACHINE | its id, that of a lease with one machine, or CLUSTER/NAME
 COMMAND * | what to run there
---user NAME =root | as whom
+--user NAME =root | the user in the machine
 -i --identity FILE :path | your private key
 {DOOR}
 # key | make, list or revoke access keys, for clients of the EC2 API; a secret is shown once

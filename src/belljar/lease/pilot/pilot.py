@@ -173,7 +173,7 @@ class Pilot:
         try:
             wanted: MachineOrder = from_json(MachineOrder, strict_json(order.request.encode()))
         except ValueError as exc:
-            facts = {"cause": Cause.INTERNAL, "why": f"a request that is none: {exc}"}
+            facts = {"cause": Cause.INTERNAL, "why": f"a request that cannot be read: {exc}"}
             return self._changed(order.instance, InstanceState.TERMINATED, **facts)
         self._journal.tell("starting", instance=order.instance)
         self._limit(order.instance, order.seconds)

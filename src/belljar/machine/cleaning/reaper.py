@@ -276,7 +276,7 @@ def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | N
     found = []
     for id in _names(folders.machines) if ids is None else ids:
         lock = folders.machine(id) / LOCK
-        # One that is still being made is no dead one, nor is what is no folder.
+        # One that is still being made is not a dead one, nor is what is not a folder.
         with suppress(LockTimeout, NotADirectoryError):
             if not os.path.exists(lock):
                 patience = min(LOCK_PATIENCE, _left(deadline))
@@ -341,7 +341,7 @@ def _last_sign(folder: Path, disks: list[Path]) -> float:
 
 
 def _asked(folder: Path) -> dict[str, Any]:
-    """What its record tells of the request, as facts of the outcome: secrets are left out there, so it is no whole one."""
+    """What its record tells of the request, as facts of the outcome: secrets are left out there, so it is not a whole one."""
     with suppress(OSError, ValueError, KeyError, BelljarError):
         asked = read_json(folder / REQUEST, 1 << 24)
         work = asked.get("work")

@@ -52,7 +52,7 @@ class Exchange(Extra):
         self._size, self._is_there = size, False
 
     async def prepare(self, life: Life, there: Equipment) -> Equipment:
-        """Without it files go by the port: a limit of the job on the sizes of files, say, is no reason to fail."""
+        """Without it files go by the port: a limit of the job on the sizes of files, say, is not a reason to fail."""
         self._path = life.attach(EXCHANGE, EXCHANGE)
         try:
             sparse(self._path, self._size)

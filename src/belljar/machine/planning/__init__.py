@@ -34,7 +34,7 @@ class GuestContext:
 
     @property
     def digest(self) -> str:
-        """Of what is booted, and part of a template's key."""
+        """For what is booted, and part of a template's key."""
         more = [self.seed.digest if self.seed is not None else "", self.layer]
         if not any(more):
             return self.files.digest

@@ -52,7 +52,7 @@ def check_size(request: Request) -> None:
 
 
 def check_memory(request: Request, image: Image) -> None:
-    """Refuse what the image is known not to start with. Of an older image, or one that boots by firmware, it is not known."""
+    """Refuse what the image is known not to start with. For an older image, or one that boots by firmware, it is not known."""
     least = image.facts.get("least_memory", 0)
     if isinstance(least, int) and request.machine.memory < least:
         problem = f"the image {request.machine.image} does not start with less than {least // MIB} MiB"

@@ -42,7 +42,7 @@ LAST_WORDS = 2.0  # seconds for the console's end to arrive after QEMU's
 BASE_MEMORY = 512 * MIB  # of an image that is known to start with it
 CAREFUL_MEMORY = 1024 * MIB  # of one that boots its own init: one that needs more than is known of it is not given less
 DOUBTS_ENOUGH = 2
-# Seconds a boot in vain is remembered: the host was busy, or the guest lacks something.
+# Seconds a boot without success is remembered: the host was busy, or the guest lacks something.
 FAILED_FOR, REFUSED_FOR = 3600.0, 7 * 86400.0
 LONGEST_REASON = 1000
 
@@ -124,7 +124,7 @@ def _remember(lock: Path, error: errors.BelljarError) -> None:
 
 
 async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Template | None:
-    """A copy of the site's, where that can be had: what stands in its way is no reason not to make one."""
+    """A copy of the site's, where that can be had: what stands in its way is not a reason not to make one."""
     try:
         return await templates.adopt_template(spec)
     except errors.TemplateError as error:

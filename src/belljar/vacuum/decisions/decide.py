@@ -38,7 +38,7 @@ class Reason(str, Enum):
     STARTED = "started", "{started} started"
     NO_SHARE = "no-share", "it has no share"
     DRAINING = "draining", "the factory is draining"
-    SHUTDOWN = "shutdown", "the factory shuts down before such a machine is of use"
+    SHUTDOWN = "shutdown", "the factory shuts down before a machine of this type could do its work"
     LOAD = "load", "the host's load is too high ({detail})"
     FULL = "full", "no processors are free"
     STARTING = "starting", "as many machines are starting as may at a time"

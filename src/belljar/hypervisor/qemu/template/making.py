@@ -183,7 +183,7 @@ def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = la
                 f"{what} is more than a file may have here",
                 hint="Raise the limit on the size of files (`ulimit -f`), or share folders by 9p.",
             ) from exc
-        raise NoMemory(f"{what} cannot be had: {exc.strerror or exc}") from exc
+        raise NoMemory(f"{what} is not available: {exc.strerror or exc}") from exc
     return fd
 
 

@@ -318,7 +318,7 @@ def mounted(disk: str) -> Iterator[None]:
 
 
 def identify(device: str) -> dict[str, str]:
-    """What blkid says of it; empty where it is no file system that we know."""
+    """What blkid says of it; empty where it is not a file system that we know."""
     done = run("blkid", "--probe", "--output", "export", device, check=False)
     facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     facts |= {ours: facts[key] for key, ours in OF_PARTITIONS.items() if key in facts}
