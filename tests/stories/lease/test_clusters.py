@@ -338,7 +338,7 @@ async def test_a_role_that_is_never_filled_fails_at_the_limit(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"name": "Pi"}, "cluster.name: 'Pi' is no such name"),
+        ({"name": "Pi"}, "cluster.name: 'Pi' cannot be a name"),
         ({"roles": ()}, "no roles"),
         ({"roles": (Role("head", "windows"),)}, "windows: not among the images that may be leased"),
         ({"roles": (Role("head", "debian12", needs=("key",)),)}, "role.head.needs: 'key' is provided by none"),

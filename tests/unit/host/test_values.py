@@ -99,7 +99,7 @@ def test_a_text_has_the_form_of_its_key_or_is_empty() -> None:
     assert [convert(raw, str, facts, is_text=False) for raw in ("heartbeat", "")] == ["heartbeat", ""]
     assert convert(["a", "b.txt"], tuple[str, ...], facts, is_text=False) == ("a", "b.txt")
     for raw, kind in (("a/b", str), ("..", str), (["a", "a b"], tuple[str, ...])):
-        with pytest.raises(ValueError, match="is no file's name"):
+        with pytest.raises(ValueError, match="is not a file's name"):
             convert(raw, kind, facts, is_text=False)
 
 

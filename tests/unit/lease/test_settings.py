@@ -50,10 +50,10 @@ def test_an_address_that_no_certificate_can_have_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('types = { small = "1/2G" }', "lease.toml:2, lease.types: '1/2G' is no size"),
-        ('types = { small = "1/2G/10G/3" }', "lease.toml:2, lease.types: '1/2G/10G/3' is no size"),
-        ('types = { small = "x/2G/10G" }', "lease.toml:2, lease.types: 'x/2G/10G' is no size"),
-        ('types = { small = "0/2G/10G" }', "lease.toml:2, lease.types: '0/2G/10G' is no size"),
+        ('types = { small = "1/2G" }', "lease.toml:2, lease.types: '1/2G' is not a size"),
+        ('types = { small = "1/2G/10G/3" }', "lease.toml:2, lease.types: '1/2G/10G/3' is not a size"),
+        ('types = { small = "x/2G/10G" }', "lease.toml:2, lease.types: 'x/2G/10G' is not a size"),
+        ('types = { small = "0/2G/10G" }', "lease.toml:2, lease.types: '0/2G/10G' is not a size"),
         ('types = { small = "" }', "lease.toml:2, lease.types: a type has no size"),
         ("types = {}", "lease.toml:2, lease.types: a type has no size"),
         ("silence = 20", "lease.toml:2, lease.silence: is 20 s, and a pilot is heard of every 20 s"),

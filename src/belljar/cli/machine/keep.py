@@ -70,7 +70,9 @@ def _make_ready(house: House) -> None:
 def asked(args: argparse.Namespace, house: House) -> Request:
     """The request on standard input, as a machine on its own can have it."""
     if args.tied and not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
-        raise BadOption("--tied: standard input is neither a pipe nor a socket", hint="Give it a pipe, and keep it open.")
+        raise BadOption(
+            "--tied: standard input is neither a pipe nor a socket", hint="Give it a pipe, and keep it open."
+        )
     if args.stdin is not None:
         try:
             os.set_inheritable(args.stdin, False)

@@ -16,7 +16,7 @@ from belljar.records import dataclass
 
 LARGEST_DATA = 16 << 10  # bytes of one value that a machine gives to others
 LARGEST_CLUSTER = 96 << 10  # bytes of a document with its scripts, as JSON
-WORD = Form(r"[a-z]([a-z-]{0,30}[a-z])?", "is not such a name", "small letters, - inside; machines get a number behind")
+WORD = Form(r"[a-z]([a-z-]{0,30}[a-z])?", "cannot be a name", "small letters, - inside; machines get a number behind")
 Data = tuple[tuple[str, bytes], ...]
 
 

@@ -301,5 +301,5 @@ def test_a_secret_is_long_and_nobody_elses_to_read(tmp_path: Path) -> None:
     path.chmod(0o600)
     assert read_secret(path) == b"0123456789abcdef"
     path.write_bytes(b"short \n")
-    with pytest.raises(BadSetting, match="5 bytes are no secret"):
+    with pytest.raises(BadSetting, match="5 bytes are not a secret"):
         read_secret(path)
