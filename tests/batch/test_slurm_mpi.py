@@ -10,6 +10,7 @@ from tests.batch.lab.site import Site
 from tests.batch.lab.worker import MPI_IMAGE, PATIENCE, Worker
 from tests.live.net_lab import Lab
 
+pytestmark = pytest.mark.slow  # the image and the machines take four minutes of two cores
 MIB = 1 << 20
 # Each rank gives its right neighbour a block and has one of its left; then all agree on a sum. What came in is what the card counted.
 RING = """import socket
