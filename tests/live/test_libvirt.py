@@ -208,6 +208,7 @@ exec /usr/bin/qemu-system-x86_64 "$@"
     next_job_works(belljar, daemon)
 
 
+@pytest.mark.slow
 def test_a_first_start_that_takes_too_long_names_what_it_waited_for(
     belljar: Belljar, daemon: Daemon, tmp_path: Path
 ) -> None:

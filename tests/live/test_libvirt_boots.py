@@ -52,6 +52,7 @@ def own_store(tmp_path: Path, daemon: Daemon) -> Iterator[Belljar]:
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_a_disk_with_its_own_boot_loader_runs_jobs(own_store: Belljar, daemon: Daemon, tmp_path: Path) -> None:
     image = Store(STORE, None, Settings()).resolve("debian12")
     (tmp_path / "init").write_text(INIT.format(command=command(AGENT_PATH), folder=AGENT_PATH))

@@ -233,6 +233,7 @@ def test_whatever_else_is_killed_ends_the_job_or_is_not_missed(belljar: Session,
     next_job_works(belljar)
 
 
+@pytest.mark.slow
 def test_roots_session_is_the_systems_libvirt(tmp_path: Path) -> None:
     """libvirt knows no other; QEMU runs as the user the direct driver would choose, whatever that daemon's is."""
     with libvirt_lab.running() as daemon:
