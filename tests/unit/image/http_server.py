@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from belljar.image import Settings
+from belljar.image.intake import fetch
+from belljar.image.progress import Silent
+
 
 @dataclass
 class Served:
@@ -156,3 +160,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 pass
 
     return Handler
+
+
+def get(url: str, folder: Path, settings: Settings, *, is_pinned: bool = False) -> bytes:
+    """The file at this address, downloaded."""
+    return fetch.download(url, folder, settings, Silent(), is_pinned=is_pinned).read_bytes()

@@ -15,12 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.image.http_server import Server, serving
+from tests.unit.image.http_server import Server, get, serving
 
 from belljar.errors import CommandMissing, DownloadFailed, DownloadStalled, ImageTooLarge
 from belljar.image import Settings
 from belljar.image.intake import fetch
-from belljar.image.progress import Silent
 from belljar.model import MIB
 
 DATA = os.urandom(300_000)
@@ -35,10 +34,6 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
-
-
-def get(url: str, folder: Path, settings: Settings, *, is_pinned: bool = False) -> bytes:
-    return fetch.download(url, folder, settings, Silent(), is_pinned=is_pinned).read_bytes()
 
 
 def test_a_file_arrives_whole_and_leaves_no_note(server: Server, folder: Path, settings: Settings) -> None:

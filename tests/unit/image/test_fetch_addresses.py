@@ -11,7 +11,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
-from tests.unit.image.http_server import Server, serving
+from tests.unit.image.http_server import Server, get, serving
 
 from belljar.errors import DownloadFailed
 from belljar.host.guard import egress
@@ -33,10 +33,6 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
-
-
-def get(url: str, folder: Path, settings: Settings, *, is_pinned: bool = False) -> bytes:
-    return fetch.download(url, folder, settings, Silent(), is_pinned=is_pinned).read_bytes()
 
 
 def test_a_redirect_is_followed_and_the_range_goes_along(server: Server, folder: Path, settings: Settings) -> None:
