@@ -111,6 +111,7 @@ def test_other_disks_than_the_root_disk_are_refused(site: Site, mapping: dict[st
 # -- aws cli -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # each call of it is a process of two seconds
 def test_an_afternoon_with_aws_cli(site: Site, rsa: str, tmp_path: Path) -> None:
     newest = site.aws(
         "describe-images",
