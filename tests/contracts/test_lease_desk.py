@@ -73,7 +73,7 @@ class Site:
 
     def hears(self, report: Report) -> None:
         def change(book: Book) -> None:
-            case = book.case(book.lease_of(report))
+            case = book.case(report.lease)
             assert case is not None
             book.save(case, heard(case, report, self.moment, self.settings)[0], self.moment, report)
 
@@ -373,33 +373,6 @@ def test_ten_extensions_at_once_never_pass_a_limit(store: Store) -> None:
     assert site.store.read(lambda book: book.sums("ada")).reserved == 3600
 
 
-def test_the_owners_next_machine_takes_an_idle_node_and_skips_the_queue(store: Store) -> None:
-    site = Site(store, Settings(linger=300))
-    lease, machines = site.desk.run(ADA, replace(WANTED, seconds=7200))
-    site.starts(lease.id)
-    site.hears(
-        Report(Tell.INSTANCE, lease.id, 1, 0, "p0", 2, instance=machines[0].id, state=InstanceState.TERMINATED, mono=9)
-    )
-    assert site.desk.run(BOB, WANTED)[0].carrier == ""
-    assert site.desk.run(ADA, replace(WANTED, size=Size(cpus=16)))[0].carrier == ""
-    assert site.desk.run(ADA, replace(WANTED, count=2))[0].carrier == ""
-    rider, (guest,) = site.desk.run(ADA, WANTED)
-    assert rider.carrier == lease.id and guest.slot == f"{lease.id}.1.0"
-    assert site.desk.run(ADA, WANTED)[0].carrier == ""  # that node is taken now
-    site.looks(rider.id)
-    site.hears(Report(Tell.INSTANCE, lease.id, 1, 0, "p0", 3, instance=guest.id, state=InstanceState.RUNNING, mono=20))
-    site.moment += 400
-    site.looks(lease.id, Job(f"belljar-{lease.id}-1", "77", JobState.RUNNING))
-    found = {one.id: one.state for one in site.store.read(lambda book: book.find(Lease))}
-    assert found[lease.id] is LeaseState.ACTIVE and found[rider.id] is LeaseState.ACTIVE
-    site.desk.release(ADA, lease.id)  # its guest goes on; so does its node
-    site.looks(lease.id, Job(f"belljar-{lease.id}-1", "77", JobState.RUNNING))
-    case = site.store.read(lambda book: book.case(lease.id))
-    assert case is not None and [one.state.value for one in case.slots] == ["go"] and len(case.guests) == 1
-    found_guest = site.store.read(lambda book: book.get(Instance, guest.id))
-    assert found_guest is not None and found_guest.state is InstanceState.RUNNING
-
-
 def test_ended_machines_are_listed_for_a_while(site: Site) -> None:
     _, machines = site.desk.run(ADA, WANTED)
     site.desk.terminate(ADA, [machines[0].id])
@@ -422,7 +395,7 @@ def test_machines_of_a_private_network_have_their_addresses_at_once_and_an_unkno
 
 
 def test_a_lease_grows_by_machines_like_its_own_that_end_when_it_does_and_shrinks_by_single_ones(store: Store) -> None:
-    site = Site(store, Settings(linger=300), Policy("few", users=("*",), machines=4))
+    site = Site(store, Settings(), Policy("few", users=("*",), machines=4))
     lease, (first, second) = site.desk.run(
         ADA, replace(WANTED, count=2, user_data=b"#!", token="t", tags=(("a", "b"),))
     )
@@ -432,7 +405,7 @@ def test_a_lease_grows_by_machines_like_its_own_that_end_when_it_does_and_shrink
     site.moment += 200
     more, machines = site.desk.grow(ADA, lease.id, 2)
     usual = replace(lease.wanted, seconds=more.wanted.seconds, token="")
-    assert more.wanted == usual and len(machines) == 2 and not more.carrier
+    assert more.wanted == usual and len(machines) == 2
     now = site.store.read(lambda book: book.get(Lease, lease.id))
     assert now is not None and more.wanted.seconds == min(lease.wanted.seconds, now.ends - site.moment)
     with pytest.raises(LeaseDenied, match="4 there \\+ 1 asked for = 5 of at most 4"):
@@ -443,7 +416,6 @@ def test_a_lease_grows_by_machines_like_its_own_that_end_when_it_does_and_shrink
     site.moment = now.ends - 100
     again, _ = site.desk.grow(ADA, lease.id, 1)
     assert again.wanted.seconds == 100 < lease.wanted.seconds
-    assert again.carrier == ""  # its node has too little time for a whole machine's margins
 
 
 def test_what_cannot_grow_is_refused(store: Store) -> None:

@@ -19,8 +19,6 @@ from belljar.lease import (
     LeaseState,
     Report,
     Size,
-    Slot,
-    SlotState,
     Tag,
     Tell,
     Token,
@@ -99,27 +97,6 @@ def test_an_event_tells_which_report_it_came_from(store: Store) -> None:
     )
     last = store.read(lambda book: book.events())[-1][1]
     assert (last.slot, last.seq, last.mono) == ("r-1.1.0", 7, 3.5)
-
-
-def test_the_case_of_a_rider_has_its_carriers_slots_and_the_carrier_has_its_guests(store: Store) -> None:
-    slot = Slot("r-1", 1, 0, "p", SlotState.GO)
-    carrier = replace(new(), slots=(slot,))
-    rider = new("r-2")
-    rider = replace(
-        rider, lease=replace(rider.lease, carrier="r-1"), instances=(replace(rider.instances[0], slot=slot.id),)
-    )
-
-    def both(book: Book) -> None:
-        book.save(None, carrier, 5.0)
-        book.save(None, rider, 5.0)
-
-    store.write(both)
-    found = store.read(lambda book: book.case("r-2"))
-    assert found is not None and found.slots == (slot,)
-    found = store.read(lambda book: book.case("r-1"))
-    assert found is not None and found.guests == rider.instances
-    told = Report(Tell.INSTANCE, "r-1", 1, 0, "p", 1, instance="r-2-i0", state=InstanceState.RUNNING)
-    assert store.read(lambda book: book.case(book.lease_of(told))).lease.id == "r-2"  # type: ignore[union-attr]
 
 
 def test_sums_of_an_owner(store: Store) -> None:

@@ -80,7 +80,6 @@ class Settings:
     lost: float = setting(900.0, "a pilot so quiet is lost", unit="seconds", minimum=5)
     heartbeat: float = setting(20.0, "a pilot is heard of at least once in this time", unit="seconds", minimum=1)
     unseen: float = setting(60.0, "a job unknown to the batch system for so long is gone", unit="seconds", minimum=1)
-    linger: float = setting(0.0, "an idle node stays so long for its owner's next machine", unit="seconds", minimum=0)
     skew: float = setting(300.0, "a node whose clock is further off is refused", unit="seconds", minimum=1)
     tries: int = setting(3, "so many jobs are tried for one lease when nodes fail it", minimum=1)
     cycle: float = setting(5.0, "between two looks at the batch system", unit="seconds", minimum=0.1)
@@ -148,7 +147,6 @@ class Lease:
     why: str = ""  # in words; of a lease that waits, the batch system's
     attempt: int = 1
     job: str = ""  # the batch system's id of its job; its name is `job_name`
-    carrier: str = ""  # the lease whose nodes it is on, where it has no job of its own
     begun: float | None = None  # when it became active
     ends: float | None = None  # when its time is over, once it is active
     deadline: float | None = None  # by which it must have started

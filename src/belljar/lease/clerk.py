@@ -10,7 +10,7 @@ from belljar.errors import BadRequest, BelljarError, LeaseDenied, NotPermitted
 from belljar.lease import Event, Wanted
 from belljar.lease.decisions.margins import fitting
 from belljar.lease.decisions.policy import checks, policy_of
-from belljar.lease.desk import Desk, Owner, case_of, riding
+from belljar.lease.desk import Desk, Owner, case_of
 from belljar.lease.store import Book
 from belljar.lease.usage import over, used
 from belljar.model import to_json
@@ -49,8 +49,7 @@ class Clerk:
                 lines.append((check.what, check.is_met))
                 if not check.is_met:
                     return
-            carrier, _ = riding(book, owner, wanted, desk.now(), desk.settings)
-            lines.append((f"on idle nodes of {carrier}" if carrier else "its job waits for nodes", True))
+            lines.append(("its job waits for nodes", True))
 
         try:
             desk.store.read(look)

@@ -18,10 +18,10 @@ from belljar.lease.belongings import owned
 from belljar.lease.decisions import policy as policies
 from belljar.lease.decisions.advance import drained
 from belljar.lease.decisions.case import Case, ended
-from belljar.lease.decisions.margins import Queue, fitting, longest, margins
+from belljar.lease.decisions.margins import Queue, fitting, longest
 from belljar.lease.decisions.policy import Policy, Sums, decide, policy_of
 from belljar.lease.decisions.reports import told_again
-from belljar.lease.network import address_of, class_of, ports_of
+from belljar.lease.network import address_of, class_of
 from belljar.lease.orders import Do, Order
 from belljar.lease.states import Cause, InstanceState, LeaseState, SlotState
 from belljar.lease.store import Book, Store
@@ -164,12 +164,11 @@ class Desk:
 
     def _written(self, book: Book, owner: Owner, wanted: Wanted, digest: str) -> Made:
         now = self.now()
-        carrier, places = riding(book, owner, wanted, now, self.settings)
-        lease = Lease(new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, carrier=carrier,
-                      deadline=now + self.settings.queue_time)  # fmt: skip
+        deadline = now + self.settings.queue_time
+        lease = Lease(new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, deadline=deadline)
         instances = [
             Instance(new_id("i"), lease.id, index, owner.name, wanted.size_of(index), wanted.seconds, created=now, since=now,
-                     slot=places[index] if places else "", address=address_of(self.settings, wanted.network, index))
+                     address=address_of(self.settings, wanted.network, index))
             for index in range(wanted.count)
         ]  # fmt: skip
         book.save(None, Case(lease, tuple(instances)), now)
@@ -186,8 +185,9 @@ class Desk:
         def look(book: Book) -> list[Shown]:
             machines = book.machines(owner.name, self.now() - self.settings.shown)
             leases = {one.id: one for one in book.find(Lease, owner=owner.name)}
-            homes = {leases[one.lease].carrier or one.lease for one in machines}
-            slots = {one.id: one for home in homes for one in book.find(Slot, lease=home)}
+            slots = {
+                slot.id: slot for lease in {one.lease for one in machines} for slot in book.find(Slot, lease=lease)
+            }
             tags: dict[str, list[tuple[str, str]]] = {}
             for tag in book.find(Tag, owner=owner.name):
                 tags.setdefault(tag.resource, []).append((tag.key, tag.value))
@@ -273,9 +273,8 @@ class Desk:
     def _extended(self, book: Book, owner: Owner, id: str, more: float) -> tuple[Case, int, Case]:
         case, now = case_of(book, owner, id), self.now()
         lease = case.lease
-        if lease.state is not L.ACTIVE or lease.carrier:
-            where = f"{lease.state.value} on nodes of another lease" if lease.carrier else lease.state.value
-            raise LeaseEnded(f"{id} is {where}: only an active lease with a job of its own can be extended")
+        if lease.state is not L.ACTIVE:
+            raise LeaseEnded(f"{id} is {lease.state.value}: only an active lease can be extended")
         wanted = replace(lease.wanted, seconds=lease.wanted.seconds + more)
         longest = self.settings.longest_time
         if not 0 < more <= longest or wanted.seconds > longest:
@@ -329,29 +328,6 @@ def case_of(book: Book, owner: Owner, id: str) -> Case:
     if case is None or case.lease.owner != owner.name:
         raise NoSuchLease(f"{owner.name} has no lease {id[:40]!r}")
     return case
-
-
-def riding(book: Book, owner: Owner, wanted: Wanted, now: float, settings: Settings) -> tuple[str, list[str]]:
-    """The lease of this owner on whose idle nodes there is room and time for all of it, and a node for each machine: it skips the
-    batch system's queue. ("", []): there is none."""
-    if not settings.linger or wanted.per_node > 1:
-        return "", []
-    takes = margins(wanted.seconds, 1, settings).pilot
-    for lease in sorted(book.find(Lease, owner=owner.name, live=1), key=_age):
-        same = lease.wanted.queue == wanted.queue and not lease.carrier
-        case = book.case(lease.id) if same and lease.state is L.ACTIVE else None
-        if case is None or case.lease.state is not L.ACTIVE:
-            continue
-        busy = {one.slot for one in (*case.instances, *case.guests) if one.is_live}
-        idle = [
-            one.id for one in case.slots
-            if one.state is SlotState.GO and one.id not in busy and one.left(now) >= takes
-            and one.facts.cpus >= wanted.size.cpus and one.facts.memory >= wanted.size.memory + settings.overhead
-            and (one.facts.reach is not None or not ports_of(settings, wanted))
-        ]  # fmt: skip
-        if len(idle) >= wanted.count:
-            return lease.id, idle[: wanted.count]
-    return "", []
 
 
 def _age(lease: Lease) -> tuple[float, str]:

@@ -10,7 +10,7 @@ from belljar.lease.decisions.margins import KILL
 from belljar.pool import JobState
 
 SETTINGS = Settings(
-    staging=30, barrier=20, grace=6, margin=30, silence=15, lost=120, unseen=10, queue_time=300, cycle=5, tries=2, linger=90,
+    staging=30, barrier=20, grace=6, margin=30, silence=15, lost=120, unseen=10, queue_time=300, cycle=5, tries=2,
     longest_time=600, shown=600, preemptible_queue="spare",
 )  # fmt: skip
 

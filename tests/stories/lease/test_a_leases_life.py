@@ -216,32 +216,6 @@ def first_seed() -> int:
     return found
 
 
-def test_the_owners_next_machine_outlives_the_lease_whose_node_it_took() -> None:
-    world, ada = World(), OWNERS[0]
-    try:
-        lease, machines = world.desk.run(ada, Wanted("alma", seconds=400, size=Size(1)))
-        world.passes(6)
-        for job in world.jobs.values():
-            world.start(job, 0, False)
-        (pilot,) = world.pilots
-        pilot.connect()
-        world.passes(6)
-        ups(pilot)
-        world.desk.terminate(ada, [machines[0].id])
-        world.passes(12)
-        assert world.desk.run(ada, Wanted("alma", seconds=60, size=Size(1)))[0].carrier == lease.id
-        world.passes(6)
-        ups(pilot)
-        world.desk.release(ada, lease.id)
-        world.passes(30)
-        assert states_of(world, ada) == ["terminated", "running"] and len(world.jobs) == 1
-        world.passes(50)
-        assert states_of(world, ada) == ["terminated", "terminated"]
-        world.settle()
-    finally:
-        world.close()
-
-
 def ups(pilot: SimPilot) -> None:
     """Its machines are staged, and boot."""
     for machine in pilot.living * 2:

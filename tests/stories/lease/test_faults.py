@@ -231,7 +231,7 @@ def test_f9_what_happened_while_the_service_was_away_is_heard_afterwards(world: 
     world.passes(away)
     world.restart()
     pilot.connect()
-    world.passes(SETTINGS.linger + 3 * SETTINGS.cycle)
+    world.passes(3 * SETTINGS.cycle)
     assert causes(world, id) == [Cause.GUEST] and lease(world, id).state is L.RELEASED
 
 
@@ -315,7 +315,7 @@ def test_f13_one_of_a_group_dies_and_the_others_go_on_and_each_node_is_given_bac
     id = asked(world, 3)
     first, second, third = started(world)
     first.gone(first.living[0], Cause.GUEST)
-    world.passes(SETTINGS.linger + 3 * SETTINGS.cycle)
+    world.passes(3 * SETTINGS.cycle)
     assert [one.is_alive for one in (first, second, third)] == [False, True, True]
     second.exit()
     world.passes(SETTINGS.lost + 3 * SETTINGS.cycle)

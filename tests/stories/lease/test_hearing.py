@@ -12,7 +12,7 @@ import pytest
 from tests.stories.lease.test_service import House as WholeService
 
 from belljar.errors import NoSpace
-from belljar.lease import Cause, Console, Instance, InstanceState, Lease, LeaseState, Settings, Size, Slot, Wanted
+from belljar.lease import Console, Instance, InstanceState, LeaseState, Settings, Size, Slot, Wanted
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.desk import Desk, Owner
 from belljar.lease.orders import Do, Facts, Report, Tell
@@ -168,30 +168,3 @@ async def test_the_last_that_a_machine_wrote_is_kept(tmp_path: Path) -> None:
     who = {"instance": own.id, "state": InstanceState.BOOTING}
     await house.hear(Report(Tell.INSTANCE, house.lease, 1, 0, "p", 1, 101.0, 0.5, console=written, **who))  # type: ignore[arg-type]
     assert house.store.read(lambda book: book.get(Console, own.id)) == Console(own.id, written[-65536:], 101.0)
-
-
-async def test_a_machine_of_another_lease_on_the_same_node_is_seen_as_it_is_now(tmp_path: Path) -> None:
-    """Within one transaction: the carrier's view of its guests, and the guest's of its node."""
-    house = House(tmp_path, 1)
-    await house.hear(house.hello(0))
-    slot, states = f"{house.lease}.1.0", InstanceState
-
-    def ride(book: Book) -> None:
-        rider = Lease("r-rider", "ada", Wanted("alma"), LeaseState.ACTIVE, carrier=house.lease)
-        guest = Instance("i-guest", "r-rider", 0, "ada", state=states.CLAIMED, slot=slot)
-        carrier = book.case(house.lease)
-        assert carrier is not None
-        own = carrier.instances[0]
-        book.put(rider, guest, type(own)(**{**vars(own), "state": states.CLAIMED, "slot": slot}))
-
-    house.store.write(ride)
-    own = house.store.read(lambda book: book.find(Instance, lease=house.lease))[0].id
-    said = [
-        Report(Tell.INSTANCE, house.lease, 1, 0, "p", seq, 101.0, 1.0, instance=id, state=state, cause=Cause.GUEST)
-        for seq, (id, state) in enumerate(
-            [(own, states.RUNNING), ("i-guest", states.RUNNING), (own, states.TERMINATED), ("i-guest", states.TERMINATED)], 1
-        )
-    ]  # fmt: skip
-    await asyncio.gather(*(house.hear(one) for one in said))
-    assert {one.state for one in house.store.read(lambda book: book.find(Instance))} == {states.TERMINATED}
-    assert [one.seq for one in house.slots()] == [4]

@@ -67,7 +67,7 @@ class World:
         self.counts["reports"] += 1
 
         def change(book: Book) -> tuple[tuple[Order, ...], int]:
-            case = book.case(book.lease_of(report))
+            case = book.case(report.lease)
             if case is None:
                 return (Order(Do.VOID),), 0
             after, orders = heard(case, report, self.now, SETTINGS)

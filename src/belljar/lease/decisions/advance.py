@@ -32,7 +32,7 @@ def advance(case: Case, seen: Seen, settings: Settings) -> Step:
     # Jobs of earlier attempts, second ones of the same name, and pilots of jobs that were given up.
     job, attempt = _job(step.case.lease, seen), step.case.lease.attempt
     others = _cancelled(other for other in seen.jobs or () if other is not job)
-    earlier = (slot.id for slot in step.case.own_slots if slot.is_live and slot.attempt < attempt)
+    earlier = (slot.id for slot in step.case.slots if slot.is_live and slot.attempt < attempt)
     old = (Act(Kind.ORDER, id, Order(Do.RELEASE)) for id in earlier)
     return Step(step.case, (*step.acts, *others, *old))
 
@@ -64,8 +64,6 @@ def drained(case: Case, cause: Cause, why: str, now: float) -> Case:
 
 def _requested(case: Case, seen: Seen, settings: Settings) -> Step:
     lease = case.lease
-    if lease.carrier:
-        return Step(case.moved(L.CLAIMING, seen.now))
     if late := _late(case, seen):
         return late
     if seen.jobs is None:
@@ -90,10 +88,6 @@ def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
 def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
     """All nodes are there: go. At the barrier's deadline with as many as the owner said are enough."""
     lease, wanted, slots = case.lease, case.lease.wanted, _waiting_or_in_use(case)
-    if lease.carrier:
-        is_there = any(slot.state is S.GO for slot in slots)
-        gone = Step(drained(case, Cause.NODE_LOST, "its node is gone", seen.now))
-        return _go(case, seen, settings) if is_there else gone
     if len(slots) >= wanted.nodes:
         return _go(case, seen, settings)
     began = min((slot.begun for slot in slots), default=lease.since)
@@ -107,17 +101,16 @@ def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
 
 
 def _active(case: Case, seen: Seen, settings: Settings) -> Step:
-    lease, now = case.lease, seen.now
+    now = seen.now
     deadlines = [machine.deadline for machine in case.live if machine.deadline is not None]
     if deadlines and len(deadlines) == len(case.live):
         case = case.but(ends=max(deadlines))  # the time for staging is over: they run
     if case.lease.ends is not None and now >= case.lease.ends:
         return Step(drained(case, Cause.EXPIRED, "its time is over", now))
-    if not case.live and not case.guests and not _lingers(case, seen, settings):
+    if not case.live:
         last = max(case.instances, key=lambda machine: machine.ended or 0.0)
         return Step(drained(case, last.cause or Cause.INTERNAL, last.why, now))
-    acts = _orders(case, seen)
-    return Step(case, acts) if lease.carrier else _released(case, acts, seen, settings)
+    return _released(case, _orders(case, seen), seen)
 
 
 def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
@@ -126,12 +119,10 @@ def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
     case = case.each(lambda machine: ended(machine, cause, lease.why, now) if machine.state is I.QUEUED else machine)
     live = case.live
     acts = (*_go_ahead(case, seen), *(act for machine in live for act in _stopped(machine, case, seen)))
-    if lease.carrier:
-        return Step(case, acts) if live else Step(_over(case, seen))
-    step = _released(case, acts, seen, settings, at_once=True)
-    slots = [slot for slot in step.case.own_slots if slot.is_live]
-    is_overdue = now - lease.since > settings.grace + 2 * KILL and not case.guests
-    goes_by_itself = any(slot.pilot.startswith(OLD_PILOT) for slot in case.own_slots)  # it has said that it begins to
+    step = _released(case, acts, seen)
+    slots = [slot for slot in step.case.slots if slot.is_live]
+    is_overdue = now - lease.since > settings.grace + 2 * KILL
+    goes_by_itself = any(slot.pilot.startswith(OLD_PILOT) for slot in case.slots)  # it has said that it begins to
     jobs = _cancelled(seen.jobs or ()) if is_overdue or not (slots or live or goes_by_itself) else ()
     if live or slots or seen.jobs is None or any(job.state in ALIVE for job in seen.jobs):
         return Step(step.case, (*step.acts, *jobs))
@@ -199,27 +190,16 @@ def _stopped(machine: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
     return _told(machine.slot, Order(Do.STOP, machine.id, why=why), seen)
 
 
-def _released(case: Case, acts: tuple[Act, ...], seen: Seen, settings: Settings, *, at_once: bool = False) -> Step:
-    """Nodes without machines are given back, each by itself, after a while in which their owner may want them again."""
-    busy = {machine.slot for machine in (*case.live, *case.guests)}
-    for slot in case.own_slots:
-        is_idle = slot.is_live and slot.state is not S.RELEASING and slot.id not in busy
-        if is_idle and (at_once or seen.now - _idle_since(slot, case) >= settings.linger):
+def _released(case: Case, acts: tuple[Act, ...], seen: Seen) -> Step:
+    """Nodes without machines are given back, each by itself."""
+    busy = {machine.slot for machine in case.live}
+    for slot in case.slots:
+        if slot.is_live and slot.state is not S.RELEASING and slot.id not in busy:
             slot = replace(slot, state=S.RELEASING, since=seen.now)
             case = case.with_slot(slot)
         if slot.state is S.RELEASING:
             acts = (*acts, *_told(slot.id, Order(Do.RELEASE), seen))
     return Step(case, acts)
-
-
-def _idle_since(slot: Slot, case: Case) -> float:
-    return max([slot.since, *(machine.ended or 0.0 for machine in case.instances if machine.slot == slot.id)])
-
-
-def _lingers(case: Case, seen: Seen, settings: Settings) -> bool:
-    if case.lease.carrier or not settings.linger:
-        return False
-    return any(slot.state is S.GO and seen.now - _idle_since(slot, case) < settings.linger for slot in _slots(case))
 
 
 # -- what is gone ------------------------------------------------------------------------------------------------------
@@ -252,7 +232,7 @@ def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
     is_over = slot.ends is not None and seen.now > slot.ends + settings.margin + settings.lost
     if is_over or (quiet > settings.lost and not slot.pilot.startswith(OLD_PILOT)):
         return True
-    if case.lease.carrier or seen.jobs is None:  # its carrier's own look decides
+    if seen.jobs is None:
         return False
     own = replace(case.lease, attempt=slot.attempt).job_name
     states = {job.state for job in seen.jobs if job.name == own}
@@ -296,10 +276,7 @@ def _over(case: Case, seen: Seen) -> Case:
 
 
 def _slots(case: Case) -> list[Slot]:
-    """The slots that its machines are on, by rank: of this attempt, or those of its carrier that it was given."""
-    if case.lease.carrier:
-        used = {machine.slot for machine in case.instances}
-        return [slot for slot in case.slots if slot.id in used]
+    """Those of this attempt, by rank."""
     return sorted((slot for slot in case.slots if slot.attempt == case.lease.attempt), key=lambda slot: slot.rank)
 
 

@@ -27,21 +27,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Case:
-    """All that is written down of a lease. Slots are those of its carrier where it has one."""
+    """All that is written down of a lease."""
 
     lease: Lease
     instances: tuple[Instance, ...] = ()
     slots: tuple[Slot, ...] = ()
-    guests: tuple[Instance, ...] = ()  # live machines of other leases of this owner on its slots
 
     @property
     def live(self) -> list[Instance]:
         return [one for one in self.instances if one.is_live]
-
-    @property
-    def own_slots(self) -> list[Slot]:
-        """For its own jobs, of all attempts."""
-        return [one for one in self.slots if one.lease == self.lease.id]
 
     def but(self, **facts: Any) -> Case:
         """With other facts of its lease."""

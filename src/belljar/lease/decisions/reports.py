@@ -68,7 +68,7 @@ def _hello(case: Case, slot: Slot | None, report: Report, now: float, settings: 
         is_next = report.seq == slot.seq + 1
         slot = replace(slot, heard=max(slot.heard, now), seq=report.seq if is_next else slot.seq)
         return case.with_slot(slot), told_again(case, slot, now)
-    waits = lease.state in (L.REQUESTED, L.QUEUED, L.CLAIMING) and not lease.carrier
+    waits = lease.state in (L.REQUESTED, L.QUEUED, L.CLAIMING)
     if not waits or report.attempt != lease.attempt or report.rank >= lease.wanted.nodes or facts is None:
         return case, VOID
     if wrong := unfit(lease, facts, settings):
@@ -105,7 +105,7 @@ def told_again(case: Case, slot: Slot, now: float) -> tuple[Order, ...]:
         return (Order(Do.RELEASE),)
     if slot.state is S.CLAIMED:
         return (Order(Do.WAIT),)
-    machines = (one for one in (*case.live, *case.guests) if one.slot == slot.id)
+    machines = (one for one in case.live if one.slot == slot.id)
     return (
         Order(Do.GO, seconds=slot.left(now)),
         *(Order(Do.STOP, one.id) if one.stop else Order(Do.EXTEND, one.id, seconds=one.seconds) for one in machines),

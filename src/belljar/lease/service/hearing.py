@@ -63,16 +63,13 @@ class Hearing:
 
     def _one(self, book: Book, known: dict[str, Case | None], report: Report) -> Orders:
         """*known*: cases as this transaction has them."""
-        now, id = self._clock(), book.lease_of(report)
+        now, id = self._clock(), report.lease
         case = known[id] if id in known else book.case(id)
         if case is None:
             return (Order(Do.VOID, why="there is no such lease"),)
         after, orders = heard(case, report, now, self._settings)
         book.save(case, after, now, report)
-        if after.lease.carrier or after.guests:
-            known.clear()  # they share nodes with others
-        else:
-            known[id] = after
+        known[id] = after
         machine = book.get(Instance, report.instance) if report.console else None
         if machine is not None and machine.slot == report.slot:
             book.put(Console(machine.id, report.console[-LARGEST_CONSOLE:], now))

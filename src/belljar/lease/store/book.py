@@ -73,18 +73,11 @@ class Book:
         found = self.get(Lease, lease_id)
         if found is None:
             return None
-        self.lock(f"lease {lease_id}", *([f"lease {found.carrier}"] if found.carrier else []))
+        self.lock(f"lease {lease_id}")
         lease = self.get(Lease, lease_id) or found
         instances = sorted(self.find(Instance, lease=lease_id), key=lambda one: one.index)
-        slots = sorted(self.find(Slot, lease=lease.carrier or lease_id), key=lambda one: (one.attempt, one.rank))
-        riders = self.find(Lease, carrier=lease_id, live=1)
-        guests = [one for rider in riders for one in self.find(Instance, lease=rider.id, live=1)]
-        return Case(lease, tuple(instances), tuple(slots), tuple(guests))
-
-    def lease_of(self, report: Report) -> str:
-        """Whose machine it tells of, which may be a guest on another's node; else its pilot's."""
-        machine = self.get(Instance, report.instance) if report.instance else None
-        return machine.lease if machine is not None and machine.slot == report.slot else report.lease
+        slots = sorted(self.find(Slot, lease=lease_id), key=lambda slot: (slot.attempt, slot.rank))
+        return Case(lease, tuple(instances), tuple(slots))
 
     def save(self, before: Case | None, after: Case, now: float, report: Report | None = None) -> None:
         """What is new or has changed, with an event for each move. Raises ValueError for a move that no table allows."""

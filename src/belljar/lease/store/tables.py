@@ -40,7 +40,7 @@ def _plain(*names: str) -> dict[str, tuple[str, Callable[[Any], Any]]]:
 
 LIVE: dict[str, tuple[str, Callable[[Any], Any]]] = {"live": (WHOLE, lambda value: int(value.is_live))}
 TABLES: dict[type, Table] = {
-    Lease: Table("leases", _plain("owner", "carrier") | LIVE, ("live", "owner")),
+    Lease: Table("leases", _plain("owner") | LIVE, ("live", "owner")),
     Slot: Table("slots", _plain("lease") | LIVE, ("lease",)),
     Instance: Table(
         "instances",

@@ -344,13 +344,6 @@ def test_a_lease_whose_machines_powered_off_is_released() -> None:
     assert (story.case.lease.state, story.case.lease.cause) == (L.RELEASED, Cause.GUEST)
 
 
-def test_a_node_may_stay_a_while_for_its_owners_next_machine() -> None:
-    story = Story(lease(), replace(SETTINGS, linger=60)).running()
-    story.hears(Tell.INSTANCE, 0, 2, instance="i-0", state=I.TERMINATED, cause=Cause.USER)
-    assert orders(story.look()) == [] and story.case.lease.state is L.ACTIVE
-    assert orders(story.look(60)) == [(Do.RELEASE, "r-1.1.0")]
-
-
 def test_what_the_batch_system_never_takes_has_failed() -> None:
     story = Story(lease())
     story.look()
