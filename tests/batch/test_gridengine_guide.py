@@ -93,13 +93,13 @@ def test_an_installation_after_a_change_makes_the_verifier_start_anew(cell: Cell
 def test_the_remedy_of_check_done_word_for_word_ends_with_check_green(cell: Cell) -> None:
     hook, folder = cell.site.top / "libexec/gridengine/belljar-hook", str(ROOT / CELL / "common")
     check = ("batch", "check", "gridengine", "--folder", folder, "--prefix", str(cell.site.top))
-    assert b"BAD" not in cell.belljar(*check).stdout
+    assert b"fail " not in cell.belljar(*check).stdout
     hook.write_text(hook.read_text() + "# by hand\n")
     found = cell.belljar(*check, check=False)
-    assert found.returncode == 1 and found.stdout.count(b"BAD") == 1
+    assert found.returncode == 1 and found.stdout.count(b"fail ") == 1
     remedy = found.stdout.partition(b"remedy: ")[2].partition(b"\n")[0].decode()
     cell.lab.run("sh", "-c", f'PATH="{cell.site.top}:$PATH" {remedy}')
-    assert b"BAD" not in cell.belljar(*check).stdout
+    assert b"fail " not in cell.belljar(*check).stdout
 
 
 def test_a_queue_and_a_share_that_are_not_there_are_told_by_check_and_the_share_by_the_job(cell: Cell) -> None:
@@ -111,9 +111,10 @@ def test_a_queue_and_a_share_that_are_not_there_are_told_by_check_and_the_share_
         cell.site.config.write_text(settings.replace("[batch]", '[batch]\nqueue_images = ["al.q=debian12"]'))
         found = cell.belljar(*check, check=False).stdout
         assert (
-            b"BAD  batch.queue_images: gridengine has no queue al.q" in found and b"there are: all.q, plain.q." in found
+            b"fail  batch.queue_images: gridengine has no queue al.q" in found
+            and b"there are: all.q, plain.q." in found
         )
-        assert b"BAD  batch.shares:" in found and b"no such folder on this host: /nonexistent/data" in found
+        assert b"fail  batch.shares:" in found and b"no such folder on this host: /nonexistent/data" in found
         ended = cell.run("echo ran", *IN_MACHINE)
         assert (ended.exit, ended.out) == (0, b"ran\n")
         assert ended.err == b"belljar: batch.shares: /nonexistent/data: no such folder on this node\n"

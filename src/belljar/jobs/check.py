@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.batch.install.commands import Client
-from belljar.batch.install.pieces import Finding, Place
+from belljar.batch.install.pieces import Place
 from belljar.batch.job import policy
 from belljar.errors import BelljarError
+from belljar.findings import Finding, examine, expect, fail, ok
 from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
-from belljar.jobs import doctor
 from belljar.jobs.doctor import node, qemu
 from belljar.jobs.node import of_users, tester, without_template
 from belljar.jobs.shares import of_site
@@ -40,8 +40,8 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     if house.config_file is not None:
         yield from _entered_by_all("the settings file", house.config_file.absolute())
         yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
-    yield _told("paths.node", node, house)
-    yield _told("QEMU", qemu, house)
+    yield examine("node", lambda: node(house))
+    yield examine("qemu", lambda: qemu(house))
     yield _kvm(house)
     yield from _images(house, place)
     yield _shares(house)
@@ -57,7 +57,7 @@ def commands(ours: Client, place: Place) -> Iterator[Finding]:
     missing = ours.missing(batch.load(system).site.needs)
     where = " ".join(dict.fromkeys(os.path.dirname(path) for path in ours.programs.values()))
     detail = f"not found: {', '.join(missing)}" if missing else where
-    yield Finding(f"commands of {system}", not missing, detail, remedy)
+    yield expect(f"commands of {system}", not missing, detail, remedy)
     if place.belljar.exists():
         yield _asked(system, place)
     yield from _queues(system, place)
@@ -71,7 +71,7 @@ def _queues(system: str, place: Place) -> Iterator[Finding]:
         known = re.findall(pattern, place.output(*command)) if wanted else []
         for queue in sorted({*wanted} - {*known}):
             detail, remedy = f"{system} has no queue {queue}", f"Correct the name; there are: {', '.join(known)}."
-            yield Finding("batch.queue_images", False, detail, remedy)
+            yield fail("batch.queue_images", detail, remedy)
 
 
 def _asked(system: str, place: Place) -> Finding:
@@ -88,7 +88,7 @@ def _asked(system: str, place: Place) -> Finding:
     except BelljarError as exc:
         said = f"-{exc.message}"
     detail = f"as {user.name}: {said[1:].partition(chr(10))[0]}"
-    return Finding(what, said.startswith("+"), detail, f"Try as {user.name}: {' '.join(argv)}")
+    return expect(what, said.startswith("+"), detail, f"Try as {user.name}: {' '.join(argv)}")
 
 
 def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
@@ -96,9 +96,9 @@ def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
     closed = [one for one in path.parents if _mode(one) is not None and not (_mode(one) or 0) & EVERYBODY_ENTERS]
     if closed:
         detail = f"{path}: users cannot pass {', '.join(map(str, reversed(closed)))}"
-        yield Finding(what, False, detail, "Open those folders (chmod o+x), or install belljar elsewhere (--prefix).")
+        yield fail(what, detail, "Open those folders (chmod o+x), or install belljar elsewhere (--prefix).")
     elif (mode := _mode(path)) is not None and not mode & stat.S_IROTH:
-        yield Finding(what, False, f"{path}: users cannot read it", f"chmod o+r {path}")
+        yield fail(what, f"{path}: users cannot read it", f"chmod o+r {path}")
 
 
 def _is_the_sites(path: Path) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ def _is_the_sites(path: Path) -> Iterator[Finding]:
             f"{path}: others than root can change it, or a folder on the way: jobs take nothing from it that is locked"
         )
         remedy = f"chown root {path}; chmod go-w {path}, and its folders likewise."
-        yield Finding("the settings file", False, detail, remedy)
+        yield fail("the settings file", detail, remedy)
 
 
 def _mode(path: Path) -> int | None:
@@ -118,20 +118,14 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _told(what: str, look: Callable[[House], doctor.Finding], house: House) -> Finding:
-    """What doctor finds."""
-    seen = doctor.Check(what, "", look).examine(house)
-    return Finding(what, seen.grade is not doctor.Grade.FAIL, seen.text, seen.remedy)
-
-
 def _kvm(house: House) -> Finding:
     """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
     from belljar.hypervisor import Accelerator
 
     if house.settings.qemu.accelerator is Accelerator.TCG:
-        return Finding("/dev/kvm", True, "not used: qemu.accelerator is tcg")
+        return ok("/dev/kvm", "not used: qemu.accelerator is tcg")
     right = of_users()
-    return Finding("/dev/kvm", not right.is_lost, right.text, right.remedy)
+    return expect("/dev/kvm", not right.is_lost, right.text, right.remedy)
 
 
 def _images(house: House, place: Place) -> Iterator[Finding]:
@@ -141,11 +135,11 @@ def _images(house: House, place: Place) -> Iterator[Finding]:
     with suppress(BelljarError):  # told here
         lacking = without_template(house)
     for name in lacking:
-        yield Finding(f"template of {name}", True, f"none yet: each user's first job boots; `{test} test` makes one")
+        yield ok(f"template of {name}", f"none yet: each user's first job boots; `{test} test` makes one")
     for name in wanted:
         found = os.path.lexists(place.store / "images/names" / name)
         remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."
-        yield Finding(f"image {name}", found, "" if found else f"not in {place.store}", remedy)
+        yield expect(f"image {name}", found, "" if found else f"not in {place.store}", remedy)
 
 
 def _shares(house: House) -> Finding:
@@ -154,11 +148,11 @@ def _shares(house: House) -> Finding:
     try:
         shares = of_site(house.settings.batch.shares, missing.append)
     except BelljarError as exc:
-        return Finding(what, False, f"{_file(house)}: {exc.message}", exc.hint)
+        return fail(what, f"{_file(house)}: {exc.message}", exc.hint)
     if missing:
         detail = f"{_file(house)}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
-        return Finding(what, False, detail, "Make or mount it, or take it out of the setting.")
-    return Finding(what, True, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
+        return fail(what, detail, "Make or mount it, or take it out of the setting.")
+    return ok(what, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
 
 
 def _out_of_shares(house: House) -> Iterator[Finding]:
@@ -172,7 +166,7 @@ def _out_of_shares(house: House) -> Iterator[Finding]:
         if any(f"{os.path.realpath(place)}/".startswith(f"{source.rstrip('/')}/") for place in places):
             detail = f"{what} can be written by every machine, as a part of the share {source}"
             remedy = "Set `paths.node` to a local folder outside of all shares."
-            yield Finding("folders out of reach", False, detail, remedy)
+            yield fail("folders out of reach", detail, remedy)
 
 
 def _homes() -> list[str]:
@@ -185,7 +179,7 @@ def _homes() -> list[str]:
 def _bridges(house: House) -> Iterator[Finding]:
     """Jobs' machines are made without root's rights."""
     for text in shortfalls(house.settings.network, is_root=False):
-        yield Finding("network.anti_spoofing", False, f"{_file(house)}: {text}", 'Set it to "required" or to "off".')
+        yield fail("network.anti_spoofing", f"{_file(house)}: {text}", 'Set it to "required" or to "off".')
 
 
 def _file(house: House) -> str:
@@ -193,12 +187,6 @@ def _file(house: House) -> str:
 
 
 def _rules(house: House) -> Iterator[Finding]:
-    yield _tried("batch.allow", lambda: f"{len(policy.rules(house.settings.batch))} rules")
-    yield _tried("batch.queue_images", lambda: f"{len(policy.queue_images(house.settings.batch))} queues")
-
-
-def _tried(what: str, ask: Callable[[], str]) -> Finding:
-    try:
-        return Finding(what, True, ask())
-    except (BelljarError, OSError) as exc:
-        return Finding(what, False, str(exc), getattr(exc, "hint", "See the detail."))
+    allow, queues, settings = "batch.allow", "batch.queue_images", house.settings.batch
+    yield examine(allow, lambda: ok(allow, f"{len(policy.rules(settings))} rules"))
+    yield examine(queues, lambda: ok(queues, f"{len(policy.queue_images(settings))} queues"))

@@ -22,7 +22,6 @@ from belljar.pool.terms import (
     JobState,
     JobView,
     Member,
-    Need,
     NodeState,
     NodeView,
     Pool,
@@ -31,7 +30,7 @@ from belljar.pool.terms import (
     node_of,
 )  # fmt: skip
 
-__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "Need", "NodeState", "NodeView", "PilotJob", "Pilots", "Pool", "Revoked", "load", "machine_of",
+__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "NodeState", "NodeView", "PilotJob", "Pilots", "Pool", "Revoked", "load", "machine_of",
            "node_of", "pilots_of"]  # fmt: skip
 
 

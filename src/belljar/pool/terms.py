@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
+from belljar.findings import Finding
 from belljar.model import PlainFile
 from belljar.records import dataclass, field
 
@@ -88,15 +89,6 @@ class NodeView:
     cpus: int = 0
     memory: int = 0  # bytes
     queues: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Need:
-    """One thing that a bait needs, and whether it is so."""
-
-    what: str
-    wrong: str = ""  # "": it is so
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -237,7 +229,7 @@ class Nodes(Protocol):
 
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterable[Need]:  # fmt: skip
+    ) -> Iterable[Finding]:  # fmt: skip
         """Can machines join, and baits take jobs for them? *ask*: carries out a command, raises BelljarError; *text*: as above."""
         return ()
 

@@ -168,7 +168,7 @@ def final(folder: Path) -> dict[str, bytes]:
 def wrong(folder: Path, **changes: bytes) -> list[str]:
     """What `check` finds wrong."""
     where = replace(place(Path("/opt"), **{**final(Path("/opt")), **changes}), node=Path("/var/lib/node"))
-    return [one.what for one in SITE.findings(where) if not one.is_good]
+    return [one.name for one in SITE.findings(where) if not one.is_good]
 
 
 @pytest.mark.parametrize(

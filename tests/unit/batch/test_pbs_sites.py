@@ -124,7 +124,7 @@ def test_a_hook_at_submit_that_stands_although_the_site_does_without_is_found(tm
     with_it = openpbs_site.SITE.findings(place(tmp_path, run=run))
     without = openpbs_site.SITE.findings(place(tmp_path, run=run, submit="no"))
     assert [one.is_good for one in with_it] == [True, True]
-    assert [(one.what, one.remedy) for one in without if not one.is_good] == [
+    assert [(one.name, one.remedy) for one in without if not one.is_good] == [
         ("no hook belljar_submit", "qmgr -c 'delete hook belljar_submit'")
     ]
     nothing = openpbs_site.SITE.findings(place(tmp_path, submit="no"))

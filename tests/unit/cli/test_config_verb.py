@@ -13,6 +13,7 @@ from tests.unit.jobs.paper_node import make_node
 from belljar.cli import main
 from belljar.config import inspect
 from belljar.errors import BadSettings
+from belljar.findings import Grade
 from belljar.jobs import doctor as checks
 
 
@@ -87,7 +88,7 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
         line for line in capsys.readouterr().out.splitlines() if '"auto" does nothing here' in line and "br7" in line
     ]
     found = checks.network(SimpleNamespace(settings=inspect(file).checked()))  # type: ignore[arg-type]
-    assert (len(notes), found.grade) == ((1, checks.Grade.WARN) if is_told else (0, checks.Grade.OK))
+    assert (len(notes), found.grade) == ((1, Grade.WARN) if is_told else (0, Grade.OK))
     assert not is_told or f"note: {found.text}" == notes[0]
 
 

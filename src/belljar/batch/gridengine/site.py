@@ -21,8 +21,9 @@ from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.files import filled
-from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Clash, Finding, OurFile, Piece, Place
+from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Clash, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect, fail, ok
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
 LIBRARY = Path(__file__).resolve().parents[2]
@@ -89,14 +90,14 @@ class GridEngineSite:
             )
             managers, states = place.output("qconf", "-sm").split(), place.output("qstat", "-f")
         except BelljarError as exc:
-            yield Finding(what, False, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
+            yield fail(what, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
             return
-        yield Finding(what, True, version)
+        yield ok(what, version)
         without = "jobs here cannot count their failures: they are held after the second"
         yield _is_listed(host, submitters, "a submit host", without, "-as")
         yield _is_listed(host, admins, "an admin host", "this node cannot be closed by belljar", "-ah")
         remedy = "`qconf -am root`; without it no node can be closed."
-        yield Finding("root is a manager", "root" in managers, "", remedy)
+        yield expect("root is a manager", "root" in managers, "", remedy)
         yield from _params(value(conf, "qmaster_params"), value(conf, "execd_params"))
         for queue in queues_of(place):
             yield _state(states, queue)
@@ -214,7 +215,7 @@ def _complex_value(purpose: str, kind: str, whose: str, name: str, wanted: str, 
 def _is_listed(host: str, shown: str, what: str, without: str, option: str) -> Finding:
     names = {line.strip().partition(".")[0].lower() for line in shown.splitlines()}
     is_there = host.partition(".")[0].lower() in names
-    return Finding(f"this host is {what}", is_there, "" if is_there else without, f"`qconf {option} {host}`")
+    return expect(f"this host is {what}", is_there, "" if is_there else without, f"`qconf {option} {host}`")
 
 
 def _params(params: str, of_hosts: str) -> Iterator[Finding]:
@@ -226,9 +227,9 @@ def _params(params: str, of_hosts: str) -> Iterator[Finding]:
         ("FORBID_APPERROR", "a job that is to be held ends with exit code 100"),
     ):
         is_set = name in on
-        yield Finding(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")
+        yield expect(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")
     is_off = re.search(r"(?i)ENABLE_ADDGRP_KILL=(false|0)", of_hosts) is not None
-    yield Finding("ENABLE_ADDGRP_KILL", not is_off, "", "What leaves its process group outlives its job: switch it on.")
+    yield expect("ENABLE_ADDGRP_KILL", not is_off, "", "What leaves its process group outlives its job: switch it on.")
 
 
 def _state(states: str, queue: str) -> Finding:
@@ -236,7 +237,7 @@ def _state(states: str, queue: str) -> Finding:
     rows = (line.split() for line in states.splitlines() if line.startswith(f"{queue}@"))
     bad = [f"{row[0]} {row[5]}" for row in rows if len(row) > 5 and set(row[5]) & set("Ecou")]
     remedy = "`qstat -explain E`, then `qmod -cq QUEUE@HOST`."
-    return Finding(f"queue {queue} takes jobs", not bad, ", ".join(bad), remedy)
+    return expect(f"queue {queue} takes jobs", not bad, ", ".join(bad), remedy)
 
 
 SITE = GridEngineSite()

@@ -17,8 +17,9 @@ from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, 
 from belljar.batch.htcondor.rules import requirement_lines, requirements, start
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.files import filled, names, read
-from belljar.batch.install.pieces import HOOK_DEADLINE, Change, Clash, Finding, OurFile, Piece, Place
+from belljar.batch.install.pieces import HOOK_DEADLINE, Change, Clash, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect, fail, ok
 
 HERE = Path(__file__).parent
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
@@ -141,21 +142,21 @@ def _version(place: Place) -> Finding:
     try:
         printed = place.output("condor_version")
     except BelljarError as exc:
-        return Finding(what, False, exc.message, "Run this where HTCondor is installed.")
+        return fail(what, exc.message, "Run this where HTCondor is installed.")
     match = re.search(r"CondorVersion: ([0-9]+)\.([0-9]+)", printed)
     if not match:
-        return Finding(what, False, printed[:80], "See what `condor_version` says.")
+        return fail(what, printed[:80], "See what `condor_version` says.")
     is_new = (int(match[1]), int(match[2])) >= OLDEST
-    return Finding(what, is_new, f"version {match[1]}.{match[2]}", "Needs 9.7 or later.")
+    return expect(what, is_new, f"version {match[1]}.{match[2]}", "Needs 9.7 or later.")
 
 
 def _value(place: Place, daemon: str, name: str, is_good: Callable[[str], bool], wanted: str) -> Finding:
     """One setting as it holds in the end."""
     value = ask(place, daemon, name)
     if is_good(value):
-        return Finding(name, True, value if len(value) < 100 else "as it should be")
+        return ok(name, value if len(value) < 100 else "as it should be")
     origin = f"`condor_config_val -subsystem {daemon} -verbose {name}` tells which file sets it."
-    return Finding(name, False, f"{value[:200] or 'not set'}: {wanted}", origin)
+    return fail(name, f"{value[:200] or 'not set'}: {wanted}", origin)
 
 
 def _of_node(place: Place) -> Iterator[Finding]:
@@ -191,10 +192,10 @@ def _pool_images(place: Place) -> Finding:
     try:
         images = place.output("condor_status", "-schedd", "-constraint", of_this_host(), "-af", POOL_IMAGES).strip()
     except BelljarError as exc:
-        return Finding(what, False, exc.message, "See what `condor_status -schedd` says.")
+        return fail(what, exc.message, "See what `condor_status -schedd` says.")
     is_known = images not in ("", "undefined")
     remedy = "condor_restart -fast -daemon schedd; running jobs go on. Then a minute must pass."
-    return Finding(what, is_known, images if is_known else "not yet", remedy)
+    return expect(what, is_known, images if is_known else "not yet", remedy)
 
 
 def lists(name: str) -> Callable[[str], bool]:
@@ -208,9 +209,7 @@ def _seen_by_jobs(place: Place) -> Iterator[Finding]:
         below = [one for one in hidden if path is not None and path.is_relative_to(one)]
         if below:
             detail = f"{path}: each job has a {below[0]} of its own (MOUNT_UNDER_SCRATCH)"
-            yield Finding(
-                f"{what} is outside of jobs' own folders", False, detail, "Move it, to /var/lib for instance."
-            )
+            yield fail(f"{what} is outside of jobs' own folders", detail, "Move it, to /var/lib for instance.")
 
 
 SITE = HTCondorSite()

@@ -11,11 +11,12 @@ from pathlib import Path
 from belljar.batch import Settings
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.files import filled, names, outside, read
-from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
+from belljar.batch.install.pieces import Advice, OurFile, OurLines, Piece, Place, hook_text
 from belljar.batch.slurm import lua as slurm_lua
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.batch.slurm.lua import quoted
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect, fail, ok
 
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
@@ -103,7 +104,7 @@ class SlurmSite:
             version = place.output("scontrol", "--version").strip()
             shown = _shown(place)
         except BelljarError as exc:
-            return [Finding("slurmctld answers", False, exc.message, "Start it, or run this where `scontrol` works.")]
+            return [fail("slurmctld answers", exc.message, "Start it, or run this where `scontrol` works.")]
         config = {key: values[-1] for key, values in shown.items()}
         at_submission = _asks_at_submission(place) and not _is_configless(place)
         return [
@@ -187,24 +188,24 @@ def _has_lua(place: Place) -> bool:
 
 def _lua(place: Place) -> Finding:
     remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
-    return Finding("Slurm has its Lua plugin", _has_lua(place), f"{LUA}: needed to ask belljar at submission", remedy)
+    return expect("Slurm has its Lua plugin", _has_lua(place), f"{LUA}: needed to ask belljar at submission", remedy)
 
 
 def _version(printed: str) -> Finding:
     match = re.search(r"(\d+)\.(\d+)", printed)
     is_good = match is not None and (int(match[1]), int(match[2])) >= OLDEST
-    return Finding("Slurm is recent enough", is_good, printed, "belljar needs Slurm 22.05 or later.")
+    return expect("Slurm is recent enough", is_good, printed, "belljar needs Slurm 22.05 or later.")
 
 
 def _plugins(place: Place, config: dict[str, str]) -> Finding:
     plugins = config.get("jobsubmitplugins", "")
     what = "slurmctld asks belljar at submission"
     if "lua" not in plugins.split(","):
-        return Finding(what, False, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
+        return fail(what, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
     path = place.folder / SUBMIT
     if _is_theirs(path) and not names(path, PLUGIN):
-        return Finding(what, False, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN}; see the guide.")
-    return Finding(what, True, f"JobSubmitPlugins={plugins}")
+        return fail(what, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN}; see the guide.")
+    return ok(what, f"JobSubmitPlugins={plugins}")
 
 
 def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
@@ -216,13 +217,13 @@ def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
         for one in current
     )
     remedy = f"or let {named} call {ours}." if named else f"or set {hook}={ours}."
-    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")
+    return expect(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")
 
 
 def _requeues(config: dict[str, str]) -> Finding:
     value = config.get("jobrequeue", "1")
     remedy = "JobRequeue=1; else a job for which no machine can be started fails with exit code 125 at its first try."
-    return Finding("jobs may be requeued", value == "1", f"JobRequeue={value}", remedy)
+    return expect("jobs may be requeued", value == "1", f"JobRequeue={value}", remedy)
 
 
 def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
@@ -232,4 +233,4 @@ def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
     ours = f"`grace = {max(wait - 2, 1):.0f}` in [batch]"
     remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
     detail = f"KillWait={wait:.0f} s, grace {grace:.0f} s"
-    return Finding("a job's grace ends before Slurm's KILL", grace <= wait - 1, detail, remedy)
+    return expect("a job's grace ends before Slurm's KILL", grace <= wait - 1, detail, remedy)

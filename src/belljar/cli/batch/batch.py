@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from belljar import batch
@@ -15,7 +16,7 @@ from belljar.batch.install.files import mode_of
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step
 from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Verb, acts
-from belljar.cli.render import as_json, show
+from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
 from belljar.jobs.install import installation
@@ -77,17 +78,8 @@ def check(args: argparse.Namespace, house: House) -> int:
     from belljar.jobs import check
 
     site, commands = _site(args, house)
-    findings = [*check.commands(commands, site.place), *site.check(), *check.findings(house, site.place)]
-    is_good = all(finding.is_good for finding in findings)
-    if args.format == "json":
-        print(as_json({"ok": is_good, "findings": findings}))
-        return 0 if is_good else 1
-    for finding in findings:
-        detail = f": {finding.detail}" if finding.detail else ""
-        print(plain(f"{'ok ' if finding.is_good else 'BAD'}  {finding.what}{detail}"))
-        if finding.remedy and not finding.is_good:
-            print(plain(f"     remedy: {finding.remedy}"))
-    return 0 if is_good else 1
+    findings = chain(check.commands(commands, site.place), site.check(), check.findings(house, site.place))
+    return show_findings(findings, as_=args.format)
 
 
 def uninstall(args: argparse.Namespace, house: House) -> int:

@@ -6,25 +6,27 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from belljar.errors import BelljarError
-from belljar.pool.terms import Need
+from belljar.findings import Finding, fail_if
 
 PAGE = "docs/bait/reference.md, Grid Engine"
 
 
-def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Need]:
+def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Finding]:
     """*ask*: carries out a command, raises BelljarError; *hosts*: name -> address of those that machines may become."""
     managers = ask("qconf", "-sm").split()
-    yield Need("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
-    yield Need(f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE}).")
+    yield fail_if("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
+    yield fail_if(
+        f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE})."
+    )
     remedy = f"Make it for machines alone, without a prolog ({PAGE})."
-    yield Need(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
+    yield fail_if(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
     unfit = _asked(lambda: _environments(ask, bait, queue))
     remedy = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
-    yield Need("parallel environments", unfit, remedy)
+    yield fail_if("parallel environments", unfit, remedy)
     wrong = [one for name, address in hosts.items() if (one := _name(ask, name, address))]
     more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
-    yield Need("names of machines", f"{wrong[0]}{more}" if wrong else "", remedy)
+    yield fail_if("names of machines", f"{wrong[0]}{more}" if wrong else "", remedy)
 
 
 def _bait(text: str) -> str:

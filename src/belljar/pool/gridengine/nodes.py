@@ -16,6 +16,7 @@ from pathlib import Path
 
 from belljar.batch.job.terms import one_node
 from belljar.errors import BadOption
+from belljar.findings import Finding
 from belljar.pool.gridengine.client import CLIENT, GridEngineClient
 from belljar.pool.terms import (
     LARGEST_ANSWER,
@@ -23,7 +24,6 @@ from belljar.pool.terms import (
     JobView,
     Joining,
     Member,
-    Need,
     Nodes,
     NodeState,
     NodeView,
@@ -127,7 +127,7 @@ class GridEngineNodes(Nodes):
 
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Need]:  # fmt: skip
+    ) -> Iterator[Finding]:  # fmt: skip
         from belljar.pool.gridengine import fitness  # no job needs it
 
         yield from fitness.needs(ask, baits[0], queue, self._hosts)

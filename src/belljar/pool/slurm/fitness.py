@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from belljar.errors import BelljarError
+from belljar.findings import Finding, fail_if
 from belljar.host.processes import all_pids, command_line
-from belljar.pool.terms import Need, NodeView
+from belljar.pool.terms import NodeView
 
 Ask = Callable[..., str]  # what a command prints; raises BelljarError
 MOST_OF_A_SCRIPT = 1 << 20
@@ -21,36 +22,36 @@ PARTITION = """NodeSet={0} Feature={1} and PartitionName={0} Nodes={0} Hidden=YE
 
 def needs(
     ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue: str, feature: str, conf: str
-) -> Iterator[Need]:
+) -> Iterator[Finding]:
     """*baits*: their names; *conf*: the text of slurm.conf. Raises BelljarError where slurmctld does not answer."""
     said = settings_of(ask("scontrol", "show", "config"))
     for name in baits:
         wrong, there = "" if name in nodes else "slurmctld knows no such node", os.cpu_count() or 1
         if name in nodes and nodes[name].cpus > there:
             wrong = f"CPUs={nodes[name].cpus}, and this host has {there}"
-        yield Need(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
-        yield Need(f"slurmd of {name}", _daemon(name), "Start it with `-d`, and the script of docs/bait/guide.md.")
+        yield fail_if(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
+        yield fail_if(f"slurmd of {name}", _daemon(name), "Start it with `-d`, and the script of docs/bait/guide.md.")
     most, select = said.get("MaxNodeCount", ""), said.get("SelectType", "")
     wrong = "" if most.isdigit() and int(most) > len(nodes) else f"{most or 'not told'}: no node can join {len(nodes)}"
-    yield Need("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
+    yield fail_if("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
     wrong = "" if select == "select/cons_tres" else f"{select or 'not told'}: its nodes cannot come and go"
-    yield Need("SelectType", wrong, "In slurm.conf: SelectType=select/cons_tres, then restart slurmctld.")
+    yield fail_if("SelectType", wrong, "In slurm.conf: SelectType=select/cons_tres, then restart slurmctld.")
     has_memory = any(said.get(key, "").isdigit() for key in ("DefMemPerCPU", "DefMemPerNode"))
     wrong = "" if has_memory else "not set: a job that asks for no memory is refused"
-    yield Need("DefMemPerCPU", wrong, "In slurm.conf: DefMemPerCPU=1000, in MiB.")
+    yield fail_if("DefMemPerCPU", wrong, "In slurm.conf: DefMemPerCPU=1000, in MiB.")
     wrong = _prolog(said.get("Prolog", "(null)"))
-    yield Need("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
+    yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
     wrong = _partition(ask, queue, feature, conf)
-    yield Need(f"partition {queue}", wrong, f"In slurm.conf: {PARTITION.format(queue, feature)}")
+    yield fail_if(f"partition {queue}", wrong, f"In slurm.conf: {PARTITION.format(queue, feature)}")
 
 
-def whole(conf: str) -> Need:
+def whole(conf: str) -> Finding:
     """What slurm.conf includes is not copied to machines with it."""
     wrong = "it includes other files, which machines do not get" if re.search(r"(?im)^\s*include\s", conf) else ""
-    return Need("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
+    return fail_if("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
 
 
-def head(conf: str, hosts: tuple[str, ...]) -> Need:
+def head(conf: str, hosts: tuple[str, ...]) -> Finding:
     """A machine finds slurmctld by the address in slurm.conf, or by a line of its own /etc/hosts."""
     addresses = heads(conf, hosts)
     wrong = "" if addresses else "slurm.conf names none"
@@ -59,7 +60,7 @@ def head(conf: str, hosts: tuple[str, ...]) -> Need:
         if address.startswith("127."):
             wrong = f"{name} is {address}: a machine would look in itself"
     name = next(iter(addresses), "NAME")
-    return Need("SlurmctldHost", wrong, f'In bait.toml: hosts = ["ADDRESS {name}"], as machines reach it.')
+    return fail_if("SlurmctldHost", wrong, f'In bait.toml: hosts = ["ADDRESS {name}"], as machines reach it.')
 
 
 def heads(conf: str, hosts: Iterable[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
+from belljar.findings import Finding
 from belljar.model import MIB, PlainFile
 from belljar.pool.slurm.client import CLIENT
 from belljar.pool.terms import (
@@ -22,7 +23,6 @@ from belljar.pool.terms import (
     JobView,
     Joining,
     Member,
-    Need,
     Nodes,
     NodeState,
     NodeView,
@@ -128,7 +128,7 @@ class SlurmNodes(Nodes):
 
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Need]:  # fmt: skip
+    ) -> Iterator[Finding]:  # fmt: skip
         from belljar.pool.slurm import fitness  # no job needs it
 
         yield fitness.whole(text)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
+from belljar.batch.install.pieces import Advice, Change, OurFile, Piece, Place
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
 from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, roles
 from belljar.errors import CommandFailed
+from belljar.findings import Finding, expect, fail
 
 FILES = Path(__file__).parent
 NOTES = "/run/belljar-openpbs"
@@ -147,7 +148,7 @@ def _of_node(place: Place) -> Finding:
     script = place.folder / "mom_priv/epilogue"
     detail = f"{script} does not run while a hook has execjob_epilogue" if script.exists() else ""
     what = "no epilogue script that PBS would no longer run"
-    return Finding(what, not detail, detail, "Make it a hook of that event, or call it from one.")
+    return expect(what, not detail, detail, "Make it a hook of that event, or call it from one.")
 
 
 def _of_server(place: Place) -> Iterator[Finding]:
@@ -157,10 +158,10 @@ def _of_server(place: Place) -> Iterator[Finding]:
         except CommandFailed:
             continue  # the pieces say it
         if name in _hooks(place):
-            yield Finding(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'")
+            yield expect(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'")
         else:
             there = "it stands from before, or was made by hand"
-            yield Finding(f"no hook {name}", False, there, f"qmgr -c 'delete hook {name}'")
+            yield fail(f"no hook {name}", there, f"qmgr -c 'delete hook {name}'")
 
 
 def _qmgr(directive: str) -> tuple[str, ...]:
