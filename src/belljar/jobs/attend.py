@@ -18,8 +18,7 @@ from contextlib import suppress
 from belljar.guest import Streams
 from belljar.guest.stdio import BytesSource, FdSink, FdSource
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
-from belljar.jobs.notice import LATE, Notice
-from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
+from belljar.machine.orders import Ended, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 from belljar.records import replace
 
@@ -85,19 +84,16 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
         loop.close()
 
 
-def attend(
-    house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
-) -> Outcome:
+def attend(house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False) -> Outcome:
     """Keep the machine to its end, with this process's streams and signals. *stdin* replaces descriptor 0. *alone*:
-    signals but TERM go to the payload's first process, not to its group. When TERM does not follow a *notice* in time,
-    it is assumed."""
+    signals but TERM go to the payload's first process, not to its group."""
     work = request.work
     payload = work.payload if isinstance(work, RunPayload) else None
 
     async def keep(loop: StoppableLoop) -> Outcome:
         orders = Orders()
         terminal = raw_terminal() if payload and payload.terminal else None
-        listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
+        listen(loop, orders, terminal, alone)
         streams = streams_of(payload) if payload else Streams(None, None, None)
         if stdin is not None:
             streams = replace(streams, stdin=BytesSource(stdin))
@@ -148,34 +144,6 @@ def _let_go(loop: StoppableLoop, tie: int, orders: Orders) -> None:
     if not os.read(tie, 1 << 12):
         loop.remove_reader(tie)
         orders.give(Stop())
-
-
-class Announced(Orders):
-    """Orders of a job whose system announces its end. Grid Engine sends the notice to its own terminate method too;
-    when that dies of it, no order to end follows."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, orders: Orders, notice: Notice) -> None:
-        self._loop, self._orders, (self._number, self._seconds) = loop, orders, notice
-        self._due: asyncio.TimerHandle | None = None
-        self._is_given = self._is_lost = False
-
-    def give(self, order: Order) -> None:
-        """Pass it on. TERM that comes after all, when it was given up, is not a second one."""
-        is_end = isinstance(order, Signal) and order.number == signal.SIGTERM
-        if is_end and self._is_lost:
-            self._is_lost = False
-            return
-        if is_end:
-            self._is_given = True
-            if self._due is not None:
-                self._due.cancel()
-        elif isinstance(order, Signal) and order.number == self._number and self._due is None and not self._is_given:
-            self._due = self._loop.call_later(self._seconds + LATE, self._end)
-        self._orders.give(order)
-
-    def _end(self) -> None:
-        self.give(Signal(signal.SIGTERM))
-        self._is_lost = True
 
 
 def streams_of(payload: Payload) -> Streams:
