@@ -20,7 +20,7 @@ from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
 from belljar.jobs.doctor import node, qemu
-from belljar.jobs.node import of_users, tester, without_template
+from belljar.jobs.node import KVM, of_users, tester, without_template
 from belljar.jobs.shares import of_site
 from belljar.model import Share
 from belljar.network import shortfalls
@@ -122,10 +122,8 @@ def _kvm(house: House) -> Finding:
     """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
     from belljar.hypervisor import Accelerator
 
-    if house.settings.qemu.accelerator is Accelerator.TCG:
-        return ok("/dev/kvm", "not used: qemu.accelerator is tcg")
-    right = of_users()
-    return expect("/dev/kvm", not right.is_lost, right.text, right.remedy)
+    is_used = house.settings.qemu.accelerator is not Accelerator.TCG
+    return of_users() if is_used else ok(KVM, "not used: qemu.accelerator is tcg")
 
 
 def _images(house: House, place: Place) -> Iterator[Finding]:

@@ -91,7 +91,7 @@ def accelerator(house: House) -> Finding:
     chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
     right = of_users()
     if chosen is Accelerator.KVM:
-        if right.is_lost:  # as root: jobs are other users'
+        if not right.is_good:  # as root: jobs are other users'
             return warn("accelerator", f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
         return ok("accelerator", f"kvm: {why}")
     slow = "Machines run in software: 5 to 20 times slower, otherwise the same."

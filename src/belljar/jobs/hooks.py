@@ -136,20 +136,17 @@ def finish(house: House, job: str, is_killed: bool = False) -> dict[str, Any]:
 
 def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
     """Count it; close the node where it was one fault too many."""
-    from belljar.batch import node as faults
-    from belljar.jobs import node
-    from belljar.jobs.node import runner
+    from belljar.batch.node import count
+    from belljar.jobs.node import OUR_WORD, known
 
-    settings = house.settings.batch
-    memory = faults.Memory(node.memory_folder(house), dialect.name, node_name)
-    if report.machine in memory.read().counted:
+    node = known(house, dialect, node_name)
+    if report.machine in node.memory.read().counted:
         return
-    with memory.locked():
-        now, is_to_be_closed = faults.count(memory.read(), report, settings.node_faults)
-        memory.write(now)
+    with node.memory.locked():
+        now, is_to_be_closed = count(node.memory.read(), report, house.settings.batch.node_faults)
+        node.memory.write(now)
     if is_to_be_closed:
-        this = node.Known(dialect, node_name, memory, runner(house, dialect.name, settings.ask_timeout))
-        this.close(f"{node.OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
+        node.close(f"{OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
         log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", house.verbose)
 
 

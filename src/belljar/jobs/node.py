@@ -7,7 +7,6 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from belljar.batch.install import commands as client
 from belljar.batch.job import policy
 from belljar.batch.job.terms import one_line
 from belljar.errors import BelljarError, CommandFailed
+from belljar.findings import Finding, fail, ok
 from belljar.host.privileges import User, as_user, user_of
 from belljar.jobs.shares import of_site
 from belljar.records import dataclass, replace
@@ -33,7 +33,8 @@ TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boo
 TESTERS = ("belljar", "nobody")
 KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
-DEVICE, CPUINFO = Path("/dev/kvm"), Path("/proc/cpuinfo")
+KVM = "/dev/kvm"
+DEVICE, CPUINFO = Path(KVM), Path("/proc/cpuinfo")
 NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights
 PATIENCE = 10.0  # seconds for a try to open the device
 REMEDY = (
@@ -44,11 +45,7 @@ REMEDY = (
 
 def runner(house: House, system: str, timeout: float) -> Run:
     """How a command of the system is run; where they are is looked up when there is one."""
-
-    def run(argv: tuple[str, ...]) -> bytes:
-        return client_of(house, system).run(argv, timeout)
-
-    return run
+    return lambda argv: client_of(house, system).run(argv, timeout)
 
 
 def client_of(house: House, system: str) -> Client:
@@ -73,10 +70,10 @@ def own_prefix() -> Path:
 
 def memory_folder(house: House) -> Path:
     """Where root remembers this node: below the node's folder where only root can put something, else in the store."""
-    node: Path | None = house.settings.paths.node
-    store: Path = house.settings.paths.store
-    is_roots = node is not None and node.is_dir() and not os.stat(node).st_mode & 0o022
-    return (node if node is not None and is_roots else store) / "batch"
+    paths = house.settings.paths
+    is_roots = paths.node is not None and paths.node.is_dir() and not os.stat(paths.node).st_mode & 0o022
+    folder: Path = paths.node if is_roots else paths.store
+    return folder / "batch"
 
 
 def make_folder(house: House, user: User) -> None:
@@ -94,10 +91,10 @@ def make_folder(house: House, user: User) -> None:
         os.mkdir(path, KEPT_FOLDER)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        facts = os.fstat(descriptor)
-        if facts.st_uid not in (0, user.uid):
-            raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to {user.name}")
-        if facts.st_uid != user.uid or facts.st_gid != user.gid:
+        status = os.fstat(descriptor)
+        if status.st_uid not in (0, user.uid):
+            raise UnsafeFolder(f"{path}: belongs to uid {status.st_uid}, not to {user.name}")
+        if (status.st_uid, status.st_gid) != (user.uid, user.gid):
             os.fchown(descriptor, user.uid, user.gid)
         os.fchmod(descriptor, KEPT_FOLDER)
     finally:
@@ -131,6 +128,11 @@ class Known:
             self.run(argv)
         with self.memory.locked():
             self.memory.write(replace(self.memory.read(), closed=0.0, faults=0, jobs=(), passes=0))
+
+
+def known(house: House, dialect: Dialect, name: str) -> Known:
+    memory = faults.Memory(memory_folder(house), dialect.name, name)
+    return Known(dialect, name, memory, runner(house, dialect.name, house.settings.batch.ask_timeout))
 
 
 @dataclass(frozen=True)
@@ -185,10 +187,8 @@ def as_a_job(house: House, image: str) -> None:
 def tester() -> User:
     """belljar's own user where there is one, else nobody."""
     for name in TESTERS:
-        try:
+        with suppress(BelljarError):
             return user_of(name).with_groups()
-        except BelljarError:
-            continue
     return user_of("65534")
 
 
@@ -235,58 +235,38 @@ def self_check(house: House, image: str, start: Start | None = None, shares: tup
 # Without the right to use it, machines run in software, 5 to 20 times slower, and no job says so.
 
 
-@dataclass(frozen=True)
-class Right:
-    """What an ordinary user may. *is_lost*: the host has KVM, and its users do not."""
-
-    is_lost: bool
-    text: str
-    remedy: str = ""
-
-
-def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Right:
-    """Tried as a user without groups where we are root, else as who we are."""
+def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
+    """Tried as a user without groups where we are root, else as who we are. Fails where the host has KVM, and its users do
+    not."""
     from belljar.hypervisor.qemu.proof import has_native_flag
 
     if not has_native_flag(cpuinfo.read_text(errors="replace")):
-        return Right(False, "this processor offers no virtualization: machines run in software")
+        return ok(KVM, "this processor offers no virtualization: machines run in software")
     try:
-        facts = os.stat(device)
+        status = os.stat(device)
     except OSError as exc:
         remedy = "Load kvm_intel or kvm_amd, or allow nested virtualization."
-        return Right(True, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
+        return fail(KVM, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
     user = NOBODY if os.geteuid() == 0 else User(os.geteuid(), os.getegid(), "this user", "/")
-    if _opens(device, user):
-        return Right(False, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
-    mode = f"{device}: mode {stat.S_IMODE(facts.st_mode):04o}, group {_group(facts.st_gid)}"
-    if members := _members(facts):
-        return Right(False, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
-    return Right(True, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
+    with suppress(BelljarError):
+        as_user(user, lambda: _opened(device), timeout=PATIENCE, what=f"open {device}")
+        return ok(KVM, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
+    group, members = _group(status.st_gid)
+    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {group}"
+    if members and user is NOBODY and status.st_mode & 0o060 == 0o060:
+        return ok(KVM, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
+    return fail(KVM, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
 
 
-def _opens(device: Path, user: User) -> bool:
-    def work() -> bytes:
-        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-        return b""
+def _opened(device: Path) -> bytes:
+    os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    return b""
 
+
+def _group(gid: int) -> tuple[str, list[str]]:
+    """Its name and its members; belljar's own account has no jobs."""
     try:
-        as_user(user, work, timeout=PATIENCE, what=f"open {device}")
-    except BelljarError:
-        return False
-    return True
-
-
-def _members(facts: os.stat_result) -> Sequence[str]:
-    """The group's members, who have the right, when root asks. belljar's own account has no jobs."""
-    if os.geteuid() != 0 or facts.st_mode & 0o060 != 0o060:
-        return ()
-    with suppress(KeyError):
-        return [name for name in grp.getgrgid(facts.st_gid).gr_mem if name != "belljar"]
-    return ()
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
+        group = grp.getgrgid(gid)
     except KeyError:
-        return str(gid)
+        return str(gid), []
+    return group.gr_name, [name for name in group.gr_mem if name != "belljar"]

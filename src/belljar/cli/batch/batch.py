@@ -20,7 +20,7 @@ from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
 from belljar.jobs.install import installation
-from belljar.jobs.node import of_users, runner
+from belljar.jobs.node import of_users
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -142,8 +142,7 @@ def node_(args: argparse.Namespace, house: House) -> int:
         one_node(name)
     except ValueError as exc:
         raise BadOption(str(exc), hint="Name one node, as its batch system does: --node NAME.") from exc
-    memory = faults.Memory(node.memory_folder(house), args.system, name)
-    known = node.Known(system.dialect, name, memory, runner(house, args.system, house.settings.batch.ask_timeout))
+    known = node.known(house, system.dialect, name)
     if args.action == "close":
         if not args.reason:
             raise BadOption("close: wants a reason", hint="belljar batch node SYSTEM close 'broken disk'")
@@ -170,12 +169,12 @@ def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
         trouble = exc.message
     facts: dict[str, object] = {
         "closed_by_belljar": by_us, "trouble": trouble, "faults": now.faults, "passes": now.passes, "reason": now.reason,
-        "closed": bool(now.closed), "kvm_is_lost": right.is_lost, "kvm": right.text,
+        "closed": bool(now.closed), "kvm_is_lost": not right.is_good, "kvm": right.text,
     }  # fmt: skip
     state = f"unknown: {trouble}" if trouble else "closed by belljar" if by_us else "not closed by belljar"
     counted = f"faults in a row: {now.faults}; passed self-checks in a row: {now.passes}"
     text = [state, counted, *([f"last reason: {now.reason}"] if now.reason else [])]
-    return facts, [*text, f"kvm{' IS LOST' if right.is_lost else ''}: {right.text}"], 1 if trouble else 0
+    return facts, [*text, f"kvm{'' if right.is_good else ' IS LOST'}: {right.text}"], 1 if trouble else 0
 
 
 def _test(known: node.Known, house: House) -> tuple[dict[str, object], list[str], int]:
