@@ -58,16 +58,12 @@ def reach(house: H, reference: str) -> tuple[H, MachineView]:
     if not users:
         return house, house.machines.find(reference)
     owner, slash, rest = reference.partition("/")
-    wanted = rest if slash else reference
-    found = [
-        one for user in users if owner in (user.name, str(user.uid)) or not slash if (one := _look(house, user, wanted))
-    ]
-    if owner in ("root", "0") or not slash:
-        found += _own(house, wanted)
-    live = [one for one in found if one.alive]
-    chosen = live or found
+    name = rest if slash else reference
+    owners = [user for user in (*users, None) if not slash or owner in _names(user)]
+    fits = [fit for user in owners if (fit := _look(house, user, name))]
+    chosen = [fit for fit in fits if fit.alive] or fits
     if len(chosen) > 1:
-        names = ", ".join(f"{one.user.name if one.user else 'root'}/{wanted}" for one in chosen[:5])
+        names = ", ".join(f"{_names(fit.user)[0]}/{name}" for fit in chosen[:5])
         raise UsageError(f"{reference}: fits {names}", hint="Give the user too, as written above.")
     if not chosen:
         raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
@@ -79,7 +75,7 @@ def reach(house: H, reference: str) -> tuple[H, MachineView]:
     return theirs, theirs.machines.find(id)
 
 
-class Found(NamedTuple):
+class Fit(NamedTuple):
     """A machine that fits, as its owner's folders tell it; without a user it is our own."""
 
     user: User | None
@@ -87,32 +83,31 @@ class Found(NamedTuple):
     alive: bool
 
 
-def _own(house: House, wanted: str) -> list[Found]:
-    try:
-        view = house.machines.find(wanted)
-    except NoSuchMachine:
-        return []
-    return [Found(None, view.id, view.alive)]
+def _names(user: User | None) -> tuple[str, str]:
+    return (user.name, str(user.uid)) if user else ("root", "0")
 
 
-def _look(house: House, user: User, wanted: str) -> Found | None:
+def _look(house: House, user: User | None, name: str) -> Fit | None:
     """What fits among this user's machines; None where nothing does or it cannot be told."""
 
     def look(theirs: House) -> list[object]:
         with suppress(NoSuchMachine):
-            view = theirs.machines.find(wanted)
+            view = theirs.machines.find(name)
             return [view.id, view.alive]
         return []
 
-    with suppress(BelljarError):
-        said = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="look for a machine")
-        if isinstance(said, list) and len(said) == 2:
-            return Found(user, str(said[0])[:100], said[1] is True)
+    with suppress(CommandFailed):
+        match asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="look for a machine"):
+            case [str(id), bool(alive)]:
+                return Fit(user, id[:100], alive)
     return None
 
 
-def asked_as(house: House, user: User, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
-    """What *look* finds as this user, in a child: JSON that the user may have forged. Raises BelljarError."""
+def asked_as(house: House, user: User | None, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
+    """What *look* finds as this user, in a child: JSON that the user may have forged. Without a user it looks here.
+    Raises BelljarError."""
+    if user is None:
+        return look(house)
 
     def work() -> bytes:
         return json.dumps(look(house.of_user(user.uid, user.home))).encode()
@@ -127,16 +122,15 @@ def rows_of_all(
     house: House, describe: Callable[[MachineView], dict[str, Any]], *, ended: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(what `ps` shows of every user's machines, what could not be looked at). Only text and numbers come back."""
-    rows, trouble = [], []
+    rows, trouble, look = [], [], partial(_rows, describe=describe, ended=ended)
     for user in users_of(house):
         try:
-            look = partial(_rows, describe=describe, ended=ended)
-            found = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="list machines")
+            listed = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="list machines")
         except BelljarError as exc:
             trouble.append(f"{user.name}: {exc}")
             continue
-        named = found if isinstance(found, list) else []
-        rows += [{**one, "USER": user.name} for one in named if isinstance(one, dict)]
+        is_list = isinstance(listed, list)
+        rows += [{**row, "USER": user.name} for row in (listed if is_list else ()) if isinstance(row, dict)]
     return rows, trouble
 
 
