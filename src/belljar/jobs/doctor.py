@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
-from belljar.findings import Finding, Grade, fail, ok, warn
+from belljar.findings import Finding, expect, fail, ok, warn
 from belljar.host import commands, files
 from belljar.jobs import size
 from belljar.model import GIB, MIB
@@ -23,9 +23,7 @@ DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
 )  # fmt: skip
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
-QEMU = "qemu-system-x86_64"
-PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
-    (QEMU, "qemu-system-x86", "qemu-kvm", "runs the machines", True),
+PROGRAMS = (  # beside QEMU: program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
     ("qemu-img", "qemu-utils", "qemu-img", "makes and checks disks", True),
     ("setpriv", "util-linux", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
     ("curl", "curl", "curl", "fetches images, user data and vacuum pipes from http(s) addresses", False),
@@ -40,40 +38,40 @@ BUILT = "It is built on first use: `belljar run -- true`, or `belljar image buil
 
 def programs(house: House) -> Finding:
     """the programs belljar calls are installed"""
-    named = {QEMU} if house.settings.qemu.binary else set()  # no package makes this one right
-    missing = [entry for entry in PROGRAMS if entry[0] not in named and not _program(house, entry[0])]
+    missing = [entry for entry in PROGRAMS if not commands.which(entry[0])]
     if not missing:
         return ok("programs", "all there" + _without_virtiofs(house))
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
-    grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
-    if commands.which("apt-get") or not commands.which("dnf"):
-        return Finding(
-            "programs", grade, text, f"apt-get install --no-install-recommends {_words(one[1] for one in missing)}"
-        )
-    return Finding("programs", grade, text, f"dnf install {_words(one[2] for one in missing)} (some are in EPEL)")
+    debian = " ".join(sorted({package for _, package, _, _, _ in missing}))
+    el = " ".join(sorted({package for _, _, package, _, _ in missing if package}))
+    is_debian = commands.which("apt-get") or not commands.which("dnf")
+    remedy = (
+        f"apt-get install --no-install-recommends {debian}" if is_debian else f"dnf install {el} (some are in EPEL)"
+    )
+    return (fail if any(vital for *_, vital in missing) else warn)("programs", text, remedy)
 
 
 def qemu(house: House) -> Finding:
     """QEMU is new enough and has the devices machines are made of"""
     import re
 
-    from belljar.hypervisor.qemu.abilities import TRIED
+    from belljar.hypervisor.qemu.abilities import TRIED, find
 
-    binary = _qemu(house)
-    said = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
-    found = re.search(r"(?<=emulator )version (\d+)\.(\d+)(\.\d+)?", said)
-    if found is None:
+    binary = find(house.settings.qemu.binary)
+    printed = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
+    version = re.search(r"(?<=emulator )version (\d+)\.(\d+)(\.\d+)?", printed)
+    if version is None:
         return fail("qemu", f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
-    is_tried = (int(found[1]), int(found[2])) in TRIED
-    tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{one}.{two}' for one, two in TRIED)})"
+    is_tried = (int(version[1]), int(version[2])) in TRIED
+    tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})"
     devices = commands.run([binary, "-device", "help"], timeout=20)
     lacking = [name for name in DEVICES if f'name "{name}"'.encode() not in devices.out + devices.err]
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
         lacking.append("-netdev user")
     if lacking:
         remedy = "What needs these will be refused; install a full QEMU."
-        return warn("qemu", f"{binary} {found[0][8:]} lacks {', '.join(lacking)}", remedy)
-    return ok("qemu", f"{binary}, {found[0]}, with all devices{tried}")
+        return warn("qemu", f"{binary} {version[0][8:]} lacks {', '.join(lacking)}", remedy)
+    return ok("qemu", f"{binary}, {version[0]}, with all devices{tried}")
 
 
 def accelerator(house: House) -> Finding:
@@ -81,21 +79,19 @@ def accelerator(house: House) -> Finding:
     from belljar.hypervisor import Accelerator, Boot
     from belljar.jobs.node import of_users
 
+    right = of_users()
     try:
         image = house.images.resolve(house.settings.image.default)
     except BelljarError as exc:
-        flags = Path("/proc/cpuinfo").read_text()
-        hint = "has" if "vmx" in flags or "svm" in flags else "does not have"
-        return warn("accelerator", f"not tried: {exc.message} (the cpu {hint} vmx or svm)", _remedy(house, exc))
+        return warn("accelerator", f"not tried: {exc.message} ({right.text})", _remedy(house, exc))
     boot = house.images.boot_files(image)
     chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
-    right = of_users()
-    if chosen is Accelerator.KVM:
-        if not right.is_good:  # as root: jobs are other users'
-            return warn("accelerator", f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
-        return ok("accelerator", f"kvm: {why}")
-    slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
-    return warn("accelerator", f"tcg: {why}", f"{slow} {right.remedy}".strip())
+    if chosen is not Accelerator.KVM:
+        slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
+        return warn("accelerator", f"tcg: {why}", f"{slow} {right.remedy}".strip())
+    if not right.is_good:  # as root: jobs are other users'
+        return warn("accelerator", f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
+    return ok("accelerator", f"kvm: {why}")
 
 
 def clone(house: House) -> Finding:
@@ -105,8 +101,7 @@ def clone(house: House) -> Finding:
 
     machine, image = house.settings.machine, house.settings.image.default
     if machine.start is Start.COLD or machine.hypervisor != "qemu":
-        why = "`machine.start` is cold" if machine.start is Start.COLD else "by libvirt every machine boots"
-        return ok("clone", f"not used: {why}")
+        return ok("clone", "not used: `machine.start` is cold, or machines run by libvirt, where each boots")
     try:
         house.images.resolve(image)
     except BelljarError as exc:
@@ -136,13 +131,9 @@ def folders(house: House) -> Finding:
                 wrong.append(f"{name} {path} cannot be made: {_nearest(path)} cannot be written to")
         except (BelljarError, OSError) as exc:
             wrong.append(f"{name} {exc}")
-    if wrong:
-        return fail(
-            "folders",
-            "\n".join(wrong),
-            "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own.",
-        )
-    return ok("folders", ", ".join(f"{name} {path}" for name, path in _paths(house)))
+    remedy = "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own."
+    good = ", ".join(f"{name} {path}" for name, path in _paths(house))
+    return expect("folders", not wrong, "\n".join(wrong) or good, remedy)
 
 
 def node(house: House) -> Finding:
@@ -155,16 +146,16 @@ def examine_node(folder: Path | None) -> Finding:
     if folder is None:
         return ok("node", "not set: each job's machine lives in its user's own folders")
     try:
-        facts = os.lstat(folder)
-        closed = [str(one) for one in (folder, *folder.parents) if not os.stat(one).st_mode & stat.S_IXOTH]
+        status = os.lstat(folder)
+        closed = [str(path) for path in (folder, *folder.parents) if not os.stat(path).st_mode & stat.S_IXOTH]
     except OSError as exc:
         return fail("node", f"{folder}: {exc.strerror}", f"mkdir -m {mode}")
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0:
         return fail("node", f"{folder}: must be a folder that belongs to root", f"chown root {folder}")
-    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
         return fail("node", f"{folder}: everybody may put folders of others away", f"chmod {mode}")
-    why = f"users cannot pass {', '.join(closed)}"
-    return fail("node", f"{folder}: {why}", f"chmod o+x {' '.join(closed)}") if closed else ok("node", str(folder))
+    text = f"{folder}: users cannot pass {', '.join(closed)}" if closed else str(folder)
+    return expect("node", not closed, text, f"chmod o+x {' '.join(closed)}")
 
 
 def space(house: House) -> Finding:
@@ -197,7 +188,7 @@ def images(house: House) -> Finding:
 
 def leftovers(house: House) -> Finding:
     """nothing is left of machines whose supervisor died"""
-    left = "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in house.machines.leftovers())
+    left = "\n".join(f"{undone.machine} {undone.what} {undone.path}".strip() for undone in house.machines.leftovers())
     return warn("leftovers", left, "`belljar reap` clears them away.") if left else ok("leftovers", "none")
 
 
@@ -218,10 +209,9 @@ def memory(house: House) -> Finding:
     """there is room for machines of default size"""
     from belljar.machine.life.claim import room_now
 
-    room, one = room_now(house.folders, house.settings.host), house.settings.machine.memory + QEMU_OVERHEAD
-    count = room.memory // one
-    each = size(house.settings.machine.memory)
-    text = f"{size(room.memory)} left on {room.bound}: room for {count} machines of {each}"
+    room, each = room_now(house.folders, house.settings.host), house.settings.machine.memory
+    count = room.memory // (each + QEMU_OVERHEAD)
+    text = f"{size(room.memory)} left on {room.bound}: room for {count} machines of {size(each)}"
     if room.machines:
         text += f"; {room.machines} machines have reserved {size(room.memory_reserved)} and {room.cpus_taken} cpus"
     if not count:
@@ -240,11 +230,8 @@ def limits(house: House) -> Finding:
         soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
         if soft != resource.RLIM_INFINITY and soft < enough:
             low.append(f"RLIMIT_{name} is {soft}, a machine of default size wants {enough}")
-    if low:
-        return warn(
-            "limits", "\n".join(low), "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...)."
-        )
-    return ok("limits", "wide enough for a machine of default size")
+    remedy = "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...)."
+    return warn("limits", "\n".join(low), remedy) if low else ok("limits", "wide enough for a machine of default size")
 
 
 def libvirt(house: House) -> Finding:
@@ -280,27 +267,10 @@ CHECKS = (  # in the order they are shown; each is called as its function
 )  # fmt: skip
 
 
-def _qemu(house: House) -> str:
-    from belljar.hypervisor.qemu.abilities import find
-
-    return find(house.settings.qemu.binary)
-
-
 def _remedy(house: House, missing: BelljarError) -> str:
     """Where the default image cannot be had."""
     is_built = house.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
     return BUILT if is_built else missing.hint
-
-
-def _words(names: Iterable[str]) -> str:
-    return " ".join(sorted(set(names) - {""}))
-
-
-def _program(house: House, name: str) -> bool:
-    try:
-        return bool(_qemu(house) if name == QEMU else commands.which(name))
-    except BelljarError:
-        return False
 
 
 def _without_virtiofs(house: House) -> str:
