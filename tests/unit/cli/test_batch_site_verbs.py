@@ -434,7 +434,8 @@ def test_folders_that_machines_could_write_are_found_by_check(
 ) -> None:
     for name in ("home", "local"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(batch_look, "_homes", lambda: [str(tmp_path / "home/somebody")])
+    somebody = SimpleNamespace(pw_uid=1000, pw_dir=str(tmp_path / "home/somebody"))
+    monkeypatch.setattr(batch_look.pwd, "getpwall", lambda: [somebody])
     texts = tuple(str(tmp_path / share) for share in shares)
     settings = SimpleNamespace(
         paths=SimpleNamespace(node=tmp_path / node if node else None), batch=batch.Settings(shares=texts)
