@@ -192,19 +192,6 @@ def leftovers(house: House) -> Finding:
     return warn("leftovers", left, "`belljar reap` clears them away.") if left else ok("leftovers", "none")
 
 
-def namespaces(house: House) -> Finding:
-    """this user can build images"""
-    if os.geteuid() == 0:
-        return ok("namespaces", "not needed by root")
-    if not commands.which("unshare") or commands.run(["unshare", "-Ur", "true"], timeout=10, check=False).code:
-        remedy = "Let root build images for all (`belljar image build debian` as root), or allow user namespaces."
-        return warn("namespaces", "user namespaces are not allowed: this user cannot build images", remedy)
-    if not (_has_range("/etc/subuid") and _has_range("/etc/subgid") and commands.which("newuidmap")):
-        remedy = "apt-get install uidmap; usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
-        return warn("namespaces", "no range of subordinate uids and gids: this user cannot build images", remedy)
-    return ok("namespaces", "allowed, with a range of subordinate ids")
-
-
 def memory(house: House) -> Finding:
     """there is room for machines of default size"""
     from belljar.machine.life.claim import room_now
@@ -263,7 +250,7 @@ def network(house: House) -> Finding:
 
 
 CHECKS = (  # in the order they are shown; each is called as its function
-    programs, qemu, accelerator, clone, folders, node, space, images, leftovers, namespaces, memory, limits, network, libvirt,
+    programs, qemu, accelerator, clone, folders, node, space, images, leftovers, memory, limits, network, libvirt,
 )  # fmt: skip
 
 
@@ -293,13 +280,3 @@ def _nearest(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
-
-
-def _has_range(file: str) -> bool:
-    import pwd
-
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-        return any(line.split(":")[0] in (user, str(os.getuid())) for line in Path(file).read_text().splitlines())
-    except (OSError, KeyError):
-        return False

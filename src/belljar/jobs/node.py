@@ -201,8 +201,8 @@ def without_template(house: House) -> list[str]:
     if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
         return []
     ports = sum(share.kind is ShareKind.NINEP for share in of_site(settings.batch.shares))
-    facts = [one.facts for one in house.hypervisor.templates() if one.grows]
-    there = {one["image_digest"] for one in facts if str(one["hardware"]).count("virtio-9p-pci") == ports}
+    templates = [template.facts for template in house.hypervisor.templates() if template.grows]
+    there = {facts["image_digest"] for facts in templates if str(facts["hardware"]).count("virtio-9p-pci") == ports}
     lacking = list[str]()
     for name in policy.images_of(settings.batch) or [settings.image.default]:
         with suppress(BelljarError):  # an image that is not here

@@ -112,17 +112,17 @@ class Seen:
 def live_machines(house: House, *, dry: bool) -> tuple[list[Owned], list[str]]:
     """The live machines of batch jobs, for root of every user, and all errors. What dead supervisors left is finished
     first."""
-    found, trouble = list[Owned](), list[str]()
+    machines, trouble = list[Owned](), list[str]()
     for user in (None, *users_of(house)):
         whose = f"{user.name}: " if user else ""
         try:
             look = partial(_look, dry=dry)
             seen = from_json(Seen, asked_as(house, user, look, timeout=USER_TIMEOUT, what="look for machines"))
-            found += _owned(seen, user)
+            machines += _owned(seen, user)
             trouble += [f"{whose}{line[:300]}" for line in seen.stuck[:20]]
         except (BelljarError, ValueError) as exc:
             trouble.append(f"{whose}machines cannot be seen: {exc}")
-    return found, trouble
+    return machines, trouble
 
 
 def _look(house: House, *, dry: bool) -> dict[str, Any]:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from belljar.errors import BelljarError, CommandFailed, NoSuchMachine, UsageError
-from belljar.host.privileges import LARGEST_REPORT, User, as_user, become
+from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine, UsageError
+from belljar.host.privileges import User, as_user, become, user_of
 
 if TYPE_CHECKING:
     from belljar.jobs import House
     from belljar.machine import MachineView
 
 H = TypeVar("H", bound="House")
+MOST_ROWS = 1000  # of one user's machines, the newest
 LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders
 
 
@@ -30,25 +30,22 @@ def users_of(house: House) -> list[User]:
     node = house.settings.paths.node
     if node is None or os.geteuid() != 0:
         return []
-    found = {}
+    users = dict[int, User]()
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(node)):
-            uid = name.partition("-")[0]  # `UID-WORD` where a stranger has made `UID`
-            if not (uid.isascii() and uid.isdecimal()):
-                continue
-            facts = os.lstat(node / name)
-            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == int(uid) != 0:
-                found[facts.st_uid] = _user(facts.st_uid, facts.st_gid)
-    return list(found.values())
+            status = os.lstat(node / name)
+            is_named_so = name.partition("-")[0] == str(status.st_uid)  # `UID-WORD` where a stranger has made `UID`
+            if stat.S_ISDIR(status.st_mode) and is_named_so and status.st_uid != 0:
+                users[status.st_uid] = _user(status.st_uid, status.st_gid)
+    return list(users.values())
 
 
 def _user(uid: int, gid: int) -> User:
     """By the user database; a user that was deleted meanwhile still has a number."""
     try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
+        return user_of(str(uid))
+    except HostError:
         return User(uid, gid, str(uid), "/nonexistent")
-    return User(uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
 
 
 def reach(house: H, reference: str) -> tuple[H, MachineView]:
@@ -135,11 +132,4 @@ def rows_of_all(
 
 
 def _rows(house: House, describe: Callable[[MachineView], dict[str, Any]], ended: bool) -> list[dict[str, Any]]:
-    rows, size = list[dict[str, Any]](), 0
-    for view in reversed(house.machines.list(ended=ended)):  # the newest, where not all fit
-        text = describe(view)
-        size += len(json.dumps(text)) + 2
-        if size > LARGEST_REPORT - 16:
-            break
-        rows.append(text)
-    return rows[::-1]
+    return [describe(view) for view in house.machines.list(ended=ended)[-MOST_ROWS:]]

@@ -93,7 +93,7 @@ def understood(house: House) -> Trouble | None:
     except BelljarError as exc:
         mistakes = house.inspect().mistakes
         own = [mistake for mistake in mistakes if mistake.is_users]
-        hides = any(one.key in ("", "batch", *DECIDES_THE_IMAGE) and not one.is_users for one in mistakes)
+        hides = any(it.key in ("", "batch", *DECIDES_THE_IMAGE) and not it.is_users for it in mistakes)
         text = "; ".join(map(str, own or mistakes)) or exc.message
         sites = HostError(f"this node's settings: {text}", hint="The site has to correct them.")
         house.be_lenient()
