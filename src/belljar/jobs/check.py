@@ -21,8 +21,8 @@ from belljar.findings import Finding, examine, expect, fail, fail_if, ok
 from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
-from belljar.jobs.doctor import node, qemu
-from belljar.jobs.node import KVM, of_users, tester, without_template
+from belljar.jobs.doctor import KVM, node, of_users, qemu
+from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
 from belljar.model import Share
 from belljar.network import shortfalls

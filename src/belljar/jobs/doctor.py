@@ -3,15 +3,18 @@ guest, once per kernel, and `clone` runs a machine, whose template stays for the
 
 from __future__ import annotations
 
+import grp
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.findings import Finding, expect, fail, ok, warn
 from belljar.host import commands, files
+from belljar.host.privileges import User, as_user
 from belljar.jobs import size
 from belljar.model import GIB, MIB
 
@@ -33,6 +36,14 @@ PROGRAMS = (  # beside QEMU: program, Debian's package, EL's ("": it has none), 
     ("mksquashfs", "squashfs-tools", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
     ("busybox", "busybox-static", "busybox", "makes the small initramfs of images", False),
 )  # fmt: skip
+KVM = "/dev/kvm"
+DEVICE, CPUINFO = Path(KVM), Path("/proc/cpuinfo")
+NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights
+PATIENCE = 10.0  # seconds for a try to open the device
+REMEDY = (
+    'Let everybody use it: a udev rule `KERNEL=="kvm", MODE="0666"` (EL has one), or put users into its group:'
+    " `usermod --append --groups kvm USER`."
+)
 BUILT = "It is built on first use: `belljar run -- true`, or `belljar image build debian`."
 
 
@@ -77,7 +88,6 @@ def qemu(house: House) -> Finding:
 def accelerator(house: House) -> Finding:
     """what runs the guests: the processor itself (kvm) or software (tcg)"""
     from belljar.hypervisor import Accelerator, Boot
-    from belljar.jobs.node import of_users
 
     right = of_users()
     try:
@@ -247,6 +257,43 @@ def network(house: House) -> Finding:
     for text in shortfalls(house.settings.network, is_root=os.geteuid() == 0):
         return warn("network", text, "Run such machines as root with nftables, or settle it in the settings.")
     return ok("network", "what machines send can be guarded")
+
+
+def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
+    """Tried as a user without groups where we are root, else as who we are. Fails where the host has KVM, and its users do
+    not."""
+    from belljar.hypervisor.qemu.proof import has_native_flag
+
+    if not has_native_flag(cpuinfo.read_text(errors="replace")):
+        return ok(KVM, "this processor offers no virtualization: machines run in software")
+    try:
+        status = os.stat(device)
+    except OSError as exc:
+        remedy = "Load kvm_intel or kvm_amd, or allow nested virtualization."
+        return fail(KVM, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
+    user = NOBODY if os.geteuid() == 0 else User(os.geteuid(), os.getegid(), "this user", "/")
+    with suppress(BelljarError):
+        as_user(user, lambda: _opened(device), timeout=PATIENCE, what=f"open {device}")
+        return ok(KVM, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
+    group, members = _group(status.st_gid)
+    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {group}"
+    if members and user is NOBODY and status.st_mode & 0o060 == 0o060:
+        return ok(KVM, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
+    return fail(KVM, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
+
+
+def _opened(device: Path) -> bytes:
+    os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    return b""
+
+
+def _group(gid: int) -> tuple[str, list[str]]:
+    """Its name and its members; belljar's own account has no jobs."""
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return str(gid), []
+    return group.gr_name, [name for name in group.gr_mem if name != "belljar"]
 
 
 CHECKS = (  # in the order they are shown; each is called as its function

@@ -1,15 +1,13 @@
-"""This node: its systems' commands; taken out of service and put back; whether a machine works on it, and its users may use KVM."""
+"""This node: its systems' commands; taken out of service and put back; whether a machine works on it."""
 
 from __future__ import annotations
 
-import grp
 import os
-import stat
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar import batch
 from belljar.batch import node as faults
@@ -17,8 +15,7 @@ from belljar.batch.install import commands as client
 from belljar.batch.job import policy
 from belljar.batch.job.terms import one_line
 from belljar.errors import BelljarError, CommandFailed
-from belljar.findings import Finding, fail, ok
-from belljar.host.privileges import User, as_user, user_of
+from belljar.host.privileges import User, user_of
 from belljar.jobs.shares import of_site
 from belljar.records import dataclass, replace
 
@@ -33,14 +30,6 @@ TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boo
 TESTERS = ("belljar", "nobody")
 KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
-KVM = "/dev/kvm"
-DEVICE, CPUINFO = Path(KVM), Path("/proc/cpuinfo")
-NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights
-PATIENCE = 10.0  # seconds for a try to open the device
-REMEDY = (
-    'Let everybody use it: a udev rule `KERNEL=="kvm", MODE="0666"` (EL has one), or put users into its group:'
-    " `usermod --append --groups kvm USER`."
-)
 
 
 def runner(house: House, system: str, timeout: float) -> Run:
@@ -119,15 +108,17 @@ class Known:
         """Take the node out of service. It is remembered as closed only when the system took it."""
         for argv in self.dialect.close_node(self.name, reason):
             self.run(argv)
-        with self.memory.locked():
-            self.memory.write(replace(self.memory.read(), closed=time.time(), reason=reason, passes=0))
+        self._remember(closed=time.time(), reason=reason)
 
     def reopen(self) -> None:
         """Put the node into service again and begin to count from nothing."""
         for argv in self.dialect.open_node(self.name):
             self.run(argv)
+        self._remember(closed=0.0, faults=0, jobs=())
+
+    def _remember(self, **changes: Any) -> None:
         with self.memory.locked():
-            self.memory.write(replace(self.memory.read(), closed=0.0, faults=0, jobs=(), passes=0))
+            self.memory.write(replace(self.memory.read(), passes=0, **changes))
 
 
 def known(house: House, dialect: Dialect, name: str) -> Known:
@@ -174,14 +165,11 @@ def as_a_job(house: House, image: str) -> None:
     if os.geteuid() != 0 or house.settings.paths.node is None:
         self_check(house, image)
         return
+    from belljar.jobs.users import asked_as
+
     user = tester()
     make_folder(house, user)
-
-    def check() -> bytes:
-        self_check(house.of_user(user.uid, user.home), image)
-        return b""
-
-    as_user(user, check, timeout=TEST_TIMEOUT + 30, what="start a machine")
+    asked_as(house, user, lambda it: self_check(it, image).id, timeout=TEST_TIMEOUT + 30, what="start a machine")
 
 
 def tester() -> User:
@@ -229,44 +217,3 @@ def self_check(house: House, image: str, start: Start | None = None, shares: tup
     if outcome.exit_code != 0 or outcome.error:
         raise CommandFailed(outcome.reason or f"the machine ended with {outcome.exit_code}", hint=outcome.hint)
     return outcome
-
-
-# -- KVM -----------------------------------------------------------------------------------------------------------------
-# Without the right to use it, machines run in software, 5 to 20 times slower, and no job says so.
-
-
-def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
-    """Tried as a user without groups where we are root, else as who we are. Fails where the host has KVM, and its users do
-    not."""
-    from belljar.hypervisor.qemu.proof import has_native_flag
-
-    if not has_native_flag(cpuinfo.read_text(errors="replace")):
-        return ok(KVM, "this processor offers no virtualization: machines run in software")
-    try:
-        status = os.stat(device)
-    except OSError as exc:
-        remedy = "Load kvm_intel or kvm_amd, or allow nested virtualization."
-        return fail(KVM, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
-    user = NOBODY if os.geteuid() == 0 else User(os.geteuid(), os.getegid(), "this user", "/")
-    with suppress(BelljarError):
-        as_user(user, lambda: _opened(device), timeout=PATIENCE, what=f"open {device}")
-        return ok(KVM, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
-    group, members = _group(status.st_gid)
-    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {group}"
-    if members and user is NOBODY and status.st_mode & 0o060 == 0o060:
-        return ok(KVM, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
-    return fail(KVM, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
-
-
-def _opened(device: Path) -> bytes:
-    os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-    return b""
-
-
-def _group(gid: int) -> tuple[str, list[str]]:
-    """Its name and its members; belljar's own account has no jobs."""
-    try:
-        group = grp.getgrgid(gid)
-    except KeyError:
-        return str(gid), []
-    return group.gr_name, [name for name in group.gr_mem if name != "belljar"]

@@ -20,7 +20,6 @@ from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
 from belljar.jobs.install import installation
-from belljar.jobs.node import of_users
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -161,6 +160,8 @@ def node_(args: argparse.Namespace, house: House) -> int:
 
 def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
     """What the system says and what is remembered."""
+    from belljar.jobs.doctor import of_users
+
     now, right, trouble = known.memory.read(), of_users(), ""
     by_us: bool | None = None
     try:
