@@ -21,7 +21,7 @@ from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.domain import translate
 from belljar.hypervisor.qemu.driver import marked
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import Wiring, wiring
+from belljar.hypervisor.qemu.process.launch import Wiring
 from belljar.hypervisor.qemu.template.folders import DISK
 from belljar.model import MIB
 
@@ -197,7 +197,7 @@ def test_a_qemu_that_is_missing_is_an_error_before_anything_is_made(tmp_path: Pa
 def test_a_file_of_ours_is_lent_by_a_path_that_needs_no_walk(tmp_path: Path) -> None:
     (tmp_path / "kernel").write_bytes(b"kernel")
     (tmp_path / "kernel").chmod(0o644)
-    with wiring((os.geteuid() + 1, 1)) as wires:
+    with Wiring((os.geteuid() + 1, 1)) as wires:
         path = wires.readable(tmp_path / "kernel")
         assert Path(path).read_bytes() == b"kernel"
         assert len(wires.fds) == 1
@@ -206,7 +206,7 @@ def test_a_file_of_ours_is_lent_by_a_path_that_needs_no_walk(tmp_path: Path) -> 
 def test_a_file_that_qemus_user_may_not_read_is_lent_as_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernel").write_bytes(b"kernel")
     (tmp_path / "kernel").chmod(0o600)
-    with wiring((os.geteuid() + 1, 1)) as wires:
+    with Wiring((os.geteuid() + 1, 1)) as wires:
         path = wires.readable(tmp_path / "kernel")
         assert Path(path).read_bytes() == b"kernel"
         assert os.stat(path).st_mode & stat.S_IROTH
@@ -218,7 +218,7 @@ def test_a_file_that_qemus_user_may_not_read_is_lent_as_a_copy(tmp_path: Path, m
 
 def test_a_missing_file_and_a_link_are_not_lent(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
-    with wiring((0, 0)) as wires:
+    with Wiring((0, 0)) as wires:
         with pytest.raises(ImageCorrupt, match="missing"):
             wires.open(tmp_path / "gone", os.O_RDONLY)
         with pytest.raises(HostError, match="cannot be opened"):

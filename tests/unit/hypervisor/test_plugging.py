@@ -12,7 +12,7 @@ from belljar.errors import PlugRefused
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, PLUGGED_CPUS, Abilities
 from belljar.hypervisor.qemu.cmdline import SLOTS, command_line, hardware
-from belljar.hypervisor.qemu.process.launch import Plugs
+from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, pieces, processors
 from belljar.model import GIB, MIB, NetworkMode
 
@@ -118,7 +118,5 @@ def test_a_frame_is_offered_where_qemu_can_plug_and_the_machine_fits() -> None:
 
 @pytest.mark.parametrize(("cpus", "is_single"), [(1, True), (2, False)])
 def test_a_machine_of_one_processor_is_emulated_by_one_thread(cpus: int, is_single: bool) -> None:
-    words = command_line(
-        replace(SPEC, cpus=cpus), QEMU, "max", Plugs(10, 11, 12, layers=(13,), kernel="/k", initrd="/i")
-    )
+    words = command_line(Launch(replace(SPEC, cpus=cpus), layers=(13,), kernel="/k", initrd="/i"), QEMU, "max")
     assert words[words.index("-accel") + 1].endswith(",thread=single") == is_single

@@ -298,7 +298,7 @@ class PlayedQemu:
     def __init__(self, folder: Path, servers: list[FolderServer]) -> None:
         lines = Lines()
         self._lines = lines
-        launch = Launch(replace(COLD, folder=folder), "testing", ())
+        launch = Launch(replace(COLD, folder=folder), (), "testing")
         self.domain = QemuDomain(launch, ["/bin/sleep", "1000"], [], lines, servers, timeout=10)
         self.monitor: socket.socket = lines.theirs["monitor"]
         self._buffer = b""

@@ -13,7 +13,7 @@ from belljar.hints import Any
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
-from belljar.hypervisor.qemu.process.launch import Plugs, Ram
+from belljar.hypervisor.qemu.process.launch import Launch, Ram
 from belljar.model import MIB, NetworkMode, ShareKind
 from belljar.records import replace
 
@@ -37,28 +37,29 @@ READ: dict[str, Any] = {"read-only": True}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
-def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs) -> list[str]:
+def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
     """The parts list of a domain."""
+    spec = launch.spec
     return [
         abilities.binary,
         *bare(),
         *name(spec.id),
         *sandbox(),
-        *machine(spec, cpu, plugs.ram),
-        *kernel(spec, plugs),
-        *few_workers(plugs.workers, abilities),
-        *monitor(plugs.monitor),
-        *console(plugs.console),
+        *machine(spec, cpu, launch.ram),
+        *kernel(launch),
+        *few_workers(launch.workers, abilities),
+        *monitor(launch.monitor),
+        *console(launch.console),
         *panic_notifier(abilities),
         *generation_id(abilities),
         *entropy(),
-        *agent_port(plugs.channel),
-        *disk(plugs.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
-        *(network_card(spec.nic, plugs, is_late=spec.of_template.nic is None) if spec.nic else []),
-        *shared_folders(spec, plugs),
-        *(seed_disc(plugs) if spec.seed else []),
-        *further_disks(spec.disks, plugs),
-        *(device_state(plugs.incoming, abilities) if plugs.incoming >= 0 else []),
+        *agent_port(launch.channel),
+        *disk(launch.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
+        *(network_card(spec.nic, launch) if spec.nic else []),
+        *shared_folders(launch),
+        *(seed_disc(launch) if spec.seed else []),
+        *further_disks(launch),
+        *(device_state(launch.incoming, abilities) if launch.incoming >= 0 else []),
     ]
 
 
@@ -68,7 +69,7 @@ def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
         shares=tuple(replace(share, source="", readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
-    return command_line(nobody, abilities, cpu, Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False)))
+    return command_line(Launch(nobody, layers=(0,), ram=Ram("", private=False)), abilities, cpu)
 
 
 def bare() -> list[str]:
@@ -118,15 +119,15 @@ def accelerator(kind: Accelerator, cpus: int) -> str:
     return f"tcg,tb-size={TRANSLATIONS}{one_thread}" if kind is Accelerator.TCG else kind.value
 
 
-def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
+def kernel(launch: Launch) -> list[str]:
     """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-a-quick-start.md). Firmware that
     finds nothing to boot resets at once, which ends QEMU; left alone it would wait for ever."""
-    if spec.boot.kernel is None:
-        return [*(["-bios", plugs.firmware] if plugs.firmware else []), "-boot", "reboot-timeout=0"]
-    if plugs.incoming >= 0:
+    boot = launch.spec.boot
+    if boot.kernel is None:
+        return [*(["-bios", launch.firmware] if launch.firmware else []), "-boot", "reboot-timeout=0"]
+    if launch.incoming >= 0:
         return []
-    initrd = ["-initrd", plugs.initrd] if plugs.initrd else []
-    return ["-kernel", plugs.kernel, *initrd, "-append", spec.boot.append]
+    return ["-kernel", launch.kernel, *(["-initrd", launch.initrd] if launch.initrd else []), "-append", boot.append]
 
 
 def monitor(fd: int) -> list[str]:
@@ -188,19 +189,18 @@ def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list
     return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{boot}"]
 
 
-def seed_disc(plugs: Plugs) -> list[str]:
+def seed_disc(launch: Launch) -> list[str]:
     """A read-only disc that every guest has a driver for, because its own disk needs the same one."""
-    number = len(plugs.layers) + len(plugs.disks) + 1
-    words = node("seed", "raw", plugs.seed, number, READ)
+    words = node("seed", "raw", launch.seed, len(launch.layers) + len(launch.disks) + 1, READ)
     return [*words, "-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"]
 
 
-def further_disks(disks: tuple[ExtraDisk, ...], plugs: Plugs) -> list[str]:
+def further_disks(launch: Launch) -> list[str]:
     """Disks of one machine alone, each an inherited descriptor, known to the guest by its serial."""
     words: list[str] = []
-    for number, (disk, fd) in enumerate(zip(disks, plugs.disks, strict=True)):
-        words += layers_below(disk, plugs.below[number], BELOW + FUNCTIONS * number) if disk.chained else []
-        words += further_disk(disk, fd, file_set=len(plugs.layers) + 1 + number, place=place_at_the_end(number))
+    for number, (disk, fd) in enumerate(zip(launch.spec.disks, launch.disks, strict=True)):
+        words += layers_below(disk, launch.below[number], BELOW + FUNCTIONS * number) if disk.chained else []
+        words += further_disk(disk, fd, file_set=len(launch.layers) + 1 + number, place=place_at_the_end(number))
     return words
 
 
@@ -227,11 +227,11 @@ def place_at_the_end(number: int) -> str:
     return f"addr={slot:#x}.{function:#x}" + (",multifunction=on" if function == 0 else "")
 
 
-def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
-    """The card is the same whatever it is plugged into. *is_late*: its template had none."""
-    place = f",addr={CARD_SLOT:#x}" if is_late else ""
+def network_card(nic: Nic, launch: Launch) -> list[str]:
+    """The card is the same whatever it is plugged into. One that its template does not have is in a slot at the end."""
+    place = f",addr={CARD_SLOT:#x}" if launch.spec.of_template.nic is None else ""
     return [
-        *("-netdev", network_backend(nic, plugs.network, is_draft=plugs.is_draft)),
+        *("-netdev", network_backend(nic, launch.network, is_draft=launch.is_draft)),
         *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile={place}"),
     ]
 
@@ -239,30 +239,30 @@ def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
 def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
     """QEMU's own user network, a tap, a socket that carries frames, or, without a *line*, a hub with nobody else."""
     if not nic.has_line:
-        shut = ",restrict=on" if is_draft else ""
-        return "user,id=net,ipv6=off" + shut
+        return "user,id=net,ipv6=off" + (",restrict=on" if is_draft else "")
     if line < 0:
         return "hubport,id=net,hubid=0"
     kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
     return f"{kind},fd={line}"
 
 
-def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:
+def shared_folders(launch: Launch) -> list[str]:
     """Those by 9p are hardware that every clone has; the others have a process beside QEMU."""
+    spec = launch.spec
     words = [word for share in spec.shares if share.kind is ShareKind.NINEP for word in by_9p(share)]
     if spec.warm:
         from belljar.hypervisor.qemu.virtiofs import ports
 
-        words += ports(spec, plugs.folders, is_cold=plugs.incoming < 0)
+        words += ports(spec, launch.folders, is_cold=launch.incoming < 0)
     return words
 
 
 def by_9p(share: SharedFolder) -> list[str]:
     """`none`: files the guest makes are QEMU's user's."""
-    export = {"local": "local", "id": share.tag, "path": share.source, "security_model": "none", "multidevs": "remap"}
-    words = ",".join(value if key == "local" else f"{key}={value.replace(',', ',,')}" for key, value in export.items())
+    path = share.source.replace(",", ",,")
+    export = f"local,id={share.tag},path={path},security_model=none,multidevs=remap"
     return [
-        *("-fsdev", words + (",readonly=on" if share.readonly else "")),
+        *("-fsdev", export + (",readonly=on" if share.readonly else "")),
         *("-device", f"virtio-9p-pci-non-transitional,fsdev={share.tag},mount_tag={share.tag}"),
     ]
 

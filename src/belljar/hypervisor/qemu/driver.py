@@ -16,9 +16,10 @@ from belljar.hypervisor.qemu.cmdline import MARK, machine_uuid
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import Launch, Ram, Wiring, wiring
+from belljar.hypervisor.qemu.process.launch import Launch, Ram, Wiring
 from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, key_of
 from belljar.model import SEED, Firmware, MachineId
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
@@ -48,26 +49,23 @@ class QemuHypervisor(QemuHost):
             check(self._settings.virtiofsd, self.abilities)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        with wiring(spec.owner) as wires:
+        with Wiring(spec.owner) as wires:
             launch = process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram)
-            servers: Sequence[FolderServer] = ()
-            if spec.warm:
-                from belljar.hypervisor.qemu.template.making import own_memory
-                from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
+            if not spec.warm:
+                return self._run(launch, wires)
+            from belljar.hypervisor.qemu.template.making import own_memory
+            from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
-                # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
-                # machine's own, and a clone's is a copy of its template's.
-                source = Path(launch.memory.path) if launch.memory else None
-                ram = wires.take(await own_memory(spec.of_template.memory, source))
-                memory = Ram(f"/proc/self/fd/{ram}", private=False)
-                servers = await serve(spec, path_of(self._settings.virtiofsd))
-                lines = tuple(server.line.fileno() for server in servers)
-                launch = launch.served(memory, lines)
+            # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
+            # machine's own, and a clone's is a copy of its template's.
+            source = Path(launch.ram.path) if launch.ram else None
+            ram = Ram(f"/proc/self/fd/{wires.take(await own_memory(spec.of_template.memory, source))}", private=False)
+            servers = await serve(spec, path_of(self._settings.virtiofsd))
             try:
-                return self._run(launch, wires, servers)
+                lines = tuple(server.line.fileno() for server in servers)
+                return self._run(replace(launch, ram=ram, folders=lines), wires, servers)
             except BaseException:
-                if servers:
-                    await end(servers)
+                await end(servers)
                 raise
             finally:
                 for server in servers:
@@ -75,19 +73,19 @@ class QemuHypervisor(QemuHost):
 
     def start(self, spec: DomainSpec, template: Template | None = None) -> QemuDomain:
         """`launch` of a machine without folders that are served, which needs no waiting."""
-        with wiring(spec.owner) as wires:
+        with Wiring(spec.owner) as wires:
             return self._run(process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram), wires)
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
-        with wiring(spec.owner) as wires:
+        with Wiring(spec.owner) as wires:
             return self._run(process.prepare_draft(spec.of_template, self.template_draft(spec), wires), wires)
 
     def _run(self, launch: Launch, wires: Wiring, servers: Sequence[FolderServer] = ()) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
         ours, spec, lines = self.abilities, launch.spec, Lines()
         try:
-            plugs = process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
-            argv = cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs)
+            launch = process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
+            argv = cmdline.command_line(launch, ours, self._cpu(spec.accelerator))
             groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
             confined = process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
             domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
@@ -95,13 +93,13 @@ class QemuHypervisor(QemuHost):
             lines.hang_up(ours=True)
             raise
         lines.hang_up(ours=False)
-        if launch.state >= 0:
+        if launch.incoming >= 0:
             growing = None
             if servers or spec.growth:  # most clones get nothing beyond their template
                 from belljar.hypervisor.qemu.template import plugging
 
                 growing = plugging.growing(spec, [server.device for server in servers])
-            domain.go_on(cmdline.state_address(launch.state, ours), growing)
+            domain.go_on(cmdline.state_address(launch.incoming, ours), growing)
         return domain
 
     # -- templates ---------------------------------------------------------------------------------------------------

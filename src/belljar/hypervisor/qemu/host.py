@@ -15,7 +15,7 @@ from belljar.hypervisor import Accelerator, Boot, Settings, Template
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import wiring
+from belljar.hypervisor.qemu.process.launch import Wiring
 from belljar.hypervisor.qemu.template.folders import TemplateStore
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class QemuHost:
         from belljar.hypervisor.qemu import proof
 
         prover = self._prover()
-        with wiring(prover) as wires:
+        with Wiring(prover) as wires:
             tiny = cmdline.tiny_guest(
                 self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
                 kernel=wires.readable(boot.kernel) if boot.kernel else "",
