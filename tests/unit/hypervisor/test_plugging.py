@@ -35,7 +35,7 @@ SLOTS_OF_CPUS = [slot(3), slot(2), slot(1), slot(0, taken=True)]  # QEMU tells t
 
 def test_a_machine_of_the_templates_size_is_plugged_nothing() -> None:
     assert SPEC.growth == frozenset()
-    assert commands(SPEC, None, is_shared=False) == []
+    assert commands(SPEC, [], None) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_no_piece_of_memory_is_more_than_what_is_there_can_keep_books_of() -> No
 
 
 def test_what_is_plugged_is_what_is_missing() -> None:
-    wanted = commands(replace(SPEC, cpus=3, memory=GIB, disk_size=9 * GIB), SLOTS_OF_CPUS, is_shared=False)
+    wanted = commands(replace(SPEC, cpus=3, memory=GIB, disk_size=9 * GIB), [], SLOTS_OF_CPUS)
     assert wanted == [
         ("object-add", {"qom-type": "memory-backend-ram", "id": "more0", "size": 512 * MIB}),
         ("device_add", {"driver": "pc-dimm", "id": "dimm0", "memdev": "more0"}),
@@ -90,7 +90,7 @@ def test_what_is_plugged_is_what_is_missing() -> None:
 
 
 def test_memory_that_others_map_too_is_shared_with_them() -> None:
-    backend = commands(replace(SPEC, memory=GIB), None, is_shared=True)[0][1]
+    backend = commands(replace(SPEC, memory=GIB), [{}], None)[0][1]
     assert (backend["qom-type"], backend["share"]) == ("memory-backend-memfd", True)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from belljar.errors import BelljarError, CommandMissing, DriverLacks, NoFolderSe
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
 from belljar.hypervisor.qemu import driver, virtiofs
-from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
+from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
 from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, device_on_port, end, serve, served
@@ -328,8 +328,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def plugged(*devices: dict[str, object]) -> Growing:
-    return Growing(lambda _: [("device_add", device) for device in devices])
+def plugged(*devices: dict[str, object]) -> Callable[[object], list[Command]]:
+    return lambda _: [("device_add", device) for device in devices]
 
 
 async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
@@ -373,8 +373,7 @@ async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs
 async def test_a_disk_grows_when_the_clone_runs_for_newer_qemus_refuse_it_before(folder: Path, is_paused: bool) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        growing = Growing(lambda _: [("block_resize", {"size": 7}), ("device_add", {"id": "cpu1"})])
-        qemu.domain.go_on("fd:7", growing)
+        qemu.domain.go_on("fd:7", lambda _: [("block_resize", {"size": 7}), ("device_add", {"id": "cpu1"})])
         connecting = asyncio.ensure_future(qemu.domain.connect())
         pausing = asyncio.ensure_future(qemu.domain.pause()) if is_paused else None
         await asyncio.sleep(0)
@@ -423,8 +422,7 @@ async def test_qemu_is_asked_for_its_processors_before_it_loads_and_a_clone_with
 
     qemu = PlayedQemu(folder, [])
     try:
-        growing = Growing(lambda slots: [("device_add", one) for one in processors(2, slots)], wants_cpus=True)
-        qemu.domain.go_on("fd:7", growing)
+        qemu.domain.go_on("fd:7", lambda slots: [("device_add", it) for it in processors(2, slots)], asks_cpus=True)
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said():
             asked = one["execute"] == "query-hotpluggable-cpus"

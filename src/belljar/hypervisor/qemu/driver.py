@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import DomainDied
@@ -94,12 +95,13 @@ class QemuHypervisor(QemuHost):
             raise
         lines.hang_up(ours=False)
         if launch.incoming >= 0:
-            growing = None
+            grow = None
             if servers or spec.growth:  # most clones get nothing beyond their template
-                from belljar.hypervisor.qemu.template import plugging
+                from belljar.hypervisor.qemu.template.plugging import commands
 
-                growing = plugging.growing(spec, [server.device for server in servers])
-            domain.go_on(cmdline.state_address(launch.incoming, ours), growing)
+                grow = partial(commands, spec, [server.device for server in servers])
+            state, asks_cpus = cmdline.state_address(launch.incoming, ours), spec.cpus > spec.of_template.cpus
+            domain.go_on(state, grow, asks_cpus=asks_cpus)
         return domain
 
     # -- templates ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from belljar.host.commands import program, run
 from belljar.hypervisor import DomainSpec, SharedFolder
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.process.complaints import last_line
-from belljar.hypervisor.qemu.process.launch import Child, confined, ended
+from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
 from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId, ShareKind
 
 NAME = "virtiofsd"
@@ -148,7 +148,7 @@ class FolderServer:
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         with _socket(spec.folder) as (listener, self.line):
             argv = command_line(spec, share, program, listener.fileno())
-            self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self._ended)
+            self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self.over.set_result, spawn)
 
     async def ready(self) -> None:
         """Returns when it answers. Raises NotPermitted, NoFolderServer."""
@@ -179,10 +179,6 @@ class FolderServer:
         words, status = last_line(self._child.said()), self._child.status or 0
         how = words[:300] if words and not os.WIFSIGNALED(status) else f"killed, or crashed ({ended(status)})"
         return ShareLost(f"--share virtiofs:{self.share.source}: {NAME} ended: {how}")
-
-    def _ended(self, status: int) -> None:
-        if not self.over.done():
-            self.over.set_result(status)
 
     def _impossible(self, words: str) -> BelljarError:
         share = f"--share virtiofs:{self.share.source}"

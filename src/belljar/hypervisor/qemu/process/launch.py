@@ -84,10 +84,10 @@ class Child:
     """A running process of ours. `on_end` is called once, in the event loop, with the wait status."""
 
     def __init__(
-        self, argv: Sequence[str], fds: Iterable[int], log: Path, on_end: Callable[[int], None], start: Spawn | None = None
-    ) -> None:  # fmt: skip
-        """Must be called on the thread that lives as long as the process may: the death signal is tied to it. *start* in
-        place of `spawn` sees to that itself."""
+        self, argv: Sequence[str], fds: Iterable[int], log: Path, on_end: Callable[[int], None], start: Spawn
+    ) -> None:
+        """Must be called on the thread that lives as long as the process may: the death signal of `spawn` is tied to it. Another
+        *start* sees to that itself."""
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._tail = bytearray()
@@ -98,7 +98,7 @@ class Child:
         self._said, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(theirs, True)
-            self.pid = (start or spawn)(argv, fds, theirs)
+            self.pid = start(argv, fds, theirs)
         except BaseException:
             os.close(self._said)
             os.close(self._log)
