@@ -17,9 +17,8 @@ from belljar.errors import CommandMissing, HostError, ImageCorrupt, TemplateErro
 from belljar.host.processes import start_time
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, load
 from belljar.hypervisor.qemu import driver, host, proof
-from belljar.hypervisor.qemu.cmdline import machine_uuid
+from belljar.hypervisor.qemu.cmdline import machine_uuid, marked
 from belljar.hypervisor.qemu.domain import translate
-from belljar.hypervisor.qemu.driver import marked
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Wiring
 from belljar.hypervisor.qemu.template.folders import DISK

@@ -17,7 +17,8 @@ from tests.unit.hypervisor.test_cmdline import COLD
 from belljar.errors import BelljarError, CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
-from belljar.hypervisor.qemu import driver, virtiofs
+from belljar.hypervisor.qemu import virtiofs
+from belljar.hypervisor.qemu.cmdline import marked
 from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
@@ -470,4 +471,4 @@ async def test_a_server_that_ends_is_told_of_and_one_that_ends_with_its_qemu_is_
 
 
 def test_the_mark_of_qemu_is_not_the_mark_of_a_server() -> None:
-    assert driver.marked([b"virtiofsd:belljar-0123456789ab:share0"]) is None
+    assert marked([b"virtiofsd:belljar-0123456789ab:share0"]) is None

@@ -8,13 +8,14 @@ https://www.qemu.org/docs/master/system/invocation.html
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from belljar.hints import Any
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, Ram
-from belljar.model import MIB, NetworkMode, ShareKind
+from belljar.model import MIB, MachineId, NetworkMode, ShareKind
 from belljar.records import replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
@@ -84,6 +85,24 @@ def name(id: str) -> list[str]:
 def machine_uuid(id: str) -> str:
     digits = sha256(b"belljar uuid " + id.encode("ascii", "replace")).hexdigest()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
+
+
+def marked(argv: list[bytes]) -> MachineId | None:
+    """The machine whose QEMU has this command line; None for any other process. By libvirt anybody may have a domain of such a
+    name, but it has another UUID. setpriv is what a QEMU of ours is for the millisecond before it is QEMU."""
+    if (
+        not argv
+        or not argv[0].rpartition(b"/")[2].startswith((b"qemu", b"setpriv"))
+        or argv[-1] in (b"-name", b"-uuid")
+    ):
+        return None
+    options = dict(pairwise(argv))
+    id = options.get(b"-name", b"").decode("ascii", "replace").partition(",")[0]
+    if not id.startswith(MARK):
+        return None
+    id = id.removeprefix(MARK)
+    uuid = machine_uuid(id).encode()
+    return id if options.get(b"-uuid", uuid) == uuid else None
 
 
 def sandbox() -> list[str]:
