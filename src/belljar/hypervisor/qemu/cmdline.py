@@ -292,13 +292,13 @@ def capabilities(spec: DomainSpec) -> tuple[str, ...]:
     return ("chown", "dac_override", "dac_read_search", "fowner", "fsetid") if serves_root else ()
 
 
-def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str, sector: int) -> list[str]:
-    """A guest that only shows that KVM runs it: no disk, no monitor, its console is added by the caller."""
-    words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M", "-M", MACHINE]
-    if kernel:
-        return [*words, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
-    words += node("disk0", "raw", sector, 1, READ)
-    return [*words, "-device", "virtio-blk-pci-non-transitional,drive=disk0,bootindex=1"]
+def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str) -> list[str]:
+    """A guest that only shows that KVM runs it: no disk, no monitor, its console is added by the caller. Without a kernel the
+    firmware greets there, where it has no graphics."""
+    words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M"]
+    if not kernel:
+        return [*words, "-M", f"{MACHINE},graphics=off"]
+    return [*words, "-M", MACHINE, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
 
 
 def compact(value: dict[str, Any]) -> str:

@@ -136,15 +136,11 @@ class QemuHost:
     def _try_kvm(self, boot: Boot) -> Proof:
         from belljar.hypervisor.qemu import proof
 
-        prover = self._prover()
+        prover, groups = self._prover(), process.kvm_groups()
         with Wiring(prover) as wires:
-            tiny = cmdline.tiny_guest(
-                self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
-                kernel=wires.readable(boot.kernel) if boot.kernel else "",
-                initrd=wires.readable(boot.initrd) if boot.initrd else "",
-                sector=wires.take(proof.boot_sector()) if boot.kernel is None else -1,
-            )  # fmt: skip
-            groups = process.kvm_groups()
+            kernel, initrd = (wires.readable(path) if path else "" for path in (boot.kernel, boot.initrd))
+            append = f"{boot.append} {proof.WORD}"
+            tiny = cmdline.tiny_guest(self.abilities, self._cpu(Accelerator.KVM), append, kernel=kernel, initrd=initrd)
             return proof.prove(
                 lambda console: process.confined([*tiny, *cmdline.console(console)], prover, groups=groups),
                 wires.fds, timeout=self._settings.proof_timeout,
