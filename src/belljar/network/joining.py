@@ -34,9 +34,9 @@ def rules_of(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
 
 def resolvers_of(text: str) -> tuple[str, ...]:
     """The IPv4 name servers of a resolv.conf. QEMU forwards a guest's queries to the first."""
-    words = (line.split() for line in text.splitlines())
-    found = [line[1] for line in words if len(line) >= 2 and line[0] == "nameserver"]
-    return tuple(one for one in found if _is_ipv4(one))[:3]
+    lines = (line.split() for line in text.splitlines())
+    servers = [words[1] for words in lines if len(words) >= 2 and words[0] == "nameserver"]
+    return tuple(filter(_is_ipv4, servers))[:3]
 
 
 def _is_ipv4(text: str) -> bool:

@@ -69,7 +69,7 @@ class Part:
                     raise EOFError("the connection was closed")
                 buffer += data
         finally:
-            self._wires = {number: one for number, one in self._wires.items() if one is not wire}
+            self._wires = {number: other for number, other in self._wires.items() if other is not wire}
 
     def close(self) -> None:
         self._ends.close()
