@@ -331,7 +331,7 @@ class Hypervisor(Protocol):
 
     def templates(self) -> list[Template]: ...
     def verify_template(self, template: Template) -> list[str]:
-        """What is wrong with it (digests, owner, mode, versions); empty: nothing."""
+        """What is wrong with it (size, times, owner, mode, versions); empty: nothing."""
 
     def remove_template(self, key: str) -> None: ...
     def expire_templates(self, now: float) -> list[str]:

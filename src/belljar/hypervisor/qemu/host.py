@@ -63,7 +63,7 @@ class QemuHost:
         return self._templates.all()
 
     def verify_template(self, template: Template) -> list[str]:
-        wrong = self._templates.damage(template)
+        wrong = self._templates.changes(template)
         if template.facts.get("qemu") != [self.abilities.identity, self.abilities.name]:
             wrong.append("it was made with another QEMU than the present one")
         return wrong

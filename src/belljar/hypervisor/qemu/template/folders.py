@@ -14,11 +14,10 @@ template never harms a machine.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,15 +40,13 @@ from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Template
 from belljar.model import MIB, SEED, dumps
 
-FORMAT = 1  # of the folder; part of every key
+FORMAT = 2  # of the folder; part of every key
 RAM, STATE, DISK, CLONE, MANIFEST = "ram", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
 FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
 ROOM = 256 * MIB  # what a boot writes to its disk, and the device state
 DAY = 86400.0
-BLOCK = 1 << 20
-GIVEN_UP = "nobody waits for the template any more"
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -99,26 +96,16 @@ class TemplateStore:
         return Template(key, folder, size, float(manifest["created"]), manifest["facts"], frozenset(manifest["grows"]))
 
     def changes(self, template: Template) -> list[str]:
-        """What is no longer as it was when the template was made: size, times, inode, owner, mode. Cheap."""
+        """What is no longer as it was when the template was made: size, times, inode, owner, mode."""
         files = read_json(template.folder / MANIFEST)["files"]
         wrong = []
         for name in (*FILES, *(files.keys() - FILES)):
             try:
-                now, then = identity(os.lstat(template.folder / name)), files[name]["identity"]
+                now, then = identity(os.lstat(template.folder / name)), files[name]
             except FileNotFoundError:
                 wrong.append(f"{name} is missing")
                 continue
             wrong += [f"{name} has another {what} than when it was made" for what in now if now[what] != then.get(what)]
-        return wrong
-
-    def damage(self, template: Template) -> list[str]:
-        """`changes`, and every digest computed again."""
-        wrong = self.changes(template)
-        files = read_json(template.folder / MANIFEST)["files"]
-        for name in (*FILES, *(files.keys() - FILES)):
-            with suppress(FileNotFoundError):
-                if digest(template.folder / name) != files[name]["sha256"]:
-                    wrong.append(f"{name} has other content than when it was made")
         return wrong
 
     def all(self) -> list[Template]:
@@ -147,17 +134,10 @@ class TemplateStore:
         return draft
 
     def publish(
-        self,
-        key: str,
-        facts: Mapping[str, Any],
-        created: float,
-        *,
-        grows: Set[str] = frozenset(),
-        ram_is_read: bool,
+        self, key: str, facts: Mapping[str, Any], created: float, *, grows: Set[str] = frozenset(), ram_is_read: bool,
         is_open: bool = False,
-        given_up: Callable[[], bool] = bool,
-    ) -> Template:
-        """The draft becomes the template. *is_open*: other users may read it. Raises TemplateError once *given_up*."""
+    ) -> Template:  # fmt: skip
+        """The draft becomes the template. *is_open*: other users may read it."""
         draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
@@ -170,7 +150,7 @@ class TemplateStore:
                     elif is_open:
                         os.fchmod(fd, 0o644)
                     os.fsync(fd)
-                    files[name] = {"sha256": digest(draft / name, given_up), "identity": identity(os.fstat(fd))}
+                    files[name] = identity(os.fstat(fd))
                 finally:
                     os.close(fd)
             manifest = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
@@ -178,8 +158,6 @@ class TemplateStore:
             if is_open:
                 self.folder.chmod(0o755)
                 draft.chmod(0o755)
-            if given_up():
-                raise TemplateError(GIVEN_UP)
             remove_tree(self.path(key))  # one that could not be used any more
             draft.rename(self.path(key))
             sync(self.folder)
@@ -251,38 +229,6 @@ def give(fd: int, owner: tuple[int, int]) -> None:
     """Make *owner* the file's owner; only root needs to, only root can."""
     if os.geteuid() == 0:
         os.fchown(fd, *owner)
-
-
-def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where what a file holds begins and ends, between its holes."""
-    end = 0
-    while end < size:
-        try:
-            begin = os.lseek(fd, end, os.SEEK_DATA)
-        except OSError as exc:
-            if exc.errno != errno.ENXIO:  # nothing but a hole until the end
-                raise
-            return
-        end = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
-        yield begin, end
-
-
-def digest(path: Path, given_up: Callable[[], bool] = bool) -> str:
-    """sha256 over the blocks that are not zero and their places: equal for equal content, however sparse the file is."""
-    total, zero, at = sha256(), bytes(BLOCK), 0
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        total.update(size.to_bytes(8, "big"))
-        for begin, end in extents(file.fileno(), size):
-            at = max(at, begin - begin % BLOCK)
-            while at < end:
-                if given_up():
-                    raise TemplateError(GIVEN_UP)
-                block = os.pread(file.fileno(), BLOCK, at)
-                if block != zero[: len(block)]:
-                    total.update(at.to_bytes(8, "big") + block)
-                at += BLOCK
-    return total.hexdigest()
 
 
 def copy_overlay(template: Template, target: Path, owner: tuple[int, int]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
@@ -20,7 +19,7 @@ from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.cmdline import STATE_SET, state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
-from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore, extents
+from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore
 from belljar.model import MIB, SEED
 
 CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
@@ -72,17 +71,14 @@ async def publish(
     store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, grows: Set[str], *, ram_is_read: bool,
     is_open: bool = False,
 ) -> Template:  # fmt: skip
-    """Digest, sync, and give the template its name."""
-    given_up = threading.Event()
+    """Sync its files, and give the template its name."""
     # Its backing file has the name the folder will have; nothing is opened here.
     base = str(store.path(key).resolve() / DISK)
     argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
-    publishing = partial(
-        store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open, given_up=given_up.is_set
-    )  # fmt: skip
+    publishing = partial(store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open)
     try:
         await run_beside([*argv, str(store.draft(key) / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
-        return await wholly_in_thread(publishing, give_up=given_up.set)
+        return await wholly_in_thread(publishing)
     except TemplateError:
         raise
     except (BelljarError, OSError) as exc:
@@ -178,9 +174,16 @@ def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = la
 
 def copy_data(source: int, target: int, goes_on: Callable[[], bool] = lambda: True) -> None:
     """What is in *source*, and none of its holes."""
-    size = os.fstat(source).st_size
+    size, end = os.fstat(source).st_size, 0
     os.ftruncate(target, max(size, os.fstat(target).st_size))
-    for at, end in extents(source, size):
+    while end < size:
+        try:
+            at = os.lseek(source, end, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                return  # nothing but a hole until the end
+            raise
+        end = min(os.lseek(source, at, os.SEEK_HOLE), size)
         os.lseek(target, at, os.SEEK_SET)
         while at < end and goes_on():
             count = os.sendfile(target, source, at, min(end - at, PIECE))
