@@ -65,7 +65,7 @@ CASES = {
     "clone-11.1": (COLD, NEWEST_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=23)),
     "clone-with-disks": (
         replace(COLD, disks=DISKS), QEMU,
-        replace(LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=(19, 20), below=((), ())),
+        replace(LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=((19,), (20,))),
     ),
     "virtiofs": (
         replace(COLD, shares=FOLDERS), QEMU,
@@ -84,7 +84,7 @@ CASES = {
     "clone-with-a-chained-disk": (
         replace(COLD, disks=(CHAINED,), seed=Path("/templates/key/seed.iso")), QEMU,
         replace(
-            LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=(19,), below=((20, 21),), seed=22
+            LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=((19, 20, 21),), seed=22
         ),
     ),
 }  # fmt: skip
@@ -241,8 +241,8 @@ def test_a_read_only_disk_cannot_be_written_to_and_the_other_is_never_flushed() 
         for node in (json.loads(word) for word in words if word.startswith("{"))
         if "node-name" in node
     }
-    assert nodes["x-packed0"]["read-only"] and nodes["x-packed0-file"]["read-only"]
-    assert "read-only" not in nodes["x-scratch"] and nodes["x-scratch"]["cache"] == {"no-flush": True}
+    assert nodes["x-packed0-0"]["read-only"] and nodes["x-packed0-0-file"]["read-only"]
+    assert "read-only" not in nodes["x-scratch-0"] and nodes["x-scratch-0"]["cache"] == {"no-flush": True}
 
 
 def test_a_disk_without_a_descriptor_is_a_mistake() -> None:
@@ -267,4 +267,4 @@ def test_few_workers_where_their_stacks_count() -> None:
 def test_a_device_state_has_the_address_that_this_qemu_takes_for_files() -> None:
     assert state_address(23, QEMU) == "fd:23"
     assert state_address("state", QEMU) == "fd:state"
-    assert state_address(23, NEW_QEMU) == state_address("state", NEW_QEMU) == "file:/dev/fdset/99"
+    assert state_address(23, NEW_QEMU) == "file:/dev/fdset/23"

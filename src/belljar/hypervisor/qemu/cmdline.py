@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from belljar.hints import Any
 from belljar.host.quick_imports import sha256
-from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, Ram
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
@@ -27,8 +27,6 @@ MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump
 # Devices that a template never has sit at the far end of the bus, eight in a slot, so that all others keep their places.
 LAST_SLOT = 0x1E  # the one behind it is the board's own
 FUNCTIONS = 8
-BELOW = 100  # the file sets of what such disks stand on begin here
-STATE_SET = 99  # the file set of the device state
 SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
 CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
 WRITTEN: dict[str, Any] = {
@@ -58,7 +56,7 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *disk(launch.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
         *(network_card(spec.nic, launch) if spec.nic else []),
         *shared_folders(launch),
-        *(seed_disc(launch) if spec.seed else []),
+        *(seed_disc(launch.seed) if spec.seed else []),
         *further_disks(launch),
         *(device_state(launch.incoming, abilities) if launch.incoming >= 0 else []),
     ]
@@ -155,13 +153,13 @@ def monitor(fd: int) -> list[str]:
 
 def device_state(fd: int, abilities: Abilities) -> list[str]:
     """The state is loaded by command, from where `state_address` says."""
-    words = ["-add-fd", f"fd={fd},set={STATE_SET}"] if FILE_MIGRATION in abilities.features else []
+    words = ["-add-fd", f"fd={fd},set={fd}"] if FILE_MIGRATION in abilities.features else []
     return [*words, "-incoming", "defer"]
 
 
 def state_address(fd: int | str, abilities: Abilities) -> str:
-    """What a migration calls the file behind a descriptor. Newer QEMU takes `fd:` for pipes and sockets alone."""
-    return f"file:/dev/fdset/{STATE_SET}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
+    """What a migration calls the file of a set or descriptor. Newer QEMU takes `fd:` for pipes and sockets alone."""
+    return f"file:/dev/fdset/{fd}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
 
 
 def console(fd: int) -> list[str]:
@@ -189,54 +187,45 @@ def agent_port(fd: int) -> list[str]:
     ]
 
 
-def node(name: str, format: str, fd: int, file_set: int, trait: dict[str, Any], **more: Any) -> list[str]:
-    """A file that QEMU inherits, as the block node *name*."""
-    file = {"driver": "file", "filename": f"/dev/fdset/{file_set}", "node-name": f"{name}-file"} | trait
+def node(name: str, format: str, fd: int, trait: dict[str, Any], **more: Any) -> list[str]:
+    """A file that QEMU inherits, as the block node *name*. A descriptor's number is that of its file set, too."""
+    file = {"driver": "file", "filename": f"/dev/fdset/{fd}", "node-name": f"{name}-file"} | trait
     whole = {"driver": format, "node-name": name, "file": f"{name}-file"} | more | trait
-    return ["-add-fd", f"fd={fd},set={file_set}", "-blockdev", compact(file), "-blockdev", compact(whole)]
+    return ["-add-fd", f"fd={fd},set={fd}", "-blockdev", compact(file), "-blockdev", compact(whole)]
+
+
+def chain(name: str, fds: tuple[int, ...], trait: dict[str, Any]) -> list[str]:
+    """A qcow2 disk, the overlay first, as the nodes *name*0 and so on; what it stands on is only read."""
+    words: list[str] = []
+    for level in reversed(range(len(fds))):
+        backing = f"{name}{level + 1}" if level + 1 < len(fds) else None
+        words += node(f"{name}{level}", "qcow2", fds[level], READ if level else trait, backing=backing)
+    return words
 
 
 def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list[str]:
     """The overlay on its base. A template's is synced when it is saved. A full host disk stops the guest."""
-    words: list[str] = []
-    for level in reversed(range(len(fds))):
-        backing = f"disk{level + 1}" if level + 1 < len(fds) else None
-        words += node(f"disk{level}", "qcow2", fds[level], level + 1, READ if level else WRITTEN, backing=backing)
+    words = chain("disk", fds, WRITTEN)
     if is_disc:  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
         return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
     boot = ",bootindex=1" if bootable else ""
     return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{boot}"]
 
 
-def seed_disc(launch: Launch) -> list[str]:
+def seed_disc(fd: int) -> list[str]:
     """A read-only disc that every guest has a driver for, because its own disk needs the same one."""
-    words = node("seed", "raw", launch.seed, len(launch.layers) + len(launch.disks) + 1, READ)
+    words = node("seed", "raw", fd, READ)
     return [*words, "-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"]
 
 
 def further_disks(launch: Launch) -> list[str]:
     """Disks of one machine alone, each an inherited descriptor, known to the guest by its serial."""
     words: list[str] = []
-    for number, (disk, fd) in enumerate(zip(launch.spec.disks, launch.disks, strict=True)):
-        words += layers_below(disk, launch.below[number], BELOW + FUNCTIONS * number) if disk.chained else []
-        words += further_disk(disk, fd, file_set=len(launch.layers) + 1 + number, place=place_at_the_end(number))
-    return words
-
-
-def further_disk(disk: ExtraDisk, fd: int, *, file_set: int, place: str) -> list[str]:
-    trait = READ if disk.readonly else {**WRITTEN, "discard": "unmap"}
-    more = {"backing": f"x-{disk.name}-1" if disk.chained else None} if disk.format == "qcow2" else {}
-    words = node(f"x-{disk.name}", disk.format, fd, file_set, trait, **more)
-    device = f"virtio-blk-pci-non-transitional,drive=x-{disk.name},serial={disk.name},werror=enospc,rerror=report"
-    return [*words, "-device", f"{device},{place}"]
-
-
-def layers_below(disk: ExtraDisk, fds: tuple[int, ...], file_set: int) -> list[str]:
-    """What a chained disk stands on, from the bottom up."""
-    words: list[str] = []
-    for level in range(len(fds), 0, -1):
-        backing = f"x-{disk.name}-{level + 1}" if level < len(fds) else None
-        words += node(f"x-{disk.name}-{level}", "qcow2", fds[level - 1], file_set + level, READ, backing=backing)
+    for number, (disk, fds) in enumerate(zip(launch.spec.disks, launch.disks, strict=True)):
+        name, trait = f"x-{disk.name}-", READ if disk.readonly else {**WRITTEN, "discard": "unmap"}
+        words += chain(name, fds, trait) if disk.format == "qcow2" else node(f"{name}0", disk.format, fds[0], trait)
+        device = f"virtio-blk-pci-non-transitional,drive={name}0,serial={disk.name},werror=enospc,rerror=report"
+        words += ["-device", f"{device},{place_at_the_end(number)}"]
     return words
 
 

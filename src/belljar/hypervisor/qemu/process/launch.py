@@ -294,8 +294,7 @@ class Launch:
     initrd: str = ""
     firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
     folders: tuple[int, ...] = ()  # sockets to those who serve folders beside QEMU; empty: nobody does yet
-    disks: tuple[int, ...] = ()  # further disks, in the order of the spec
-    below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
+    disks: tuple[tuple[int, ...], ...] = ()  # further disks, in the order of the spec, with what each of them stands on
     network: int = -1  # a tap, or a socket that carries frames
     workers: int = 0  # most threads for input and output, each with a stack; 0: QEMU's own number
 
@@ -356,8 +355,12 @@ def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmw
         kernel=wires.readable(kernel) if kernel else "",
         initrd=wires.readable(initrd) if initrd else "",
         folders=tuple(map(wires.lend, launch.folders)),
-        disks=tuple(wires.open(disk.path, os.O_RDONLY if disk.readonly else os.O_RDWR) for disk in spec.disks),
-        below=tuple(tuple(map(wires.open, layers(disk.path)[1:])) if disk.chained else () for disk in spec.disks),
+        disks=tuple(
+            wires.disk(disk.path)
+            if disk.chained
+            else (wires.open(disk.path, os.O_RDONLY if disk.readonly else os.O_RDWR),)
+            for disk in spec.disks
+        ),
         network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
         workers=FEW_WORKERS if stack_counts else 0,
     )

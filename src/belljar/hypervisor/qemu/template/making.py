@@ -17,7 +17,7 @@ from belljar.host.files import no_space_as_error, read_capped, write_whole
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
-from belljar.hypervisor.qemu.cmdline import STATE_SET, state_address
+from belljar.hypervisor.qemu.cmdline import state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
 from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore
 from belljar.model import MIB, SEED
@@ -50,11 +50,12 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
         await domain.call("migrate-set-capabilities", {"capabilities": capabilities})
         fd = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            file: int | str = STATE
             if FILE_MIGRATION in abilities.features:
-                await domain.call("add-fd", {"fdset-id": STATE_SET}, fds=[fd])
+                file = (await domain.call("add-fd", fds=[fd]))["fdset-id"]
             else:
                 await domain.call("getfd", {"fdname": STATE}, fds=[fd])
-            await domain.migrate(state_address(STATE, abilities), timeout=timeout)
+            await domain.migrate(state_address(file, abilities), timeout=timeout)
         finally:
             os.close(fd)
         await domain.quit(grace=QUIT_GRACE)
