@@ -155,7 +155,7 @@ WRONG = [
     ("qemu", "cpu", "'nonesuch'", "unable to find CPU model 'nonesuch'"),
     ("qemu", "cpu", "'max,foo=1 -device x'", "Property 'max-x86_64-cpu.foo' not found"),
     ("qemu", "binary", "'/no/such/qemu'", "/no/such/qemu: no such program"),
-    ("qemu", "binary", "'/bin/ls'", "is no QEMU: it calls itself 'ls"),
+    ("qemu", "binary", "'/bin/ls'", "is not QEMU: it calls itself 'ls"),
     ("qemu", "user", "'nobody-of-this-name'", "no such user on this host"),
     ("qemu", "uefi", "'/no/such/file'", "no readable file"),
     ("qemu", "virtiofsd", "'/no/such/file'", "no such program"),
