@@ -81,7 +81,7 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
     file.write_text(f"[network]\nbridges = ['br7']\nanti_spoofing = '{value}'\n")
     monkeypatch.setattr("os.geteuid", lambda: uid)
     monkeypatch.setattr("belljar.network.bridge.has_nft", lambda: True)
-    monkeypatch.setattr("belljar.hypervisor.qemu.network.guard.prove", lambda confine: "")
+    monkeypatch.setattr("belljar.hypervisor.qemu.guard.prove", lambda confine: "")
     call("config", "check")
     notes = [
         line for line in capsys.readouterr().out.splitlines() if '"auto" does nothing here' in line and "br7" in line

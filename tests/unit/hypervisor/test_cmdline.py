@@ -11,7 +11,7 @@ import pytest
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.cmdline import command_line, hardware, machine_uuid, place_at_the_end, state_address
-from belljar.hypervisor.qemu.process.launch import Launch, Ram
+from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,7 +29,6 @@ COLD = DomainSpec(
 LAUNCH = Launch(
     COLD, layers=(13, 14), monitor=10, channel=11, console=12, kernel="/proc/self/fd/15", initrd="/proc/self/fd/16"
 )
-RAM = "/proc/self/fd/17"
 SHARES = (
     SharedFolder("share0", "/data,with,commas", readonly=True),
     SharedFolder("share1", "/home/me", readonly=False),
@@ -59,32 +58,32 @@ CASES = {
         replace(COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05"), shares=SHARES), QEMU,
         LAUNCH,
     ),
-    "template": (COLD, QEMU, replace(LAUNCH, ram=Ram(RAM, private=False))),
-    "clone": (COLD, QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23)),
-    "clone-8.2": (COLD, NEW_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=23)),
-    "clone-11.1": (COLD, NEWEST_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=23)),
+    "template": (COLD, QEMU, replace(LAUNCH, ram=17)),
+    "clone": (COLD, QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
+    "clone-8.2": (COLD, NEW_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
+    "clone-11.1": (COLD, NEWEST_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
     "clone-with-disks": (
         replace(COLD, disks=DISKS), QEMU,
-        replace(LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=((19,), (20,))),
+        replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23, disks=((19,), (20,))),
     ),
     "virtiofs": (
         replace(COLD, shares=FOLDERS), QEMU,
-        replace(LAUNCH, folders=(19, 20), ram=Ram(RAM, private=False)),
+        replace(LAUNCH, folders=(19, 20), ram=17),
     ),
     "virtiofs-template": (
-        replace(COLD, shares=FOLDERS), QEMU, replace(LAUNCH, ram=Ram(RAM, private=False)),
+        replace(COLD, shares=FOLDERS), QEMU, replace(LAUNCH, ram=17),
     ),
     "virtiofs-clone": (
         replace(COLD, shares=FOLDERS), QEMU,
         replace(
-            LAUNCH, layers=(13, 14, 18), folders=(19, 20), ram=Ram(RAM, private=False), incoming=23
+            LAUNCH, layers=(13, 14, 18), folders=(19, 20), ram=17, incoming=23
         ),
     ),
     "seed": (replace(COLD, seed=Path("/run/m/seed.iso")), QEMU, replace(LAUNCH, seed=19)),
     "clone-with-a-chained-disk": (
         replace(COLD, disks=(CHAINED,), seed=Path("/templates/key/seed.iso")), QEMU,
         replace(
-            LAUNCH, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=((19, 20, 21),), seed=22
+            LAUNCH, layers=(13, 14, 18), ram=17, incoming=23, disks=((19, 20, 21),), seed=22
         ),
     ),
 }  # fmt: skip

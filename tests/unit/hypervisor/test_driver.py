@@ -33,7 +33,6 @@ from belljar.model import MIB
         ([b"/usr/bin/setpriv", b"--", b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", machine_uuid("0123456789ab").encode()], "0123456789ab"),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", b"somebody-elses"], None),
-        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=somebody-elses"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),
         ([b"/usr/bin/qemu-system-x86_64"], None),

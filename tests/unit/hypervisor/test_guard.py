@@ -17,7 +17,7 @@ import pytest
 from belljar.errors import CommandMissing, NoGuard
 from belljar.host.guard.egress import Egress, is_own, rule
 from belljar.host.guard.traffic import Call, Refusal
-from belljar.hypervisor.qemu.network.guard import QemuGuard, prove
+from belljar.hypervisor.qemu.guard import QemuGuard, prove
 
 PROGRAM = str(Path(__file__).with_name("guarded.py"))
 METADATA = ("169.254.169.254", 80)
@@ -194,7 +194,7 @@ def test_a_guard_that_fails_lets_nothing_out(monkeypatch: pytest.MonkeyPatch, se
     def fails(*_: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("belljar.hypervisor.qemu.network.guard.QemuGuard._judge", fails)
+    monkeypatch.setattr("belljar.hypervisor.qemu.guard.QemuGuard._judge", fails)
     under = Under(allowing("0.0.0.0/0"))
     assert "ENOSYS" in str(under.run("connect", "127.0.0.1", port_of(server)))
     (told,) = under.told

@@ -297,7 +297,7 @@ class PlayedQemu:
     """A domain whose process does nothing; the test speaks for its monitor."""
 
     def __init__(self, folder: Path, servers: list[FolderServer]) -> None:
-        lines = Lines()
+        lines = Lines("monitor", "channel", "console")
         self._lines = lines
         launch = Launch(replace(COLD, folder=folder), (), "testing")
         self.domain = QemuDomain(launch, ["/bin/sleep", "1000"], [], lines, servers, timeout=10)

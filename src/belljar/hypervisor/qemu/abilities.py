@@ -25,7 +25,7 @@ QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
     "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci",
-    "vhost-user-fs-pci", "pcie-root-port", "pc-dimm",
+    "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS = FEATURES = (

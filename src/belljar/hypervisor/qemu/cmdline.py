@@ -14,7 +14,7 @@ from belljar.hints import Any
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
-from belljar.hypervisor.qemu.process.launch import Launch, Ram
+from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
 from belljar.records import replace
 
@@ -33,6 +33,7 @@ WRITTEN: dict[str, Any] = {
     "cache": {"no-flush": True}
 }  # what a machine writes is gone with it: no flush reaches the platter
 READ: dict[str, Any] = {"read-only": True}
+NO_WRITES: dict[str, Any] = {"readonly": True, "rom": "off"}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -44,7 +45,7 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *bare(),
         *name(spec.id),
         *sandbox(),
-        *machine(spec, cpu, launch.ram),
+        *machine(launch, abilities, cpu),
         *kernel(launch),
         *few_workers(launch.workers, abilities),
         *monitor(launch.monitor),
@@ -68,7 +69,7 @@ def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
         shares=tuple(replace(share, source="", readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
-    return command_line(Launch(nobody, layers=(0,), ram=Ram("", private=False)), abilities, cpu)
+    return command_line(Launch(nobody, layers=(0,), ram=0), abilities, cpu)
 
 
 def bare() -> list[str]:
@@ -88,17 +89,11 @@ def machine_uuid(id: str) -> str:
 def marked(argv: list[bytes]) -> MachineId | None:
     """The machine whose QEMU has this command line; None for any other process. By libvirt anybody may have a domain of such a
     name, but it has another UUID. setpriv is what a QEMU of ours is for the millisecond before it is QEMU."""
-    if (
-        not argv
-        or not argv[0].rpartition(b"/")[2].startswith((b"qemu", b"setpriv"))
-        or argv[-1] in (b"-name", b"-uuid")
-    ):
+    program, options = b"".join(argv[:1]).rpartition(b"/")[2], dict(pairwise(argv))
+    name = options.get(b"-name", b"").decode("ascii", "replace").partition(",")[0]
+    if not program.startswith((b"qemu", b"setpriv")) or not name.startswith(MARK):
         return None
-    options = dict(pairwise(argv))
-    id = options.get(b"-name", b"").decode("ascii", "replace").partition(",")[0]
-    if not id.startswith(MARK):
-        return None
-    id = id.removeprefix(MARK)
+    id = name.removeprefix(MARK)
     uuid = machine_uuid(id).encode()
     return id if options.get(b"-uuid", uuid) == uuid else None
 
@@ -107,19 +102,21 @@ def sandbox() -> list[str]:
     return ["-sandbox", SANDBOX]
 
 
-def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
-    """Board, processors, memory."""
-    booted, frame = spec.of_template, spec.frame
+def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
+    """Board, processors, memory. A clone maps its template's memory: what it writes stays its own, unless others map it too."""
+    spec, frame = launch.spec, launch.spec.frame
+    booted = spec.of_template
     most, room = booted.cpus, ""
     if frame is not None:
         most, room = frame.most_cpus, f",slots={SLOTS},maxmem={frame.most_memory // MIB}M"
     count = f"cpus={booted.cpus}," + (f"maxcpus={most}," if frame else "")
     words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu]
     words += ["-smp", f"{count}sockets=1,cores={most},threads=1", "-m", f"{booted.memory // MIB}M{room}"]
-    if ram is None:
+    if launch.ram < 0:
         return [*words, "-M", MACHINE]
-    backend = {"qom-type": "memory-backend-file", "id": "ram", "size": booted.memory, "mem-path": ram.path}
-    backend |= {"share": not ram.private} | ({"readonly": True, "rom": "off"} if ram.readonly else {})
+    is_private = launch.incoming >= 0 and not launch.folders
+    backend = {"qom-type": "memory-backend-file", "id": "ram", "size": booted.memory, "mem-path": reopened(launch.ram)}
+    backend |= {"share": not is_private} | (NO_WRITES if is_private and abilities.readonly_ram else {})
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
 
 

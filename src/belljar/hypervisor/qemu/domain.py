@@ -33,12 +33,12 @@ LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what ser
 
 
 class Lines:
-    """The three connections to a QEMU: our ends, and its ends until it has them."""
+    """Connections to a process: our ends, and its ends until it has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
         self.ours: dict[str, socket.socket] = {}
         self.theirs: dict[str, socket.socket] = {}
-        for name in ("monitor", "channel", "console"):
+        for name in names:
             self.ours[name], self.theirs[name] = socket.socketpair()
             self.ours[name].setblocking(False)
 
@@ -71,7 +71,7 @@ class QemuDomain:
         start: Spawn = spawn
         try:
             if launch.egress is not None:  # imported by machines that have a network alone
-                from belljar.hypervisor.qemu.network.guard import guarded
+                from belljar.hypervisor.qemu.guard import guarded
 
                 self._traffic, start = guarded(launch.egress)
             self._child = Child(argv, fds, launch.spec.folder / QEMU_LOG, self._ended, start)

@@ -13,7 +13,7 @@ from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import Launch, Ram, Wiring
+from belljar.hypervisor.qemu.process.launch import Launch, Wiring
 from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, key_of
 from belljar.model import SEED, Firmware
 from belljar.records import replace
@@ -38,13 +38,13 @@ class QemuHypervisor(QemuHost):
 
     def check(self, spec: DomainSpec) -> None:
         if spec.warm:
-            from belljar.hypervisor.qemu.virtiofs import check
+            from belljar.hypervisor.qemu.virtiofs import find
 
-            check(self._settings.virtiofsd, self.abilities)
+            find(self._settings.virtiofsd)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
         with Wiring(spec.owner) as wires:
-            launch = process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram)
+            launch = process.prepare(spec, template, wires)
             if not spec.warm:
                 return self._run(launch, wires)
             from belljar.hypervisor.qemu.template.making import own_memory
@@ -52,8 +52,8 @@ class QemuHypervisor(QemuHost):
 
             # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
             # machine's own, and a clone's is a copy of its template's.
-            source = Path(launch.ram.path) if launch.ram else None
-            ram = Ram(f"/proc/self/fd/{wires.take(await own_memory(spec.of_template.memory, source))}", private=False)
+            source = Path(process.reopened(launch.ram)) if template else None
+            ram = wires.take(await own_memory(spec.of_template.memory, source))
             servers = await serve(spec, path_of(self._settings.virtiofsd))
             try:
                 lines = tuple(server.line.fileno() for server in servers)
@@ -68,7 +68,7 @@ class QemuHypervisor(QemuHost):
     def start(self, spec: DomainSpec, template: Template | None = None) -> QemuDomain:
         """`launch` of a machine without folders that are served, which needs no waiting."""
         with Wiring(spec.owner) as wires:
-            return self._run(process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram), wires)
+            return self._run(process.prepare(spec, template, wires), wires)
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
         with Wiring(spec.owner) as wires:
@@ -76,7 +76,7 @@ class QemuHypervisor(QemuHost):
 
     def _run(self, launch: Launch, wires: Wiring, servers: Sequence[FolderServer] = ()) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
-        ours, spec, lines = self.abilities, launch.spec, Lines()
+        ours, spec, lines = self.abilities, launch.spec, Lines("monitor", "channel", "console")
         try:
             launch = process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
             argv = cmdline.command_line(launch, ours, self._cpu(spec.accelerator))

@@ -20,11 +20,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, CommandFailed, HostError, NoFolderServer, NotPermitted, ShareLost
+from belljar.errors import BelljarError, CommandFailed, NoFolderServer, NotPermitted, ShareLost
 from belljar.hints import Any
 from belljar.host.commands import program, run
 from belljar.hypervisor import DomainSpec, SharedFolder
-from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.process.complaints import last_line
 from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
 from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId, ShareKind
@@ -32,7 +31,6 @@ from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId, ShareKind
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # Debian 13 and EL; others
 LEAST = (1, 13)  # of EL 9.6 and Debian 13: the first that gives files other owners in the guest
-DEVICES = {"vhost-user-fs-pci", "pcie-root-port"}
 MARK = b"BELLJAR_SERVES="
 READY_TIMEOUT = QUESTION_TIMEOUT = 30.0  # seconds; a busy host needs one
 LAST_RESORT = 10.0  # seconds SIGKILL may take
@@ -41,6 +39,7 @@ CAPABILITIES = ("sys_admin", "setpcap", "chown", "dac_override", "fowner", "fset
 # VHOST_USER_GET_FEATURES, version 1, without a body: https://qemu-project.gitlab.io/qemu/interop/vhost-user.html
 ANYBODY_THERE = struct.pack("=III", 1, 1, 0)
 WITHOUT = "share the folder by 9p, without `virtiofs:`."
+INSTALL = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
 # What virtiofsd, or what starts it, says on stderr before it answers; what to do about it.
 DENIED = r" does not exist$|OpenNewRoot|BindMountSharedDir"
 HINTS = (
@@ -57,16 +56,6 @@ def by_virtiofs(spec: DomainSpec) -> list[SharedFolder]:
     return [share for share in spec.shares if share.kind is ShareKind.VIRTIOFS]
 
 
-# -- what a host needs -------------------------------------------------------------------------------------------------
-
-
-def check(setting: str, abilities: Abilities) -> None:
-    """Raises CommandMissing, NoFolderServer, HostError where this host cannot serve a folder."""
-    find(setting)
-    if missing := sorted(DEVICES - abilities.devices):
-        raise HostError(f"{abilities.binary}: has no {', '.join(missing)}, which `--share virtiofs:` takes")
-
-
 def find(setting: str) -> str:
     """The path of a virtiofsd that is new enough. Raises CommandMissing, NoFolderServer."""
     path = path_of(setting)
@@ -77,17 +66,14 @@ def find(setting: str) -> str:
     line = (answer.out or answer.err).decode(errors="replace").partition("\n")[0].strip()
     version = re.match(r"virtiofsd (\d+)\.(\d+)", line)
     if version is None or (int(version[1]), int(version[2])) < LEAST:
-        raise NoFolderServer(
-            f"{path}: {line[:60]!r}: shares by virtiofs need the virtiofsd in Rust, version 1.13",
-            hint=f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}",
-        )
+        what = f"{path}: {line[:60]!r}: shares by virtiofs need the virtiofsd in Rust, version 1.13"
+        raise NoFolderServer(what, hint=INSTALL)
     return path
 
 
 def path_of(setting: str) -> str:
-    hint = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
     names = (NAME, *(f"{place}/{NAME}" for place in PLACES))
-    return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=hint)
+    return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=INSTALL)
 
 
 # -- the devices -------------------------------------------------------------------------------------------------------

@@ -212,6 +212,11 @@ def ended(status: int | None) -> str:
 # an inherited file by its own mode alone. Removing such a file after it was opened harms nobody.
 
 
+def reopened(fd: int) -> str:
+    """A path by which whoever inherits this descriptor opens the file again."""
+    return f"/proc/self/fd/{fd}"
+
+
 class Wiring(ExitStack):
     """The descriptors one QEMU is to inherit. Leaving it closes ours, whatever became of it."""
 
@@ -236,7 +241,7 @@ class Wiring(ExitStack):
 
     def folder(self, path: Path) -> Path:
         """A name that stays this folder's, though another takes its place; ours, until the end. Raises as `open`."""
-        return Path(f"/proc/self/fd/{self._open(path, os.O_PATH | os.O_DIRECTORY)}")
+        return Path(reopened(self._open(path, os.O_PATH | os.O_DIRECTORY)))
 
     def readable(self, path: Path) -> str:
         """A path under which QEMU can open the file for reading, whoever it is: a copy in memory where the mode is in the way."""
@@ -246,7 +251,7 @@ class Wiring(ExitStack):
             original, fd = fd, self.take(os.memfd_create("belljar", os.MFD_CLOEXEC))
             while os.sendfile(fd, original, None, 1 << 24):
                 pass
-        return f"/proc/self/fd/{fd}"
+        return reopened(fd)
 
     def disk(self, overlay: Path) -> tuple[int, ...]:
         """QEMU inherits the layers of a disk, the overlay first. Raises ImageCorrupt, HostError."""
@@ -268,22 +273,13 @@ class Wiring(ExitStack):
 
 
 @dataclass(frozen=True)
-class Ram:
-    """Guest memory in a file, by a path that needs no walk through our folders."""
-
-    path: str
-    private: bool  # a clone's: what it writes stays its own
-    readonly: bool = False  # QEMU need not be allowed to write the file
-
-
-@dataclass(frozen=True)
 class Launch:
     """A domain that is started, and its ends on this host. Numbers are descriptors that QEMU inherits."""
 
     spec: DomainSpec
     layers: tuple[int, ...]  # the disk, overlay first
     doing: str = "starting"  # for the message when it dies of it
-    ram: Ram | None = None
+    ram: int = -1  # guest memory in a file, which QEMU reopens as its own user
     incoming: int = -1  # the device state of a clone's template, which is waited for instead of starting the guest
     is_draft: bool = False  # boots a template: nothing of the host is to be reached
     seed: int = -1  # the disc the guest's own init reads: a clone's is its template's
@@ -304,21 +300,19 @@ class Launch:
         return self.spec.nic.egress if self.spec.nic and not self.is_draft else None
 
 
-def prepare(spec: DomainSpec, template: Template | None, wires: Wiring, *, readonly_ram: bool) -> Launch:
-    """A cold start, or that of a clone, which maps its template's memory privately. Raises TemplateError, ImageCorrupt."""
+def prepare(spec: DomainSpec, template: Template | None, wires: Wiring) -> Launch:
+    """A cold start, or that of a clone, which maps its template's memory. Raises TemplateError, ImageCorrupt."""
     if template is None:
         return Launch(spec, wires.disk(spec.disk), seed=wires.open(spec.seed) if spec.seed else -1)
     try:
         folder = wires.folder(template.folder)  # all files of one boot: another may be made in its place meanwhile
-        disk, state = wires.disk(spec.disk), wires.open(folder / STATE)
-        ram = wires.open(folder / RAM)  # QEMU reopens it, as its own user
+        disk, state, ram = wires.disk(spec.disk), wires.open(folder / STATE), wires.open(folder / RAM)
         seed = wires.open(folder / SEED) if spec.seed else -1
         if not _is_same(disk[1:2], folder / DISK):
             raise ImageCorrupt("another was made in its place meanwhile")
     except ImageCorrupt as exc:
         raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
-    memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=readonly_ram)
-    return Launch(spec, disk, "going on from its template", memory, state, seed=seed)
+    return Launch(spec, disk, "going on from its template", ram, state, seed=seed)
 
 
 def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
@@ -329,9 +323,7 @@ def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
         raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
     spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
     seed = wires.open(spec.seed) if spec.seed else -1
-    return Launch(
-        spec, disk, "booting a template", Ram(f"/proc/self/fd/{ram}", private=False), is_draft=True, seed=seed
-    )
+    return Launch(spec, disk, "booting a template", ram, is_draft=True, seed=seed)
 
 
 def _is_same(opened: Sequence[int], path: Path) -> bool:
