@@ -159,9 +159,14 @@ class DomainSpec:
         return replace(self, cpus=frame.cpus, memory=frame.memory, disk_size=frame.disk, nic=card, boot=boot)
 
     @property
+    def served(self) -> tuple[SharedFolder, ...]:
+        """The folders that a process beside QEMU serves."""
+        return tuple(share for share in self.shares if share.kind.is_served)
+
+    @property
     def warm(self) -> tuple[str, ...]:
-        """What a template's guest has loaded beyond the usual, for folders that a process beside QEMU serves."""
-        return tuple(sorted({share.kind.value for share in self.shares if share.kind.is_served}))
+        """What a template's guest has loaded beyond the usual, for such folders."""
+        return tuple(sorted({share.kind.value for share in self.served}))
 
     @property
     def plugged(self) -> int:

@@ -205,7 +205,7 @@ def test_how_many_folders_by_virtiofs_a_machine_has_is_part_of_its_hardware_and_
 
 
 def test_a_folder_without_its_line_is_a_mistake() -> None:
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError):
         words_of(replace(COLD, shares=FOLDERS[:1]), QEMU, replace(LAUNCH, folders=(19, 20)))
 
 

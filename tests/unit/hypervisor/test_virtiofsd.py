@@ -12,17 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.hypervisor.test_cmdline import COLD
+from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 
 from belljar.errors import BelljarError, CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
 from belljar.hypervisor.qemu import virtiofs
-from belljar.hypervisor.qemu.cmdline import marked
+from belljar.hypervisor.qemu.cmdline import marked, served_devices
 from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
-from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, device_on_port, end, serve, served
+from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, end, serve, served
 from belljar.model import MIB, ShareKind
 
 # In place of virtiofsd: takes the connection, says that it is there, and does what it is told.
@@ -345,7 +345,7 @@ async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
 async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs(folder: Path) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0"), device_on_port(1, "share2")))
+        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         first = qemu.said()
         assert [one["execute"] for one in first] == [
@@ -402,7 +402,7 @@ async def test_a_device_that_qemu_refuses_is_a_failed_start(folder: Path) -> Non
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0")))
+        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS[:1]))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said():
             qemu.says({"return": {}, "id": one["id"]})
@@ -442,7 +442,7 @@ async def test_a_qemu_that_ends_while_it_loads_is_not_waited_for(folder: Path) -
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0")))
+        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS[:1]))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said()[:1]:
             qemu.says({"return": {}, "id": one["id"]})

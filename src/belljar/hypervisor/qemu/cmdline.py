@@ -15,7 +15,7 @@ from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
-from belljar.model import MIB, MachineId, NetworkMode, ShareKind
+from belljar.model import MIB, MachineId, NetworkMode
 from belljar.records import replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
@@ -252,14 +252,25 @@ def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
 
 
 def shared_folders(launch: Launch) -> list[str]:
-    """Those by 9p are hardware that every clone has; the others have a process beside QEMU."""
-    spec = launch.spec
-    words = [word for share in spec.shares if share.kind is ShareKind.NINEP for word in by_9p(share)]
-    if spec.warm:
-        from belljar.hypervisor.qemu.virtiofs import ports
-
-        words += ports(spec, launch.folders, is_cold=launch.incoming < 0)
+    """Those by 9p are hardware that every clone has. The device of one that a process beside QEMU serves takes part in no migration:
+    the hardware is a port that is free, and a clone's device is plugged into it when the device state is loaded."""
+    words = [word for share in launch.spec.shares if not share.kind.is_served for word in by_9p(share)]
+    for number, _ in enumerate(launch.spec.served):
+        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
+    devices = served_devices(launch.spec) if launch.folders else []  # nobody serves a template's
+    for number, (device, fd) in enumerate(zip(devices, launch.folders, strict=True)):
+        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
+        if launch.incoming < 0:
+            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
     return words
+
+
+def served_devices(spec: DomainSpec) -> list[dict[str, Any]]:
+    """Those folders, as QMP's `device_add` takes them."""
+    return [
+        {"driver": "vhost-user-fs-pci", "tag": share.tag, "queue-size": 1024, "chardev": f"folder{number}", "bus": f"port{number}"}
+        for number, share in enumerate(spec.served)
+    ]  # fmt: skip
 
 
 def by_9p(share: SharedFolder) -> list[str]:
@@ -274,7 +285,7 @@ def by_9p(share: SharedFolder) -> list[str]:
 
 def capabilities(spec: DomainSpec) -> tuple[str, ...]:
     """Root stays root only for root's own shares by 9p, with what that needs to act for any user of the guest."""
-    serves_root = spec.owner[0] == 0 and any(share.kind is ShareKind.NINEP for share in spec.shares)
+    serves_root = spec.owner[0] == 0 and len(spec.shares) > len(spec.served)
     return ("chown", "dac_override", "dac_read_search", "fowner", "fsetid") if serves_root else ()
 
 

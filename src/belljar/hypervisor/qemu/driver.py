@@ -16,7 +16,6 @@ from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Launch, Wiring
 from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, key_of
 from belljar.model import SEED, Firmware
-from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
@@ -45,21 +44,22 @@ class QemuHypervisor(QemuHost):
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
         with Wiring(spec.owner) as wires:
             launch = process.prepare(spec, template, wires)
-            if not spec.warm:
-                return self._run(launch, wires)
-            from belljar.hypervisor.qemu.template.making import own_memory
-            from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
+            servers: Sequence[FolderServer] = ()
+            if spec.served:
+                from belljar.hypervisor.qemu.template.making import own_memory
+                from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
-            # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
-            # machine's own, and a clone's is a copy of its template's.
-            source = Path(process.reopened(launch.ram)) if template else None
-            ram = wires.take(await own_memory(spec.of_template.memory, source))
-            servers = await serve(spec, path_of(self._settings.virtiofsd))
+                # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
+                # machine's own, and a clone's is a copy of its template's.
+                source = Path(process.reopened(launch.ram)) if template else None
+                launch.ram = wires.take(await own_memory(spec.of_template.memory, source))
+                servers = await serve(spec, path_of(self._settings.virtiofsd))
+                launch.folders = tuple(server.line.fileno() for server in servers)
             try:
-                lines = tuple(server.line.fileno() for server in servers)
-                return self._run(replace(launch, ram=ram, folders=lines), wires, servers)
+                return self._run(launch, wires, servers)
             except BaseException:
-                await end(servers)
+                if servers:
+                    await end(servers)
                 raise
             finally:
                 for server in servers:
@@ -78,7 +78,7 @@ class QemuHypervisor(QemuHost):
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
         ours, spec, lines = self.abilities, launch.spec, Lines("monitor", "channel", "console")
         try:
-            launch = process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
+            process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
             argv = cmdline.command_line(launch, ours, self._cpu(spec.accelerator))
             groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
             confined = process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
@@ -89,10 +89,10 @@ class QemuHypervisor(QemuHost):
         lines.hang_up(ours=False)
         if launch.incoming >= 0:
             grow = None
-            if servers or spec.growth:  # most clones get nothing beyond their template
+            if spec.served or spec.growth:  # most clones get nothing beyond their template
                 from belljar.hypervisor.qemu.template.plugging import commands
 
-                grow = partial(commands, spec, [server.device for server in servers])
+                grow = partial(commands, spec)
             state, asks_cpus = cmdline.state_address(launch.incoming, ours), spec.cpus > spec.of_template.cpus
             domain.go_on(state, grow, asks_cpus=asks_cpus)
         return domain

@@ -1,4 +1,4 @@
-"""Folders by virtiofs: their devices, and the virtiofsd of each: found, started in its sandbox, watched, ended.
+"""Folders by virtiofs: the virtiofsd of each: found, started in its sandbox, watched, ended.
 
 virtiofsd (the one in Rust) makes the sandbox: namespaces in which there is the folder and nothing else. It has to be root for that,
 and is root of a user namespace in which QEMU's user is the only one, so it can do what that user can. What it shows and makes is
@@ -21,12 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, CommandFailed, NoFolderServer, NotPermitted, ShareLost
-from belljar.hints import Any
 from belljar.host.commands import program, run
 from belljar.hypervisor import DomainSpec, SharedFolder
 from belljar.hypervisor.qemu.process.complaints import last_line
 from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
-from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId, ShareKind
+from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId
 
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # Debian 13 and EL; others
@@ -52,10 +51,6 @@ HINTS = (
 )
 
 
-def by_virtiofs(spec: DomainSpec) -> list[SharedFolder]:
-    return [share for share in spec.shares if share.kind is ShareKind.VIRTIOFS]
-
-
 def find(setting: str) -> str:
     """The path of a virtiofsd that is new enough. Raises CommandMissing, NoFolderServer."""
     path = path_of(setting)
@@ -74,30 +69,6 @@ def find(setting: str) -> str:
 def path_of(setting: str) -> str:
     names = (NAME, *(f"{place}/{NAME}" for place in PLACES))
     return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=INSTALL)
-
-
-# -- the devices -------------------------------------------------------------------------------------------------------
-
-
-def ports(spec: DomainSpec, lines: Sequence[int], *, is_cold: bool) -> list[str]:
-    """QEMU's words. A device takes part in no migration: the hardware is a port that is free, and a clone's device is plugged
-    into it when the device state is loaded. *lines*: sockets to those who serve; none in a template."""
-    folders = by_virtiofs(spec)
-    words: list[str] = []
-    for number, _ in enumerate(folders):
-        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
-    for number, fd in enumerate(lines):
-        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
-        if is_cold:
-            device = device_on_port(number, folders[number].tag)
-            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
-    return words
-
-
-def device_on_port(number: int, tag: str) -> dict[str, Any]:
-    """The n-th folder, as QMP's `device_add` takes it."""
-    ends = {"chardev": f"folder{number}", "bus": f"port{number}"}
-    return {"driver": "vhost-user-fs-pci", "tag": tag, "queue-size": 1024} | ends
 
 
 # -- the servers -------------------------------------------------------------------------------------------------------
@@ -129,8 +100,8 @@ def served(argv: Sequence[bytes]) -> MachineId | None:
 class FolderServer:
     """One running virtiofsd. `line` is QEMU's end of its socket, ours to close when QEMU has it."""
 
-    def __init__(self, spec: DomainSpec, share: SharedFolder, device: dict[str, Any], program: str) -> None:
-        self.share, self.device, self._uid = share, device, spec.owner[0]
+    def __init__(self, spec: DomainSpec, share: SharedFolder, program: str) -> None:
+        self.share, self._uid = share, spec.owner[0]
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         with _socket(spec.folder) as (listener, self.line):
             argv = command_line(spec, share, program, listener.fileno())
@@ -180,9 +151,8 @@ async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
     """One for each folder, all running. Raises NotPermitted, NoFolderServer, CommandMissing; then none is left."""
     servers: list[FolderServer] = []
     try:
-        for number, share in enumerate(by_virtiofs(spec)):
-            device = device_on_port(number, share.tag)
-            servers.append(FolderServer(spec, share, device, program))
+        for share in spec.served:
+            servers.append(FolderServer(spec, share, program))
         for server in servers:
             await server.ready()
     except BaseException:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
 
 FEW_WORKERS = 8  # where a limit counts their stacks (batch/job/policy.py, DATA_SPACE)
+WAYS = {True: os.O_RDONLY, False: os.O_RDWR}  # by whether a file is only read
 LOG_LIMIT = 1 << 20  # a guest can make QEMU complain without end
 TAIL = 8 << 10
 # One heap for all threads: each further one reserves 64 MiB, and a job's limit on virtual memory counts what is reserved.
@@ -272,9 +273,9 @@ class Wiring(ExitStack):
 # -- one start of a QEMU ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Launch:
-    """A domain that is started, and its ends on this host. Numbers are descriptors that QEMU inherits."""
+    """A domain that is started, and its ends on this host, as they are made. Numbers are descriptors that QEMU inherits."""
 
     spec: DomainSpec
     layers: tuple[int, ...]  # the disk, overlay first
@@ -333,29 +334,22 @@ def _is_same(opened: Sequence[int], path: Path) -> bool:
     return False
 
 
-def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> Launch:
-    """With all that QEMU inherits. *ends*: its ends of monitor, channel and console. Raises ImageCorrupt, HostError."""
-    spec = launch.spec
-    kernel, initrd = (None, None) if launch.incoming >= 0 else (spec.boot.kernel, spec.boot.initrd)
-    stack_counts = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-    return replace(
-        launch,
-        monitor=wires.lend(ends["monitor"].fileno()),
-        channel=wires.lend(ends["channel"].fileno()),
-        console=wires.lend(ends["console"].fileno()),
-        firmware=firmware,
-        kernel=wires.readable(kernel) if kernel else "",
-        initrd=wires.readable(initrd) if initrd else "",
-        folders=tuple(map(wires.lend, launch.folders)),
-        disks=tuple(
-            wires.disk(disk.path)
-            if disk.chained
-            else (wires.open(disk.path, os.O_RDONLY if disk.readonly else os.O_RDWR),)
-            for disk in spec.disks
-        ),
-        network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
-        workers=FEW_WORKERS if stack_counts else 0,
+def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> None:
+    """Add all else that QEMU inherits. *ends*: its ends of monitor, channel and console. Raises ImageCorrupt, HostError."""
+    spec, boot = launch.spec, launch.spec.boot
+    launch.firmware = firmware
+    launch.monitor, launch.channel, launch.console = (wires.lend(end.fileno()) for end in ends.values())
+    if launch.incoming < 0:
+        launch.kernel = wires.readable(boot.kernel) if boot.kernel else ""
+        launch.initrd = wires.readable(boot.initrd) if boot.initrd else ""
+    launch.folders = tuple(map(wires.lend, launch.folders))
+    launch.disks = tuple(
+        wires.disk(disk.path) if disk.chained else (wires.open(disk.path, WAYS[disk.readonly]),) for disk in spec.disks
     )
+    if spec.nic and spec.nic.fd >= 0:
+        launch.network = wires.lend(spec.nic.fd)
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:  # it counts the stacks of threads
+        launch.workers = FEW_WORKERS
 
 
 # -- the files a qcow2 disk is made of, from the overlay down to its base ---------------------------------------------

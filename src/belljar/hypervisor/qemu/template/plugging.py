@@ -7,13 +7,11 @@ https://www.kernel.org/doc/html/latest/admin-guide/mm/memory-hotplug.html
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from belljar.errors import PlugRefused
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Frame
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS
+from belljar.hypervisor.qemu.cmdline import SLOTS, served_devices
 from belljar.hypervisor.qemu.domain import RESIZE, Command
 
 TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
@@ -55,16 +53,15 @@ def pieces(missing: int, there: int, block: int) -> list[int]:
     return sizes
 
 
-def commands(spec: DomainSpec, devices: Sequence[dict[str, Any]], slots: Any) -> list[Command]:
-    """All that a clone gets. *devices*: folders that another process serves, which shares its memory. *slots*: QEMU's answer to
-    CPU_SLOTS. Raises PlugRefused."""
-    booted = spec.of_template
+def commands(spec: DomainSpec, slots: Any) -> list[Command]:
+    """All that a clone gets; what serves it a folder shares its memory. *slots*: QEMU's answer to CPU_SLOTS. Raises PlugRefused."""
+    booted, folders = spec.of_template, served_devices(spec)
     plugged: list[Command] = []
     for number, size in enumerate(pieces(spec.plugged, booted.memory, Frame.block)):
-        kind = {"qom-type": "memory-backend-memfd", "share": True} if devices else {"qom-type": "memory-backend-ram"}
+        kind = {"qom-type": "memory-backend-memfd", "share": True} if folders else {"qom-type": "memory-backend-ram"}
         plugged.append(("object-add", {**kind, "id": f"more{number}", "size": size}))
         plugged.append(("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": f"more{number}"}))
-    plugged += [("device_add", device) for device in (*processors(spec.cpus - booted.cpus, slots), *devices)]
+    plugged += [("device_add", device) for device in (*processors(spec.cpus - booted.cpus, slots), *folders)]
     if spec.disk_size > booted.disk_size:
         plugged.append((RESIZE, {"node-name": DISK, "size": spec.disk_size}))
     return plugged
