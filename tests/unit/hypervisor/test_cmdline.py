@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
-from belljar.hypervisor.qemu.cmdline import command_line, hardware, machine_uuid, place_at_the_end, state_address
+from belljar.hypervisor.qemu.cmdline import command_line, hardware, place_at_the_end, state_address
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
@@ -212,8 +212,8 @@ def test_a_folder_without_its_line_is_a_mistake() -> None:
 def test_each_machine_has_a_uuid_of_its_own() -> None:
     from uuid import UUID
 
-    assert UUID(machine_uuid("0123456789ab")).version == 4
-    assert machine_uuid("0123456789ab") != machine_uuid("0123456789ac")
+    assert UUID(guest_uuid("0123456789ab")).version == 4
+    assert guest_uuid("0123456789ab") != guest_uuid("0123456789ac")
 
 
 # -- further disks -----------------------------------------------------------------------------------------------------

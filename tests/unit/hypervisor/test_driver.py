@@ -15,9 +15,9 @@ from tests.unit.hypervisor.test_template import make
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, TemplateError
 from belljar.host.processes import start_time
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, load
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, guest_uuid, load
 from belljar.hypervisor.qemu import driver, host, proof
-from belljar.hypervisor.qemu.cmdline import machine_uuid, marked
+from belljar.hypervisor.qemu.cmdline import marked
 from belljar.hypervisor.qemu.domain import translate
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Wiring
@@ -31,7 +31,7 @@ from belljar.model import MIB
         ([b"/usr/bin/qemu-system-x86_64", b"-nodefaults", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
         ([b"/usr/libexec/qemu-kvm", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], "0123456789ab"),
         ([b"/usr/bin/setpriv", b"--", b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
-        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", machine_uuid("0123456789ab").encode()], "0123456789ab"),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", guest_uuid("0123456789ab").encode()], "0123456789ab"),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", b"somebody-elses"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=somebody-elses"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),

@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused
 from belljar.host.guard.traffic import Call, Refusal
@@ -20,6 +21,7 @@ from belljar.hypervisor.qemu.domain import LAST_RESORT, History, measure
 
 LOCKS = Path("/var/lock")
 DONE = 20.0  # seconds for libvirt to be done with one that has ended, and to tell why: until then it writes to its log
+ACPI_BUTTON = 1  # VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
 KILLED, FAILED = int(signal.SIGKILL), 1 << 8  # wait statuses
 STATUSES = {"shut down": 0, "destroyed": KILLED}  # of a process that ended by itself, by libvirt's word for it
 
@@ -57,13 +59,13 @@ class LibvirtDomain:
             raise self._history.last.why or DomainDied("QEMU has ended")
 
     async def pause(self) -> None:
-        await self._ask("suspend", "a pause")
+        await self._ask("a pause", "suspend")
 
     async def resume(self) -> None:
-        await self._ask("resume", "its resumption")
+        await self._ask("its resumption", "resume")
 
     async def press_power(self) -> None:
-        await self._ask("power", "the power button")
+        await self._ask("the power button", "shutdownFlags", ACPI_BUTTON)
 
     async def quit(self, *, grace: float) -> int:
         """QEMU is asked first: it then closes its disk in good order. SIGKILL after *grace* seconds."""
@@ -97,12 +99,12 @@ class LibvirtDomain:
         self._measure()
         return self._usage
 
-    async def _ask(self, verb: str, what: str) -> None:
+    async def _ask(self, what: str, *call: Any) -> None:
         """A call whose failure is the domain's affair: a daemon that was lost ends it anyway."""
         if self._gone.is_set():
             raise DomainDied("QEMU has ended")
         try:
-            await self._connection.call(verb, what=what)
+            await self._connection.call("ask", *call, what=what)
         except (LibvirtLost, LibvirtRefused) as exc:
             kind = DomainDied if self._gone.is_set() else LibvirtRefused
             raise kind(exc.message) from exc

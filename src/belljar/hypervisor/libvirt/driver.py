@@ -68,7 +68,7 @@ class LibvirtHypervisor(QemuHost):
                 await connection.learn(abilities.find(self._settings.binary))
             await connection.call("create", document, what=create, is_start=True)
             domain = LibvirtDomain(connection, self._pid_of(spec), (self._log_of(spec.id), log))
-            await connection.call("resume", what=create, is_start=True)
+            await connection.call("ask", "resume", what=create, is_start=True)
         except BaseException as exc:
             await connection.close("the start failed")
             if isinstance(exc, LibvirtRefused):

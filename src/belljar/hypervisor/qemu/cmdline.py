@@ -11,8 +11,7 @@ import json
 from itertools import pairwise
 
 from belljar.hints import Any
-from belljar.host.quick_imports import sha256
-from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode
@@ -78,12 +77,7 @@ def bare() -> list[str]:
 
 def name(id: str) -> list[str]:
     """The mark by which anybody finds our processes, and the guest's UUID as its firmware tells it."""
-    return ["-name", f"{MARK}{id}", "-uuid", machine_uuid(id)]
-
-
-def machine_uuid(id: str) -> str:
-    digits = sha256(b"belljar uuid " + id.encode("ascii", "replace")).hexdigest()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
+    return ["-name", f"{MARK}{id}", "-uuid", guest_uuid(id)]
 
 
 def marked(argv: list[bytes]) -> MachineId | None:
@@ -94,7 +88,7 @@ def marked(argv: list[bytes]) -> MachineId | None:
     if not program.startswith((b"qemu", b"setpriv")) or not name.startswith(MARK):
         return None
     id = name.removeprefix(MARK)
-    uuid = machine_uuid(id).encode()
+    uuid = guest_uuid(id).encode()
     return id if options.get(b"-uuid", uuid) == uuid else None
 
 

@@ -230,7 +230,7 @@ class QemuDomain:
         self._held.close()
         if self._traffic is not None:
             self._traffic.end()
-        words = (self._child.said().splitlines() or [ended(status)])[-1][:300]
+        words = (self._child.last_words().splitlines() or [ended(status)])[-1][:300]
         self._history.tell(DomainEvent(EventKind.EXITED, words, status, self._death()))
 
     def _share_ended(self, server: FolderServer, _: object) -> None:
@@ -247,7 +247,7 @@ class QemuDomain:
             return DomainDied("QEMU has ended")
         from belljar.hypervisor.qemu.process.complaints import explain
 
-        return explain(self._child.said(), self._child.status, self._doing)
+        return explain(self._child.last_words(), self._child.status, self._doing)
 
 
 def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:

@@ -246,10 +246,10 @@ def place_of(address: bytes) -> tuple[str, int]:
 
 def prove(confine: Callable[[list[str]], list[str]]) -> str:
     """Guard a small program for a moment: "" when its attempt to connect was seen and refused, or why not."""
-    told: list[Call | Refusal] = []
+    reports: list[Call | Refusal] = []
 
     def tell(item: Call | Refusal) -> bool:
-        told.append(item)
+        reports.append(item)
         return True
 
     shell = which("bash")
@@ -264,7 +264,7 @@ def prove(confine: Callable[[list[str]], list[str]]) -> str:
     finally:
         os.close(silence)
     os.waitpid(pid, 0)
-    if any(isinstance(item, Refusal) and item.port == 9 for item in told):
+    if any(isinstance(item, Refusal) and item.port == 9 for item in reports):
         return ""
     return "what a machine sends cannot be looked at from here: tracing of other processes is not allowed"
 

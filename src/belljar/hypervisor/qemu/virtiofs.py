@@ -120,7 +120,7 @@ class FolderServer:
                 await asyncio.shield(self.over)
         except TimeoutError as exc:
             raise NoFolderServer(f"waited {READY_TIMEOUT:g} s for {NAME}", hint="The host is overloaded.") from exc
-        raise self._impossible(self._child.said())
+        raise self._impossible(self._child.last_words())
 
     def usage(self) -> tuple[float, float, int]:
         """As of a domain; zeros until it has ended."""
@@ -133,7 +133,7 @@ class FolderServer:
 
     def loss(self) -> ShareLost:
         """Its end, which nobody asked for, in words."""
-        words, status = last_line(self._child.said()), self._child.status or 0
+        words, status = last_line(self._child.last_words()), self._child.status or 0
         how = words[:300] if words and not os.WIFSIGNALED(status) else f"killed, or crashed ({ended(status)})"
         return ShareLost(f"--share virtiofs:{self.share.source}: {NAME} ended: {how}")
 
@@ -178,21 +178,16 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     path = f"/proc/self/fd/{place}/{VIRTIOFS_SOCKET}"  # short, however long the folder's own is
     try:
         with listener:
-            _unnamed(path)
             try:
                 listener.bind(path)
                 listener.listen(1)
                 line.connect(path)
             finally:
-                _unnamed(path)
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
             yield listener, line
     except BaseException:
         line.close()
         raise
     finally:
         os.close(place)
-
-
-def _unnamed(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)

@@ -96,18 +96,18 @@ class Child:
         self.status: int | None = None
         self.usage: tuple[float, float, int] | None = None
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
-        self._said, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stderr, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(theirs, True)
             self.pid = start(argv, fds, theirs)
         except BaseException:
-            os.close(self._said)
+            os.close(self._stderr)
             os.close(self._log)
             raise
         finally:
             os.close(theirs)
         self._pidfd = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._said, self._hear)
+        self._loop.add_reader(self._stderr, self._hear)
         self._loop.add_reader(self._pidfd, self._ended)
 
     def send(self, number: int) -> None:
@@ -116,17 +116,17 @@ class Child:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def said(self) -> str:
+    def last_words(self) -> str:
         """The end of what it wrote to stderr."""
         return self._tail.decode(errors="replace").strip()
 
     def _hear(self) -> None:
         try:
-            data = os.read(self._said, 1 << 16)
+            data = os.read(self._stderr, 1 << 16)
         except BlockingIOError:
             return
         if not data:
-            self._loop.remove_reader(self._said)
+            self._loop.remove_reader(self._stderr)
             return
         self._tail = (self._tail + data)[-TAIL:]
         with suppress(OSError):  # a full disk must not stop the machine
@@ -141,8 +141,8 @@ class Child:
         os.close(self._pidfd)
         self._pidfd = -1
         self._hear()  # its last words
-        self._loop.remove_reader(self._said)
-        os.close(self._said)
+        self._loop.remove_reader(self._stderr)
+        os.close(self._stderr)
         os.close(self._log)
         self.status = status
         self.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
