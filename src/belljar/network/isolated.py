@@ -14,6 +14,7 @@ stands in for the machines of the other parts (network/parts.py).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import socket
@@ -42,9 +43,8 @@ Hear = Callable[[int, bytes], None]  # a machine's number, and a frame to it
 def join_group(settings: Settings, folder: Path, link: Link, name: str, uid: int, intend: Intend) -> Port:
     """A port in the group of this user, named GROUP or GROUP@ADDRESS. Raises NoSuchNetwork, BadSetting, NetworkFailed."""
     group, at, address = name.partition("@")
-    net, number = subnet(settings.isolated_net), 0
-    if at:
-        net, number = _seat(address, net)
+    usual = subnet(settings.isolated_net)
+    net, number = _seat(address, usual) if at else (usual, 0)
     for _ in range(TRIES):
         place = private_folder(place_of(folder, uid, group))
         with suppress(FileNotFoundError):  # the last machine of the group removed the folder just now
@@ -260,10 +260,8 @@ def remove_dead(folder: Path) -> int:
     try:
         for name in filter(str.isdecimal, os.listdir(folder)):
             alive += 1
-            with _datagrams() as probe, suppress(OSError):
-                try:
-                    probe.connect(f"/proc/self/fd/{here}/{name}")
-                except ConnectionRefusedError:
+            with _datagrams() as probe, suppress(FileNotFoundError):
+                if probe.connect_ex(f"/proc/self/fd/{here}/{name}") == errno.ECONNREFUSED:
                     alive -= 1
                     os.unlink(folder / name)
     finally:

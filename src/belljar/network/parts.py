@@ -15,17 +15,7 @@ from pathlib import Path
 
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
-from belljar.network.isolated import (
-    LARGEST,
-    LOCK,
-    LOCK_PATIENCE,
-    MOST,
-    SMALLEST,
-    Ends,
-    place_of,
-    prefix,
-    remove_dead,
-)  # fmt: skip
+from belljar.network.isolated import LARGEST, LOCK, LOCK_PATIENCE, MOST, SMALLEST, Ends, place_of, prefix, remove_dead
 
 HEAD = struct.Struct(">BH")
 CHUNK, FULL = 1 << 17, 1 << 20  # bytes read at once; bytes that wait for a connection, beyond which frames are lost
