@@ -261,7 +261,7 @@ def test_a_clone_is_not_mixed_of_a_template_and_its_successor(tmp_path: Path, mo
     monkeypatch.setattr(hypervisor, "_run", lambda *_: started.append("mixed"))
     opened = Wiring.disk
 
-    def then_made_anew(wires: Wiring, overlay: Path) -> tuple[int, ...]:
+    def then_made_anew(wires: Wiring, overlay: Path) -> dict[Path, int]:
         fds = opened(wires, overlay)
         make(hypervisor._templates, created=2000.0)
         return fds

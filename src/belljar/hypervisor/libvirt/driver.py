@@ -20,7 +20,7 @@ from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.driver import uses_uefi
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.complaints import explain, last_line
-from belljar.hypervisor.qemu.process.launch import layers
+from belljar.hypervisor.qemu.process.launch import Wiring
 from belljar.model import QEMU_LOG, MachineId, NetworkMode
 
 COLD = "machines by libvirt are always booted cold"
@@ -77,9 +77,12 @@ class LibvirtHypervisor(QemuHost):
         return domain
 
     def _ends(self, spec: DomainSpec) -> Ends:
+        with Wiring(spec.owner) as wires:  # which is needed for the names alone
+            layers = tuple(wires.disk(spec.disk))
+            below = tuple(tuple(wires.disk(disk.path))[1:] if disk.chained else () for disk in spec.disks)
         return Ends(
-            layers=tuple(layers(spec.disk)),
-            below=tuple(tuple(layers(disk.path)[1:]) if disk.chained else () for disk in spec.disks),
+            layers=layers,
+            below=below,
             firmware=self._uefi if uses_uefi(spec.boot) else "",
             emulator=abilities.find(self._settings.binary),
             cpu=self._cpu(spec.accelerator),

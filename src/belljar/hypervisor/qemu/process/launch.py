@@ -213,6 +213,10 @@ def ended(status: int | None) -> str:
 # an inherited file by its own mode alone. Removing such a file after it was opened harms nobody.
 
 
+MAGIC, DEEPEST = b"QFI\xfb", 8
+LONGEST_NAME = 1023  # docs/interop/qcow2.txt: backing_file_size
+
+
 def reopened(fd: int) -> str:
     """A path by which whoever inherits this descriptor opens the file again."""
     return f"/proc/self/fd/{fd}"
@@ -254,10 +258,17 @@ class Wiring(ExitStack):
                 pass
         return reopened(fd)
 
-    def disk(self, overlay: Path) -> tuple[int, ...]:
-        """QEMU inherits the layers of a disk, the overlay first. Raises ImageCorrupt, HostError."""
-        top, *below = layers(overlay)
-        return self.open(top, os.O_RDWR), *map(self.open, below)
+    def disk(self, overlay: Path) -> dict[Path, int]:
+        """QEMU inherits the files of a qcow2 disk, from the overlay down to its base: so it needs no right to walk our folders and
+        can open nothing else. Raises ImageCorrupt, HostError."""
+        files: dict[Path, int] = {}
+        path: Path | None = overlay
+        while path is not None:
+            if path in files or len(files) == DEEPEST:
+                raise ImageCorrupt(f"{overlay}: more than {DEEPEST} files deep")
+            files[path] = self.open(path, os.O_RDONLY if files else os.O_RDWR)
+            path = _backing(path, files[path])
+        return files
 
     def _open(self, path: Path, flags: int) -> int:
         try:
@@ -268,6 +279,17 @@ class Wiring(ExitStack):
             raise HostError(f"{path}: cannot be opened: {exc.strerror}") from exc
         self.callback(os.close, fd)
         return fd
+
+
+def _backing(path: Path, fd: int) -> Path | None:
+    """The file below this one, by its header; None at the base."""
+    head = os.pread(fd, 20, 0)
+    if len(head) < 20 or head[:4] != MAGIC:
+        raise ImageCorrupt(f"{path}: not a qcow2 file")
+    offset, length = struct.unpack(">QI", head[8:])
+    if length > LONGEST_NAME:
+        raise ImageCorrupt(f"{path}: the name of its backing file is {length} bytes long")
+    return path.parent / os.fsdecode(os.pread(fd, length, offset)) if offset else None
 
 
 # -- one start of a QEMU ----------------------------------------------------------------------------------------------
@@ -304,10 +326,11 @@ class Launch:
 def prepare(spec: DomainSpec, template: Template | None, wires: Wiring) -> Launch:
     """A cold start, or that of a clone, which maps its template's memory. Raises TemplateError, ImageCorrupt."""
     if template is None:
-        return Launch(spec, wires.disk(spec.disk), seed=wires.open(spec.seed) if spec.seed else -1)
+        return Launch(spec, (*wires.disk(spec.disk).values(),), seed=wires.open(spec.seed) if spec.seed else -1)
     try:
         folder = wires.folder(template.folder)  # all files of one boot: another may be made in its place meanwhile
-        disk, state, ram = wires.disk(spec.disk), wires.open(folder / STATE), wires.open(folder / RAM)
+        disk = tuple(wires.disk(spec.disk).values())
+        state, ram = wires.open(folder / STATE), wires.open(folder / RAM)
         seed = wires.open(folder / SEED) if spec.seed else -1
         if not _is_same(disk[1:2], folder / DISK):
             raise ImageCorrupt("another was made in its place meanwhile")
@@ -319,7 +342,7 @@ def prepare(spec: DomainSpec, template: Template | None, wires: Wiring) -> Launc
 def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
     """The boot of a template's guest. What a clone brings of its own is left out. Raises TemplateError."""
     try:
-        disk, ram = wires.disk(draft / DISK), wires.open(draft / RAM)
+        disk, ram = tuple(wires.disk(draft / DISK).values()), wires.open(draft / RAM)
     except ImageCorrupt as exc:
         raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
     spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
@@ -344,49 +367,10 @@ def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmw
         launch.initrd = wires.readable(boot.initrd) if boot.initrd else ""
     launch.folders = tuple(map(wires.lend, launch.folders))
     launch.disks = tuple(
-        wires.disk(disk.path) if disk.chained else (wires.open(disk.path, WAYS[disk.readonly]),) for disk in spec.disks
+        (*wires.disk(disk.path).values(),) if disk.chained else (wires.open(disk.path, WAYS[disk.readonly]),)
+        for disk in spec.disks
     )
     if spec.nic and spec.nic.fd >= 0:
         launch.network = wires.lend(spec.nic.fd)
     if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:  # it counts the stacks of threads
         launch.workers = FEW_WORKERS
-
-
-# -- the files a qcow2 disk is made of, from the overlay down to its base ---------------------------------------------
-
-# Only headers are read, only qcow2 is taken. QEMU gets each layer as an open descriptor, so it needs no right to walk our
-# folders and can open nothing else.
-
-MAGIC = b"QFI\xfb"
-DEEPEST = 8
-LONGEST_NAME = 1023  # docs/interop/qcow2.txt: backing_file_size
-
-
-def layers(top: Path) -> list[Path]:
-    """The disk's files, the overlay first. Raises ImageCorrupt when one is missing or is not a qcow2 file."""
-    files: list[Path] = []
-    path: Path | None = top
-    while path is not None:
-        if len(files) == DEEPEST:
-            raise ImageCorrupt(f"{top}: more than {DEEPEST} files deep")
-        files.append(path)
-        path = backing(path)
-    return files
-
-
-def backing(path: Path) -> Path | None:
-    """The file below this one, None at the base."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(20)
-            if len(head) < 20 or head[:4] != MAGIC:
-                raise ImageCorrupt(f"{path}: not a qcow2 file")
-            offset, length = struct.unpack(">QI", head[8:20])
-            if length > LONGEST_NAME:
-                raise ImageCorrupt(f"{path}: the name of its backing file is {length} bytes long")
-            file.seek(offset)
-            return path.parent / os.fsdecode(file.read(length)) if offset else None
-    except FileNotFoundError as exc:
-        raise ImageCorrupt(f"{path}: missing") from exc
-    except OSError as exc:
-        raise ImageCorrupt(f"{path}: cannot be read: {exc.strerror}") from exc

@@ -31,16 +31,12 @@ def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, 
     if "pc-dimm" not in abilities.devices or PLUGGED_CPUS not in abilities.features:
         return None
     memory = -(-memory // Frame.block) * Frame.block
-    most = min(max(power_of_two(total), 2 * memory), MOST_MEMORY)
+    # The next power of two: a little memory more or less in the host makes no other template.
+    most = min(max(1 << (total - 1).bit_length(), 2 * memory), MOST_MEMORY)
     words = f"{EMULATED} {WORDS}" if spec.accelerator is Accelerator.TCG else WORDS
     frame = Frame(1, memory, disk, min(cpus, MOST_CPUS), most, words=words)
     fits = spec.cpus <= frame.most_cpus and spec.memory <= most and spec.disk_size >= disk
     return frame if fits and len(pieces(spec.memory - memory, memory, frame.block)) <= SLOTS else None
-
-
-def power_of_two(size: int) -> int:
-    """The next one that is not smaller: a little memory more or less in the host makes no other template."""
-    return 1 << (size - 1).bit_length()
 
 
 def pieces(missing: int, there: int, block: int) -> list[int]:
