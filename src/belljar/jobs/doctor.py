@@ -243,7 +243,7 @@ def libvirt(house: House) -> Finding:
 
 def network(house: House) -> Finding:
     """what machines with a user network send can be guarded"""
-    from belljar.hypervisor.qemu.network import guard
+    from belljar.hypervisor.qemu import guard
     from belljar.hypervisor.qemu.process.launch import confined
     from belljar.network import EgressMode, shortfalls
 

@@ -82,7 +82,7 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
     file.write_text(f"[network]\nbridges = ['br7']\nanti_spoofing = '{value}'\n")
     monkeypatch.setattr("os.geteuid", lambda: uid)
     monkeypatch.setattr("belljar.network.bridge.has_nft", lambda: True)
-    monkeypatch.setattr("belljar.hypervisor.qemu.network.guard.prove", lambda confine: "")
+    monkeypatch.setattr("belljar.hypervisor.qemu.guard.prove", lambda confine: "")
     call("config", "check")
     notes = [
         line for line in capsys.readouterr().out.splitlines() if '"auto" does nothing here' in line and "br7" in line
@@ -156,7 +156,7 @@ WRONG = [
     ("qemu", "cpu", "'nonesuch'", "unable to find CPU model 'nonesuch'"),
     ("qemu", "cpu", "'max,foo=1 -device x'", "Property 'max-x86_64-cpu.foo' not found"),
     ("qemu", "binary", "'/no/such/qemu'", "/no/such/qemu: no such program"),
-    ("qemu", "binary", "'/bin/ls'", "is no QEMU: it calls itself 'ls"),
+    ("qemu", "binary", "'/bin/ls'", "is not QEMU: it calls itself 'ls"),
     ("qemu", "user", "'nobody-of-this-name'", "no such user on this host"),
     ("qemu", "uefi", "'/no/such/file'", "no readable file"),
     ("qemu", "virtiofsd", "'/no/such/file'", "no such program"),
