@@ -101,7 +101,7 @@ def insert(house: House, reference: str, items: Sequence[Item], name: str) -> Im
             argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
             commands.run(argv, timeout=intake.CONVERT_TIMEOUT, bound=True)
             overlay.unlink()
-            return intake.take(store, folder, raw, _origin(image, name), progress, lambda *told: survey(house, *told))
+            return intake.take(store, folder, raw, _origin(image, name), progress)
 
 
 def _origin(image: Image, name: str) -> intake.Origin:

@@ -60,19 +60,9 @@ def check_folder(house: House) -> None:
 
 
 def ensure_image(house: House, reference: str, *, public_only: bool = False) -> None:
-    """The image of this name, digest, address or path is here. *public_only*: an address is asked only where it leads to public
-    hosts. Raises what keeps it from being."""
-    from belljar.image import is_source
-
-    if not is_source(reference):
-        house.images.ensure(reference)
-        return
-    from belljar.image.intake import named
-    from belljar.jobs.disks import survey
-
-    known = named.ensure(house.images, reference, lambda *disk: survey(house, *disk), public_only=public_only)
-    if known.problem:
-        complain(f"{known.problem}; the image that was imported before is used", "")
+    """See `Images.ensure`. Says on stderr why a newer image could not be had."""
+    if problem := house.images.ensure(reference, public_only=public_only):
+        complain(f"{problem}; the image that was imported before is used", "")
 
 
 def finish_the_dead(house: House) -> None:

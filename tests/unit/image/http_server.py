@@ -162,6 +162,6 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def get(url: str, folder: Path, settings: Settings, *, is_pinned: bool = False) -> bytes:
+def get(url: str, folder: Path, settings: Settings) -> bytes:
     """The file at this address, downloaded."""
-    return fetch.download(url, folder, settings, Silent(), is_pinned=is_pinned).read_bytes()
+    return fetch.download(url, folder, settings, Silent()).read_bytes()

@@ -16,6 +16,7 @@ from belljar.host import commands
 from belljar.image import Image
 from belljar.image.build import debian as build
 from belljar.image.build.debian import Recipe
+from belljar.image.images import DEFAULT_NAME
 from belljar.image.store.store import Store
 
 SOURCES = ["deb http://mirror/debian bookworm main"]
@@ -157,7 +158,10 @@ def test_two_who_need_the_default_image_build_it_once(
     fake_program(tmp_path / "bin", "mmdebstrap", script, monkeypatch)
     store.settings = replace(store.settings, max_size=16 << 30)
     images: list[Image] = []
-    both = [threading.Thread(target=lambda: images.append(store.ensure_default())) for _ in range(2)]
+    both = [
+        threading.Thread(target=lambda: (store.ensure(DEFAULT_NAME), images.append(store.resolve(DEFAULT_NAME))))
+        for _ in range(2)
+    ]
     for thread in both:
         thread.start()
     for thread in both:

@@ -58,9 +58,9 @@ def test_over_the_limit_the_least_recently_used_goes_first(cache: Store) -> None
     oldest = cache.find("one").disk.parent
     assert gone(cache) == [oldest]
     assert names(cache) == {"two", "three", "mine"}
-    sweep.make_room(cache, each)
+    list(sweep.evict(cache, needed=each))
     assert names(cache) == {"three", "mine"}
-    sweep.make_room(cache, 100 * each)
+    list(sweep.evict(cache, needed=100 * each))
     assert names(cache) == {"mine"}
 
 

@@ -33,7 +33,7 @@ def take(store: Store, disk: Path, root: Path | None = None, number: int = 0, **
     with intake.draft(store, "test") as folder:
         raw = folder / "disk.raw"
         commands.run(["cp", "--sparse=always", str(disk), str(raw)], timeout=30)
-        return intake.take(store, folder, raw, intake.Origin("test", "small", **origin), Silent(), look)  # type: ignore[arg-type]
+        return intake.take(store, folder, raw, intake.Origin("test", "small", **origin), Silent(), surveyor=look)  # type: ignore[arg-type]
 
 
 def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_headers_that_lie_are_refused(seeds: Seeds, tmp_path: Path, trick: str) 
         (["create", "-f", "qcow2", "-o", "data_file={folder}/secret,data_file_raw=on", "{disk}", "4M"], "another file"),
         (["create", "-f", "qcow2", "--object", "secret,id=s,data=abc", "-o", "encrypt.format=aes,encrypt.key-secret=s", "{disk}", "4M"], "encrypted"),
         (["create", "-f", "qcow2", "-o", "cluster_size=2M", "{disk}", "1E"], "the limit is"),
-        (["create", "-f", "vmdk", "{disk}", "4M"], "VMware"),
+        (["create", "-f", "vmdk", "{disk}", "4M"], "neither a qcow2 file nor a disk"),
     ],
 )  # fmt: skip
 def test_what_qemu_img_itself_makes_hostile_is_refused(tmp_path: Path, argv: list[str], what: str) -> None:

@@ -115,7 +115,9 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
             facts = {"suite": recipe.suite, "added": list(recipe.packages)}
             origin = intake.Origin(f"build debian {recipe.suite}", recipe.called, facts=facts)
             packed = folder / PACKED  # all of the root, and not a stranger's: no machine has to look into it
-            image = intake.take(store, folder, raw, origin, progress, lambda _, __, told: packed.rename(told))
+            image = intake.take(
+                store, folder, raw, origin, progress, surveyor=lambda _, __, archive: packed.rename(archive)
+            )
         progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
         return image
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tuf.api.metadata import TargetFile
 
 PIN = "#sha256="
-DISK, KERNEL, INITRD = PARTS = ("disk.qcow2", "kernel", "initrd")
 
 
 def target_path(name: str, file: str) -> str:
@@ -46,6 +45,11 @@ class Source:
 
     address: str  # file, http or https, without a slash at its end
     root: str  # sha256 of a version of its root metadata
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it is, on a file system."""
+        return fetch.local_path(self.address)
 
     @property
     def shown(self) -> str:

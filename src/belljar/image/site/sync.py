@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from tuf.api.exceptions import LengthOrHashMismatchError
 
@@ -21,9 +20,10 @@ from belljar.image import Image
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
-from belljar.image.site import DISK, INITRD, KERNEL, Source, packed_file
+from belljar.image.site import Source, packed_file
 from belljar.image.site.client import Catalog, Offer, ask
 from belljar.image.store import manifest
+from belljar.image.store.manifest import DISK, INITRD, KERNEL
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -192,22 +192,21 @@ def _make_room(store: Store, source: Source, offer: Offer) -> None:
         raise ImageTooLarge(f"{offer.name}: a kernel or ramdisk of {size} bytes", hint="No boot file is so large.")
     needed = sum(unpacked.values())
     if store.settings.cache_limit:
-        from belljar.image.store.sweep import make_room
+        from belljar.image.store.sweep import evict
 
-        make_room(store, needed)
-    needed += 0 if source.address.startswith("file:") else sum(packed)
+        list(evict(store, needed=needed))
+    needed += 0 if source.folder else sum(packed)
     if (free := free_bytes(store.folder)) < needed:
         raise NoSpace(f"{store.folder}: {offer.name} takes {needed} bytes, {free} are free")
 
 
 def _fetched(store: Store, source: Source, offer: Offer, progress: Progress) -> Image:
-    downloads: list[Path] = []
     image = offer.image
+    packed = {part: _packed(store, source, target, progress) for part, target in offer.targets.items()}
     with intake.draft(store, offer.name) as folder:
         for part, file in image.files.items():
-            packed = _packed(store, source, offer.targets[part], progress, downloads)
             progress.step(f"Unpacking {part}")
-            _unpack(packed, folder / part, file.size)
+            _unpack(packed[part], folder / part, file.size)
         progress.step("Checking the disk")  # whoever signed it may have been wrong
         size = check_qcow2(folder / DISK, store.settings.max_size, CHECKING_TIMEOUT)
         if size != image.virtual_size:
@@ -216,29 +215,28 @@ def _fetched(store: Store, source: Source, offer: Offer, progress: Progress) -> 
         what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, _facts(source, offer))
         ordered = {part: file.sha256 for part, file in image.files.items()}
         stored = store.publish(folder, what, offer.name, ordered=ordered)
-    for path in downloads:
+    for path in () if source.folder else packed.values():
         path.unlink(missing_ok=True)
     return stored
 
 
-def _packed(store: Store, source: Source, target: TargetFile, progress: Progress, downloads: list[Path]) -> Path:
+def _packed(store: Store, source: Source, target: TargetFile, progress: Progress) -> Path:
     """The packed file, verified: in the folder of the source, or downloaded, where a broken download goes on."""
-    url = f"{source.address}/targets/{packed_file(target)}"
-    if is_local := url.startswith("file:"):
-        path = Path(unquote(urlsplit(url).path))
+    file = f"targets/{packed_file(target)}"
+    if source.folder:
+        path = source.folder / file
     else:
         settings = replace(store.settings, max_size=target.length)
-        path = fetch.download(url, store.work_folder("downloads"), settings, progress, is_pinned=True)
-        downloads.append(path)
+        path = fetch.download(f"{source.address}/{file}", store.work_folder("downloads"), settings, progress)
     try:
         with open(path, "rb") as data:
             target.verify_length_and_hashes(data)
     except OSError as exc:
         raise ImageCorrupt(f"{path}: {exc.strerror}", hint=AGAIN) from exc
     except LengthOrHashMismatchError as exc:
-        if not is_local:
+        if not source.folder:
             path.unlink()  # it must not be resumed
-        raise ImageMismatch(f"{fetch.shown(url)}: {exc}", hint=AGAIN) from exc
+        raise ImageMismatch(f"{source.shown}/{file}: {exc}", hint=AGAIN) from exc
     return path
 
 
