@@ -32,9 +32,7 @@ class Settings:
         3600.0, "longest wait for another process that fetches or builds the same image", unit="seconds"
     )
     reserve: int = setting(256 * MIB, "free space the scratch disk must have for a machine to start", unit="bytes")
-    mirror: str = setting(
-        "", "Debian mirror for image builds; empty: as apt on this host is configured, else the suite's default"
-    )
+    mirror: str = setting("", "Debian mirror for image builds; empty: deb.debian.org")
     sources: tuple[str, ...] = setting(
         (),
         "where images that are not here are looked for, in this order: repositories, in lines ADDRESS#sha256=DIGEST as"
@@ -47,11 +45,8 @@ class Settings:
     )
     cache_limit: int = setting(
         0,
-        "while all images take more than this, those from sources go, the least recently used first; 0: no limit",
+        "while all images take more than this, those from sources go, the least recently used first, but image.default; 0: no limit",
         unit="bytes",
-    )
-    keep: tuple[str, ...] = setting(
-        (), "names, as in debian*, that the limit does not touch; nor does it image.default"
     )
 
 

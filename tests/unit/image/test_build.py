@@ -182,30 +182,10 @@ def test_a_build_does_not_begin_without_room(store: Store, monkeypatch: pytest.M
         build.build(store, Recipe("bookworm"))
 
 
-TARGETS = """\
-Google|Google|http://packages.example/apt/
-Debian|Debian|http://mirror.example/debian/
-Debian|Debian|http://other.example/debian/
-Debian|Debian-Security|http://mirror.example/debian-security/
-"""
-
-
-def test_packages_come_from_where_this_hosts_come_from() -> None:
-    assert build.read_targets(TARGETS) == ("http://mirror.example/debian", "http://mirror.example/debian-security")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "garbage\n", "Ubuntu|Ubuntu|http://ubuntu.example/ubuntu\n", "Debian|Debian|cdrom:[x]/\n", "Debian|Debian|\n"],
-)
-def test_a_host_that_is_no_debian_gets_debians_own_mirror(text: str) -> None:
-    assert build.read_targets(text) == (build.DEFAULT, build.DEFAULT_SECURITY)
-
-
 def test_the_mirror_of_the_settings_goes_first() -> None:
     assert build.sources("trixie", "http://local/debian/") == [
         "deb http://local/debian trixie main",
         "deb http://local/debian trixie-updates main",
         "deb http://local/debian-security trixie-security main",
     ]
-    assert build.DEFAULT_SECURITY in build.sources("bookworm", "http://local/archive")[-1]
+    assert f"{build.DEFAULT}-security" in build.sources("bookworm", "http://local/archive")[-1]

@@ -314,8 +314,8 @@ def test_a_version_that_cannot_be_sent_back_is_none(folder: Path, settings: Sett
 def test_a_disk_that_is_full_is_named(server: Server, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from belljar.image import Settings; from belljar.image.intake import fetch;"
-        "from belljar.image.progress import Silent;"
-        "fetch.download(sys.argv[1], Path(sys.argv[2]), Settings(), Silent())"
+        "from belljar.image.progress import Progress;"
+        "fetch.download(sys.argv[1], Path(sys.argv[2]), Settings(), Progress())"
     )
     words = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k none "$4" && exec "$1" -c "$2" "$3" "$4"', "sh"]
     url = server.put("/disk", DATA)

@@ -17,7 +17,7 @@ from belljar.errors import DownloadFailed
 from belljar.host.guard import egress
 from belljar.image import Settings
 from belljar.image.intake import fetch
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.model import MIB
 from belljar.service.credentials.certificates import own_certificate
 
@@ -135,7 +135,7 @@ def test_a_name_that_turns_to_this_host_is_refused_at_each_connection(
         url = f"http://images.example.org:{port_of(outside)}/disk"
         for _ in range(2):
             with pytest.raises(DownloadFailed, match=r"leads to 127\.0\.0\.1"):
-                fetch.download(url, folder, settings, Silent(), public_only=True)
+                fetch.download(url, folder, settings, Progress(), public_only=True)
         with pytest.raises(DownloadFailed, match=r"leads to 127\.0\.0\.1"):
             fetch.version(url, settings, public_only=True)
         assert inside.requests == [] and len(outside.requests) == 1

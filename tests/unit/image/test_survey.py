@@ -17,7 +17,7 @@ from belljar.errors import ImageCorrupt, ImageError, ImageUnfit
 from belljar.image import Image, Surveyor
 from belljar.image.intake import intake, survey
 from belljar.image.intake.survey import Survey
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.image.store.store import Store
 from belljar.machine.workshop.workshop import SCRIPT
 from belljar.model import MIB
@@ -30,7 +30,7 @@ def take(store: Store, surveyor: Surveyor, firmware: str = "auto") -> Image:
         raw = folder / "disk.raw"
         raw.write_bytes(b"XFSB".ljust(MIB, b"\0"))
         origin = intake.Origin("test", "x", firmware=firmware)
-        return intake.take(store, folder, raw, origin, Silent(), surveyor=surveyor)
+        return intake.take(store, folder, raw, origin, Progress(), surveyor=surveyor)
 
 
 def module(root: Path) -> Path:
@@ -104,7 +104,7 @@ def test_what_a_machine_is_asked_for_is_all_that_a_whole_root_would_tell(tmp_pat
     thin, whole = Survey(tmp_path / "thin", MIB), Survey(tmp_path / "whole", MIB)
     assert survey.describe(thin) == survey.describe(whole)
     assert survey.describe(thin)[1]["init_system"] == "systemd"
-    boots = [intake._start(intake.Origin("test", "x"), root, [], Silent()) for root in (thin, whole)]
+    boots = [intake._start(intake.Origin("test", "x"), root, [], Progress()) for root in (thin, whole)]
     assert boots[0] == boots[1] and boots[0].kernel
     assert (tmp_path / "thin").stat().st_size < MIB
 

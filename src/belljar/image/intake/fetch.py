@@ -21,7 +21,7 @@ from belljar.host.files import PRIVATE_FILE, no_space_as_error
 from belljar.host.guard.egress import is_public
 from belljar.image import Settings
 from belljar.image.intake import sandbox
-from belljar.image.progress import Progress, Silent
+from belljar.image.progress import Progress
 from belljar.records import dataclass, replace
 
 MOST_REDIRECTS = 5
@@ -105,7 +105,7 @@ def small_file(url: str, largest: int, settings: Settings, *, public_only: bool 
     """A file that fits into memory, within `image.stall_timeout`, however slowly its bytes come. The rest is as for `download`."""
     deadline = time.monotonic() + settings.stall_timeout
     with _in_memory() as part, _in_memory() as head:
-        _whole(_Order(url, replace(settings, max_size=largest), deadline, public_only), part, head, Silent())
+        _whole(_Order(url, replace(settings, max_size=largest), deadline, public_only), part, head, Progress())
         return part.read_bytes()
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
-WATCH = 0.25  # seconds
+WATCH, UNPACKING = 0.25, 60  # seconds
+GZIP, XZ, ZSTD = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"  # how such a file begins
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 AS_NOBODY = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
 
@@ -80,15 +81,29 @@ def check_qcow2(disk: Path, largest: int, seconds: int) -> int:
     return size
 
 
-def unpacked(argv: Sequence[str], data: bytes, largest: int, seconds: int = 60) -> bytes:
-    """What a program that unpacks its standard input makes of *data*. Raises ImageCorrupt, also for more than *largest* bytes;
+def unpacked(data: bytes, largest: int, what: str) -> bytes:
+    """What was packed by gzip, xz or zstd; anything else as it is. Raises ImageCorrupt, also for more than *largest* bytes;
     CommandMissing, NoSpace."""
+    import lzma
+    import zlib
+
+    unpacker: Any = zlib.decompressobj(31) if data.startswith(GZIP) else lzma.LZMADecompressor()
+    try:
+        if data.startswith((GZIP, XZ)):
+            plain: bytes = unpacker.decompress(data, largest)
+            if not unpacker.eof:
+                raise ImageCorrupt(f"{what}: cut off, or larger than the limit ({largest} bytes)")
+            return plain
+    except (lzma.LZMAError, zlib.error) as exc:
+        raise ImageCorrupt(f"{what}: cannot be unpacked: {exc}") from exc
+    if not data.startswith(ZSTD):
+        return data
     with os.fdopen(os.memfd_create("packed", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         write_all(file.fileno(), data)
         try:
-            return run(argv, [], seconds, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
+            return run(["zstd", "-dcq"], [], UNPACKING, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
         except ImageTooLarge as exc:
-            raise ImageCorrupt(f"{exc.message} ({largest} bytes)") from exc
+            raise ImageCorrupt(f"{what}: larger than the limit ({largest} bytes)") from exc
 
 
 def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:

@@ -17,7 +17,7 @@ from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
-from belljar.image.intake.sandbox import check_qcow2, run
+from belljar.image.intake.sandbox import GZIP, XZ, ZSTD, check_qcow2, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.model import Context
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 PATIENCE = 3600  # seconds for one program
 DIGEST = re.compile(r"[0-9a-f]{64}")
 PACKED = {
-    b"\xfd7zXZ\0": ("xz", "-dc", "--memlimit-decompress=1GiB"),
-    b"\x1f\x8b\x08": ("gzip", "-dc"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "-dcq", "--memory=1024MB"),
+    XZ: ("xz", "-dc", "--memlimit-decompress=1GiB"),
+    GZIP: ("gzip", "-dc"),
+    ZSTD: ("zstd", "-dcq", "--memory=1024MB"),
 }
 # What a disk has at the least: a partition table, or a file system without one.
 DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)

@@ -168,11 +168,10 @@ class Repository:
             targets = {part: self._packed(name, part, path, progress) for part, path in paths.items()}
             stated = {part: {"sha256": sha256_of(path), "size": path.stat().st_size} for part, path in paths.items()}
         ours = ("published", "signer", "made_from")
-        texts = {"os": image.os, "made_from": str(image.facts.get("made_from", image.source))}
         targets[DISK].unrecognized_fields["custom"] = {
-            **{key: "".join(char if char.isprintable() else "?" for char in text) for key, text in texts.items()},
-            "facts": {key: fact for key, fact in image.facts.items() if key not in ours and not isinstance(fact, float)},
-            "append": image.append, "virtual_size": image.virtual_size, "files": stated,
+            "os": image.os, "made_from": str(image.facts.get("made_from", image.source)), "append": image.append,
+            "facts": {key: fact for key, fact in image.facts.items() if key not in ours},
+            "virtual_size": image.virtual_size, "files": stated,
         }  # fmt: skip
         self._drop(role, name)
         self.roles[role].signed.targets |= {target_path(name, part): target for part, target in targets.items()}

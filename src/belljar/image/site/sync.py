@@ -156,24 +156,24 @@ def bring(store: Store, source: Source, offer: Offer, progress: Progress) -> Ima
 
 
 def _here(store: Store, source: Source, offer: Offer) -> Image | None:
-    """The image, where this store has it whole, and as it is offered. A digest is of the disk alone, and a publisher of one name
-    must not change the kernel of another: raises ImageUnfit where the disk has other names and starts otherwise."""
+    """The image, where this store has it whole and it starts as it is offered. A publisher of one name must not change what another
+    name is: raises ImageUnfit where the disk has other names and is used otherwise."""
     try:
         image = store.resolve(offer.digest)
     except BelljarError:
         return None
-    if image.store != store.folder or (offer.name not in image.names and store.verify(image)):
-        return None  # the latter: it was damaged since it was stored
+    if image.store != store.folder or image.boot_digest != offer.boot_digest:
+        return None
+    if offer.name not in image.names and store.verify(image):
+        return None  # it was damaged since it was stored
     facts = _facts(source, offer, image.facts.get("published", ()))
     if others := tuple(name for name in image.names if name != offer.name):
-        offered = replace(image, boot_digest=offer.boot_digest, facts=dict(offer.facts))
-        manifest.same_start(replace(image, names=others), offered)
+        manifest.same_start(replace(image, names=others), replace(image, facts=dict(offer.facts)))
         facts = {"published": facts["published"]}
-    elif image.boot_digest != offer.boot_digest:
-        return None
-    else:  # its publisher may have changed the facts
-        facts = {**dict.fromkeys(image.facts), **facts}
-    manifest.set_facts(image.disk.parent, facts, mode=store.file_mode)
+    # Of one that has no other name, its publisher may have changed the facts.
+    manifest.set_facts(
+        image.disk.parent, facts if others else {**dict.fromkeys(image.facts), **facts}, mode=store.file_mode
+    )
     return image
 
 

@@ -2,7 +2,7 @@
 locked is in use and stays.
 
 From the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
-machine holds, a template needs, or `image.keep` names. An image is used when a machine starts on it: then its `lock` gets the
+machine holds or a template needs, nor `image.default`. An image is used when a machine starts on it: then its `lock` gets the
 time. On the site's store an ordinary user cannot mark that; but each start reads the disk's header, and the access time tells of
 that where the file system keeps it (once a day).
 """
@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,9 +149,8 @@ def size(image: Image) -> int:
 
 
 def _may_go(store: Store, image: Image) -> bool:
-    kept = (*store.settings.keep, store.settings.default)
-    is_kept = any(fnmatchcase(name, pattern) for name in image.names for pattern in kept)
-    return "published" in image.facts and not is_kept and not store.users(image.digest)
+    is_from_source = "published" in image.facts
+    return is_from_source and store.settings.default not in image.names and not store.users(image.digest)
 
 
 def _removed(store: Store, image: Image, dry_run: bool, *, nameless: bool = False) -> bool:
