@@ -112,7 +112,7 @@ def nobody(digest: str) -> list[str]:
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
     from belljar.errors import BadSetting
-    from belljar.image.site import mistakes
+    from belljar.image.site import source_of
     from belljar.image.store.store import NAME
 
     if not (is_source(settings.default) or NAME.fullmatch(settings.default.removeprefix("sha256:"))):
@@ -120,7 +120,11 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
             "`belljar image list` shows the names; a digest, an http(s) address or a path from the root will do, too."
         )
         yield "default", BadSetting(f"{settings.default!r}: an image cannot have this name", hint=hint)
-    yield from mistakes(settings)
+    for line in settings.sources:  # none is asked
+        try:
+            source_of(line)
+        except BadSetting as exc:
+            yield "sources", exc
 
 
 def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:

@@ -12,13 +12,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from belljar.errors import BadSetting
-from belljar.image import Settings
 from belljar.image.intake import fetch
 from belljar.records import dataclass
 
@@ -56,6 +54,10 @@ class Source:
         """Its address without a password."""
         return fetch.shown(self.address)
 
+    def origin(self, name: str) -> str:
+        """How an image knows that this name came to it from here."""
+        return f"{name} {self.shown}"
+
 
 def source_of(line: str) -> Source:
     """The source that a line of `image.sources` means. Raises BadSetting."""
@@ -80,12 +82,3 @@ def source_of(line: str) -> Source:
             f"image.sources: {address!r} is not an absolute path or an address: file, http, https", hint=hint
         )
     return Source(address, root)
-
-
-def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
-    """(key, what is wrong) of each source that could not be used. No source is asked."""
-    for line in settings.sources:
-        try:
-            source_of(line)
-        except BadSetting as exc:
-            yield "sources", exc

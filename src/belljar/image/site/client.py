@@ -66,6 +66,7 @@ class Statement:
 class Offer:
     """This name is this image, says a role of the repository."""
 
+    source: Source
     name: str
     role: str
     image: Statement
@@ -193,13 +194,13 @@ def _catalog(source: Source, updater: Updater, folder: Path) -> Catalog:
             try:
                 if role in delegated and not delegated[role].is_delegated_path(target_path(name, DISK)):
                     raise ValueError("outside of its delegation")
-                offers[name] = _offer(updater, name, role)
+                offers[name] = _offer(source, updater, name, role)
             except (ValueError, KeyError, TypeError, AttributeError) as exc:
                 refused[name] = f"{source.shown}: the role {role} (for {may}) offers {name!r}: {exc}"
     return Catalog(source, offers, refused)
 
 
-def _offer(updater: Updater, name: str, role: str) -> Offer:
+def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     """What is signed of an image, each value of the type that its users expect. Raises ValueError, KeyError, TypeError,
     AttributeError."""
     custom = dict(_target(updater, name, DISK).custom)
@@ -215,7 +216,7 @@ def _offer(updater: Updater, name: str, role: str) -> Offer:
         raise ValueError("a fact that is not text or a number, or a text of several lines")
     Context(facts.get("context", "auto"))
     list(map(Firmware, (facts.get("use_firmware", "bios"), *facts.get("firmware", []))))
-    return Offer(name, role, image, facts, {part: _target(updater, name, part) for part in image.files})
+    return Offer(source, name, role, image, facts, {part: _target(updater, name, part) for part in image.files})
 
 
 def _target(updater: Updater, name: str, part: str) -> TargetFile:

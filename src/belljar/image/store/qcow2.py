@@ -99,9 +99,9 @@ class Overlays:
     def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008 - a frozen value
         self.settings = settings
 
-    def size(self, image: Image, wanted: int | None) -> int:
+    def size(self, image: Image, asked: int | None) -> int:
         """The size a machine's disk gets, in bytes. Raises ImpossibleSize."""
-        size = image.virtual_size if wanted is None else -(-wanted // SECTOR) * SECTOR
+        size = image.virtual_size if asked is None else -(-asked // SECTOR) * SECTOR
         if size < image.virtual_size:
             raise ImpossibleSize(
                 f"a disk of {size // MIB} MiB is too small: the image's has {image.virtual_size // MIB} MiB",

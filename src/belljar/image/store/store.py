@@ -324,17 +324,15 @@ class Store:
         return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
 
     def _find_in(self, stores: Sequence[Path], reference: str) -> tuple[Path, tuple[str, ...]]:
-        closed: list[OSError] = []
-        if NAME.fullmatch(reference):
-            for store in stores:
-                try:
-                    folder = store / os.path.basename(os.readlink(store / "names" / reference))
-                    if folder.is_dir():  # else the next store may have it
-                        return folder, (reference,)
-                except OSError as exc:
-                    closed += [exc] if exc.errno not in ABSENT else []
-        if closed:  # it may be in a store that cannot be read
-            raise NoStore(f"{closed[0].filename}: {closed[0].strerror}") from closed[0]
+        for store in stores if NAME.fullmatch(reference) else ():
+            try:
+                folder = store / os.path.basename(os.readlink(store / "names" / reference))
+            except OSError as exc:
+                if exc.errno not in ABSENT:  # it may be in a store that cannot be read
+                    raise NoStore(f"{exc.filename}: {exc.strerror}") from exc
+            else:
+                if folder.is_dir():  # else the next store may have it
+                    return folder, (reference,)
         digits = reference.removeprefix("sha256:").removeprefix(PREFIX)
         if not HEX.fullmatch(digits):
             raise ImageUnknown(f"no image is called {reference!r}")

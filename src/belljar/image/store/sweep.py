@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,16 +44,18 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
         if not is_used and _removed(store, image, dry_run, nameless=True):
             yield image.disk.parent
     yield from evict(store, dry_run=dry_run)
-    for path in [*_stale(store), *_half_written(store, moment), *_parts(store, moment)]:
+    for path in [*_stale(store), *_half_written(store, moment)]:
         if not dry_run:
             path.unlink(missing_ok=True)
         yield path
-    for path in _entries(store.folder / "downloads"):  # a lock is removed by its holder only
-        if path.suffix == ".lock" and _age(path, moment) > DOWNLOAD_AGE and (lock := try_lock(path)):
-            with lock:
-                if not dry_run:
-                    path.unlink()
-            yield path
+    for key, files in groupby(_entries(store.folder / "downloads"), key=lambda path: path.stem):
+        paths = list(files)
+        is_old = not key.startswith(".") and all(_age(path, moment) > DOWNLOAD_AGE for path in paths)
+        if is_old and (lock := try_lock(store.folder / "downloads" / f"{key}.lock")):
+            with lock:  # a lock is removed by its holder only
+                for path in () if dry_run else paths:
+                    path.unlink(missing_ok=True)
+            yield from paths
 
 
 def _dropped(draft: Path) -> bool:
@@ -94,14 +97,6 @@ def _half_written(store: Store, now: float) -> Iterator[Path]:
         for path in _entries(store.folder / folder):
             if path.name.startswith(".") and _age(path, now) > WRITING_AGE:
                 yield path
-
-
-def _parts(store: Store, now: float) -> Iterator[Path]:
-    """Old parts of downloads that no process holds."""
-    for path in _entries(store.folder / "downloads"):
-        is_old = _age(path, now) > DOWNLOAD_AGE and path.suffix != ".lock"
-        if is_old and not path.name.startswith(".") and not is_locked(path.with_suffix(".lock")):
-            yield path
 
 
 def _age(path: Path, now: float) -> float:
