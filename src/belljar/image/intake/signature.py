@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BadOption, SignatureRefused, UnsafeFolder
 from belljar.host.files import read_capped
-from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -37,37 +36,29 @@ EMAIL = "1.2.840.113549.1.9.1"
 LOOKS_LIKE_A_PART = re.compile(r"/[A-Za-z]+=")
 
 
-@dataclass(frozen=True)
-class Signer:
-    """Who must have signed: somebody for whom an authority in *folder* vouches, and whose whole name fits the pattern *dn*."""
-
-    folder: Path
-    dn: str
-
-
-def signer_of(text: str) -> Signer:
-    """The signer in the words of `--signer`. Raises BadOption."""
-    kind, _, rest = text.partition(":")
-    folder, _, dn = rest.partition(":")
+def signer_of(text: str) -> tuple[Path, str]:
+    """Who must have signed, in the words of `--signer`: somebody for whom an authority in a folder vouches, and whose whole name fits
+    a pattern. Raises BadOption."""
     try:
-        re.compile(dn)
+        match = re.fullmatch("x509:(/[^:]*):(.+)", text)
+        if match and re.compile(match[2]):
+            return Path(match[1]), match[2]
     except re.error as exc:
-        raise BadOption(f"--signer: {dn!r} is not a pattern: {exc}") from exc
-    if kind != "x509" or not folder.startswith("/") or not dn:
-        raise BadOption(f"--signer {text}: not of the form x509:FOLDER:DN, with an absolute FOLDER")
-    return Signer(Path(folder), dn)
+        raise BadOption(f"--signer {text}: its DN is not a pattern: {exc}") from exc
+    raise BadOption(f"--signer {text}: not of the form x509:FOLDER:DN, with an absolute FOLDER")
 
 
-def verify(path: Path, signer: Signer, now: datetime) -> str:
-    """The distinguished name of the one who signed the image in *path*. Only the last 32 KiB of the file are interpreted; *now*: in
-    UTC, without a time zone. Raises SignatureRefused."""
+def verify(path: Path, signer: str, now: datetime) -> str:
+    """The distinguished name of the one who signed the image in *path*. Only the last 32 KiB of the file are interpreted. *signer*: as
+    for `signer_of`; *now*: in UTC, without a time zone. Raises SignatureRefused, BadOption."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import padding, rsa, utils
     from cryptography.hazmat.primitives.hashes import SHA256
 
+    folder, pattern = signer_of(signer)
     signature, certificates = read_block(path)
-    key, dn = check_chain(certificates, signer.folder, now)
-    if not re.fullmatch(signer.dn, dn):
+    key, dn = check_chain(certificates, folder, now)
+    if not re.fullmatch(pattern, dn):
         raise SignatureRefused(f"{path.name}: signed by {dn}, which is not the signer that was asked for")
     if not isinstance(key, rsa.RSAPublicKey):
         raise SignatureRefused(f"{path.name}: signed with a key of an unknown kind ({type(key).__name__})")

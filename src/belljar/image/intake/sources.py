@@ -232,4 +232,4 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
 
     progress.step("Checking its signature")
     now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
-    return signature.verify(blob, signature.signer_of(order.signer), now)
+    return signature.verify(blob, order.signer, now)
