@@ -197,9 +197,8 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
 
     program = commands.which(argv[0])
     if program is None:
-        raise CommandMissing(
-            f"{argv[0]}: no such program on this host", hint=f"Install the package {PROVIDED_BY.get(argv[0], argv[0])}."
-        )
+        hint = f"Install the package {PROVIDED_BY.get(argv[0], argv[0])}."
+        raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     process = subprocess.Popen(
@@ -219,9 +218,8 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
             raise
     if process.returncode:
         lines, code = "\n  ".join(tail), process.returncode
-        raise ImageError(
-            f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=_explained(lines)
-        )
+        hint = _explained(lines)
+        raise ImageError(f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=hint)
 
 
 def _confined() -> list[str]:

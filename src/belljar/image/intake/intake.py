@@ -91,9 +91,8 @@ def drop(folder: Path) -> None:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         mounted = [point for point in (line.split(" ")[4] for line in file) if point.startswith(inside)]
     if mounted:
-        raise HostError(
-            f"{folder} is not removed: {mounted[0]} is mounted in it", hint="Unmount it, then `belljar image gc`."
-        )
+        hint = "Unmount it, then `belljar image gc`."
+        raise HostError(f"{folder} is not removed: {mounted[0]} is mounted in it", hint=hint)
     if not folder.name.startswith(REMOVED):
         trash = folder.with_name(f"{REMOVED}{folder.name}")
         try:
@@ -217,10 +216,8 @@ def _given(given: Path, initrd: Path | None, root: Survey | None) -> Boot:
         )
     if root and version in root.names(root.modules):
         return _direct(root, version, data)
-    raise ImageCorrupt(
-        f"the disk has no modules for the kernel {given} ({version or 'of unknown version'})",
-        hint="Give its ramdisk too, with --initrd.",
-    )
+    hint = "Give its ramdisk too, with --initrd."
+    raise ImageCorrupt(f"the disk has no modules for the kernel {given} ({version or 'of unknown version'})", hint=hint)
 
 
 def _direct(root: Survey, version: str, data: bytes) -> Boot:

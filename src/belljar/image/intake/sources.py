@@ -101,10 +101,8 @@ def check(order: Order) -> None:
     if order.kernel and order.firmware in ("bios", "uefi"):
         raise BadOption(f"--firmware {order.firmware} with a kernel", hint="Firmware starts the disk's own kernel.")
     if order.is_disc and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
-        raise BadOption(
-            "--kind iso with --kernel, --context, or another firmware than bios",
-            hint="A disc is booted by the BIOS, and its guest knows its own work.",
-        )
+        hint = "A disc is booted by the BIOS, and its guest knows its own work."
+        raise BadOption("--kind iso with --kernel, --context, or another firmware than bios", hint=hint)
     if order.initrd and not order.kernel:
         raise BadOption("a ramdisk without its kernel", hint="Give --kernel too.")
     scheme = urlsplit(order.source).scheme if "://" in order.source else "file"
@@ -160,9 +158,8 @@ def _check_disc(head: bytes) -> None:
     if not _has(head, DISC_MARK):
         raise ImageCorrupt("the file is not a disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
     if not _has(head, BOOT_RECORD):
-        raise ImageCorrupt(
-            "the disc has no boot loader (no El Torito boot record)", hint="Give a disc that can be booted."
-        )
+        hint = "Give a disc that can be booted."
+        raise ImageCorrupt("the disc has no boot loader (no El Torito boot record)", hint=hint)
 
 
 def _head(path: Path) -> bytes:

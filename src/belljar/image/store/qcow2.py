@@ -41,9 +41,8 @@ def check_alone(path: Path, largest: int) -> int:
     if size > largest:
         raise ImageTooLarge(f"{path}: a disk of {size} bytes, the limit is {largest}")
     if complaints:
-        raise ImageCorrupt(
-            f"{path}: {complaints[0]}", hint="Flatten it with `qemu-img convert -O qcow2` at its source."
-        )
+        hint = "Flatten it with `qemu-img convert -O qcow2` at its source."
+        raise ImageCorrupt(f"{path}: {complaints[0]}", hint=hint)
     return size
 
 

@@ -354,10 +354,8 @@ def firmware_of(image: Image) -> Firmware:
 def check_name(name: str) -> None:
     """Raise BadOption unless *name* can be an image's name."""
     if not NAME.fullmatch(name) or HEX.fullmatch(name):
-        raise BadOption(
-            f"{name!r} cannot be the name of an image",
-            hint="Letters, digits, dots, dashes and underscores, not looking like a digest.",
-        )
+        hint = "Letters, digits, dots, dashes and underscores, not looking like a digest."
+        raise BadOption(f"{name!r} cannot be the name of an image", hint=hint)
 
 
 def _names(store: Path) -> dict[str, list[str]]:
