@@ -118,7 +118,7 @@ class Images(Store):
         from belljar.image.intake import fetch, intake, sources
         from belljar.image.progress import shown
 
-        order = sources.Order(source, name_of(source), is_disc=None, public_only=public_only)
+        order = sources.Order(source, name_of(source), kind="auto", public_only=public_only)
         path = self.work_folder("named") / f"{fetch.key(source)}.json"
         if not self._has(source):
             with shown() as progress, intake.alone(self, path.stem, f"import {fetch.shown(source)}", progress, "named"):

@@ -43,7 +43,7 @@ def import_(args: argparse.Namespace, house: House) -> int:
 
     context = Context(args.context)
     order = Order(
-        args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, is_disc=args.kind == "iso",
+        args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
         sha256=args.sha256.lower(), context=context, signer=args.signer,
     )  # fmt: skip
     image = bring(house.images, order, _judge(context, args.name))

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 # no_timer_check: an emulated guest that waits for its processor longer than for four ticks takes that for a broken timer and
 # panics; seen with Linux 6.1 on a host with ten processes per core. Under KVM the kernel leaves that check out by itself.
 APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_timer_check"
-CONVERT_TIMEOUT = 3600
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 REMOVED = "removed-"  # prefix of folders that are being removed
 MOST_KERNELS = 20  # that are looked at, the newest first
@@ -55,7 +54,7 @@ class Origin:
     append: str | None = None
     firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
-    is_disc: bool | None = False  # a CD-ROM, which is only started; its files are not read. None: as the file is
+    kind: str = "disk"  # iso: a CD-ROM, which is only started; its files are not read. auto: as the file is
 
 
 @dataclass(frozen=True)
@@ -126,13 +125,9 @@ def take(
     the store's."""
     progress.step("Writing the disk")
     size = _whole_sectors(raw, store.settings.max_size)
-    disk = folder / manifest.DISK
-    disk.touch(0o600)
-    # Holes stay holes. The source's format is given, so its bytes are never taken for a header.
-    argv = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "{0}", "{1}"]
-    sandbox.run(argv, [raw], CONVERT_TIMEOUT, size + size // 64 + SPARE, writable=[disk])
+    sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + SPARE)
     boot = Boot(facts={"boots_by": "disc"})
-    if not origin.is_disc:
+    if origin.kind == "disk":
         boot = _look(folder, raw, size, origin, progress, surveyor or store.surveyor)
     if judge is not None:
         judge({**boot.facts, **origin.facts}, bool(boot.kernel))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
-WATCH, UNPACKING = 0.25, 60  # seconds
+WATCH, UNPACKING, CONVERSION = 0.25, 60, 3600  # seconds
 GZIP, XZ, ZSTD = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"  # how such a file begins
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 AS_NOBODY = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
@@ -79,6 +79,13 @@ def check_qcow2(disk: Path, largest: int, seconds: int) -> int:
     except ImageTooLarge as exc:
         raise ImageCorrupt(f"{disk}: its tables have more errors than qemu-img may print") from exc
     return size
+
+
+def convert(source: Path, kind: str, target: Path, target_kind: str, largest: int) -> None:
+    """Write a disk anew, as raw or qcow2. Holes stay holes. The source's kind is given: its bytes are never taken for a header."""
+    target.touch(0o600)
+    argv = ["qemu-img", "convert", "-f", kind, "-O", target_kind, "{0}", "{1}"]
+    run(argv, [source], CONVERSION, largest, writable=[target])
 
 
 def unpacked(data: bytes, largest: int, what: str) -> bytes:

@@ -17,7 +17,7 @@ from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
-from belljar.image.intake.sandbox import GZIP, XZ, ZSTD, check_qcow2, run
+from belljar.image.intake.sandbox import GZIP, XZ, ZSTD, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.model import Context
@@ -67,12 +67,12 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
                 "signer": _checked_signer(blob, order, progress),
             }
             try:
-                raw, is_disc = to_raw(blob, folder, store.settings.max_size, progress, is_disc=order.is_disc)
+                raw, kind = to_raw(blob, folder, store.settings.max_size, progress, order.kind)
             except ImageCorrupt as exc:
                 exc.hint = NOTHING_STORED if exc.hint == ImageCorrupt.hint else exc.hint
                 raise
             known = {name: fact for name, fact in facts.items() if fact}
-            origin = replace(order, source=address, is_disc=is_disc, facts=known)
+            origin = replace(order, source=address, kind=kind, facts=known)
             image = intake.take(store, folder, raw, origin, progress, judge=judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
@@ -100,7 +100,8 @@ def check(order: Order) -> None:
         raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
     if order.kernel and order.firmware in ("bios", "uefi"):
         raise BadOption(f"--firmware {order.firmware} with a kernel", hint="Firmware starts the disk's own kernel.")
-    if order.is_disc and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
+    is_iso = order.kind == "iso"
+    if is_iso and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
         hint = "A disc is booted by the BIOS, and its guest knows its own work."
         raise BadOption("--kind iso with --kernel, --context, or another firmware than bios", hint=hint)
     if order.initrd and not order.kernel:
@@ -117,11 +118,9 @@ def check(order: Order) -> None:
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(
-    blob: Path, folder: Path, largest: int, progress: Progress, *, is_disc: bool | None = False
-) -> tuple[Path, bool]:
-    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*; and whether it is a CD-ROM, which None leaves to the
-    file. Uses up *blob*."""
+def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str = "disk") -> tuple[Path, str]:
+    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*; and its kind, disk or iso, as was asked for unless
+    that is auto. Uses up *blob*."""
     head = _head(blob)
     if program := next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None):
         progress.step(f"Unpacking ({program[0]})")
@@ -133,24 +132,21 @@ def to_raw(
     if head.startswith(qcow2.MAGIC):
         progress.step("Reading the qcow2 disk")
         check_qcow2(blob, largest, PATIENCE)
-        raw.touch(0o600)
-        run(
-            ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], PATIENCE, largest, writable=[raw]
-        )
+        convert(blob, "qcow2", raw, "raw", largest)
         blob.unlink()
         blob, head = raw, _head(raw)
     if blob.stat().st_size > largest:
         raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
     has_disc = _has(head, DISC_MARK)
-    if is_disc is None:
-        is_disc = has_disc
-    if is_disc:
+    if kind == "auto":
+        kind = "iso" if has_disc else "disk"
+    if kind == "iso":
         _check_disc(head)
     elif has_disc:
         raise ImageCorrupt("the file is an installation disc (ISO 9660)", hint="Give `--kind iso` to boot it.")
     elif not any(_has(head, mark) for mark in DISK_MARKS):
         raise ImageCorrupt("neither a qcow2 file nor a disk: no partition table and no file system", hint=FORMS)
-    return blob.rename(raw), is_disc
+    return blob.rename(raw), kind
 
 
 def _check_disc(head: bytes) -> None:

@@ -282,7 +282,7 @@ class Store:
         draft.unlink(missing_ok=True)
         draft.symlink_to(f"../{PREFIX}{image.digest}")
         draft.rename(names / name)
-        return manifest.read_unchecked(image.disk.parent, tuple(_names(self.folder)[PREFIX + image.digest]))
+        return manifest.read_unchecked(image.disk.parent, tuple(_names(self.folder).get(PREFIX + image.digest, ())))
 
     def _place(self, draft: Path, folder: Path, name: str | None) -> None:
         """Put it in its place. Where the same disk is stored, that stays if every byte of it is right and it starts in the same
