@@ -15,7 +15,7 @@ from belljar.errors import ImageUnknown, MachineBusy, NoSuchMachine, OutputUnwri
 from belljar.host import commands
 from belljar.host.files import named_when_whole, write_all
 from belljar.host.threads import in_thread
-from belljar.image.intake import intake
+from belljar.image.intake import intake, sandbox
 from belljar.image.intake.survey import WANTED
 from belljar.image.progress import shown
 from belljar.image.store import qcow2
@@ -97,9 +97,9 @@ def insert(house: House, reference: str, items: Sequence[Item], name: str) -> Im
             asyncio.run(house.workshop().insert(overlay, items))
             progress.step("Writing the disk anew")
             argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
-            commands.run(argv, timeout=intake.CONVERT_TIMEOUT, bound=True)
+            commands.run(argv, timeout=sandbox.CONVERSION, bound=True)
             overlay.unlink()
-            return intake.take(store, folder, raw, _origin(image, name), progress, lambda *disk: survey(house, *disk))
+            return intake.take(store, folder, raw, _origin(image, name), progress)
 
 
 def _origin(image: Image, name: str) -> intake.Origin:
