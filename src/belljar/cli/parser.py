@@ -1,17 +1,40 @@
-"""What the parsers of all verbs share: the global options, the forms of sizes and durations, one way to refuse."""
+"""What the parsers of all verbs share: tables of options, the global options, the forms of sizes and times, one way to refuse.
+
+A verb writes its options as a table, one row a line:
+
+    --grace TIME | time between TERM and the machine's end
+    FILE ? =/etc/belljar/bait.toml | its settings
+    / --qemu @which | what QEMU wrote to stderr
+
+    table  = { "# " act " | " help | "[" heading "]" | row }    a heading holds for the rows below it
+    row    = { word } [ " | " help ]                            a line that begins with "| " goes on with the one above;
+                                                                a row without a help text is not shown
+    word   = "-n" | "--name"    the names of an option; a row without any is a parameter
+           | "NAME"             how help calls the value, and how it is read (`TYPES`); an option without a value is a switch
+           | "{a,b}"            the values there are
+           | "*" | "+" | "?"    any number of values, at least one, at most one (an option without it is False);
+                                an option with * is repeatable
+           | "..."              all that follows, options too
+           | "=text"            the default
+           | "!"                an option that must be given
+           | "@name"            the attribute of `args` (else the longest name, or the parameter in small letters);
+                                a switch stores its own name there
+           | "/"                only one of the rows with a slash may be given
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BadOption
-from belljar.hints import Any, NoReturn, TypeVar
+from belljar.hints import Any, NoReturn
 from belljar.records import dataclass, field
 
-T = TypeVar("T")
+Args = argparse.Namespace
 WIDTH = 110  # of help texts; a narrower terminal wraps them
 
 
@@ -40,31 +63,36 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises BadOption, takes no abbreviated options and knows the global ones."""
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("conflict_handler", "resolve")  # a verb's own -v stands before the global one
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
         self.set_defaults(prog=self.prog)  # with the act of a verb that has some
-        common = self.add_argument_group("options of every verb") if kwargs.get("add_help", True) else self
-        common.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
-        common.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
+        self.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
+        self.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
 
     def take(self, verb: Verb) -> None:
         """Its options and parameters, with those of its acts; `args.act` and `args.carry_out` are of the one that is meant."""
         self.set_defaults(carry_out=verb.run)
-        verb.options(self) if callable(verb.options) else add(self, verb.options)
-        below = self.add_subparsers(dest="act", metavar="ACT", required=True) if verb.acts else None
-        for name, act in verb.acts.items():
-            assert below is not None
-            below.add_parser(name, help=act.help).take(act)
+        add(self, verb.options)
+        if verb.acts:
+            below = self.add_subparsers(dest="act", metavar="ACT", required=True)
+            for name, act in verb.acts.items():
+                below.add_parser(name, help=act.help).take(act)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises BadOption with the word that was meant."""
         if action.choices is not None and value not in action.choices:
             from belljar.jobs import plain
 
-            words = [str(one) for one in action.choices]
+            words = list(map(str, action.choices))
             what = action.metavar if isinstance(action.metavar, str) else "/".join(action.option_strings) or action.dest
             hint = f"One of {', '.join(words)}." + meant(str(value), words)
             raise BadOption(f"{what} {plain(str(value))!r}: no such word for `{self.prog}`", hint=hint)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """The value that is meant. What is wrong with another text, the ValueError says."""
+        try:
+            return action.type(arg_string) if callable(action.type) else arg_string
+        except ValueError as exc:
+            raise argparse.ArgumentError(action, str(exc)) from None
 
     def error(self, message: str) -> NoReturn:
         raise BadOption(message, hint=f"See `{self.prog} --help`.")
@@ -83,104 +111,92 @@ class Verb:
     """What a verb, or an act of one, does and takes."""
 
     help: str
-    run: Callable[[argparse.Namespace, Any], int] | None = None  # raises what goes wrong as BelljarError
-    options: str | Callable[[argparse.ArgumentParser], None] = ""  # rows for `add`, or what adds them
+    run: Callable[[Args, Any], int] | None = None  # raises what goes wrong as BelljarError
+    options: str = ""  # a table
     acts: Mapping[str, Verb] = field(default_factory=dict)
     needs_house: bool = True  # False: it works though everything else is broken, and gets None
     usage: str = ""
 
 
-def acts(rows: str, functions: Mapping[str, Callable[[argparse.Namespace, Any], int]]) -> dict[str, Verb]:
-    """The acts of a verb from a table: `# NAME | what it does` begins one, its options and parameters follow."""
-    found = {}
-    for part in re.split(r"^\s*# ", _joined(rows), flags=re.MULTILINE)[1:]:
+def acts(table: str, functions: Mapping[str, Callable[[Args, Any], int]]) -> dict[str, Verb]:
+    """The acts of a verb."""
+    verbs = {}
+    for part in re.split(r"^\s*# ", table, flags=re.MULTILINE)[1:]:
         head, _, options = part.partition("\n")
-        name, _, text = head.partition(" | ")
-        found[name] = Verb(text, functions[name], options)
-    return found
+        name, _, help = head.partition(" | ")
+        verbs[name] = Verb(help, functions[name], options)
+    return verbs
 
 
-def _joined(rows: str) -> str:
-    lines = [""]
-    for line in rows.splitlines():
-        if (bare := line.lstrip()).startswith("| "):
-            lines[-1] += bare[1:]
-        else:
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def add(parser: argparse.ArgumentParser, rows: str) -> None:
-    """Options and parameters from a table, one a line; a line that begins with | goes on with the one above.
-
-    -n --dry-run | text         a switch             TIME, SIZE, MOMENT, YYYYMM and N are read as such
-    --grace TIME | text         an option with a value; `*` behind it: repeatable; `?`: empty without one; `=WORD`: its default; `!`: required
-    FILE :path | text           a parameter that is a path
-    IMAGE * @images | text      a parameter, any number of them (`+`: at least one, `?`: at most one), as args.images
-    / --qemu @which | text      only one of those with a slash may be given; args.which is the switch's name
-    [the machine]               those that follow have this heading
-    """
-    either, under = None, parser
-    for row in filter(str.strip, _joined(rows).splitlines()):
-        if row.strip().startswith("["):
-            under = parser.add_argument_group(row.strip(" []"))  # type: ignore[assignment]
+def add(parser: argparse.ArgumentParser, table: str) -> None:
+    """Add the options and parameters of a table."""
+    below: Any = parser
+    choice: Any = None
+    for row in re.sub(r"\n\s*\|(?= )", "", table).splitlines():
+        if not (row := row.strip()):
             continue
-        left, _, text = row.partition(" | ")
-        names, facts, words = list[str](), dict[str, Any](help=text.strip()), left.split()
-        for word in words:
-            if word.startswith("-"):
+        if row.startswith("["):
+            below = parser.add_argument_group(row.strip("[]"))
+            continue
+        left, _, help = row.partition(" | ")
+        names, argument = _argument(left.split())
+        if left.startswith("/ "):
+            choice = choice or parser.add_mutually_exclusive_group(required=argument.pop("required", False))
+        (choice if left.startswith("/ ") else below).add_argument(*names, help=help or argparse.SUPPRESS, **argument)
+
+
+def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Names, and argparse's keywords."""
+    names, argument = list[str](), dict[str, Any]()
+    for word in words:
+        match word[0]:
+            case "-":
                 names.append(word)
-            elif word in ("*", "+", "?"):
-                facts.update({"default": []} if word == "*" else {})  # argparse asks for what has none
-                facts.update({"action": "append"} if names and word == "*" else {"nargs": word})
-                # Text would be read as its type is.
-                facts.update(
-                    {"const": 0.0 if facts.get("type") is as_duration else ""} if names and word == "?" else {}
-                )
-            elif word[0] in "@=":
-                facts["dest" if word[0] == "@" else "default"] = word[1:]
-            elif word == ":path":
-                facts["type"] = Path
-            elif word == "!":
-                facts["required"] = True
-            elif word.startswith("{"):
-                facts["choices"] = word[1:-1].split(",")
-            elif word != "/":
-                facts["metavar"] = word
-                facts.update({"type": TYPES[word]} if word in TYPES else {})
-        if not names:
-            names = [facts.pop("dest", str(facts.get("metavar", "")).lower())]
-        elif not facts.keys() & {"metavar", "choices"}:
-            kept = {"action": "store_const", "const": names[-1][2:]} if "dest" in facts else {"action": "store_true"}
-            facts.update(kept)
-        if words[0] == "/":
-            either = either or parser.add_mutually_exclusive_group(required=facts.pop("required", False))
-        (either if words[0] == "/" and either else under).add_argument(*names, **facts)
+            case "@":
+                argument["dest"] = word[1:]
+            case "=":
+                argument["default"] = word[1:]
+            case "{":
+                argument["choices"] = word[1:-1].split(",")
+            case "!":
+                argument["required"] = True
+            case "*" | "+" | "?" | ".":
+                argument["nargs"] = word
+            case "/":
+                pass
+            case _:
+                argument |= {"metavar": word, "type": TYPES.get(word, str)}
+    if argument.get("nargs") == "*":
+        argument["default"] = []
+    if not names:
+        names = [argument.pop("dest", str(argument.get("metavar", "")).lower())]
+    elif not argument.keys() & {"metavar", "choices"}:
+        argument |= (
+            {"action": "store_const", "const": names[-1][2:]} if "dest" in argument else {"action": "store_true"}
+        )
+    elif argument.get("nargs") == "*":
+        argument |= {"nargs": None, "action": "append"}
+    elif argument.get("nargs") == "?":
+        argument["const"] = False
+    return names, argument
 
 
 def as_size(text: str) -> int:
-    """Bytes, for `type=`."""
+    """Bytes."""
     from belljar.host.values import size
 
-    return _read(size, text)
+    return size(text)
 
 
 def as_duration(text: str) -> float:
-    """Seconds, for `type=`."""
+    """Seconds."""
     from belljar.host.values import duration
 
-    return _read(duration, text)
-
-
-def _read(read: Callable[[str], T], text: str) -> T:
-    try:
-        return read(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
+    return duration(text)
 
 
 def as_moment(text: str) -> float:
-    """Seconds since the epoch, for `type=`: a time of the next 24 hours, a date and time, or +DURATION."""
+    """Seconds since the epoch: a time of the next 24 hours, a date and time, or +DURATION."""
     import time
     from datetime import datetime, timedelta
 
@@ -193,18 +209,24 @@ def as_moment(text: str) -> float:
         moment = datetime.combine(now.date(), datetime.strptime(text, "%H:%M").time())
         return (moment if moment > now else moment + timedelta(days=1)).timestamp()
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text}: no moment such as 18:30, 2026-12-24T18:00 or +45m") from None
+        raise ValueError(f"{text}: not a moment such as 18:30, 2026-12-24T18:00 or +45m") from None
 
 
 def as_month(text: str) -> str:
-    """YYYYMM, for `type=`."""
     if re.fullmatch(r"[0-9]{4}(0[1-9]|1[0-2])", text):
         return text
-    raise argparse.ArgumentTypeError(f"{text[:80]}: not a month such as 202611")
+    raise ValueError(f"{text[:80]}: not a month such as 202611")
+
+
+def as_whole(text: str) -> int:
+    with suppress(ValueError):
+        return int(text)
+    raise ValueError(f"{text[:80]}: not a whole number")
 
 
 TYPES: Mapping[str, Callable[[str], object]] = {
-    "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": int,
+    "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
+    **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), Path),
 }  # fmt: skip
 FORMAT = "--format {table,json} =table | for people or for programs"
 MACHINE = """ID @machine | the machine's id, a unique prefix of it, its name, or its batch job's id (slurm:4711); root: USER/ID too"""

@@ -326,7 +326,7 @@ def test_an_option_whose_value_may_be_left_out_is_given_all_the_same() -> None:
         parser_of("logs").parse_args(words).joboutputs
         for words in (["x"], ["x", "--joboutputs"], ["--joboutputs", "log", "x"])
     ]
-    assert given == [None, "", "log"]
+    assert given == [None, False, "log"]
 
 
 def test_an_id_after_that_option_is_the_machine_s(house: Any, call: Call, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.machine import request, run
-from belljar.cli.parser import Parser
+from belljar.cli import parser_of
+from belljar.cli.machine import request
 from belljar.config import Settings, default_paths
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, NoSuchNetwork, UnreadableScript
 from belljar.model import MIB, NetworkMode, Payload, Request, RunPayload, Start, StdinKind
@@ -28,9 +28,7 @@ def build() -> Build:
     settings = Settings(default_paths(0, {}))
 
     def parse(*words: str) -> Request:
-        parser = Parser(prog="belljar run")
-        run.arguments(parser)
-        args: argparse.Namespace = parser.parse_args(list(words))
+        args: argparse.Namespace = parser_of("run").parse_args(list(words))
         return request.build(args, settings)
 
     return parse

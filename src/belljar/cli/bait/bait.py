@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import pwd
@@ -11,8 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import FORMAT, Verb, acts
-from belljar.cli.render import duration, show, show_findings
+from belljar.cli.parser import FORMAT, Verb, acts, Args
+from belljar.cli.render import duration, show, show_findings, as_json
 from belljar.errors import BadOption, BelljarError
 
 if TYPE_CHECKING:
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 STATE = "bait"
 
 
-def folder_of(args: argparse.Namespace, house: House) -> Path:
+def folder_of(args: Args, house: House) -> Path:
     return Path(args.state) if args.state else house.folders.store / STATE
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: Args, house: House) -> int:
     from belljar.bait import settings
     from belljar.bait.daemon import serve
     from belljar.bait.machines.keeper import Machines
@@ -66,7 +65,7 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
     return judge
 
 
-def check(args: argparse.Namespace, house: House) -> int:
+def check(args: Args, house: House) -> int:
     """A line for each thing a bait needs, and the remedy where it is not so; exit 1 then."""
     from belljar.bait import settings
     from belljar.bait.check import joins, needs
@@ -89,7 +88,7 @@ def check(args: argparse.Namespace, house: House) -> int:
     return show_findings(results, as_=args.format)
 
 
-def status(args: argparse.Namespace, house: House) -> int:
+def status(args: Args, house: House) -> int:
     """Exit 1 where the bait takes no jobs, 2 where it is not there."""
     from belljar.bait.daemon import LOCK
     from belljar.bait.status import order, read_status
@@ -111,7 +110,7 @@ def status(args: argparse.Namespace, house: House) -> int:
     return 2 if not there else 0 if status.state == "open" else 1
 
 
-def open_(args: argparse.Namespace, house: House) -> int:
+def open_(args: Args, house: House) -> int:
     from belljar.bait import Order
     from belljar.bait.status import give_order
 
@@ -119,7 +118,7 @@ def open_(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def close(args: argparse.Namespace, house: House) -> int:
+def close(args: Args, house: House) -> int:
     from belljar.bait import Order
     from belljar.bait.status import give_order
 
@@ -127,7 +126,7 @@ def close(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def jobs(args: argparse.Namespace, house: House) -> int:
+def jobs(args: Args, house: House) -> int:
     from belljar.bait.journal import read
 
     entries, names = list(read(folder_of(args, house)).values()), _names(folder_of(args, house))
@@ -139,7 +138,7 @@ def jobs(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def nodes(args: argparse.Namespace, house: House) -> int:
+def nodes(args: Args, house: House) -> int:
     from belljar.bait.journal import read
     from belljar.bait.status import read_status
 
@@ -155,7 +154,7 @@ def nodes(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def rules(args: argparse.Namespace, house: House) -> int:
+def rules(args: Args, house: House) -> int:
     from belljar.bait import settings
     from belljar.bait.networks import classes
 
@@ -172,7 +171,7 @@ def _names(folder: Path) -> Callable[[str], str]:
     return lambda id: (status.names if status else {}).get(id) or node_of(id)
 
 
-def arrive(args: argparse.Namespace, house: House) -> int:
+def arrive(args: Args, house: House) -> int:
     from belljar.bait.arrivals import tell
     from belljar.host import processes
     from belljar.pool import load
@@ -185,11 +184,11 @@ def arrive(args: argparse.Namespace, house: House) -> int:
 STATE_OPTION = "--state DIR | folder in which the bait keeps its state; default: bait/ below `paths.store`"
 ROWS = f"""
 # run | be the bait of this host: until TERM; jobs and machines go on without it
-FILE ? :path =/etc/belljar/bait.toml | its settings
+FILE ? =/etc/belljar/bait.toml | its settings
 {STATE_OPTION}
 {FORMAT}
 # check | is everything there that a bait needs? exit 1: no
-FILE ? :path =/etc/belljar/bait.toml | its settings
+FILE ? =/etc/belljar/bait.toml | its settings
 --join | where all else is good, make a tiny machine and see it join (Slurm)
 {FORMAT}
 # status | say whether the bait takes jobs; exit 1: no, 2: it is not running
@@ -207,7 +206,7 @@ FILE ? :path =/etc/belljar/bait.toml | its settings
 {STATE_OPTION}
 {FORMAT}
 # rules | print the rules that keep the network classes apart, for `nft -f -`
-FILE ? :path =/etc/belljar/bait.toml | settings: networks, closed, services
+FILE ? =/etc/belljar/bait.toml | settings: networks, closed, services
 # arrive | from the batch system's prolog on the bait: return when the job was taken back
 JOB | its number
 --timeout TIME =60 | fail where the bait is silent, or cannot take it, for so long

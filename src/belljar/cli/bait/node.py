@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import show
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ AS_ROOT = (
 )
 
 
-def resume(args: argparse.Namespace, house: House) -> int:
+def resume(args: Args, house: House) -> int:
     """Exit 1 where a node gets no machine: slurmctld then sets it down, and requeues its job."""
     from belljar.bait import settings
     from belljar.bait.cloud import nodes as cloud
@@ -39,7 +38,7 @@ def resume(args: argparse.Namespace, house: House) -> int:
     return _tell(made, args)
 
 
-def suspend(args: argparse.Namespace, house: House) -> int:
+def suspend(args: Args, house: House) -> int:
     """Exit 1 where a node may live on a host that does not answer."""
     from belljar.bait.cloud import nodes as cloud
 
@@ -48,7 +47,7 @@ def suspend(args: argparse.Namespace, house: House) -> int:
     return _tell(asyncio.run(cloud.suspend(args.nodes)), args)
 
 
-def list_(args: argparse.Namespace, house: House) -> int:
+def list_(args: Args, house: House) -> int:
     from belljar.bait.cloud import nodes as cloud
 
     if (placing := _placing(args)) is not None:
@@ -56,7 +55,7 @@ def list_(args: argparse.Namespace, house: House) -> int:
     return _tell(cloud.living(), args)
 
 
-def _placing(args: argparse.Namespace) -> Settings | None:
+def _placing(args: Args) -> Settings | None:
     """The settings, where hosts of a placement list have the machines. Else this host has them, and they are root's: anybody else
     would find none to end, and say nothing. Raises NotPermitted."""
     from belljar.bait import settings
@@ -70,7 +69,7 @@ def _placing(args: argparse.Namespace) -> Settings | None:
     return None
 
 
-async def _placed(args: argparse.Namespace, house: House, bait: Settings, act: str) -> Made:
+async def _placed(args: Args, house: House, bait: Settings, act: str) -> Made:
     """On the hosts of the placement list."""
     from belljar.bait.cloud.nodes import hostnames
     from belljar.bait.cloud.placement import Placement
@@ -86,7 +85,7 @@ async def _placed(args: argparse.Namespace, house: House, bait: Settings, act: s
     return await (place.resume(nodes) if act == "resume" else place.suspend(nodes, forget=args.forget))
 
 
-def _tell(made: Made | dict[str, str], args: argparse.Namespace) -> int:
+def _tell(made: Made | dict[str, str], args: Args) -> int:
     """Nodes and their machines; what failed, a line each."""
     nodes, hosts, trouble = (made, {}, ()) if isinstance(made, dict) else (made.nodes, made.hosts, made.trouble)
     shown = {"nodes": nodes} | ({"hosts": hosts} if hosts else {})
@@ -98,7 +97,7 @@ def _tell(made: Made | dict[str, str], args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-FILE_OPTION = "--file FILE :path =/etc/belljar/bait.toml | settings: images, networks, shares, key, placement"
+FILE_OPTION = "--file FILE =/etc/belljar/bait.toml | settings: images, networks, shares, key, placement"
 HERE_OPTION = "--here | on this host, whatever `placement` says"
 STATE_OPTION = "--state DIR | where it is written down which host has which node; default: cloud/ below `paths.store`"
 ROWS = f"""
@@ -107,7 +106,7 @@ NODES | as Slurm writes them: cloud[1-4]
 {FILE_OPTION}
 {HERE_OPTION}
 {STATE_OPTION}
---resume-file FILE :path | which job each is for; default: what SLURM_RESUME_FILE names
+--resume-file FILE | which job each is for; default: what SLURM_RESUME_FILE names
 {FORMAT}
 # suspend | end the machines of these nodes, wherever they are
 NODES | as Slurm writes them: cloud[1-4]

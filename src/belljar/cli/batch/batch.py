@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -15,7 +14,7 @@ from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.files import mode_of
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step
 from belljar.batch.job.terms import one_line, one_node
-from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.parser import FORMAT, Verb, acts, Args
 from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from belljar.batch.install.commands import Client
 
 
-def _site(args: argparse.Namespace, house: House) -> tuple[Installation, Client]:
+def _site(args: Args, house: House) -> tuple[Installation, Client]:
     queue = {"queue": ",".join(args.queue)} if args.queue else {}
     variables, options = pairs(args.variable, "--variable"), {**queue, **pairs(args.set, "--set")}
     commands, anew = ":".join(args.commands), args.act == "install"
@@ -44,7 +43,7 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def install(args: argparse.Namespace, house: House) -> int:
+def install(args: Args, house: House) -> int:
     """Show what is to be done, and do it; or only show it."""
     site, commands = _site(args, house)
     steps, stale, after = site.plan(), site.stale(), site.site.after(site.place)
@@ -72,7 +71,7 @@ def install(args: argparse.Namespace, house: House) -> int:
     return 1 if trouble else 0
 
 
-def check(args: argparse.Namespace, house: House) -> int:
+def check(args: Args, house: House) -> int:
     """Every finding, the bad ones with a remedy; exit 1 when there is one."""
     from belljar.jobs import check
 
@@ -81,7 +80,7 @@ def check(args: argparse.Namespace, house: House) -> int:
     return show_findings(findings, as_=args.format)
 
 
-def uninstall(args: argparse.Namespace, house: House) -> int:
+def uninstall(args: Args, house: House) -> int:
     """Take out what install put in."""
     site, _ = _site(args, house)
     done = site.uninstall()
@@ -133,7 +132,7 @@ def rows_of(piece: Piece) -> list[dict[str, object]]:
 # -- the node ------------------------------------------------------------------------------------------------------------
 
 
-def node_(args: argparse.Namespace, house: House) -> int:
+def node_(args: Args, house: House) -> int:
     """Exit 1 where the system cannot be asked, or the self-check failed."""
     system = batch.load(args.system)
     name = args.node or faults.name_of(system.node_variable, os.environ, os.uname().nodename)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
-
-from belljar.cli.parser import Parser, Verb, add
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
+from belljar.assembly import House
+from belljar.cli.parser import Args, Parser, Verb, add
 
 ACTS = ("wrap", "prolog", "epilog", "hook", "ask", "keep")
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("act", metavar="ACT", choices=ACTS, help=", ".join(ACTS))
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="the system's name, and what it gives")
+OPTIONS = f"""
+{{{",".join(ACTS)}}} ACT @act | {", ".join(ACTS)}
+ARG ... @rest | the system's name, and what it gives"""
 
 
-def internal(args: argparse.Namespace, house: House) -> int:
+def internal(args: Args, house: House) -> int:
     if args.act == "keep":
         return _keep(args.rest, house)
     system, *words = args.rest or [""]
@@ -50,7 +45,7 @@ VERBS = {
         "job, as root. hook SYSTEM NAME: a program that only this system has. ask SYSTEM: which jobs the system knows, as a user's "
         "job would ask it. keep: keep the machine whose request is on standard input.",
         internal,
-        _options,
+        OPTIONS,
         usage="belljar internal ACT [SYSTEM] [ARG ...]",
     )
 }

@@ -6,7 +6,7 @@ import argparse
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from belljar.cli.parser import Parser, Verb
+from belljar.cli.parser import Args, Parser, Verb
 from belljar.errors import BelljarError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR", "CMD")
 
 
-def completion(args: argparse.Namespace, house: House) -> int:
+def completion(args: Args, house: House) -> int:
     from argcomplete import shellcode  # type: ignore[attr-defined]
 
     print(shellcode(["belljar"], shell=args.shell))
@@ -53,13 +53,13 @@ def _every_action(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return [*parser._actions, *(action for choice in below for action in _every_action(choice))]
 
 
-def _house(parsed_args: argparse.Namespace) -> House:
+def _house(parsed_args: Args) -> House:
     from belljar.assembly import House
 
     return House(getattr(parsed_args, "config_file", None), verbose=False, commands=None)
 
 
-def _machines(parsed_args: argparse.Namespace, **_: object) -> list[str]:
+def _machines(parsed_args: Args, **_: object) -> list[str]:
     """IDs and names of the machines that run. With broken settings there is nothing to offer."""
     with suppress(BelljarError, OSError):
         machines = sorted(_house(parsed_args).machines.list(ended=False), key=lambda machine: machine.id)
@@ -72,7 +72,7 @@ def _machines(parsed_args: argparse.Namespace, **_: object) -> list[str]:
     return []
 
 
-def _images(parsed_args: argparse.Namespace, **_: object) -> list[str]:
+def _images(parsed_args: Args, **_: object) -> list[str]:
     with suppress(BelljarError, OSError):
         return [name for image in _house(parsed_args).images.images() for name in image.names]
     return []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.parser import FORMAT, Args, Verb
 from belljar.cli.render import as_json, show
 from belljar.jobs import plain
 from belljar.records import replace
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from belljar.host.toml import Mistake
 
 
-def config(args: argparse.Namespace, house: House) -> int:
+def config(args: Args, house: House) -> int:
     from belljar.config import inspect
     from belljar.errors import BadSettings
 

@@ -4,12 +4,11 @@ else are broken."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from contextlib import suppress
 
-from belljar.cli.parser import FORMAT, Verb, add
+from belljar.cli.parser import FORMAT, Args, Verb
 from belljar.hints import TYPE_CHECKING
 from belljar.host import processes
 
@@ -23,56 +22,45 @@ FIRST = 2  # of real-time priorities; those that it kills have the one below
 DEADLINE = 10.0  # seconds until a killed process must be gone
 
 
-def reap(args: argparse.Namespace, house: House) -> int:
+def reap(args: Args, house: House) -> int:
     """Exit 1 when a system or a user's folder could not be asked, or something of a machine could not be cleared away."""
-    if args.batch:
+    from belljar.cli.render import show
+
+    if args.batch is not None:
         return _reap_batch(args, house)
     undone = house.machines.leftovers() if args.dry_run else house.machines.reap()
     if undone or args.format == "json":
-        from belljar.cli.render import show
-
-        rows = [(one.machine, one.what, one.path, one.error) for one in undone]
+        rows = [(item.machine, item.what, item.path, item.error) for item in undone]
         show(list(undone), ("MACHINE", "WHAT", "WHERE", "ERROR"), rows, as_=args.format)
-    return 1 if any(one.error for one in undone) else 0
+    return 1 if any(item.error for item in undone) else 0
 
 
-def _reap_batch(args: argparse.Namespace, house: House) -> int:
+def _reap_batch(args: Args, house: House) -> int:
     from belljar import batch
     from belljar.cli.render import show
     from belljar.jobs import complain, orphans
 
-    systems = batch.names() if args.batch == "all" else (args.batch,)
-    found, trouble = orphans.settle(house, systems, dry=args.dry_run)
-    if found or args.format == "json":
-        rows = [tuple(one.values()) for one in found]
-        show(found, ("USER", "MACHINE", "JOB", "WHAT"), rows, as_=args.format)
+    systems = (batch.load(args.batch).name,) if args.batch else batch.names()
+    orphaned, trouble = orphans.settle(house, systems, dry=args.dry_run)
+    if orphaned or args.format == "json":
+        rows = [tuple(row.values()) for row in orphaned]
+        show(orphaned, ("USER", "MACHINE", "JOB", "WHAT"), rows, as_=args.format)
     for line in trouble:
         complain(line, "")
     return 1 if trouble else 0
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    from belljar import batch
-
-    add(parser, "-n --dry-run | only say what would be undone")
-    parser.add_argument(
-        "--batch", nargs="?", const="all", choices=("all", *batch.names()), metavar="SYSTEM",
-        help="ask the batch systems which jobs live, or only this one",
-    )  # fmt: skip
-    add(parser, FORMAT)
-
-
 # -- kill-all ------------------------------------------------------------------------------------------------------------
 
 
-def kill_all(args: argparse.Namespace, house: None) -> int:
+def kill_all(args: Args, house: None) -> int:
     """Each is killed as soon as it is found; all else comes after."""
-    found: list[tuple[str, int, int]] = []
+    machines: list[tuple[str, int, int]] = []
 
     def ours() -> Iterator[int]:
         for mark, pid, owner in processes.with_option(b"-name", MARK):
             if os.geteuid() in (0, owner):
-                found.append((mark[1].decode(), pid, owner))
+                machines.append((mark[1].decode(), pid, owner))
                 yield pid
 
     pids = list(ours()) if args.dry_run else ours()
@@ -81,7 +69,7 @@ def kill_all(args: argparse.Namespace, house: None) -> int:
 
     held = f"still there after {DEADLINE:.0f} s (the kernel holds it)"
     done = "would be killed" if args.dry_run else "killed"
-    rows = [(*one, held if one[1] in survivors else done) for one in found]
+    rows = [(*machine, held if machine[1] in survivors else done) for machine in machines]
     heads = ("MACHINE", "PID", "OWNER", "RESULT")
     show([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows], heads, rows, as_=args.format)
     return 1 if survivors else 0
@@ -118,7 +106,10 @@ VERBS = {
         "apart. A system that cannot be asked knows all its jobs. Root does it for every user of the node (`paths.node`). Exit 1 "
         "when something could not be finished; it keeps nothing else from being.",
         reap,
-        _options,
+        f"""
+        -n --dry-run | only say what would be undone
+        --batch SYSTEM ? | ask the batch systems which jobs live, or only this one
+        {FORMAT}""",
     ),
     "kill-all": Verb(
         "Kill every QEMU process that carries belljar's mark, all at once, and report what became of each. Root: those of "

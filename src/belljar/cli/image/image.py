@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.image import site as image_site
-from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
@@ -29,7 +28,7 @@ HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "
 SHORT = 12  # digits of a digest that are shown
 
 
-def build(args: argparse.Namespace, house: House) -> int:
+def build(args: Args, house: House) -> int:
     from belljar.image.build.debian import DISK_SIZE, Recipe, build
 
     recipe = Recipe(args.suite, args.name, tuple(args.packages), tuple(args.run), args.disk or DISK_SIZE)
@@ -37,7 +36,7 @@ def build(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def import_(args: argparse.Namespace, house: House) -> int:
+def import_(args: Args, house: House) -> int:
     from belljar.image.intake.sources import Order, bring
     from belljar.jobs.disks import told_of
 
@@ -60,7 +59,7 @@ def _judge(context: Context, name: str) -> Judge | None:
     return lambda facts, has_kernel: choose(context, means_by(facts, has_kernel), name)
 
 
-def list_(args: argparse.Namespace, house: House) -> int:
+def list_(args: Args, house: House) -> int:
     images = house.images.images()
     facts = [_facts(house, image) for image in images]
     rows = [_row(image, one["state"]) for image, one in zip(images, facts, strict=True)]
@@ -68,7 +67,7 @@ def list_(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def show(args: argparse.Namespace, house: House) -> int:
+def show(args: Args, house: House) -> int:
     image = house.images.find(args.image)
     facts = _facts(house, image)
     sizes = {name: size(facts[name]) for name in ("virtual_size", "stored")}
@@ -81,7 +80,7 @@ def show(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def verify(args: argparse.Namespace, house: House) -> int:
+def verify(args: Args, house: House) -> int:
     images = [house.images.find(reference) for reference in args.images] or house.images.images()
     found = [(image, house.images.verify(image)) for image in images]
     values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in found]
@@ -97,23 +96,23 @@ def verify(args: argparse.Namespace, house: House) -> int:
     return 1 if bad else 0
 
 
-def remove(args: argparse.Namespace, house: House) -> int:
+def remove(args: Args, house: House) -> int:
     house.images.drop(args.image, force=args.force)
     return 0
 
 
-def gc(args: argparse.Namespace, house: House) -> int:
+def gc(args: Args, house: House) -> int:
     removed = [str(path) for path in house.images.gc(dry_run=args.dry_run)]
     put(removed, ("WOULD BE REMOVED" if args.dry_run else "REMOVED",), [(path,) for path in removed], as_=args.format)
     return 0
 
 
-def tag(args: argparse.Namespace, house: House) -> int:
+def tag(args: Args, house: House) -> int:
     house.images.tag(house.images.resolve(args.image), args.name)
     return 0
 
 
-def set_(args: argparse.Namespace, house: House) -> int:
+def set_(args: Args, house: House) -> int:
     if args.context is None and args.firmware is None:
         raise BadOption("nothing to change", hint="Give --context or --firmware.")
     context = None if args.context is None else Context(args.context)
@@ -125,7 +124,7 @@ def set_(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def extract(args: argparse.Namespace, house: House) -> int:
+def extract(args: Args, house: House) -> int:
     """Copy paths of a disk to here."""
     from belljar.jobs import disks
 
@@ -140,7 +139,7 @@ def extract(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def insert(args: argparse.Namespace, house: House) -> int:
+def insert(args: Args, house: House) -> int:
     """Make a new image of one, with files of this host."""
     from belljar.image.store.store import check_name
     from belljar.jobs import disks
@@ -177,7 +176,7 @@ def _owner(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2] or found[1])
 
 
-def agent(args: argparse.Namespace, house: House) -> int:
+def agent(args: Args, house: House) -> int:
     from belljar.image import agent_unit
 
     sys.stdout.buffer.write(agent_unit().encode() if args.unit else house.images.interpreter().path.read_bytes())
@@ -234,8 +233,8 @@ FILE|URL @source | a path, or an address: file, http, https
 --sha256 DIGEST = | of the file as it comes; anything else is refused
 --signer x509:FOLDER:DN = | only if it carries a signature, as CernVM images do, by one whose certificate an authority in FOLDER
 | vouches for and whose whole name fits the pattern DN
---kernel FILE :path | boot this kernel; else one is looked for in the disk
---initrd FILE :path | its ramdisk; else belljar makes one
+--kernel FILE | boot this kernel; else one is looked for in the disk
+--initrd FILE | its ramdisk; else belljar makes one
 --append WORDS | the kernel's command line
 --firmware {{auto,bios,uefi,none}} =auto | auto: a kernel out of the disk, else firmware; bios, uefi: the disk's own boot loader;
 | none: never firmware
@@ -264,7 +263,7 @@ NAME | its new name
 # extract | copy files and folders out of an image, or out of a kept machine
 {DISK}
 PATH + @paths | a path in it
--o --output DIR|FILE.tar[.gz] :path =. | the folder they are copied into, as your own files; or an archive, with owners and
+-o --output DIR|FILE =. | the folder they are copied into, as your own files; or an archive, FILE.tar or FILE.tar.gz, with owners and
 | modes (default: .)
 # insert | make a new image of one, with files and folders put in
 IMAGE | name or digest; it stays as it is

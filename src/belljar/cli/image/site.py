@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from belljar.cli.parser import FORMAT, acts
+from belljar.assembly import House
+from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import show
 from belljar.errors import BadOption
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
 
 NOTHING_YET = (
     "nothing has come from these sources yet. `belljar image sync --dry-run` shows what they offer, `belljar image sync NAME`"
@@ -21,7 +17,7 @@ NOTHING_YET = (
 SHORT = 12  # digits of a digest that are shown
 
 
-def publish(args: argparse.Namespace, house: House) -> int:
+def publish(args: Args, house: House) -> int:
     """Make a repository, or change one."""
     from belljar.image.progress import shown
     from belljar.image.site import publish as act
@@ -50,7 +46,7 @@ def publish(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def sync(args: argparse.Namespace, house: House) -> int:
+def sync(args: Args, house: House) -> int:
     """Bring what is named, or what has changed."""
     from belljar.image.site import sync as act
 
@@ -68,7 +64,7 @@ def sync(args: argparse.Namespace, house: House) -> int:
     return 1 if any(row.what == act.FAILED for row in rows) else 0
 
 
-def key(args: argparse.Namespace, house: House) -> int:
+def key(args: Args, house: House) -> int:
     """Print the public part of a key, made now where there is none."""
     from belljar.image.site.publish import make_key, public_word
 
@@ -81,7 +77,7 @@ ACTS = acts(
     # publish | put images into a repository, for all hosts of a site
     IMAGE * @images | name or digest
     --to DIR#sha256=DIGEST ! @to | the repository, as in `image.sources`; with --init a new folder
-    --key FILE|DIR :path * ! | a private key to sign with, or a folder of them; repeatable
+    --key FILE|DIR * ! | a private key to sign with, or a folder of them; repeatable
     --init | make a repository, and its keys in the folder of --key; prints the line for `image.sources`
     --as NAME @name = | the image's name there (one image)
     --unpublish NAME * | revoke a name: nodes take it away; repeatable
@@ -96,6 +92,6 @@ ACTS = acts(
     -n --dry-run | only say what is offered, and what would be brought
     {FORMAT}
     # key | make a key to sign with, or show the public part of one, as for `publish --delegate`
-    FILE :path | made when there is none""",
+    FILE | made when there is none""",
     {"publish": publish, "sync": sync, "key": key},
 )

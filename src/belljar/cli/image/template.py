@@ -3,11 +3,10 @@ user find again (`belljar run --cache`)."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
 from belljar.errors import TemplateError
 from belljar.jobs import size
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from belljar.machine.extras.caches import Cache
 
 
-def show_all(args: argparse.Namespace, house: House) -> int:
+def show_all(args: Args, house: House) -> int:
     templates = house.hypervisor.templates()
     images = {image.digest: image.names for image in house.images.images()} if templates else {}
     names = {one.key: images.get(one.facts.get("image_digest", ""), ()) for one in templates}
@@ -36,14 +35,14 @@ def show_all(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def verify(args: argparse.Namespace, house: House) -> int:
+def verify(args: Args, house: House) -> int:
     found = {one.key: house.hypervisor.verify_template(one) for one in _chosen(house, args.keys, or_all=True)}
     rows = [(key, "; ".join(wrong) or "whole") for key, wrong in found.items()]
     show(found, ("KEY", "STATE"), rows, as_=args.format)
     return 1 if any(found.values()) else 0
 
 
-def remove(args: argparse.Namespace, house: House) -> int:
+def remove(args: Args, house: House) -> int:
     if bool(args.keys) == args.all:
         raise TemplateError("which templates?", hint="Name templates by their keys, or say --all.")
     for template in _chosen(house, args.keys, or_all=args.all):
@@ -52,7 +51,7 @@ def remove(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def build(args: argparse.Namespace, house: House) -> int:
+def build(args: Args, house: House) -> int:
     from belljar.cli.machine.request import above_zero, image_name
     from belljar.errors import ImpossibleSize
     from belljar.host.caller import caller
@@ -102,11 +101,11 @@ def _described(template: Template) -> dict[str, Any]:
 # -- caches --------------------------------------------------------------------------------------------------------------
 
 
-def list_caches(args: argparse.Namespace, house: House) -> int:
+def list_caches(args: Args, house: House) -> int:
     return _show_caches(caches.found(house.folders), args.format)
 
 
-def remove_caches(args: argparse.Namespace, house: House) -> int:
+def remove_caches(args: Args, house: House) -> int:
     return _show_caches(list(caches.remove(house.folders)), args.format, is_gone=True)
 
 

@@ -16,7 +16,7 @@ LARGEST_ANSWER = 64 << 20
 HELD = 20.0  # seconds for which the service holds a question until there is news
 ANSWER = 120.0  # seconds; it may ask the batch system twice, and a pilot
 KEYS = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
-DOOR = "--door PATH :path =/run/belljar-lease/door | the service's socket on this host"
+DOOR = "--door SOCKET =/run/belljar-lease/door | the service's socket on this host"
 
 
 def ask(path: Path, do: str, **facts: Any) -> dict[str, Any]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.lease.asking import DOOR, ask, public_key, watched
-from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, HostError
 
-if TYPE_CHECKING:
-    from belljar.assembly import House
 
-
-def check(args: argparse.Namespace, house: House) -> int:
+def check(args: Args, house: House) -> int:
     from belljar.lease.broker.document import load
 
     cluster = load(args.file)
@@ -29,7 +26,7 @@ def check(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def up(args: argparse.Namespace, house: House) -> int:
+def up(args: Args, house: House) -> int:
     from belljar.lease.broker.document import load
     from belljar.model import to_json
 
@@ -41,7 +38,7 @@ def up(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def status(args: argparse.Namespace, house: House) -> int:
+def status(args: Args, house: House) -> int:
     clusters = _asked(args.door, args.name or "")
     rows, logs = [], []
     for one in clusters:
@@ -56,7 +53,7 @@ def status(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def release(args: argparse.Namespace, house: House) -> int:
+def release(args: Args, house: House) -> int:
     for name in args.names:
         ask(args.door, "cluster", act="release", name=name)
     return 0
@@ -99,8 +96,8 @@ def _plain(text: str) -> str:
 
 ROWS = f"""
 # up | lease the machines of a cluster document, and make a cluster of them
-FILE :path | the document; its folders of scripts are beside it
---key FILE :path | your public key, for ssh as root; default: of ~/.ssh
+FILE | the document; its folders of scripts are beside it
+--key FILE | your public key, for ssh as root; default: of ~/.ssh
 --wait TIME ? | return when it is ready; fail after this time
 {DOOR}
 {FORMAT}
@@ -112,7 +109,7 @@ NAME ? | this one alone
 NAME + @names | their names
 {DOOR}
 # check | read a cluster document, and say what is wrong with it; nothing is asked of the service
-FILE :path | the document
+FILE | the document
 {FORMAT}
 """
 FUNCTIONS = {"up": up, "status": status, "release": release, "check": check}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import select
@@ -12,21 +11,19 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.lease import cluster, reading
 from belljar.cli.lease.asking import DOOR, answer, ask, connected, public_key, say, watched
-from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
 from belljar.errors import BadOption, HostError
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
 
 ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed")
 
 
-def serve(args: argparse.Namespace, house: House) -> int:
+def serve(args: Args, house: House) -> int:
     from belljar.lease import settings
     from belljar.lease.service.start import serve
     from belljar.service.telling import teller
@@ -38,7 +35,7 @@ def serve(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: Args, house: House) -> int:
     more = {"token": args.token, "user_data": _user_data(args.user_data)}
     answer = ask(args.door, "run", wanted=_wanted(args) | more, public=public_key(args.key))
     lease = answer["lease"]["id"]
@@ -47,18 +44,18 @@ def run(args: argparse.Namespace, house: House) -> int:
     return _made(answer, args)
 
 
-def grow(args: argparse.Namespace, house: House) -> int:
+def grow(args: Args, house: House) -> int:
     return _made(ask(args.door, "grow", id=args.lease, count=int(args.count)), args)
 
 
-def _made(answer: dict[str, Any], args: argparse.Namespace) -> int:
+def _made(answer: dict[str, Any], args: Args) -> int:
     lease = answer["lease"]["id"]
     machines = [(one["id"], lease) for one in answer["instances"]]
     show({"lease": lease, "machines": [one for one, _ in machines]}, ("MACHINE", "LEASE"), machines, as_=args.format)
     return 0
 
 
-def explain(args: argparse.Namespace, house: House) -> int:
+def explain(args: Args, house: House) -> int:
     """1 where it would be denied."""
     steps = ask(args.door, "explain", wanted=_wanted(args))["steps"]
     rows = [("yes" if one["met"] else "NO", one["what"]) for one in steps]
@@ -66,7 +63,7 @@ def explain(args: argparse.Namespace, house: House) -> int:
     return 0 if all(one["met"] for one in steps) else 1
 
 
-def _wanted(args: argparse.Namespace) -> dict[str, Any]:
+def _wanted(args: Args) -> dict[str, Any]:
     return {
         "image": args.image, "count": int(args.count), "least": int(args.least), "per_node": int(args.per_node),
         "size": {"cpus": int(args.cpus), "memory": int(args.memory or 0), "disk": int(args.disk or 0)}, "type": args.type,
@@ -75,7 +72,7 @@ def _wanted(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def status(args: argparse.Namespace, house: House) -> int:
+def status(args: Args, house: House) -> int:
     found = ask(args.door, "status", lease=args.lease or "")
     rows = []
     for lease in found["leases"]:
@@ -90,29 +87,29 @@ def status(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def extend(args: argparse.Namespace, house: House) -> int:
+def extend(args: Args, house: House) -> int:
     ask(args.door, "extend", id=args.lease, seconds=float(args.time))
     return 0
 
 
-def release(args: argparse.Namespace, house: House) -> int:
+def release(args: Args, house: House) -> int:
     for one in args.leases:
         ask(args.door, "release", id=one)
     return 0
 
 
-def reboot(args: argparse.Namespace, house: House) -> int:
+def reboot(args: Args, house: House) -> int:
     for one in args.machines:
         ask(args.door, "reboot", id=one)
     return 0
 
 
-def console(args: argparse.Namespace, house: House) -> int:
+def console(args: Args, house: House) -> int:
     sys.stdout.buffer.write(ask(args.door, "console", id=args.machine)["text"].encode("latin-1"))
     return 0
 
 
-def ssh(args: argparse.Namespace, house: House) -> int:
+def ssh(args: Args, house: House) -> int:
     """OpenSSH's own client, which knows the host's keys from the service, and nobody else's."""
     from belljar.host.commands import which
     from belljar.machine.outside.detached import command
@@ -156,7 +153,7 @@ def ssh(args: argparse.Namespace, house: House) -> int:
         return os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, client, argv) << 8)
 
 
-def key(args: argparse.Namespace, house: House) -> int:
+def key(args: Args, house: House) -> int:
     if (args.do == "revoke") != bool(args.id):
         raise BadOption(f"`belljar lease key {args.do}`: an ID is given with revoke, and with nothing else")
     found = ask(args.door, "keys", act=args.do, id=args.id or "", owner=args.owner)
@@ -174,7 +171,7 @@ def key(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def connect(args: argparse.Namespace, house: House) -> int:
+def connect(args: Args, house: House) -> int:
     """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
     with connected(args.door) as door:
         say(door, "connect", id=args.machine)
@@ -213,7 +210,7 @@ def _until_running(door: Path, lease: str, limit: float) -> None:
 # -- small helps -------------------------------------------------------------------------------------------------------
 
 
-def _seconds(args: argparse.Namespace) -> float:
+def _seconds(args: Args) -> float:
     """0: as is usual at this site."""
     option, said, unit = ("--time", args.time, 1) if args.hours is None else ("--hours", args.hours, 3600)
     return 0.0 if said is None else unit * _number(option, said, "As in --time 90m or --hours 0.5.")
@@ -242,7 +239,7 @@ def _user_data(path: Path | None) -> str:
     return data.decode("latin-1")
 
 
-def _identity(args: argparse.Namespace) -> list[str]:
+def _identity(args: Args) -> list[str]:
     return ["-i", str(args.identity), "-o", "IdentitiesOnly=yes"] if args.identity else []
 
 
@@ -274,13 +271,13 @@ IMAGE | its name
 --preemptible | in the site's preemptible queue: the batch system may take the nodes back for other jobs"""
 ROWS = f"""
 # serve | be the site's lease service: until TERM; leases and their machines go on without it
-FILE ? :path =/etc/belljar/lease.toml | its settings
---state DIR :path | folder of its records, key and certificate; default: lease/ below `paths.store`
+FILE ? =/etc/belljar/lease.toml | its settings
+--state DIR | folder of its records, key and certificate; default: lease/ below `paths.store`
 {FORMAT}
 # run | ask for machines; they come when the batch system gives nodes
 {WANTED}
---key FILE :path | your public key, for ssh as root; default: of ~/.ssh
---user-data FILE :path | for the guest's own init
+--key FILE | your public key, for ssh as root; default: of ~/.ssh
+--user-data FILE | for the guest's own init
 --token TEXT = | asked again with the same one, it is the same lease
 --wait TIME ? | return when all run; fail after this time
 {DOOR}
@@ -312,7 +309,7 @@ MACHINE + @machines | ids of machines
 MACHINE | its id, that of a lease with one machine, or CLUSTER/NAME
 COMMAND * | what to run there
 --user NAME =root | the user in the machine
--i --identity FILE :path | your private key
+-i --identity FILE | your private key
 {DOOR}
 # key | make, list or revoke access keys, for clients of the EC2 API; a secret is shown once
 {{new,list,revoke}} @do | what to do

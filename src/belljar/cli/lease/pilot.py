@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-from typing import TYPE_CHECKING
 
-from belljar.cli.parser import Verb
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
+from belljar.assembly import House
+from belljar.cli.parser import Args, Verb
 
 OPTIONS = """
-FILE :path | the job file that the service wrote, mode 0600
+FILE | the job file that the service wrote, mode 0600
 --rank N | number of this node among those of its job; default: as the batch system says"""
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: Args, house: House) -> int:
     from belljar.lease.pilot.start import run
 
     return run(args.file, args.rank, house.folders.logs / "pilots", house.folders.scratch, os.environ)

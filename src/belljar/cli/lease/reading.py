@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.lease.asking import DOOR, ask
-from belljar.cli.parser import FORMAT, acts
+from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import show
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
 
 SUMS = ("core_seconds", "gb_seconds", "vm_minutes")
 HEADS = ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES")
 
 
-def usage(args: argparse.Namespace, house: House) -> int:
+def usage(args: Args, house: House) -> int:
     asked = {"all": args.all, "owner": args.owner, "back": float(args.since or 0)}
     machines = ask(args.door, "usage", **asked)["machines"]
     if args.machines:
@@ -35,7 +32,7 @@ def usage(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def events(args: argparse.Namespace, house: House) -> int:
+def events(args: Args, house: House) -> int:
     found: list[dict[str, Any]] = []
     while more := ask(args.door, "events", lease=args.lease, after=found[-1]["position"] if found else 0)["events"]:
         found += more

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from belljar.cli.parser import MACHINE, MACHINES, Verb
+from belljar.cli.parser import MACHINE, MACHINES, Args, Verb
 from belljar.cli.render import moment
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
 from belljar.jobs.users import reach
@@ -26,7 +25,7 @@ class NotEnded(BelljarError):
     hint = "It goes on running; wait again, or end it with `belljar stop ID`."
 
 
-def wait(args: argparse.Namespace, house: House) -> int:
+def wait(args: Args, house: House) -> int:
     """The exit code of each machine's payload, when it has ended."""
     return each(args, lambda machine: wait_for(house, machine, args.timeout))
 
@@ -57,7 +56,7 @@ def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
         raise NotEnded(f"{id}: still running after {timeout:g} s") from None
 
 
-def stop(args: argparse.Namespace, house: House) -> int:
+def stop(args: Args, house: House) -> int:
     if args.at is None:
         return each(args, lambda machine: end(house, machine, {"do": "stop", "grace": args.grace}))
     if args.grace is not None:
@@ -67,11 +66,11 @@ def stop(args: argparse.Namespace, house: House) -> int:
     return each(args, lambda machine: move(house, machine, at=args.at))
 
 
-def kill(args: argparse.Namespace, house: House) -> int:
+def kill(args: Args, house: House) -> int:
     return each(args, lambda machine: end(house, machine, {"do": "kill"}))
 
 
-def extend(args: argparse.Namespace, house: House) -> int:
+def extend(args: Args, house: House) -> int:
     return move(house, args.machine, by=args.by)
 
 
@@ -122,7 +121,7 @@ def move(house: House, reference: str, **how: float) -> int:
 # -- several machines ----------------------------------------------------------------------------------------------------
 
 
-def each(args: argparse.Namespace, act: Callable[[str], int]) -> int:
+def each(args: Args, act: Callable[[str], int]) -> int:
     """Do this to several machines at once, each in a process of its own: one failure stops no other, and root can
     become each user. The first exit code that is not 0, in the order named."""
     names = list(dict.fromkeys(args.machines))
@@ -134,7 +133,7 @@ def each(args: argparse.Namespace, act: Callable[[str], int]) -> int:
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
-def _be(args: argparse.Namespace, machine: str, act: Callable[[str], int]) -> NoReturn:
+def _be(args: Args, machine: str, act: Callable[[str], int]) -> NoReturn:
     from belljar.cli import told, with_hints
 
     code, args.machine = OUR_FAILURE, machine

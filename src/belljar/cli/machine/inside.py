@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import select
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.cli.machine import request as words
-from belljar.cli.parser import MACHINE, Verb, add
+from belljar.cli.parser import MACHINE, Args, Verb
 from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing, OutputUnwritable
 from belljar.host.processes import die_by
 from belljar.jobs.users import reach
@@ -33,7 +32,7 @@ LEAVE = b"\x1d"  # Ctrl-]
 # -- exec ----------------------------------------------------------------------------------------------------------------
 
 
-def exec_(args: argparse.Namespace, house: House) -> int:
+def exec_(args: Args, house: House) -> int:
     """A second process beside the payload, with the same contract."""
     from belljar.jobs.attend import in_loop
 
@@ -96,7 +95,7 @@ async def _carry_out(guest: Guest, payload: Payload, loop: StoppableLoop) -> Exi
             terminal.restore()
 
 
-def _payload(args: argparse.Namespace, view: MachineView) -> Payload:
+def _payload(args: Args, view: MachineView) -> Payload:
     args.inputs, args.outputs = [], []
     if args.cwd is None:
         args.cwd = str(view.payload.get("cwd") or "/")
@@ -131,7 +130,7 @@ class CannotStart(BelljarError):
 # -- cp ------------------------------------------------------------------------------------------------------------------
 
 
-def cp(args: argparse.Namespace, house: House) -> int:
+def cp(args: Args, house: House) -> int:
     """Files into or out of a running machine."""
     source_id, source = split(args.source)
     target_id, target = split(args.target)
@@ -179,7 +178,7 @@ async def _copy(house: House, view: MachineView, source: str, target: str, user:
 # -- console -------------------------------------------------------------------------------------------------------------
 
 
-def console(args: argparse.Namespace, house: House) -> int:
+def console(args: Args, house: House) -> int:
     """The serial console, as it speaks; what is typed goes to it."""
     house, view = reach(house, args.machine)
     connection = control.connect(view.folder)
@@ -217,10 +216,7 @@ def _pump(console: int) -> int:
                 os.write(console, data)
 
 
-def _exec_options(parser: argparse.ArgumentParser) -> None:
-    add(
-        parser,
-        f"""
+EXEC = f"""
         --user NAME|UID[:GID] | who the command is (default: the machine's user)
         -e --env K=V * | set a variable; K alone passes the caller's
         -n --no-input | the command reads nothing: in a loop of a shell, standard input is the loop's
@@ -228,15 +224,14 @@ def _exec_options(parser: argparse.ArgumentParser) -> None:
         --cwd PATH | working directory in the guest (default: the payload's)
         -t --tty | give the command a terminal
         --wait TIME | wait until one of your own machines that is called so runs, at most so long
-        {MACHINE}""",
-    )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help=argparse.SUPPRESS)
+        {MACHINE}
+        CMD ... @command"""
 
 
 VERBS = {
     "exec": Verb(
         "Run a second command in a running machine, as the machine's own user. Exits as `belljar run` does.",
-        exec_, _exec_options, usage="belljar exec [options] ID -- CMD ARG...",
+        exec_, EXEC, usage="belljar exec [options] ID -- CMD ARG...",
     ),
     "cp": Verb(
         "Copy a file or folder into or out of a running machine: one of SRC and DST is ID:PATH, the other a path here.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from belljar.cli.parser import Args
 from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError, in_words
 from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
@@ -35,7 +35,7 @@ OPTIONS = """
 --tied | end the machine when standard input is closed, and so with the process that holds its other end"""
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: Args, house: House) -> int:
     """The part of whoever is asked: it ends with the answer, and the keeper is nobody's child."""
     _make_ready(house)
     try:
@@ -67,7 +67,7 @@ def _make_ready(house: House) -> None:
         house.supervisor()
 
 
-def asked(args: argparse.Namespace, house: House) -> Request:
+def asked(args: Args, house: House) -> Request:
     """The request on standard input, as a machine on its own can have it."""
     if args.tied and not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
         raise BadOption(

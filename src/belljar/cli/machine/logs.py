@@ -3,7 +3,6 @@ all machines, in one stream."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import FORMAT, MACHINE, Verb
+from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json
 from belljar.errors import BadOption, OutputMissing
 from belljar.jobs import plain
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 
 
-def logs(args: argparse.Namespace, house: House) -> int:
+def logs(args: Args, house: House) -> int:
     if args.machine is None:  # what came after --joboutputs was the ID
         args.machine, args.joboutputs = args.joboutputs, ""
     if not args.machine:
@@ -152,7 +151,7 @@ def for_terminal(data: bytes) -> str:
 # -- events --------------------------------------------------------------------------------------------------------------
 
 
-def events(args: argparse.Namespace, house: House) -> int:
+def events(args: Args, house: House) -> int:
     import asyncio
 
     begin = time.time() - args.since

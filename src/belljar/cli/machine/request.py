@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import pwd
 import re
 from contextlib import suppress
 
+from belljar.cli.parser import Args
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
 from belljar.hints import TYPE_CHECKING
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
@@ -39,7 +39,7 @@ LONGEST_LABEL = 200
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}"
 
 
-def build(args: argparse.Namespace, settings: Settings) -> Request:
+def build(args: Args, settings: Settings) -> Request:
     """The request these arguments make, of this caller, in this place."""
     if args.name and not re.fullmatch(NAME, args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
@@ -75,7 +75,7 @@ def image_name(text: str) -> str:
     return text
 
 
-def _work(args: argparse.Namespace, account: Account) -> Work:
+def _work(args: Args, account: Account) -> Work:
     """The guest's own where there is no command, and user data, `--ready`, or an image that is said to know its work."""
     if args.user_data is None and (args.user_data_option or args.user_data_file):
         raise BadOption("--user-data-option and --user-data-file mean nothing without --user-data")
@@ -112,7 +112,7 @@ def probe(text: str) -> Probe:
     return Probe(Sign(word), of)
 
 
-def payload(args: argparse.Namespace, account: Account) -> Payload:
+def payload(args: Args, account: Account) -> Payload:
     """What is to run: a command of the guest after `--`, or a script of ours."""
     argv, script = command(args.command)
     stdin, stdout, stderr = (kind(number) for number in (0, 1, 2))
@@ -180,7 +180,7 @@ def account_of(wanted: str | None) -> Account:
     return describe(entry.pw_uid, entry.pw_gid, None)
 
 
-def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes, bytes], ...]:
+def environment(args: Args, account: Account) -> tuple[tuple[bytes, bytes], ...]:
     """The payload's variables: a small fixed set or the caller's, then single ones; the last one counts."""
     if args.inherit_env:
         env = dict(os.environb)

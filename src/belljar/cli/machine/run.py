@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from contextlib import suppress
 
-from belljar.cli.parser import Verb, add
+from belljar.cli.parser import Args, Verb
 from belljar.errors import OUR_FAILURE
 from belljar.hints import TYPE_CHECKING
 from belljar.model import Cause, Context, OwnWork, RunPayload, Start
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from belljar.model import Outcome, Request
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: Args, house: House) -> int:
     from belljar.cli.machine import request
     from belljar.jobs import complain, tell_troubles
     from belljar.jobs.attend import attend
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     return leave(outcome)
 
 
-def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
+def detach(wanted: Request, args: Args, house: House) -> int:
     """Have the machine kept by a process of its own, and say which it is."""
     import stat
 
@@ -64,7 +63,7 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def _with_user_data(wanted: Request, args: argparse.Namespace, house: House) -> Request:
+def _with_user_data(wanted: Request, args: Args, house: House) -> Request:
     if args.user_data is None:
         return wanted
     from belljar.jobs.userdata import with_user_data
@@ -156,12 +155,8 @@ OPTIONS = f"""
 --collect PATH * | file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected`)
 --report FILE | write the outcome there as JSON
 --keep | keep the machine's disk and records for inspection
+CMD ... @command
 """
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add(parser, OPTIONS)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
 
 
 VERBS = {
@@ -169,7 +164,7 @@ VERBS = {
         "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
         "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found.",
         run,
-        arguments,
+        OPTIONS,
         usage="belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
         "\n       belljar run [options] --user-data FILE|URL\n       belljar run [options] --ready SIGN",
     )

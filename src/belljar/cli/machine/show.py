@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import pwd
 import shlex
@@ -10,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.machine.logs import joboutputs
-from belljar.cli.parser import FORMAT, MACHINE, Verb
+from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json, duration, moment
 from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
@@ -34,7 +33,7 @@ SHOWN = ("cause", "class", "exit_code", "signal", "reason", "hint")  # of an out
 Facts = list[tuple[str, Any]]
 
 
-def ps(args: argparse.Namespace, house: House) -> int:
+def ps(args: Args, house: House) -> int:
     machines = house.machines.list(ended=args.all)[:: -1 if args.all else 1]
     now = time.time()
     if args.all_users and args.quiet:
@@ -57,7 +56,7 @@ def _room(house: House) -> str:
     return f"reserved: {size(room.memory_reserved)} of memory ({size(room.memory)} left), {room.cpus_taken}{cpus} cpus"
 
 
-def _of_all(house: House, own: list[tuple[object, ...]], args: argparse.Namespace) -> int:
+def _of_all(house: House, own: list[tuple[object, ...]], args: Args) -> int:
     """Exit 1 when some user's machines could not be listed."""
     if os.geteuid() != 0:
         raise NotPermitted("--all-users: only root sees everybody's machines")
@@ -95,7 +94,7 @@ def result(machine: MachineView) -> str:
 # -- show ----------------------------------------------------------------------------------------------------------------
 
 
-def show(args: argparse.Namespace, house: House) -> int:
+def show(args: Args, house: House) -> int:
     house, machine = reach(house, args.machine)
     if args.format == "json":
         print(as_json(_described(machine, house)))

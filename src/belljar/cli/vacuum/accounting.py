@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import show
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def publisher(house: House) -> Publisher:
     return Publisher(house.settings.accounting)
 
 
-def publish(args: argparse.Namespace, house: House) -> int:
+def publish(args: Args, house: House) -> int:
     from belljar.journal import Ledger
 
     if args.leases:
@@ -58,7 +57,7 @@ def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str
         yield None, position
 
 
-def sync(args: argparse.Namespace, house: House) -> int:
+def sync(args: Args, house: House) -> int:
     now = time.time()
     months = args.months or [month_of(now - DAY)]
     made = [(month, str(path)) for month in months for path in publisher(house).count(month, now)]
@@ -66,7 +65,7 @@ def sync(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def list_records(args: argparse.Namespace, house: House) -> int:
+def list_records(args: Args, house: House) -> int:
     found = publisher(house).records(args.month or month_of(time.time()))
     heads = ("END", "JOB", "TYPE", "FACTORY", "CPUS", "WALL", "CPU", "BENCHMARK")
     rows = [(_moment(one["EndTime"]), *(one.get(key, "") for key in SHOWN[1:])) for one in found]
@@ -74,7 +73,7 @@ def list_records(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def republish(args: argparse.Namespace, house: House) -> int:
+def republish(args: Args, house: House) -> int:
     counts = [(month, publisher(house).republish(month)) for month in args.months]
     show([{"month": month, "queued": count} for month, count in counts], ("MONTH", "QUEUED"), counts, as_=args.format)
     return 0
@@ -91,7 +90,7 @@ def _moment(text: str) -> str:
 ACTS = f"""
 # publish | account all machines that ended since the last time; safe to run at any time, and to be killed
 --leases | account leased machines, as cloud records, from this host's lease service; as root or as its account
---door PATH :path =/run/belljar-lease/door | the lease service's socket
+--door SOCKET =/run/belljar-lease/door | the lease service's socket
 --from-start | read the ledger from its beginning; what is archived is not accounted again
 {FORMAT}
 # sync | queue the counts of these months, YYYYMM (default: the month of a day ago)

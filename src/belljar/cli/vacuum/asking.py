@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import FORMAT, acts
+from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import duration, moment, show
 from belljar.jobs import plain
 from belljar.records import replace
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
 
 
-def ask(args: argparse.Namespace, house: House) -> int:
+def ask(args: Args, house: House) -> int:
     """Exit 1 where a factory did not answer, or not whole."""
     import asyncio
 
@@ -46,7 +45,7 @@ def ask(args: argparse.Namespace, house: House) -> int:
     return 1 if answers.silent else 0
 
 
-def _space(args: argparse.Namespace) -> Space:
+def _space(args: Args) -> Space:
     """By the settings; where the command line says all that is needed, whatever is wrong with them."""
     from belljar.vacuum.protocol.poll import ROUNDS
     from belljar.vacuum.settings.settings import FILE, inspect, load
@@ -102,7 +101,7 @@ OPTIONS = f"""FACTORY * @factories | names of factories; default: all of the spa
     --space NAME | another space than that of the settings
     --port N | another UDP port
     --timeout TIME | wait no longer for answers
-    --settings FILE :path | default: /etc/belljar/vacuum.toml; not needed where --space and FACTORY are given
+    --settings FILE | default: /etc/belljar/vacuum.toml; not needed where --space and FACTORY are given
     {FORMAT}"""
 ACTS = acts(
     f"""

@@ -8,25 +8,23 @@ import sys
 import time
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from belljar.cli.parser import FORMAT, acts, as_duration, as_moment
+from belljar.assembly import House
+from belljar.cli.parser import FORMAT, Args, acts, as_duration, as_moment
 from belljar.cli.render import duration, moment, show
 from belljar.errors import BadOption
 from belljar.jobs import plain
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
 
 STATE = "vacuum"
 DAY = 86400.0
 
 
-def folder_of(args: argparse.Namespace, house: House) -> Path:
+def folder_of(args: Args, house: House) -> Path:
     return Path(args.state) if args.state else house.folders.store / STATE
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: Args, house: House) -> int:
     from belljar.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
@@ -44,7 +42,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def drain(args: argparse.Namespace, house: House) -> int:
+def drain(args: Args, house: House) -> int:
     from belljar.service import kept
     from belljar.vacuum import Space
     from belljar.vacuum.factory.daemon import Order, give_order
@@ -70,7 +68,7 @@ def _until(then: float) -> str:
     return f"{moment(then)} ({'tomorrow, ' if days == 1 else ''}in {duration(max(then - time.time(), 0))})"
 
 
-def explain(args: argparse.Namespace, house: House) -> int:
+def explain(args: Args, house: House) -> int:
     from belljar.vacuum.factory.state import decision_at
 
     at = time.time() if args.at is None else before(args.at)
@@ -115,7 +113,7 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-def check(args: argparse.Namespace, house: House) -> int:
+def check(args: Args, house: House) -> int:
     from belljar.service import kept
     from belljar.vacuum.factory import monitor, state
 
@@ -127,7 +125,7 @@ def check(args: argparse.Namespace, house: House) -> int:
 STATE_OPTION = "--state DIR | folder in which the factory keeps its state; default: vacuum/ below `paths.store`"
 ROWS = f"""
 # run | be the factory of this host: until TERM; HUP reads the settings again. Machines go on without it
-FILE ? :path =/etc/belljar/vacuum.toml | settings of the space; vacuum.d/*.toml beside it, too
+FILE ? =/etc/belljar/vacuum.toml | settings of the space; vacuum.d/*.toml beside it, too
 --metrics PLACE | [ADDRESS:]PORT where Prometheus reads metrics; default: nowhere
 {STATE_OPTION}
 {FORMAT}

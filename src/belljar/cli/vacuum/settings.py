@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import FORMAT, acts
+from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import as_json, show
 from belljar.jobs import plain
 from belljar.records import fields
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 LONGEST_CELL = 60
 
 
-def config(args: argparse.Namespace, house: House) -> int:
+def config(args: Args, house: House) -> int:
     """The space as it is understood, pipes as they were last seen."""
     from belljar.errors import BadSettings
     from belljar.vacuum.settings.pipes import with_pipes
@@ -38,7 +37,7 @@ def config(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def check(args: argparse.Namespace, house: House) -> int:
+def check(args: Args, house: House) -> int:
     """Every mistake, and what does not fit this host; exit 1 where there is one."""
     from belljar.host.toml import Mistake
     from belljar.vacuum.settings.pipes import with_pipes
@@ -69,7 +68,7 @@ def check(args: argparse.Namespace, house: House) -> int:
     return 1 if mistakes else 0
 
 
-def _loaded(args: argparse.Namespace, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
+def _loaded(args: Args, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
     """The settings, and the documents of their pipes: as they are kept, or asked for now."""
     from belljar.host.files import private_folder
     from belljar.vacuum.settings.pipes import FOLDER, kept, refresh
@@ -117,7 +116,7 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-FILE = "FILE ? :path | the space's settings (default: /etc/belljar/vacuum.toml and vacuum.d beside it)"
+FILE = "FILE ? | the space's settings (default: /etc/belljar/vacuum.toml and vacuum.d beside it)"
 ACTS = acts(
     f"""
     # config | show the space as it is understood; machinetypes of pipes as they were last seen

@@ -78,9 +78,9 @@ def _progress(mode: str, lasts: float) -> Callable[[float], None]:
 ACTS = acts(
     """
     # simulate | run a space under a virtual clock, in compatible and in improved mode, and compare
-    FILE @scenario :path | the scenario; examples/vacuum has some, docs/vacuum/simulator.md tells its keys
+    FILE @scenario | the scenario; examples/vacuum has some, docs/vacuum/simulator.md tells its keys
     --mode {compatible,improved} * | only this mode (repeatable)
-    --plot PATH :path | write PATH.png and PATH.svg, too; needs matplotlib (in a checkout: `make install EXTRAS=plot`)
+    --plot FILE | write PATH.png and PATH.svg, too; needs matplotlib (in a checkout: `make install EXTRAS=plot`)
     --format {table,json} =table | for people or for programs""",
     {"simulate": simulate},
 )
