@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Mapping
 
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.jobs import plain
@@ -89,3 +89,23 @@ def duration(seconds: float) -> str:
 def moment(timestamp: float | None) -> str:
     """Local time of a moment since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp)) if timestamp else ""
+
+
+def setting(value: Any, metadata: Mapping[str, Any]) -> str:
+    """A setting's value as one would write it in a file, without quotes. *metadata*: of its field."""
+    from enum import Enum
+
+    from belljar.host.values import duration_text, moment_text, size_text
+
+    if value is None:
+        return ""
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    units = {"bytes": size_text, "seconds": duration_text, "moment": moment_text}
+    if as_text := units.get(str(metadata.get("unit"))):
+        return as_text(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

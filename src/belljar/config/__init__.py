@@ -104,7 +104,8 @@ class Settings:
 
 
 SECTIONS: Mapping[str, Any] = {
-    one.name: Paths if one.default_factory is MISSING else one.default_factory for one in fields(Settings)
+    section.name: Paths if section.default_factory is MISSING else section.default_factory
+    for section in fields(Settings)
 }
 
 
@@ -178,32 +179,20 @@ def _usual_files(uid: int, environ: Mapping[str, str], etc: Path) -> Iterator[Pa
 def every_setting(settings: Settings) -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
     """(section, key, value, metadata of the field), in the order of the sections."""
     for section, kind in SECTIONS.items():
-        for one in fields(kind):
-            yield section, one.name, getattr(getattr(settings, section), one.name), one.metadata
+        for key in fields(kind):
+            yield section, key.name, getattr(getattr(settings, section), key.name), key.metadata
 
 
 # -- where belljar keeps its files: the defaults; no folder is made here ----------------------------------------------
 
 
 def default_paths(uid: int, environ: Mapping[str, str]) -> Paths:
-    """The places for this user."""
+    """The places for this user: run, store, site_store, scratch, logs."""
     if uid == 0:
-        return Paths(
-            run=Path("/run/belljar"),
-            store=SITE_STORE,
-            site_store=None,
-            scratch=SITE_STORE / "scratch",
-            logs=Path("/var/log/belljar"),
-        )
-    store = _absolute(environ.get("XDG_DATA_HOME")) or home(uid, environ) / ".local/share"
-    own = own_folder(Path(f"/var/tmp/belljar-{uid}"), store / "belljar", uid)
-    return Paths(
-        run=_runtime_folder(uid, environ) or own / "run",
-        store=store / "belljar",
-        site_store=SITE_STORE,
-        scratch=own / "scratch",
-        logs=store / "belljar/logs",
-    )
+        return Paths(Path("/run/belljar"), SITE_STORE, None, SITE_STORE / "scratch", Path("/var/log/belljar"))
+    store = (_absolute(environ.get("XDG_DATA_HOME")) or home(uid, environ) / ".local/share") / "belljar"
+    own = own_folder(Path(f"/var/tmp/belljar-{uid}"), store, uid)
+    return Paths(_runtime_folder(uid, environ) or own / "run", store, SITE_STORE, own / "scratch", store / "logs")
 
 
 def on_node(paths: Paths, uid: int, given: Container[str], store: Path, *, in_job: bool) -> Paths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from belljar.config import ETC, SECTIONS, File, Loaded, Settings
@@ -35,6 +35,9 @@ class Given:
         """Raises ValueError."""
         return keys()[self.section][self.key].read(self.raw, is_text=self.is_text)
 
+    def mistake(self, what: str, hint: str) -> Mistake:
+        return Mistake(self.origin, self.name, what, hint, self.is_users)
+
 
 @functools.cache
 def keys() -> dict[str, dict[str, Key]]:
@@ -43,25 +46,26 @@ def keys() -> dict[str, dict[str, Key]]:
 
 
 def merge(
-    defaults: Settings, files: Sequence[File], variables: Mapping[str, str], *, is_root: bool, in_job: bool
+    defaults: Settings, files: Iterable[File], variables: Mapping[str, str], *, is_root: bool, in_job: bool
 ) -> Loaded:
     """Lay *files*, weakest first, then *variables* over *defaults*; what the site has locked, an ordinary user cannot
     change."""
     mistakes: list[Mistake] = []
-    given = [
-        *(value for file in files for value in _in_file(file, mistakes)),
-        *_in_variables(variables, not is_root, mistakes),
-    ]
-    given = list(_without_locked(given, _lock_of(given, defaults, mistakes, in_job), mistakes))
+    given = [*_in_files(files, mistakes), *_in_variables(variables, not is_root, mistakes)]
+    patterns, where = _lock_of(given, defaults, mistakes, in_job)
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}
-    for one in given:
-        try:
-            values[one.section][one.key] = one.value()
-        except ValueError as exc:
-            mistakes.append(Mistake(one.origin, one.name, str(exc), keys()[one.section][one.key].hint, one.is_users))
+    for item in given:
+        if item.is_users and is_locked(item.name, patterns):
+            only = "" if is_locked(item.name, ALWAYS_LOCKED) else where
+            remedy = f"unset it{only and ' in the job'}" if item.is_text else "take it away"
+            mistakes.append(item.mistake(f"is for the site to set{only}, in {ETC}", remedy))
             continue
-        origins[one.name] = one.origin
+        try:
+            values[item.section][item.key] = item.value()
+            origins[item.name] = item.origin
+        except ValueError as exc:
+            mistakes.append(item.mistake(str(exc), keys()[item.section][item.key].hint))
     sections = {section: replace(getattr(defaults, section), **given) for section, given in values.items() if given}
     return Loaded(replace(defaults, **sections), origins, tuple(mistakes))
 
@@ -71,29 +75,16 @@ def _lock_of(
 ) -> tuple[tuple[str, ...], str]:
     """The locked patterns, and where they hold. A pattern that fits no setting is a mistake; then the default list
     holds too."""
-    lists = [one for one in given if one.name == "site.lock" and not one.is_users]
-    with suppress(ValueError, IndexError):  # told where all values are understood
+    lists = [item for item in given if item.name == "site.lock" and not item.is_users]
+    with suppress(ValueError, IndexError):  # a mistake is reported where all values are read
         own: tuple[str, ...] = lists[-1].value()
-        if unknown := [pattern for pattern in own if not fnmatch.filter(_every_name(), pattern)]:
+        names = [f"{section}.{key}" for section, known in keys().items() for key in known]
+        if unknown := [pattern for pattern in own if not fnmatch.filter(names, pattern)]:
             known = ", ".join(f"{section}.*" for section in SECTIONS)
-            mistakes.append(Mistake(lists[-1].origin, "site.lock", f"{unknown[0]!r} fits no setting", f"as in {known}"))
+            mistakes.append(lists[-1].mistake(f"{unknown[0]!r} fits no setting", f"as in {known}"))
             own = (*own, *defaults.site.lock)
         return (*ALWAYS_LOCKED, *own), ""
     return ((*ALWAYS_LOCKED, *defaults.site.lock), " in a batch job") if in_job or lists else (ALWAYS_LOCKED, "")
-
-
-def _without_locked(
-    given: Iterable[Given], lock: tuple[tuple[str, ...], str], mistakes: list[Mistake]
-) -> Iterator[Given]:
-    patterns, where = lock
-    for one in given:
-        if one.is_users and is_locked(one.name, patterns):
-            where_else = "" if is_locked(one.name, ALWAYS_LOCKED) else where
-            what = f"is for the site to set{where_else}, in {ETC}"
-            remedy = f"unset it{where_else and ' in the job'}" if one.is_text else "take it away"
-            mistakes.append(Mistake(one.origin, one.name, what, remedy, is_users=True))
-        else:
-            yield one
 
 
 def is_locked(name: str, patterns: Iterable[str]) -> bool:
@@ -101,22 +92,16 @@ def is_locked(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _every_name() -> list[str]:
-    return [f"{section}.{key}" for section, known in keys().items() for key in known]
-
-
-def _in_file(file: File, mistakes: list[Mistake]) -> list[Given]:
-    """What a file gives. One that cannot be read or parsed, or is the site's and can be written by others, is one mistake and
+def _in_files(files: Iterable[File], mistakes: list[Mistake]) -> Iterator[Given]:
+    """What files give. One that cannot be read or parsed, or is the site's and can be written by others, is one mistake and
     gives nothing."""
-    tables: dict[str, dict[str, Value]] = {}
-    wrong: list[Mistake] = []
-    read_file(file.path, keys(), (), tables, wrong, is_sites=not file.is_users)
-    mistakes += [replace(mistake, is_users=file.is_users) for mistake in wrong]
-    return [
-        Given(value.origin, section, key, value.raw, file.is_users)
-        for section, table in tables.items()
-        for key, value in table.items()
-    ]
+    for file in files:
+        tables: dict[str, dict[str, Value]] = {}
+        wrong: list[Mistake] = []
+        read_file(file.path, keys(), (), tables, wrong, is_sites=not file.is_users)
+        mistakes += [replace(mistake, is_users=file.is_users) for mistake in wrong]
+        for section, table in tables.items():
+            yield from (Given(value.origin, section, key, value.raw, file.is_users) for key, value in table.items())
 
 
 def _in_variables(variables: Mapping[str, str], is_users: bool, mistakes: list[Mistake]) -> Iterator[Given]:
@@ -125,8 +110,8 @@ def _in_variables(variables: Mapping[str, str], is_users: bool, mistakes: list[M
         section, _, key = name.removeprefix("BELLJAR_").lower().partition("_")
         if section not in SECTIONS or not key:
             continue
+        given = Given(f"environment {name}", section, key, variables[name], is_users, is_text=True)
         if key in keys()[section]:
-            yield Given(f"environment {name}", section, key, variables[name], is_users, is_text=True)
+            yield given
         else:
-            hint = meant(key, keys()[section])
-            mistakes.append(Mistake(f"environment {name}", f"{section}.{key}", "no such key", hint, is_users))
+            mistakes.append(given.mistake("no such key", meant(key, keys()[section])))

@@ -145,9 +145,9 @@ def test_each_key_refuses_each_wrong_value_and_says_which(host: Host) -> None:
 
 
 def test_each_key_can_be_set_by_a_variable_to_what_is_shown(host: Host) -> None:
-    from belljar.config.reference import value_text
+    from belljar.cli.render import setting
 
-    values = {f"{s}.{k}": value_text(value, facts) for s, k, value, facts in every_setting(host.load())}
+    values = {f"{s}.{k}": setting(value, facts) for s, k, value, facts in every_setting(host.load())}
     for section, key, _ in EVERY_KEY:
         variable = f"BELLJAR_{section}_{key}".upper()
         host.environ[variable] = values[f"{section}.{key}"]

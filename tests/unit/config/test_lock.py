@@ -122,7 +122,7 @@ def test_a_lock_that_cannot_be_read_opens_nothing(host: Host) -> None:
     host.site("[site]\nlock = 7\n")
     host.own.write_text(section_with("qemu.binary", "'/home/me/qemu'"))
     for in_job in (True, False):
-        assert [one.key for one in host.look(in_job=in_job).mistakes] == ["qemu.binary", "site.lock"]
+        assert [one.key for one in host.look(in_job=in_job).mistakes] == ["site.lock", "qemu.binary"]
 
 
 def test_a_folder_named_by_a_variable_is_the_users_wherever_it_is(host: Host) -> None:

@@ -22,7 +22,7 @@ def config(args: Args, house: House) -> int:
 
     loaded = inspect(house.config_file)
     if args.what == "check":
-        from belljar.config.reference import all_mistakes, notes
+        from belljar.config.checking import all_mistakes, notes
 
         told = notes(loaded, inspect(house.config_file, in_job=True))
         mistakes = (*all_mistakes(loaded), *_of_node(loaded))
@@ -34,15 +34,15 @@ def config(args: Args, house: House) -> int:
 
 
 def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
+    from belljar.cli.render import setting
     from belljar.config import DEFAULT_ORIGIN, every_setting
-    from belljar.config.reference import value_text
 
     rows: list[tuple[str, ...]] = []
     facts: dict[str, dict[str, Any]] = {}
     for section, key, value, metadata in every_setting(loaded.settings):
         origin = loaded.origins.get(f"{section}.{key}", DEFAULT_ORIGIN)
         locked = _locked(f"{section}.{key}", loaded)
-        rows.append((f"{section}.{key}", value_text(value, metadata), *((origin, locked) if with_origin else ())))
+        rows.append((f"{section}.{key}", setting(value, metadata), *((origin, locked) if with_origin else ())))
         known = {"value": value, "origin": origin, "locked": locked}
         facts.setdefault(section, {})[key] = known if with_origin else value
     show(facts, ("SETTING", "VALUE", *(("ORIGIN", "LOCKED") if with_origin else ())), rows, as_=form)

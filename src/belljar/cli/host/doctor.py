@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.cli.parser import FORMAT, Verb
 from belljar.cli.render import show_findings
 from belljar.config import inspect
-from belljar.config.reference import all_mistakes
+from belljar.config.checking import all_mistakes
 from belljar.errors import BadOption
 from belljar.findings import Finding, examine, fail, ok
 from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST

@@ -85,12 +85,12 @@ def _loaded(args: Args, house: House, *, asks: bool) -> tuple[Loaded, dict[str, 
 
 def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
     """What holds in [space] and [factory], and what was set of the rest."""
-    from belljar.config.reference import value_text
+    from belljar.cli.render import setting
     from belljar.vacuum.settings.settings import keys
 
     def row(name: str, value: Any, metadata: Any) -> tuple[str, str, str]:
         is_table = isinstance(value, tuple) and bool(value) and isinstance(value[0], tuple)
-        text = ", ".join(f"{key}={one}" for key, one in value) if is_table else value_text(value, metadata)
+        text = ", ".join(f"{key}={one}" for key, one in value) if is_table else setting(value, metadata)
         return name, _short(text), loaded.origins.get(name, "default")
 
     for section in ("space", "factory"):
