@@ -44,6 +44,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Word = str | bytes
 BEGUN = (State.RUNNING.value, "paused")
+_absolute = os.path.abspath
 
 
 class Options(Asked, total=False):
@@ -54,10 +55,6 @@ class Options(Asked, total=False):
     env: Mapping[str, str]
     inputs: Mapping[str, str]  # path here -> path in the guest
     outputs: Mapping[str, str]  # path in the guest -> path here
-
-
-_KEEPERS: list[Keeper] = []  # that wait
-INSIDE = frozenset(Options.__annotations__) - frozenset(Asked.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -124,16 +121,15 @@ class Machine:
     async def await_running(self) -> None:
         """Return when its work has begun; calls that talk to its guest wait for that themselves. Raises MachineBusy if
         it ended."""
-        stream = self._house.machines.events(of=self.id)
+        stream = self._house.machines.events(of=self.id)  # before the look: nothing falls between
         view = self.view
-        if view.ended is None and view.state not in BEGUN:
+        if view.ended is not None or view.state in BEGUN:
+            stream.close()
+        else:
             async for event in stream:
                 if event["machine"] == self.id and (event.get("state") in BEGUN or event["event"] == ENDED):
                     break
-            view = self.view
-        else:
-            stream.close()
-        if view.ended is not None:
+        if self.view.ended is not None:
             raise MachineBusy(f"{self.id}: has ended", hint="`Machine.wait` tells how.")
 
     async def reboots(self) -> AsyncIterator[None]:
@@ -160,8 +156,9 @@ class Machine:
             await guest.add_account(who)
             process = await guest.start(Payload(_argv(argv), who, cwd=cwd, env=env), streams)
             status = await process.wait()
-        code = 128 + status.signal if status.signal is not None else status.exit_code
-        return OUR_FAILURE if code is None else code
+        if status.signal is not None:
+            return 128 + status.signal
+        return OUR_FAILURE if status.exit_code is None else status.exit_code
 
     async def aput(self, outside: str, inside: str) -> None:
         """Copy a file or folder of this host into the guest."""
@@ -253,22 +250,15 @@ def start(
 ) -> Machine:
     """A machine that lives on its own, claimed when this returns. A *tied* one is stopped when it is released or this
     process ends."""
-    house = _house()
-    wanted = argv if isinstance(argv, Request) else request(argv, **options)
-    if tied and not stdin and (keeper := _expected()) is not None:
-        started = keeper.take(wanted)
-        return Machine(started.id, house, started)
-    file = os.memfd_create("stdin") if stdin else None
-    try:
-        if file is not None:
-            with open(file, "wb", closefd=False) as whole:
-                whole.write(stdin)
-            os.lseek(file, 0, os.SEEK_SET)
-        started = Keeper(config_file=house.config_file, stdin=file, tied=tied).take(wanted)
-    finally:
-        if file is not None:
-            os.close(file)
-    return Machine(started.id, house, started)
+    order = argv if isinstance(argv, Request) else request(argv, **options)
+    keeper = _expected() if tied and not stdin else None
+    with open(os.memfd_create("stdin"), "w+b") as file:
+        file.write(stdin)
+        file.seek(0)
+        descriptor = file.fileno() if stdin else None
+        keeper = keeper or Keeper(config_file=_house().config_file, stdin=descriptor, tied=tied)
+        started = keeper.take(order)
+    return Machine(started.id, _house(), started)
 
 
 async def astart(
@@ -276,6 +266,9 @@ async def astart(
 ) -> Machine:
     """`start`."""
     return await in_thread(lambda: start(argv, stdin=stdin, tied=tied, **options), undo=Machine.release)
+
+
+_KEEPERS: list[Keeper] = []  # that wait
 
 
 def expect() -> None:
@@ -302,15 +295,13 @@ def _expected() -> Keeper | None:
 
 def machines(*, ended: bool = False) -> list[Machine]:
     """The live machines of this user, oldest first; with *ended* those too whose records are kept. Dead ones are finished."""
-    house = _house()
-    house.reaper.quick()
-    return [Machine(view.id, house) for view in house.machines.list(ended=ended)]
+    _house().reaper.quick()
+    return [Machine(view.id, _house()) for view in _house().machines.list(ended=ended)]
 
 
 def find(reference: str) -> Machine:
     """By id, unique beginning of it, name or batch job's id. Raises NoSuchMachine, UsageError."""
-    house = _house()
-    return Machine(house.machines.find(reference).id, house)
+    return Machine(_house().machines.find(reference).id, _house())
 
 
 def aevents(since: str | None = None) -> Stream:
@@ -356,9 +347,8 @@ def room() -> Room:
 
 def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
     """What `start` asks for, by the settings and these options, of this process's user. Raises TypeError, ValueError."""
-    account = caller()
-    asked: dict[str, Any] = {"requester": "api", **options}
-    inside = {name: asked.pop(name) for name in INSIDE if name in asked}
+    account, asked = caller(), dict[str, Any](options)
+    inside = {name: asked.pop(name) for name in Options.__annotations__.keys() - Asked.__annotations__ if name in asked}
     env = plain_environment(account) | {os.fsencode(k): os.fsencode(v) for k, v in inside.get("env", {}).items()}
     for name, value in env.items():
         if not name or b"=" in name or b"\0" in name + value:
@@ -400,7 +390,3 @@ def _machines_of_this_loop(house: House) -> Machines:
         if other.is_closed():
             _of_loops.pop(key, None)
     return _of_loops.setdefault(id(loop), (loop, Machines(house.folders, house.reaper)))[1]
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(path)
