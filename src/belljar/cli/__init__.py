@@ -58,7 +58,7 @@ VERBS = {
     "bait": Entry("bait.bait", BATCH, "attract jobs and give each a machine that is a worker node of its own"),
     "node": Entry("bait.node", BATCH, "make and end machines that are cloud nodes of Slurm"),
     "lease": Entry("lease.lease", BATCH, "lease machines for so long, on nodes of a batch system"),
-    "pilot": Entry("lease.pilot", "", "hold a node for a lease, as a job of the batch system"),
+    "pilot": Entry("lease.lease", "", "hold a node for a lease, as a job of the batch system"),
     "vacuum": Entry("vacuum.vacuum", VACUUM, "decide alone, as one of many hosts, which machines to start"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),

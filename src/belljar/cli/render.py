@@ -69,6 +69,11 @@ def show_findings(findings: Iterable[Finding], *, as_: str) -> int:
     return 0 if is_good else 1
 
 
+def for_terminal(text: str) -> str:
+    """Lines of a guest that show escape sequences instead of obeying them."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
 def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]], *, as_: str) -> None:
     """Print *value* as JSON or *rows* as a table, by the verb's --format."""
     print(as_json(value) if as_ == "json" else table(heads, rows))
@@ -109,3 +114,8 @@ def setting(value: Any, metadata: Mapping[str, Any]) -> str:
     if as_text := units.get(str(metadata.get("unit"))):
         return as_text(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def utc(timestamp: float) -> str:
+    """The same, in coordinated universal time."""
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(timestamp))

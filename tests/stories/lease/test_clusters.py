@@ -384,7 +384,7 @@ async def test_the_verbs_on_the_way_of_a_newcomer_who_makes_a_mistake(tmp_path: 
         await site.given_nodes(lease)
         await site.until_state("failed")
         printed = await site.verb("status", "pi")
-        assert "head: 2-thishost/localnic: exit 5" in printed and "no \N{REPLACEMENT CHARACTER}[1mdisk\n" in printed
+        assert "head: 2-thishost/localnic: exit 5" in printed and "no \\x1b[1mdisk\n" in printed
         with pytest.raises(HostError, match="pi: failed: head: 2-thishost/localnic: exit 5"):
             await asyncio.to_thread(_until_ready, tmp_path / "door", "pi", 5.0)
         assert parser_of("lease").parse_args(["run", "debian12", "--wait"]).wait == 0.0  # for as long as it takes

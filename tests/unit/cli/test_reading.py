@@ -8,8 +8,8 @@ import pytest
 
 from belljar.cli import parser_of
 from belljar.cli.machine import ending
-from belljar.cli.machine.logs import for_terminal, story
-from belljar.cli.render import moment
+from belljar.cli.machine.logs import story
+from belljar.cli.render import for_terminal, moment
 from belljar.errors import BadOption, BelljarError, NoSuchMachine, UsageError
 from belljar.host.locks import try_lock
 from belljar.jobs.starting import finish_the_dead
@@ -168,7 +168,7 @@ def test_logs_of_one_kind_are_the_bytes_themselves(call: Call, house: Any, capfd
 
 
 def test_a_guests_console_cannot_steer_the_terminal_that_shows_it() -> None:
-    assert for_terminal(b"ok\r\n\x1b]0;title\x07\x9b\xff\tend\r") == "ok\n\\x1b]0;title\\x07��\tend\\r"
+    assert for_terminal("ok\n\x1b]0;title\x07\x9b�\tend\r") == "ok\n\\x1b]0;title\\x07\\x9b�\tend\\r"
 
 
 def test_an_event_is_one_line_whatever_its_facts_hold() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadOption, HostError, NotPermitted
+from belljar.jobs import complain
 
 LARGEST_ANSWER = 64 << 20
 HELD = 20.0  # seconds for which the service holds a question until there is news
@@ -22,19 +22,19 @@ DOOR = "--door SOCKET =/run/belljar-lease/door | the service's socket on this ho
 def ask(path: Path, do: str, **facts: Any) -> dict[str, Any]:
     """Raises what the service refused with, as the class it was."""
     with connected(path) as door:
-        say(door, do, **facts)
-        return answer(door)
+        send(door, do, **facts)
+        return receive(door)
 
 
 def watched(path: Path, do: str, limit: float, **facts: Any) -> Iterator[dict[str, Any]]:
     """A status as it is, and then whenever it is another, for *limit* seconds; 0: without end."""
     end, tag = time.monotonic() + (limit or float("inf")), ""
     while True:
-        found = ask(path, do, tag=tag, wait=max(0.0, min(HELD, end - time.monotonic())), **facts)
-        yield found
+        status = ask(path, do, tag=tag, wait=max(0.0, min(HELD, end - time.monotonic())), **facts)
+        yield status
         if time.monotonic() >= end:
             return
-        tag = found.get("tag", "")
+        tag = status.get("tag", "")
 
 
 def connected(path: Path) -> socket.socket:
@@ -54,14 +54,14 @@ def connected(path: Path) -> socket.socket:
     return door
 
 
-def say(door: socket.socket, do: str, **facts: Any) -> None:
+def send(door: socket.socket, do: str, **facts: Any) -> None:
     from belljar.model import dumps
 
     with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # it may have answered all the same
         door.sendall(dumps({"do": do, **facts}) + b"\n")
 
 
-def answer(door: socket.socket) -> dict[str, Any]:
+def receive(door: socket.socket) -> dict[str, Any]:
     import json
 
     from belljar.machine.outside.detached import error_of
@@ -87,10 +87,10 @@ def answer(door: socket.socket) -> dict[str, Any]:
 
 def public_key(path: Path | None) -> str:
     """The file's, or that of the usual places; "" where there is none."""
-    known = [path] if path else [Path.home() / ".ssh" / name for name in KEYS]
-    for one in known:
+    home = Path.home() / ".ssh"
+    for file in [path] if path else [home / name for name in KEYS]:
         try:
-            text = one.read_text().strip()
+            text = file.read_text().strip()
         except (OSError, UnicodeDecodeError) as exc:
             if path:
                 raise BadOption(f"--key {path}: {exc}", hint="Give the public half: id_ed25519.pub.") from exc
@@ -98,26 +98,19 @@ def public_key(path: Path | None) -> str:
         if "PRIVATE KEY" in text:
             raise BadOption(f"--key {path}: this is a private key", hint="Give the public half, which ends in .pub.")
         if not _is_key(text):
-            what = f"{'--key ' if path else ''}{one}: not one public key"
+            what = f"{'--key ' if path else ''}{file}: not one public key"
             raise BadOption(what, hint="`ssh-keygen -t ed25519` makes one: give the file that ends in .pub.")
         return text
-    home = known[0].parent
-    print(
-        f"belljar: no public key in {home}: nobody can log in to these machines; --key FILE gives one", file=sys.stderr
-    )
+    complain(f"no public key in {home}: nobody can log in to these machines; --key FILE gives one", "")
     return ""
 
 
 def _is_key(text: str) -> bool:
-    """One line: its kind, and in base64 parts with their lengths, of which the first is the kind. https://www.rfc-editor.org/rfc/rfc4253#section-6.6"""
+    """One line: its kind, and in base64 what begins with the kind. https://www.rfc-editor.org/rfc/rfc4253#section-6.6"""
     import base64
 
     kind, coded, *_ = *text.split(maxsplit=2), "", ""
-    try:
-        rest, parts = base64.b64decode(coded, validate=True), list[bytes]()
-    except ValueError:
-        return False
-    while len(rest) >= (size := 4 + int.from_bytes(rest[:4], "big")):
-        parts.append(rest[4:size])
-        rest = rest[size:]
-    return not rest and parts[:1] == [kind.encode()] and "\n" not in text
+    with suppress(ValueError):
+        data = base64.b64decode(coded, validate=True)
+        return "\n" not in text and bool(kind) and data.startswith(len(kind).to_bytes(4, "big") + kind.encode())
+    return False

@@ -8,7 +8,7 @@ from typing import Any
 from belljar.assembly import House
 from belljar.cli.lease.asking import DOOR, ask, public_key, watched
 from belljar.cli.parser import FORMAT, Args, Verb, acts
-from belljar.cli.render import as_json, show
+from belljar.cli.render import as_json, for_terminal, show
 from belljar.errors import BadOption, HostError
 
 
@@ -17,12 +17,8 @@ def check(args: Args, house: House) -> int:
 
     cluster = load(args.file)
     rows = [(name, role.name, role.image) for role, name in cluster.seats]
-    show(
-        {"name": cluster.name, "machines": [one for one, _, _ in rows]},
-        ("NAME", "ROLE", "IMAGE"),
-        rows,
-        as_=args.format,
-    )
+    document = {"name": cluster.name, "machines": [name for _, name in cluster.seats]}
+    show(document, ("NAME", "ROLE", "IMAGE"), rows, as_=args.format)
     return 0
 
 
@@ -31,25 +27,25 @@ def up(args: Args, house: House) -> int:
     from belljar.model import to_json
 
     cluster = load(args.file)
-    found = ask(args.door, "cluster", act="up", cluster=to_json(cluster), public=public_key(args.key))
+    answer = ask(args.door, "cluster", act="up", cluster=to_json(cluster), public=public_key(args.key))
     if args.wait is not None:
-        _until_ready(args.door, cluster.name, float(args.wait or 0))
-    print(as_json(found) if args.format == "json" else f"{found['name']} {found['lease']}")
+        _until_ready(args.door, cluster.name, float(args.wait))
+    print(as_json(answer) if args.format == "json" else f"{answer['name']} {answer['lease']}")
     return 0
 
 
 def status(args: Args, house: House) -> int:
-    clusters = _asked(args.door, args.name or "")
+    clusters = _clusters(args.door, args.name or "")
     rows, logs = [], []
-    for one in clusters:
-        rows.append((one["name"], one["state"], one["lease"], "", one["why"]))
-        rows += [
-            (f"  {node['name']}", node["state"], node["machine"], node["address"], node["why"]) for node in one["nodes"]
-        ]
-        logs += [(node["name"], node["log"]) for node in one["nodes"] if node["state"] == "failed"]
+    for cluster in clusters:
+        rows.append((cluster["name"], cluster["state"], cluster["lease"], "", cluster["why"]))
+        for node in cluster["nodes"]:
+            rows.append((f"  {node['name']}", *(node[key] for key in ("state", "machine", "address", "why"))))
+            if node["state"] == "failed":
+                logs.append(f"\n{node['name']}, the last that its scripts wrote:\n{for_terminal(node['log'])}")
     show({"clusters": clusters}, ("NAME", "STATE", "LEASE OR MACHINE", "ADDRESS", "WHY"), rows, as_=args.format)
-    for name, log in logs if args.format == "table" else ():
-        print(f"\n{name}, the last that its scripts wrote:\n{_plain(log)}")
+    if logs and args.format == "table":
+        print("\n".join(logs))
     return 0
 
 
@@ -62,36 +58,27 @@ def release(args: Args, house: House) -> int:
 def machine(door: Path, place: str) -> str:
     """The id of CLUSTER/NAME. Raises BadOption."""
     cluster, _, name = place.partition("/")
-    nodes = [node for one in _asked(door, cluster) if one["state"] != "ended" for node in one["nodes"]]
-    found = [node["machine"] for node in nodes if node["name"] == name]
-    if not found:
-        raise BadOption(
-            f"{place}: no such machine", hint=f"There are {', '.join(node['name'] for node in nodes) or 'none'}."
-        )
-    return str(found[0])
+    live = [found for found in _clusters(door, cluster) if found["state"] != "ended"]
+    machines = {node["name"]: str(node["machine"]) for found in live for node in found["nodes"]}
+    if name not in machines:
+        raise BadOption(f"{place}: no such machine", hint=f"There are {', '.join(machines) or 'none'}.")
+    return machines[name]
 
 
-def _asked(door: Path, name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ask(door, "cluster", act="status", name=name)["clusters"]
-    return found
+def _clusters(door: Path, name: str) -> list[dict[str, Any]]:
+    clusters: list[dict[str, Any]] = ask(door, "cluster", act="status", name=name)["clusters"]
+    return clusters
 
 
 def _until_ready(door: Path, name: str, limit: float) -> None:
     """Raises HostError when it has failed or ended, or the time is over."""
     for answer in watched(door, "cluster", limit, act="status", name=name):
-        found = answer["clusters"][-1]
-        if found["state"] == "ready":
+        state, why = answer["clusters"][-1]["state"], answer["clusters"][-1]["why"]
+        if state == "ready":
             return
-        if found["state"] in ("failed", "ended"):
-            raise HostError(
-                f"{name}: {found['state']}: {found['why']}", hint=f"See `belljar lease cluster status {name}`."
-            )
-    raise HostError(f"{name}: not ready after {limit:.0f} s: {found['why'] or found['state']}", hint="It goes on.")
-
-
-def _plain(text: str) -> str:
-    """What a guest wrote, without what would steer a terminal."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text)
+        if state in ("failed", "ended"):
+            raise HostError(f"{name}: {state}: {why}", hint=f"See `belljar lease cluster status {name}`.")
+    raise HostError(f"{name}: not ready after {limit:.0f} s: {why or state}", hint="It goes on.")
 
 
 ROWS = f"""
@@ -113,6 +100,4 @@ FILE | the document
 {FORMAT}
 """
 FUNCTIONS = {"up": up, "status": status, "release": release, "check": check}
-ACTS = {
-    "cluster": Verb("Machines that become a cluster, by a document with roles and scripts.", acts=acts(ROWS, FUNCTIONS))
-}
+CLUSTER = Verb("Machines that become a cluster, by a document with roles and scripts.", acts=acts(ROWS, FUNCTIONS))

@@ -1,26 +1,30 @@
-"""`belljar lease`: machines of an image for so long, by the site's batch system. All but `serve` ask the service by its socket."""
+"""`belljar lease`: machines of an image for so long, by the site's batch system. All but `serve` and
+`belljar pilot`, the job that it starts on each node, ask the service by its socket."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import select
+import shlex
 import socket
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.assembly import House
-from belljar.cli.lease import cluster, reading
-from belljar.cli.lease.asking import DOOR, answer, ask, connected, public_key, say, watched
+from belljar.cli.lease import cluster
+from belljar.cli.lease.asking import DOOR, ask, connected, public_key, receive, send, watched
+from belljar.cli.machine.request import above_zero
 from belljar.cli.parser import FORMAT, Args, Verb, acts
-from belljar.cli.render import as_json, duration, show
+from belljar.cli.render import as_json, duration, show, utc
 from belljar.errors import BadOption, HostError
+from belljar.host.files import write_all
 
 ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed")
+SUMS, SUM_HEADS = ("core_seconds", "gb_seconds", "vm_minutes"), ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES")
 
 
 def serve(args: Args, house: House) -> int:
@@ -28,19 +32,30 @@ def serve(args: Args, house: House) -> int:
     from belljar.lease.service.start import serve
     from belljar.service.telling import teller
 
+    def names() -> dict[str, tuple[float, int]]:
+        return {name: (image.created, image.virtual_size) for image in house.images.images() for name in image.names}
+
     folder = args.state or house.folders.store / "lease"
-    tell = teller(sys.stdout, as_json=args.format == "json")
-    names = lambda: {name: (one.created, one.virtual_size) for one in house.images.images() for name in one.names}  # noqa: E731
-    asyncio.run(serve(lambda: settings.load(args.file), folder, tell, names))
+    asyncio.run(
+        serve(lambda: settings.load(args.file), folder, teller(sys.stdout, as_json=args.format == "json"), names)
+    )
     return 0
 
 
+def pilot(args: Args, house: House) -> int:
+    from belljar.lease.pilot.start import run
+
+    return run(args.file, args.rank, house.folders.logs / "pilots", house.folders.scratch, os.environ)
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
 def run(args: Args, house: House) -> int:
-    more = {"token": args.token, "user_data": _user_data(args.user_data)}
-    answer = ask(args.door, "run", wanted=_wanted(args) | more, public=public_key(args.key))
-    lease = answer["lease"]["id"]
+    wanted = _wanted(args) | {"token": args.token, "user_data": _user_data(args.user_data)}
+    answer = ask(args.door, "run", wanted=wanted, public=public_key(args.key))
     if args.wait is not None:
-        _until_running(args.door, lease, float(args.wait or 0))
+        _until_running(args.door, answer["lease"]["id"], float(args.wait))
     return _made(answer, args)
 
 
@@ -49,41 +64,56 @@ def grow(args: Args, house: House) -> int:
 
 
 def _made(answer: dict[str, Any], args: Args) -> int:
-    lease = answer["lease"]["id"]
-    machines = [(one["id"], lease) for one in answer["instances"]]
-    show({"lease": lease, "machines": [one for one, _ in machines]}, ("MACHINE", "LEASE"), machines, as_=args.format)
+    lease, machines = answer["lease"]["id"], [machine["id"] for machine in answer["instances"]]
+    rows = [(machine, lease) for machine in machines]
+    show({"lease": lease, "machines": machines}, ("MACHINE", "LEASE"), rows, as_=args.format)
     return 0
 
 
 def explain(args: Args, house: House) -> int:
     """1 where it would be denied."""
     steps = ask(args.door, "explain", wanted=_wanted(args))["steps"]
-    rows = [("yes" if one["met"] else "NO", one["what"]) for one in steps]
+    rows = [("yes" if step["met"] else "NO", step["what"]) for step in steps]
     show({"steps": steps}, ("MET", "STEP"), rows, as_=args.format)
-    return 0 if all(one["met"] for one in steps) else 1
+    return 0 if all(step["met"] for step in steps) else 1
 
 
 def _wanted(args: Args) -> dict[str, Any]:
+    above_zero("--time", args.time)
     return {
         "image": args.image, "count": int(args.count), "least": int(args.least), "per_node": int(args.per_node),
         "size": {"cpus": int(args.cpus), "memory": int(args.memory or 0), "disk": int(args.disk or 0)}, "type": args.type,
-        "seconds": _seconds(args), "queue": args.queue, "network": args.network,
+        "seconds": float(args.time or 0), "queue": args.queue, "network": args.network,
         "preemptible": args.preemptible,
     }  # fmt: skip
 
 
+def _user_data(path: Path | None) -> str:
+    from belljar.lease import LARGEST_USER_DATA
+
+    try:
+        data = b"" if path is None else path.read_bytes()
+    except OSError as exc:
+        raise BadOption(f"--user-data {path}: {exc.strerror}") from exc
+    if len(data) > LARGEST_USER_DATA:
+        what = f"--user-data {path}: {len(data)} bytes; {LARGEST_USER_DATA} are the most"
+        raise BadOption(what, hint="A short script can fetch the rest.")
+    return data.decode("latin-1")
+
+
 def status(args: Args, house: House) -> int:
-    found = ask(args.door, "status", lease=args.lease or "")
+    answer = ask(args.door, "status", lease=args.lease or "")
     rows = []
-    for lease in found["leases"]:
-        now = time.time()
-        left = duration(lease["ends"] - now) if lease["state"] == "active" else ""
-        machines = [one for one in found["machines"] if one["lease"] == lease["id"]]
+    for lease in answer["leases"]:
+        left = duration(lease["ends"] - time.time()) if lease["state"] == "active" else ""
         rows.append((lease["id"], "", lease["state"], lease["wanted"]["image"], lease["job"], "", left, lease["why"]))
         rows += [
-            ("", one["id"], one["state"], one["image"], one["host"], one["address"], "", one["why"]) for one in machines
+            ("", machine["id"], *(machine[key] for key in ("state", "image", "host", "address")), "", machine["why"])
+            for machine in answer["machines"]
+            if machine["lease"] == lease["id"]
         ]
-    show(found, ("LEASE", "MACHINE", "STATE", "IMAGE", "JOB OR HOST", "ADDRESS", "LEFT", "WHY"), rows, as_=args.format)
+    heads = ("LEASE", "MACHINE", "STATE", "IMAGE", "JOB OR HOST", "ADDRESS", "LEFT", "WHY")
+    show(answer, heads, rows, as_=args.format)
     return 0
 
 
@@ -92,16 +122,29 @@ def extend(args: Args, house: House) -> int:
     return 0
 
 
-def release(args: Args, house: House) -> int:
-    for one in args.leases:
-        ask(args.door, "release", id=one)
+def act_on(args: Args, house: House) -> int:
+    """Release or reboot."""
+    for id in args.ids:
+        ask(args.door, args.act, id=id)
     return 0
 
 
-def reboot(args: Args, house: House) -> int:
-    for one in args.machines:
-        ask(args.door, "reboot", id=one)
-    return 0
+def _until_running(door: Path, lease: str, limit: float) -> None:
+    """Return when all that are left run, and are enough for its owner. Raises HostError when it has ended, or the time is over."""
+    state = why = ""
+    for answer in watched(door, "status", limit, lease=lease):
+        live = [machine["state"] for machine in answer["machines"] if machine["state"] != "terminated"]
+        state, why, wanted = (answer["leases"][0][key] for key in ("state", "why", "wanted"))
+        is_enough = len(live) >= (wanted["least"] or wanted["count"])
+        if is_enough and {*live} == {"running"}:
+            return
+        if state in ENDED or not is_enough:
+            whys = why or next((machine["why"] for machine in answer["machines"] if machine["why"]), "")
+            raise HostError(f"{lease}: {state}: {whys}", hint="See `belljar lease status`.")
+    raise HostError(f"{lease}: not running after {limit:.0f} s: {state}: {why}", hint="It goes on.")
+
+
+# -- into a machine ----------------------------------------------------------------------------------------------------
 
 
 def console(args: Args, house: House) -> int:
@@ -114,151 +157,122 @@ def ssh(args: Args, house: House) -> int:
     from belljar.host.commands import which
     from belljar.machine.outside.detached import command
 
-    if "/" in args.machine:
-        args.machine = cluster.machine(args.door, args.machine)
-    machines = ask(args.door, "status")["machines"]
-    found = [
-        one
-        for one in machines
-        if args.machine in (one["id"], one["lease"] if one["state"] == "running" else "") and one["state"] not in ENDED
-    ]
-    if len(found) != 1:
-        many = (
-            f"{args.machine} has {len(found)} machines that run" if found else f"{args.machine}: no machine that runs"
-        )
-        raise BadOption(many, hint="See `belljar lease status`.")
-    one, client = found[0], which("ssh")
-    if one["state"] != "running":
-        why = f"{one['id']} is {one['state']}: only a machine that runs can be logged in to"
-        raise HostError(why, hint="`belljar lease status` says what it waits for.")
-    if client is None or not one["host_keys"]:
+    machine, client = _running(args), which("ssh")
+    if client is None or not machine["host_keys"]:
         raise HostError(
-            "ssh: no such program here" if client is None else f"{one['id']}: it has no ssh server that is known",
+            "ssh: no such program here" if client is None else f"{machine['id']}: it has no ssh server that is known",
             hint="Lease an image with an ssh server, and have OpenSSH's client on this host.",
         )
+    proxy = [*command(), "lease", "connect", "--door", str(args.door), machine["id"]]
     with tempfile.NamedTemporaryFile("w", prefix="belljar-known-") as known:  # 0600
-        known.writelines(f"{one['id']} {key}\n" for key in one["host_keys"])
+        known.writelines(f"{machine['id']} {key}\n" for key in machine["host_keys"])
         known.flush()
-        words = [*command(), "lease", "connect", "--door", str(args.door), one["id"]]
         options = {
-            "ProxyCommand": " ".join(_quoted(word) for word in words), "HostKeyAlias": one["id"], "UserKnownHostsFile": known.name,
-            "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes", "UpdateHostKeys": "no",
+            # ssh fills in what begins with %, and a shell reads the rest
+            "ProxyCommand": shlex.join(word.replace("%", "%%") for word in proxy), "HostKeyAlias": machine["id"],
+            "UserKnownHostsFile": known.name, "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes",
+            "UpdateHostKeys": "no",
         }  # fmt: skip
-        argv = [
-            client,
-            *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
-            *_identity(args),
-        ]
-        argv += [f"{args.user}@{one['id']}", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
+        argv = [client, *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+        argv += ["-i", str(args.identity), "-o", "IdentitiesOnly=yes"] if args.identity else []
+        argv += [f"{args.user}@{machine['id']}", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
         return os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, client, argv) << 8)
 
 
-def key(args: Args, house: House) -> int:
-    if (args.do == "revoke") != bool(args.id):
-        raise BadOption(f"`belljar lease key {args.do}`: an ID is given with revoke, and with nothing else")
-    found = ask(args.door, "keys", act=args.do, id=args.id or "", owner=args.owner)
-    if args.do == "list":
-        now = time.time()
-        rows = [
-            (one["id"], one["owner"], duration(now - one["created"]), "yes" if one["enabled"] else "revoked")
-            for one in found["keys"]
-        ]
-        show(found, ("ACCESS KEY", "OWNER", "MADE AGO", "VALID"), rows, as_=args.format)
-    elif args.format == "json":
-        print(as_json(found))
-    elif args.do == "new":
-        print(f"AWS_ACCESS_KEY_ID={found['id']}\nAWS_SECRET_ACCESS_KEY={found['secret']}")
-    return 0
+def _running(args: Args) -> dict[str, Any]:
+    """The machine that is meant. Raises BadOption, and HostError where it does not run."""
+    id = cluster.machine(args.door, args.machine) if "/" in args.machine else args.machine
+    machines: list[dict[str, Any]] = [
+        machine
+        for machine in ask(args.door, "status")["machines"]
+        if id == machine["id"] or (id == machine["lease"] and machine["state"] == "running")
+    ]
+    live = [machine for machine in machines if machine["state"] not in ENDED]
+    if len(live) != 1:
+        many = f"{id} has {len(live)} machines that run" if live else f"{id}: no machine that runs"
+        raise BadOption(many, hint="See `belljar lease status`.")
+    if live[0]["state"] != "running":
+        why = f"{id} is {live[0]['state']}: only a machine that runs can be logged in to"
+        raise HostError(why, hint="`belljar lease status` says what it waits for.")
+    return live[0]
 
 
 def connect(args: Args, house: House) -> int:
     """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
     with connected(args.door) as door:
-        say(door, "connect", id=args.machine)
-        answer(door)
+        send(door, "connect", id=args.machine)
+        receive(door)
         door.settimeout(None)  # ssh's own from here on
         inputs = [0, door.fileno()]
         while True:
             for ready in select.select(inputs, [], [])[0]:
                 data = os.read(ready, 1 << 16)
-                if ready != 0:
-                    if not data:
-                        return 0
-                    _write(1, data)
-                elif data:
+                if ready == 0 and data:
                     door.sendall(data)
-                else:
+                elif ready == 0:
                     inputs.remove(0)
                     door.shutdown(socket.SHUT_WR)
+                elif data:
+                    write_all(1, data)
+                else:
+                    return 0
 
 
-def _until_running(door: Path, lease: str, limit: float) -> None:
-    """Return when all that are left run, and are enough for its owner. Raises HostError when it has ended, or the time is over."""
-    state = why = ""
-    for found in watched(door, "status", limit, lease=lease):
-        live = [one["state"] for one in found["machines"] if one["state"] != "terminated"]
-        state, why, wanted = (found["leases"][0][key] for key in ("state", "why", "wanted"))
-        is_enough = len(live) >= (wanted["least"] or wanted["count"])
-        if is_enough and {*live} == {"running"}:
-            return
-        if state in ENDED or not is_enough:
-            whys = why or next((one["why"] for one in found["machines"] if one["why"]), "")
-            raise HostError(f"{lease}: {state}: {whys}", hint="See `belljar lease status`.")
-    raise HostError(f"{lease}: not running after {limit:.0f} s: {state}: {why}", hint="It goes on.")
+# -- keys, use, history ------------------------------------------------------------------------------------------------
 
 
-# -- small helps -------------------------------------------------------------------------------------------------------
+def key(args: Args, house: House) -> int:
+    if (args.do == "revoke") != bool(args.id):
+        raise BadOption(f"`belljar lease key {args.do}`: an ID is given with revoke, and with nothing else")
+    answer = ask(args.door, "keys", act=args.do, id=args.id or "", owner=args.owner)
+    if args.do == "list":
+        rows = [
+            (key["id"], key["owner"], duration(time.time() - key["created"]), "yes" if key["enabled"] else "revoked")
+            for key in answer["keys"]
+        ]
+        show(answer, ("ACCESS KEY", "OWNER", "MADE AGO", "VALID"), rows, as_=args.format)
+    elif args.format == "json":
+        print(as_json(answer))
+    elif args.do == "new":
+        print(f"AWS_ACCESS_KEY_ID={answer['id']}\nAWS_SECRET_ACCESS_KEY={answer['secret']}")
+    return 0
 
 
-def _seconds(args: Args) -> float:
-    """0: as is usual at this site."""
-    option, said, unit = ("--time", args.time, 1) if args.hours is None else ("--hours", args.hours, 3600)
-    return 0.0 if said is None else unit * _number(option, said, "As in --time 90m or --hours 0.5.")
+def usage(args: Args, house: House) -> int:
+    machines = ask(args.door, "usage", all=args.all, owner=args.owner, back=float(args.since or 0))["machines"]
+    if args.machines:
+        rows = [(row["owner"], row["machine"], *(row[name] for name in SUMS)) for row in machines]
+        show({"machines": machines}, ("OWNER", "MACHINE", *SUM_HEADS), rows, as_=args.format)
+        return 0
+    owners = {
+        owner: [row for row in machines if row["owner"] == owner]
+        for owner in sorted({row["owner"] for row in machines})
+    }
+    sums = [
+        {"owner": owner, "machines": len(rows), **{name: sum(row[name] for row in rows) for name in SUMS}}
+        for owner, rows in owners.items()
+    ]
+    rows = [tuple(row.values()) for row in sums]
+    show({"owners": sums}, ("OWNER", "MACHINES", *SUM_HEADS), rows, as_=args.format)
+    return 0
 
 
-def _number(option: str, said: str | float, hint: str) -> float:
-    """Raises BadOption."""
-    with suppress(ValueError):
-        if 0 < (found := float(said)) < 1e9:
-            return found
-    raise BadOption(f"{option} {said}: not a number above 0", hint=hint)
-
-
-def _user_data(path: Path | None) -> str:
-    from belljar.lease import LARGEST_USER_DATA
-
-    if path is None:
-        return ""
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        raise BadOption(f"--user-data {path}: {exc.strerror}") from exc
-    if len(data) > LARGEST_USER_DATA:
-        what = f"--user-data {path}: {len(data)} bytes; {LARGEST_USER_DATA} are the most"
-        raise BadOption(what, hint="A short script can fetch the rest.")
-    return data.decode("latin-1")
-
-
-def _identity(args: Args) -> list[str]:
-    return ["-i", str(args.identity), "-o", "IdentitiesOnly=yes"] if args.identity else []
-
-
-def _quoted(word: str) -> str:
-    """For ssh: `%` begins what it fills in, and a shell reads the rest."""
-    import shlex
-
-    return shlex.quote(word.replace("%", "%%"))
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+def events(args: Args, house: House) -> int:
+    events: list[dict[str, Any]] = []
+    while more := ask(args.door, "events", lease=args.lease, after=events[-1]["position"] if events else 0)["events"]:
+        events += more
+    rows = [
+        (utc(event["wall"]), *(event[key] or "" for key in ("of", "before", "after", "cause", "why")))
+        for event in events
+    ]
+    show({"events": events}, ("WHEN", "WHAT", "FROM", "TO", "CAUSE", "WHY"), rows, as_=args.format)
+    return 0
 
 
 WANTED = """\
 IMAGE | its name
 / --time TIME | how long they are wanted, as in 2h (`lease.default_time`)
-/ --hours HOURS | the same, in hours, as in 0.5
+/ --hours HOURS @time | the same, in hours, as in 0.5
 -n --count N =1 | so many machines
 --least N =0 | start with so many, too
 --per-node N =1 | so many of them may share a node
@@ -300,10 +314,10 @@ LEASE | its id
 {DOOR}
 {FORMAT}
 # release | give leases, or single machines, back
-LEASE + @leases | ids of leases or machines
+LEASE + @ids | ids of leases or machines
 {DOOR}
 # reboot | start guests again, each from the disk that it has
-MACHINE + @machines | ids of machines
+MACHINE + @ids | ids of machines
 {DOOR}
 # ssh | log in to a machine; its host key is known
 MACHINE | its id, that of a lease with one machine, or CLUSTER/NAME
@@ -323,14 +337,31 @@ MACHINE | its id
 # console | show what a machine wrote on its console last
 MACHINE | its id
 {DOOR}
+# usage | sum up what your machines used: those that run, and those that ended
+--since TIME | ended within this time, as in 30d; default: all there ever were
+--machines | each machine
+--owner NAME = | another's, as root or as the service's account
+--all | everybody's, as root or as the service's account
+{DOOR}
+{FORMAT}
+# events | show how a lease went: each move of it, its nodes and machines
+LEASE | its id
+{DOOR}
+{FORMAT}
 """
+PILOT = """
+FILE | the job file that the service wrote, mode 0600
+--rank N | number of this node among those of its job; default: as the batch system says"""
 FUNCTIONS = {
-    "serve": serve, "run": run, "status": status, "extend": extend, "grow": grow, "release": release, "ssh": ssh, "connect": connect,
-    "key": key, "explain": explain, "console": console, "reboot": reboot,
+    "serve": serve, "run": run, "status": status, "extend": extend, "grow": grow, "release": act_on, "reboot": act_on, "ssh": ssh,
+    "connect": connect, "key": key, "explain": explain, "console": console, "usage": usage, "events": events,
 }  # fmt: skip
 VERBS = {
     "lease": Verb(
         "Machines of an image for so long: pilot jobs of the site's batch system hold their nodes.",
-        acts={**acts(ROWS, FUNCTIONS), **reading.ACTS, **cluster.ACTS},
-    )
+        acts={**acts(ROWS, FUNCTIONS), "cluster": cluster.CLUSTER},
+    ),
+    "pilot": Verb(
+        "Hold a node for a lease: make its machines as its service says, and end them in time.", pilot, PILOT
+    ),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
-from belljar.cli.render import as_json
+from belljar.cli.render import as_json, for_terminal
 from belljar.errors import BadOption, OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
@@ -135,17 +135,11 @@ def _write(chunks: Iterable[bytes]) -> None:
     sys.stdout.flush()
     for chunk in chunks:
         if sys.stdout.isatty():
-            sys.stdout.write(for_terminal(chunk))
+            sys.stdout.write(for_terminal(chunk.decode(errors="replace").replace("\r\n", "\n")))
             sys.stdout.flush()
         else:
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
-
-
-def for_terminal(data: bytes) -> str:
-    """Text that shows escape sequences instead of obeying them."""
-    text = data.decode(errors="replace").replace("\r\n", "\n")
-    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 # -- events --------------------------------------------------------------------------------------------------------------
