@@ -5,27 +5,27 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.image import site as image_site
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
 from belljar.errors import BadOption, InputMissing, OutputUnwritable
-from belljar.jobs import size
+from belljar.jobs import complain, size
 from belljar.machine.planning.contexts import means_by, means_of
 from belljar.model import Context, Firmware
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.image import Image
-    from belljar.image.intake.intake import Judge
-    from belljar.machine.workshop.workshop import Item
 
-OWNER = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
+SIZES = ("virtual_size", "stored", "least_memory")
+NOTHING_YET = "nothing has come from these sources yet. `belljar image sync --dry-run` shows what they offer"
 
 
 def build(args: Args, house: House) -> int:
@@ -45,54 +45,59 @@ def import_(args: Args, house: House) -> int:
         args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
         sha256=args.sha256.lower(), context=context, signer=args.signer,
     )  # fmt: skip
-    image = bring(house.images, order, _judge(context, args.name))
+
+    def judge(facts: Mapping[str, Any], has_kernel: bool) -> None:
+        choose(context, means_by(facts, has_kernel), args.name)
+
+    image = bring(house.images, order, None if context is Context.AUTO else judge)
     if words := told_of(image):
-        print(f"belljar: {words}", file=sys.stderr)
+        complain(words, "")
     print(image.digest)
     return 0
 
 
-def _judge(context: Context, name: str) -> Judge | None:
-    """Refuses an image that cannot be contextualized as its importer wants."""
-    if context is Context.AUTO:
-        return None
-    return lambda facts, has_kernel: choose(context, means_by(facts, has_kernel), name)
-
-
 def list_(args: Args, house: House) -> int:
     images = house.images.images()
-    facts = [_facts(house, image) for image in images]
-    rows = [_row(image, one["state"]) for image, one in zip(images, facts, strict=True)]
-    put(facts, HEADS, rows, as_=args.format)
+    values = [_described(house, image) for image in images]
+    rows = [_row(image, value) for image, value in zip(images, values, strict=True)]
+    put(values, HEADS, rows, as_=args.format)
     return 0
 
 
 def show(args: Args, house: House) -> int:
     image = house.images.find(args.image)
-    facts = _facts(house, image)
-    sizes = {name: size(facts[name]) for name in ("virtual_size", "stored")}
-    shown = {**facts, **sizes, "created": moment(image.created)}
-    more = shown.pop("facts")
-    if least := more.get("least_memory"):
-        more = {**more, "least_memory": size(least)}
-    rows = [(name, _words(value)) for name, value in {**shown, **more}.items() if value not in ("", None, [], ())]
-    put(facts, ("WHAT", "VALUE"), rows, as_=args.format)
+    value = _described(house, image)
+    shown = {**value, **value["facts"], "created": moment(image.created)}
+    del shown["facts"]
+    rows = [
+        (
+            name,
+            size(fact)
+            if name in SIZES
+            else ", ".join(map(str, fact))
+            if isinstance(fact, (list, tuple))
+            else str(fact),
+        )
+        for name, fact in shown.items()
+        if fact not in ("", None, [], ())
+    ]
+    put(value, ("WHAT", "VALUE"), rows, as_=args.format)
     return 0
 
 
 def verify(args: Args, house: House) -> int:
     images = [house.images.find(reference) for reference in args.images] or house.images.images()
-    found = [(image, house.images.verify(image)) for image in images]
-    values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in found]
-    rows = [(_called(image), image.digest[:SHORT], "; ".join(wrong) or "as it was stored") for image, wrong in found]
+    verdicts = [(image, house.images.verify(image)) for image in images]
+    values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in verdicts]
+    rows = [
+        (", ".join(image.names), image.digest[:SHORT], "; ".join(wrong) or "as it was stored")
+        for image, wrong in verdicts
+    ]
     put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
-    bad = [image for image, wrong in found if wrong]
+    bad = [image for image, wrong in verdicts if wrong]
     for image in bad:
         what = "is not started any more" if image.store == house.images.folder else "is damaged"
-        print(
-            f"belljar: image {image.called} {what}. {house.images.remedy(image.disk.parent, image.called)}",
-            file=sys.stderr,
-        )
+        complain(f"image {image.called} {what}. {house.images.remedy(image.disk.parent, image.called)}", "")
     return 1 if bad else 0
 
 
@@ -143,37 +148,25 @@ def insert(args: Args, house: House) -> int:
     """Make a new image of one, with files of this host."""
     from belljar.image.store.store import check_name
     from belljar.jobs import disks
-
-    check_name(args.name)
-    items = [_item(text, _mode(args.mode), _owner(args.owner)) for text in args.items]
-    print(disks.insert(house, args.image, items, args.name).digest)
-    return 0
-
-
-def _item(text: str, mode: int | None, owner: tuple[int, int]) -> Item:
     from belljar.machine.workshop.workshop import Item
 
-    source, colon, target = text.rpartition(":")
-    if not colon or not source or not target.startswith("/"):
-        raise BadOption(f"{text}: not of the form SRC:DST with an absolute DST")
-    if not os.path.exists(source):
-        raise InputMissing(f"{source}: does not exist", hint="Correct SRC:DST.")
-    return Item(os.path.abspath(source), target, mode, owner)
-
-
-def _mode(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-7]{3,4}", text):
-        raise BadOption(f"--mode {text}: not of the form 644 or 0755")
-    return int(text, 8)
-
-
-def _owner(text: str) -> tuple[int, int]:
-    found = OWNER.fullmatch(text)
-    if not found:
-        raise BadOption(f"--owner {text}: not of the form UID or UID:GID, in numbers")
-    return int(found[1]), int(found[2] or found[1])
+    check_name(args.name)
+    if args.mode is not None and not re.fullmatch(r"[0-7]{3,4}", args.mode):
+        raise BadOption(f"--mode {args.mode}: not of the form 644 or 0755")
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", args.owner):
+        raise BadOption(f"--owner {args.owner}: not of the form UID or UID:GID, in numbers")
+    user, _, group = args.owner.partition(":")
+    mode, owner = None if args.mode is None else int(args.mode, 8), (int(user), int(group or user))
+    items = []
+    for text in args.items:
+        source, _, target = text.rpartition(":")
+        if not source or not target.startswith("/"):
+            raise BadOption(f"{text}: not of the form SRC:DST with an absolute DST")
+        if not os.path.exists(source):
+            raise InputMissing(f"{source}: does not exist", hint="Correct SRC:DST.")
+        items.append(Item(os.path.abspath(source), target, mode, owner))
+    print(disks.insert(house, args.image, items, args.name).digest)
+    return 0
 
 
 def agent(args: Args, house: House) -> int:
@@ -183,42 +176,88 @@ def agent(args: Args, house: House) -> int:
     return 0
 
 
-def _row(image: Image, state: str) -> tuple[Any, ...]:
+def _row(image: Image, value: dict[str, Any]) -> tuple[Any, ...]:
     firmware = f"firmware ({image.facts.get('use_firmware') or 'bios'})"
     how = "kernel" if image.kernel else "disc" if image.is_disc else firmware
-    stored = _stored(image)
-    return (
-        _called(image), image.digest[:SHORT], state, image.os, how, size(image.virtual_size), size(stored), moment(image.created),
-        image.source,
-    )  # fmt: skip
+    sizes = size(image.virtual_size), size(value["stored"])
+    names = ", ".join(image.names)
+    return names, image.digest[:SHORT], value["state"], image.os, how, *sizes, moment(image.created), image.source
 
 
-def _facts(house: House, image: Image) -> dict[str, Any]:
-    facts = {name: getattr(image, name) for name in image.__dataclass_fields__}
-    state = "corrupt" if house.images.complaint(image) else "ready"
-    return {**facts, "created": image.created, "stored": _stored(image), "state": state}
+def _described(house: House, image: Image) -> dict[str, Any]:
+    """All that is known of it, with the bytes that it takes on the host's disk, and whether it is good."""
+    files = [path for path in (image.disk, image.kernel, image.initrd) if path and path.exists()]
+    value = {name: getattr(image, name) for name in image.__dataclass_fields__}
+    value["stored"] = sum(path.stat().st_blocks * 512 for path in files)
+    return value | {"state": "corrupt" if house.images.complaint(image) else "ready"}
 
 
-def _stored(image: Image) -> int:
-    """Bytes the image takes on the host's disk."""
-    return sum(
-        path.stat().st_blocks * 512 for path in (image.disk, image.kernel, image.initrd) if path and path.exists()
-    )
+# -- the images of a site, from one repository to its hosts ---------------------------------------------------------------
 
 
-def _called(image: Image) -> str:
-    return ", ".join(image.names)
+def publish(args: Args, house: House) -> int:
+    """Make a repository, or change one."""
+    from belljar.image.progress import shown
+    from belljar.image.site import publish as act
+
+    if args.init:
+        print(act.init(Path(args.to), args.key[0]))
+        return 0
+    if not any((args.images, args.unpublish, args.delegate, args.rotate, args.refresh)):
+        raise BadOption("nothing to publish", hint="Name an image; --refresh renews what expires.")
+    if args.name and len(args.images) != 1:
+        raise BadOption("--as gives one image its name", hint="Publish images with other names one by one.")
+    images = {args.name or image.called: image for image in map(house.images.resolve, args.images)}
+    with shown() as progress, act.opened(args.to, act.load_keys(args.key)) as repository:
+        if args.delegate:
+            role, names, *keys = [*map(str, args.delegate), ""]
+            repository.delegate(role, names, list(filter(None, keys)), args.threshold)
+        for name in args.unpublish:
+            repository.remove(name)
+        for name, image in images.items():
+            repository.put(house.images, name, image, progress)
+        if args.rotate:
+            repository.rotate(args.rotate, args.key[0])
+    for name, image in images.items():
+        print(f"{name} {image.digest}")
+    for note in repository.notes:
+        complain(note, "")
+    return 0
 
 
-def _words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def sync(args: Args, house: House) -> int:
+    """Bring what is named, or what has changed."""
+    from belljar.image.site import sync as act
+
+    sources = args.sources or house.settings.image.sources
+    if not sources:
+        raise BadOption("no source of images is known", hint="Set `image.sources`, or name one with --from.")
+    if args.all and args.names:
+        raise BadOption("--all together with names")
+    rows = act.sync(house.images, args.names, sources, everything=args.all, dry_run=args.dry_run)
+    table = [
+        (row.name, row.digest[:SHORT], row.what, row.source, f"{row.error}: {row.why}" if row.error else row.why)
+        for row in rows
+    ]
+    put(rows, ("NAME", "DIGEST", "STATE", "SOURCE", "WHY"), table, as_=args.format)
+    if not rows and not (args.names or args.all or args.dry_run):
+        complain(NOTHING_YET, "`belljar image sync NAME` brings one image, `belljar image sync --all` every one.")
+    return 1 if any(row.what == act.FAILED for row in rows) else 0
+
+
+def key(args: Args, house: House) -> int:
+    """Print the public part of a key, made now where there is none."""
+    from belljar.image.site.publish import make_key, public_word
+
+    print(public_word(make_key(args.file)))
+    return 0
 
 
 DISK = "IMAGE|ID @disk | an image, or a machine that has ended and was run with --keep"
 IMAGE = "IMAGE | name, digest or the digest's first digits"
-CONTEXT = "{" + ",".join(one.value for one in Context) + "}"
+CONTEXT = "{" + ",".join(context.value for context in Context) + "}"
 CONTEXT_HELP = "how its guests are contextualized, where a job does not say (auto: the first way that it can)"
-OWN = f"""
+ACTS = f"""
 # build | build a Debian image with mmdebstrap
 {{debian}} @system | what to build
 --suite {{bullseye,bookworm,trixie}} =bookworm | Debian's release (bookworm)
@@ -273,10 +312,28 @@ SRC:DST + @items | a path here and its absolute path in the image; a folder's / 
 --owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)
 # agent | print the guest agent, to install it in an image that belljar cannot boot directly
 / --tar ! | the agent with its interpreter: a tar archive to unpack at /usr/lib/belljar
-/ --unit | a systemd unit that starts it"""
+/ --unit | a systemd unit that starts it
+# publish | put images into a repository, for all hosts of a site
+IMAGE * @images | name or digest
+--to DIR#sha256=DIGEST ! @to | the repository, as in `image.sources`; with --init a new folder
+--key FILE|DIR * ! | a private key to sign with, or a folder of them; repeatable
+--init | make a repository, and its keys in the folder of --key; prints the line for `image.sources`
+--as NAME @name = | the image's name there (one image)
+--unpublish NAME * | revoke a name: nodes take it away; repeatable
+--refresh | only renew what expires: for a timer, once a day
+--delegate WORD + | ROLE NAMES KEY...: let these public keys publish these names, as in 'alice-*|a'; ROLE alone: no more
+--threshold N =1 | so many of the keys of --delegate have to sign (1)
+--rotate {{root,targets,online}} | replace a key by a new one, made in the folder of --key
+# sync | bring images of the site's sources up to date here; exit 1 when one fails
+NAME * @names | a name that a source offers; none: those that came from there before
+--from ADDRESS#sha256=DIGEST * @sources | instead of `image.sources` in the settings; repeatable
+--all | every name that is offered
+-n --dry-run | only say what is offered, and what would be brought
+{FORMAT}
+# key | make a key to sign with, or show the public part of one, as for `publish --delegate`
+FILE | made when there is none"""
 FUNCTIONS = {
     "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
-    "gc": gc, "tag": tag, "set": set_, "extract": extract, "insert": insert, "agent": agent,
+    "gc": gc, "tag": tag, "set": set_, "extract": extract, "insert": insert, "agent": agent, "publish": publish, "sync": sync, "key": key,
 }  # fmt: skip
-ACTS = {**acts(OWN, FUNCTIONS), **image_site.ACTS}
-VERBS = {"image": Verb("Build, import, list, show, verify, name and remove images.", acts=ACTS)}
+VERBS = {"image": Verb("Build, import, list, show, verify, name and remove images.", acts=acts(ACTS, FUNCTIONS))}
