@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 def show_all(args: Args, house: House) -> int:
     templates = house.hypervisor.templates()
-    images = {image.digest: image.names for image in house.images.images()} if templates else {}
-    names = {one.key: images.get(one.facts.get("image_digest", ""), ()) for one in templates}
-    rows = [
-        (
-            one.key, ", ".join(names[one.key]) or str(one.facts.get("image_digest"))[:12], one.facts.get("cpus"),
-            size(one.facts.get("memory", 0)), one.facts.get("accelerator"), one.facts.get("owner"), size(one.size), duration(time.time() - one.created),
-        )
-        for one in templates
-    ]  # fmt: skip
+    names = {image.digest: image.names for image in house.images.images()} if templates else {}
+    values, rows = [], []
+    for template in templates:
+        facts, digest = template.facts, str(template.facts.get("image_digest", ""))
+        values.append(_described(template) | {"images": names.get(digest, ())})
+        kind = facts.get("cpus"), size(facts.get("memory", 0)), facts.get("accelerator"), facts.get("owner")
+        image, age = ", ".join(names.get(digest, ())) or digest[:12], duration(time.time() - template.created)
+        rows.append((template.key, image, *kind, size(template.size), age))
     heads = ("KEY", "IMAGE", "CPUS", "MEMORY", "ACCELERATOR", "UID", "ON DISK", "AGE")
-    show([{**_described(one), "images": names[one.key]} for one in templates], heads, rows, as_=args.format)
+    show(values, heads, rows, as_=args.format)
     return 0
 
 
 def verify(args: Args, house: House) -> int:
-    found = {one.key: house.hypervisor.verify_template(one) for one in _chosen(house, args.keys, or_all=True)}
-    rows = [(key, "; ".join(wrong) or "whole") for key, wrong in found.items()]
-    show(found, ("KEY", "STATE"), rows, as_=args.format)
-    return 1 if any(found.values()) else 0
+    chosen = _chosen(house, args.keys) if args.keys else house.hypervisor.templates()
+    verdicts = {template.key: house.hypervisor.verify_template(template) for template in chosen}
+    rows = [(key, "; ".join(wrong) or "whole") for key, wrong in verdicts.items()]
+    show(verdicts, ("KEY", "STATE"), rows, as_=args.format)
+    return 1 if any(verdicts.values()) else 0
 
 
 def remove(args: Args, house: House) -> int:
     if bool(args.keys) == args.all:
         raise TemplateError("which templates?", hint="Name templates by their keys, or say --all.")
-    for template in _chosen(house, args.keys, or_all=args.all):
+    for template in house.hypervisor.templates() if args.all else _chosen(house, args.keys):
         house.hypervisor.remove_template(template.key)
         print(template.key)
     return 0
@@ -76,14 +76,11 @@ def build(args: Args, house: House) -> int:
     return 0
 
 
-def _chosen(house: House, prefixes: list[str], *, or_all: bool = False) -> list[Template]:
+def _chosen(house: House, prefixes: list[str]) -> list[Template]:
     """The templates whose keys begin so. Raises TemplateError for a prefix that fits none or several."""
-    there = house.hypervisor.templates()
-    if not prefixes and or_all:
-        return there
     chosen = []
     for prefix in prefixes:
-        fitting = [one for one in there if prefix and one.key.startswith(prefix)]
+        fitting = [item for item in house.hypervisor.templates() if prefix and item.key.startswith(prefix)]
         if len(fitting) != 1:
             what = "no template of this user's has" if not fitting else f"{len(fitting)} templates of this user's have"
             raise TemplateError(f"{prefix!r}: {what} a key that begins so")
@@ -93,8 +90,7 @@ def _chosen(house: House, prefixes: list[str], *, or_all: bool = False) -> list[
 
 def _described(template: Template) -> dict[str, Any]:
     return {
-        "key": template.key, "folder": str(template.folder), "size": template.size, "created": template.created,
-        "facts": dict(template.facts),
+        "key": template.key, "folder": template.folder, "size": template.size, "created": template.created, "facts": template.facts,
     }  # fmt: skip
 
 
@@ -102,29 +98,29 @@ def _described(template: Template) -> dict[str, Any]:
 
 
 def list_caches(args: Args, house: House) -> int:
-    return _show_caches(caches.found(house.folders), args.format)
+    values = []
+    for cache in caches.found(house.folders):
+        status = cache.path.stat()
+        values.append(_of(cache, cache.state(), status.st_size, status.st_blocks * 512))
+    return _show_caches(values, args.format)
 
 
 def remove_caches(args: Args, house: House) -> int:
-    return _show_caches(list(caches.remove(house.folders)), args.format, is_gone=True)
+    return _show_caches([_of(cache, "removed", 0, 0) for cache in caches.remove(house.folders)], args.format)
 
 
-def _show_caches(caches: list[Cache], form: str, *, is_gone: bool = False) -> int:
-    values, rows = [], []
-    for cache in caches:
-        facts = None if is_gone else cache.path.stat()
-        state, length = ("removed", 0) if facts is None else (cache.state(), facts.st_size)
-        stored = 0 if facts is None else facts.st_blocks * 512
-        values.append(
-            {"number": cache.number, "state": state, "size": length, "stored": stored, "path": str(cache.path)}
-        )
-        rows.append((cache.number, state, size(length), size(stored), cache.path))
+def _of(cache: Cache, state: str, length: int, stored: int) -> dict[str, Any]:
+    return {"number": cache.number, "state": state, "size": length, "stored": stored, "path": cache.path}
+
+
+def _show_caches(values: list[dict[str, Any]], form: str) -> int:
+    rows = [(row["number"], row["state"], size(row["size"]), size(row["stored"]), row["path"]) for row in values]
     show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=form)
     return 0
 
 
 KEY = "KEY * @keys | a template's key, or the beginning of one"
-NETWORKS, CONTEXTS = (",".join(one.value for one in kind) for kind in (NetworkMode, Context))
+NETWORKS, CONTEXTS = (",".join(member.value for member in kind) for kind in (NetworkMode, Context))
 TEMPLATES = f"""
 # list | list the templates of this user; with --format json all that each was made of
 {FORMAT}
@@ -150,12 +146,11 @@ CACHES = f"""
 {FORMAT}
 # remove | remove every cache that no machine has
 {FORMAT}"""
-OF_TEMPLATES = {"list": show_all, "verify": verify, "remove": remove, "build": build}
 VERBS = {
     "template": Verb(
         "Templates are booted guests, frozen: one for each image, from which machines of every size are cloned. They are made on the "
         "first job of their kind, trusted only while nothing in them has changed, and made again when they are old.",
-        acts=acts(TEMPLATES, OF_TEMPLATES),
+        acts=acts(TEMPLATES, {"list": show_all, "verify": verify, "remove": remove, "build": build}),
     ),
     "cache": Verb(
         "List and remove cache disks: `belljar run --cache SIZE` gives a machine one that no other machine has, and that"
