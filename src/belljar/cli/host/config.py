@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Args, Verb
-from belljar.cli.render import as_json, show
+from belljar.cli.render import as_json, setting, show
 from belljar.jobs import plain
-from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -24,28 +23,38 @@ def config(args: Args, house: House) -> int:
     if args.what == "check":
         from belljar.config.checking import all_mistakes, notes
 
-        told = notes(loaded, inspect(house.config_file, in_job=True))
         mistakes = (*all_mistakes(loaded), *_of_node(loaded))
-        return _check(replace(loaded, mistakes=mistakes), told, args.format)
+        files = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})
+        good = f"The settings are good ({', '.join(files) or 'defaults only'})."
+        return report(mistakes, notes(loaded, inspect(house.config_file, in_job=True)), good, args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
         raise BadSettings(loaded.mistakes)
     return 0
 
 
+def report(mistakes: Sequence[Mistake], notes: Sequence[str], good: str, form: str) -> int:
+    """Print every mistake, or that all is *good*, and the notes; exit code 1 where there is a mistake."""
+    if form == "json":
+        print(as_json({"ok": not mistakes, "mistakes": mistakes, "notes": notes}))
+        return 1 if mistakes else 0
+    for line in (*(map(str, mistakes) if mistakes else [good]), *(f"note: {note}" for note in notes)):
+        print(plain(line))
+    return 1 if mistakes else 0
+
+
 def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
-    from belljar.cli.render import setting
     from belljar.config import DEFAULT_ORIGIN, every_setting
 
     rows: list[tuple[str, ...]] = []
-    facts: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for section, key, value, metadata in every_setting(loaded.settings):
         origin = loaded.origins.get(f"{section}.{key}", DEFAULT_ORIGIN)
         locked = _locked(f"{section}.{key}", loaded)
         rows.append((f"{section}.{key}", setting(value, metadata), *((origin, locked) if with_origin else ())))
-        known = {"value": value, "origin": origin, "locked": locked}
-        facts.setdefault(section, {})[key] = known if with_origin else value
-    show(facts, ("SETTING", "VALUE", *(("ORIGIN", "LOCKED") if with_origin else ())), rows, as_=form)
+        described = {"value": value, "origin": origin, "locked": locked}
+        sections.setdefault(section, {})[key] = described if with_origin else value
+    show(sections, ("SETTING", "VALUE", *(("ORIGIN", "LOCKED") if with_origin else ())), rows, as_=form)
 
 
 def _locked(name: str, loaded: Loaded) -> str:
@@ -65,20 +74,6 @@ def _of_node(loaded: Loaded) -> Iterator[Mistake]:
     seen = examine_node(loaded.settings.paths.node)
     if not seen.is_good:
         yield Mistake(loaded.origins["paths.node"], "paths.node", seen.text, seen.remedy)
-
-
-def _check(loaded: Loaded, told: tuple[str, ...], form: str) -> int:
-    if form == "json":
-        print(as_json({"ok": not loaded.mistakes, "mistakes": loaded.mistakes, "notes": told}))
-    elif loaded.mistakes:
-        for mistake in loaded.mistakes:
-            print(plain(str(mistake)))
-    else:
-        given = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})
-        print(f"The settings are good ({', '.join(given) if given else 'defaults only'}).")
-        for note in told:
-            print(plain(f"note: {note}"))
-    return 1 if loaded.mistakes else 0
 
 
 VERBS = {

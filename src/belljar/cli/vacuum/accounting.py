@@ -6,33 +6,25 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from belljar.accounting import CloudRecord
+from belljar.accounting.publish import Publisher
+from belljar.assembly import House
+from belljar.cli.lease.asking import DOOR, ask
 from belljar.cli.parser import FORMAT, Args, Verb, acts
-from belljar.cli.render import show
-
-if TYPE_CHECKING:
-    from belljar.accounting import CloudRecord
-    from belljar.accounting.publish import Publisher
-    from belljar.assembly import House
+from belljar.cli.render import show, utc
 
 DAY = 86400.0
-SHOWN = ("EndTime", "LocalJobId", "Queue", "LocalUserId", "Processors", "WallDuration", "CpuDuration", "ServiceLevel")
-
-
-def publisher(house: House) -> Publisher:
-    from belljar.accounting.publish import Publisher
-
-    return Publisher(house.settings.accounting)
+SHOWN = ("LocalJobId", "Queue", "LocalUserId", "Processors", "WallDuration", "CpuDuration", "ServiceLevel")
 
 
 def publish(args: Args, house: House) -> int:
     from belljar.journal import Ledger
 
     if args.leases:
-        done = publisher(house).publish_cloud(lambda position: _leased(args.door, position))
+        done = Publisher(house.settings.accounting).publish_cloud(lambda position: _leased(args.door, position))
     else:
-        done = publisher(house).publish(Ledger(house.folders.logs), from_start=args.from_start)
+        done = Publisher(house.settings.accounting).publish(Ledger(house.folders.logs), from_start=args.from_start)
     row = (done.rows, done.archived, done.queued, done.unreported)
     show(done, ("ROWS READ", "ARCHIVED", "QUEUED", "NOT REPORTABLE"), [row], as_=args.format)
     return 0
@@ -40,19 +32,13 @@ def publish(args: Args, house: House) -> int:
 
 def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str]]:
     """Of leased machines that ended, oldest first. Raises what the lease service refuses with."""
-    from belljar.accounting import CloudRecord
-    from belljar.cli.lease.asking import ask
-
     while (answer := ask(door, "over", after=position))["position"] != position:
-        for one in answer["machines"]:
-            end = int(one["ended"])
-            yield (
-                CloudRecord(
-                    one["machine"], os.uname().nodename, one["owner"], one["group"], one["image"], int(one["began"]), end,
-                    one["seconds"], one["cpus"], one["memory"], one["disk"],
-                ),
-                position,
+        for use in answer["machines"]:
+            record = CloudRecord(
+                use["machine"], os.uname().nodename, use["owner"], use["group"], use["image"], int(use["began"]), int(use["ended"]),
+                use["seconds"], use["cpus"], use["memory"], use["disk"],
             )  # fmt: skip
+            yield record, position
         position = answer["position"]
         yield None, position
 
@@ -60,21 +46,21 @@ def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str
 def sync(args: Args, house: House) -> int:
     now = time.time()
     months = args.months or [month_of(now - DAY)]
-    made = [(month, str(path)) for month in months for path in publisher(house).count(month, now)]
+    made = [(month, str(path)) for month in months for path in Publisher(house.settings.accounting).count(month, now)]
     show([{"month": month, "file": path} for month, path in made], ("MONTH", "FILE"), made, as_=args.format)
     return 0
 
 
 def list_records(args: Args, house: House) -> int:
-    found = publisher(house).records(args.month or month_of(time.time()))
+    records = Publisher(house.settings.accounting).records(args.month or month_of(time.time()))
     heads = ("END", "JOB", "TYPE", "FACTORY", "CPUS", "WALL", "CPU", "BENCHMARK")
-    rows = [(_moment(one["EndTime"]), *(one.get(key, "") for key in SHOWN[1:])) for one in found]
-    show(found, heads, rows, as_=args.format)
+    rows = [(utc(int(record["EndTime"])), *(record.get(key, "") for key in SHOWN)) for record in records]
+    show(records, heads, rows, as_=args.format)
     return 0
 
 
 def republish(args: Args, house: House) -> int:
-    counts = [(month, publisher(house).republish(month)) for month in args.months]
+    counts = [(month, Publisher(house.settings.accounting).republish(month)) for month in args.months]
     show([{"month": month, "queued": count} for month, count in counts], ("MONTH", "QUEUED"), counts, as_=args.format)
     return 0
 
@@ -83,14 +69,10 @@ def month_of(moment: float) -> str:
     return time.strftime("%Y%m", time.gmtime(moment))
 
 
-def _moment(text: str) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(int(text)))
-
-
 ACTS = f"""
 # publish | account all machines that ended since the last time; safe to run at any time, and to be killed
 --leases | account leased machines, as cloud records, from this host's lease service; as root or as its account
---door SOCKET =/run/belljar-lease/door | the lease service's socket
+{DOOR}
 --from-start | read the ledger from its beginning; what is archived is not accounted again
 {FORMAT}
 # sync | queue the counts of these months, YYYYMM (default: the month of a day ago)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import duration, moment, show
-from belljar.jobs import plain
+from belljar.jobs import complain
 from belljar.records import replace
 
 if TYPE_CHECKING:
@@ -33,15 +32,14 @@ def ask(args: Args, house: House) -> int:
         return await Poller(space, client="command", key=key).ask(kind)
 
     answers = asyncio.run(poll())
-    found = [one for name in sorted(answers.found) for one in sorted(answers.found[name], key=_name)]
-    facts = {kind.verb: found, "silent": answers.silent, "short": answers.short, "refused": answers.refused}
-    show(facts, heads, [row(one) for one in found], as_=args.format)
-    for name in answers.silent:
-        print(f"belljar: {plain(name)} does not answer", file=sys.stderr)
-    for name in answers.short:
-        print(f"belljar: {plain(name)} told less than it announced", file=sys.stderr)
-    for why, count in answers.refused.items():
-        print(f"belljar: {count} packets were ignored: {why}", file=sys.stderr)
+    items = [item for name in sorted(answers.found) for item in sorted(answers.found[name], key=_name)]
+    value = {kind.verb: items, "silent": answers.silent, "short": answers.short, "refused": answers.refused}
+    show(value, heads, [row(item) for item in items], as_=args.format)
+    trouble = [f"{name} does not answer" for name in answers.silent]
+    trouble += [f"{name} told less than it announced" for name in answers.short]
+    trouble += [f"{count} packets were ignored: {why}" for why, count in answers.refused.items()]
+    for line in trouble:
+        complain(line, "")
     return 1 if answers.silent else 0
 
 
@@ -63,30 +61,29 @@ def _space(args: Args) -> Space:
     )
 
 
-def _name(one: Any) -> str:
-    return str(getattr(one, "machine", "") or getattr(one, "machinetype", ""))
+def _name(item: Any) -> str:
+    return str(getattr(item, "machine", "") or getattr(item, "machinetype", ""))
 
 
-def _machine(one: MachineStatus) -> tuple[object, ...]:
-    began = one.started or one.created
-    is_there = began and one.state != "Shut down"
-    age = duration(max(0.0, time.time() - began)) if began and is_there else ""
-    cpu = f"{one.cpu_percentage:.1f} %" if one.state == "Running" else ""
-    use = one.processors, round(one.hs06, 2), age, cpu
-    return one.machine, one.machinetype or "", one.state, *use, one.message or ""
+def _machine(machine: MachineStatus) -> tuple[object, ...]:
+    began = machine.started or machine.created
+    age = duration(max(0.0, time.time() - began)) if began and machine.state != "Shut down" else ""
+    cpu = f"{machine.cpu_percentage:.1f} %" if machine.state == "Running" else ""
+    use = machine.processors, round(machine.hs06, 2), age, cpu
+    return machine.machine, machine.machinetype or "", machine.state, *use, machine.message or ""
 
 
-def _type(one: TypeStatus) -> tuple[object, ...]:
-    use = one.running_machines, f"{one.running_processors:g}", round(one.running_hs06, 2), one.young
-    return one.factory, one.machinetype, *use, moment(one.message_time), one.message or ""
+def _type(kind: TypeStatus) -> tuple[object, ...]:
+    use = kind.running_machines, f"{kind.running_processors:g}", round(kind.running_hs06, 2), kind.young
+    return kind.factory, kind.machinetype, *use, moment(kind.message_time), kind.message or ""
 
 
-def _factory(one: FactoryStatus) -> tuple[object, ...]:
-    free, used, memory = (f"{kb / 1e6:.1f}" for kb in (one.daemon_free_kb, one.memory_used_kb, one.memory_total_kb))
-    processors = f"{one.running_processors:g}/{one.max_processors}"
-    use = f"{one.running_machines}/{one.max_machines}", processors, f"{one.running_hs06:g}/{one.max_hs06:g}"
-    state = f"{one.load_average:.2f}", free, f"{used}/{memory}", moment(one.factory_heartbeat)
-    return one.factory, *use, *state, one.version
+def _factory(host: FactoryStatus) -> tuple[object, ...]:
+    free, used, memory = (f"{kb / 1e6:.1f}" for kb in (host.daemon_free_kb, host.memory_used_kb, host.memory_total_kb))
+    processors = f"{host.running_processors:g}/{host.max_processors}"
+    use = f"{host.running_machines}/{host.max_machines}", processors, f"{host.running_hs06:g}/{host.max_hs06:g}"
+    state = f"{host.load_average:.2f}", free, f"{used}/{memory}", moment(host.factory_heartbeat)
+    return host.factory, *use, *state, host.version
 
 
 # By the act: heads, and how a row is made.

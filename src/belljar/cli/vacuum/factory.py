@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,12 @@ from belljar.cli.render import duration, moment, show
 from belljar.errors import BadOption
 from belljar.jobs import plain
 
-STATE = "vacuum"
 DAY = 86400.0
 
 
 def folder_of(args: Args, house: House) -> Path:
-    return Path(args.state) if args.state else house.folders.store / STATE
+    folder: Path = args.state or house.folders.store / "vacuum"
+    return folder
 
 
 def run(args: Args, house: House) -> int:
@@ -49,23 +47,28 @@ def drain(args: Args, house: House) -> int:
     from belljar.vacuum.factory.keeper import Machines
     from belljar.vacuum.factory.state import STATUS, Status
 
-    if args.off and args.by is not None:
-        raise BadOption("--off with --by: one of them only")
+    folder = folder_of(args, house)
+    if args.off:
+        if args.by is not None:
+            raise BadOption("--off with --by: one of them only")
+        give_order(folder, Order())
+        print("Machines are started again.")
+        return 0
     if args.by is not None and args.by <= time.time():
         raise BadOption(f"--by: {moment(args.by)} has passed", hint="Such as 18:00, 2026-12-24T18:00 or +2h.")
-    folder = folder_of(args, house)
-    give_order(folder, Order() if args.off else Order(True, args.by))
+    give_order(folder, Order(True, args.by))
     gone = "" if args.by is None else f"; all are gone by {_until(args.by)}"
-    print("Machines are started again." if args.off else f"No more machines are started on this host{gone}.")
-    status = None if args.off else kept.read(folder / STATUS, Status)
-    for one in Machines(Space(status.space, status.factory)).living() if status else ():
-        print(f"  {one.id} {one.machinetype}: until {_until(min(one.ends, args.by or one.ends))} at most")
+    print(f"No more machines are started on this host{gone}.")
+    status = kept.read(folder / STATUS, Status)
+    for machine in Machines(Space(status.space, status.factory)).living() if status else ():
+        end = min(machine.ends, args.by or machine.ends)
+        print(f"  {machine.id} {machine.machinetype}: until {_until(end)} at most")
     return 0
 
 
 def _until(then: float) -> str:
-    days = (date.fromtimestamp(then) - date.today()).days
-    return f"{moment(then)} ({'tomorrow, ' if days == 1 else ''}in {duration(max(then - time.time(), 0))})"
+    is_tomorrow = time.localtime(then)[:3] == time.localtime(time.time() + DAY)[:3]
+    return f"{moment(then)} ({'tomorrow, ' * is_tomorrow}in {duration(max(then - time.time(), 0))})"
 
 
 def explain(args: Args, house: House) -> int:
@@ -78,14 +81,14 @@ def explain(args: Args, house: House) -> int:
         raise BadOption(
             f"no decision is known of that time{since}", hint="Is the factory started? `belljar vacuum check` tells."
         )
-    verdicts = [one for one in decision["verdicts"] if not args.types or one["machinetype"] in args.types]
-    for name in set(args.types) - {one["machinetype"] for one in verdicts}:
+    verdicts = [verdict for verdict in decision["verdicts"] if not args.types or verdict["machinetype"] in args.types]
+    for name in set(args.types) - {verdict["machinetype"] for verdict in verdicts}:
         raise BadOption(f"{name}: no such machinetype in this decision")
-    heads = ("TYPE", "SHARE", "HS06", "TARGET", "SCORE", "WHY", "UNTIL")
     if args.format == "table":
         silent = ", ".join(decision.get("silent", ()))
         print(f"Decided {moment(decision['time'])}" + (f"; no answer from {plain(silent)}" if silent else ""))
-    show({**decision, "verdicts": verdicts}, heads, [_row(one) for one in verdicts], as_=args.format)
+    heads = ("TYPE", "SHARE", "HS06", "TARGET", "SCORE", "WHY", "UNTIL")
+    show({**decision, "verdicts": verdicts}, heads, [_row(verdict) for verdict in verdicts], as_=args.format)
     return 0
 
 
@@ -94,23 +97,16 @@ def before(text: str) -> float:
     Raises BadOption."""
     try:
         then = time.time() - as_duration(text.removeprefix("-")) if text[-1:] in tuple("smhd") else as_moment(text)
-    except argparse.ArgumentTypeError as exc:
+    except ValueError as exc:
         raise BadOption(f"--at {exc}") from exc
     return then - DAY if ":" in text and "-" not in text and then > time.time() else then
 
 
-def _row(one: dict[str, Any]) -> tuple[object, ...]:
-    until = time.strftime("%H:%M:%S", time.localtime(one["until"])) if one["until"] else ""
-    target = "" if one["target"] is None else f"{one['target']:.1f}"
-    return (
-        one["machinetype"],
-        f"{one['share']:g}",
-        f"{one['hs06']:.1f}",
-        target,
-        f"{one['score']:.1f}",
-        one["why"],
-        until,
-    )
+def _row(verdict: dict[str, Any]) -> tuple[object, ...]:
+    until = time.strftime("%H:%M:%S", time.localtime(verdict["until"])) if verdict["until"] else ""
+    target = "" if verdict["target"] is None else f"{verdict['target']:.1f}"
+    use = f"{verdict['share']:g}", f"{verdict['hs06']:.1f}", target, f"{verdict['score']:.1f}"
+    return verdict["machinetype"], *use, verdict["why"], until
 
 
 def check(args: Args, house: House) -> int:

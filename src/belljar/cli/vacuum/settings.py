@@ -6,14 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from belljar.cli.host.config import report
 from belljar.cli.parser import FORMAT, Args, acts
-from belljar.cli.render import as_json, show
-from belljar.jobs import plain
+from belljar.cli.render import show
 from belljar.records import fields
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.host.toml import Mistake
     from belljar.service.http.copies import Copy
     from belljar.vacuum import Space
     from belljar.vacuum.settings.settings import Loaded
@@ -30,8 +29,8 @@ def config(args: Args, house: House) -> int:
     loaded, copies = _loaded(args, house, asks=False)
     space, _ = with_pipes(loaded.space, copies)
     ages = {name: copy.age(time.time()) if copy.document is not None else None for name, copy in copies.items()}
-    facts = {"space": space, "origins": loaded.origins, "pipes": ages}
-    show(facts, ("SETTING", "VALUE", "ORIGIN"), list(_rows(space, loaded)), as_=args.format)
+    value = {"space": space, "origins": loaded.origins, "pipes": ages}
+    show(value, ("SETTING", "VALUE", "ORIGIN"), list(_rows(space, loaded)), as_=args.format)
     if loaded.mistakes:
         raise BadSettings(loaded.mistakes, hint=REMEDY)
     return 0
@@ -45,27 +44,15 @@ def check(args: Args, house: House) -> int:
 
     loaded, copies = _loaded(args, house, asks=args.pipes)
     space, notes = with_pipes(loaded.space, copies)
-    mistakes: list[Mistake] = list(loaded.mistakes)
-    if not mistakes:
-        usual = str(loaded.files[0])
-        wrongs = wrong_here(space, house.images.resolve)
-        mistakes += (Mistake(loaded.origins.get(at, usual), at, what, hint) for at, what, hint in wrongs)
+    mistakes = loaded.mistakes or tuple(
+        Mistake(loaded.origins.get(key, str(loaded.files[0])), key, what, hint)
+        for key, what, hint in wrong_here(space, house.images.resolve)
+    )
     now = time.time()
-    silent = [line for name, copy in copies.items() if (line := copy.told(f"pipe {name}", now))]
-    told = [*silent, *map(str, notes)]
-    if args.format == "json":
-        print(as_json({"ok": not mistakes, "mistakes": mistakes, "notes": told}))
-    else:
-        for line in map(str, mistakes):
-            print(plain(line))
-        names = [one.name for one in space.types]
-        if not mistakes:
-            print(
-                f"The space {space.name} is good ({_count(len(names), 'machinetype')}: {', '.join(names) or 'none'})."
-            )
-        for line in told:
-            print(plain(f"note: {line}"))
-    return 1 if mistakes else 0
+    told_of_pipes = [line for name, copy in copies.items() if (line := copy.told(f"pipe {name}", now))]
+    types = ", ".join(kind.name for kind in space.types) or "none"
+    good = f"The space {space.name} is good (machinetypes: {types})."
+    return report(mistakes, [*told_of_pipes, *map(str, notes)], good, args.format)
 
 
 def _loaded(args: Args, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
@@ -78,9 +65,9 @@ def _loaded(args: Args, house: House, *, asks: bool) -> tuple[Loaded, dict[str, 
     folder = house.settings.paths.store / FOLDER
     if asks and loaded.space.pipes:
         private_folder(folder)
-    return loaded, {
-        one.name: refresh(one, folder, time.time()) if asks else kept(one, folder) for one in loaded.space.pipes
-    }
+    now = time.time()
+    copies = {pipe.name: refresh(pipe, folder, now) if asks else kept(pipe, folder) for pipe in loaded.space.pipes}
+    return loaded, copies
 
 
 def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
@@ -88,32 +75,24 @@ def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
     from belljar.cli.render import setting
     from belljar.vacuum.settings.settings import keys
 
-    def row(name: str, value: Any, metadata: Any) -> tuple[str, str, str]:
+    def row(name: str, value: Any, metadata: Any, origin: str = "default") -> tuple[str, str, str]:
         is_table = isinstance(value, tuple) and bool(value) and isinstance(value[0], tuple)
-        text = ", ".join(f"{key}={one}" for key, one in value) if is_table else setting(value, metadata)
-        return name, _short(text), loaded.origins.get(name, "default")
+        text = ", ".join(f"{key}={item}" for key, item in value) if is_table else setting(value, metadata)
+        short = text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 3] + "..."
+        return name, short, loaded.origins.get(name, origin)
 
     for section in ("space", "factory"):
-        for key, facts in keys(section).items():
-            yield row(f"{section}.{key}", getattr(space, facts.field.name), facts.field.metadata)
-    for one in space.types:
-        usual = {each.name: each.default for each in fields(type(one))}
-        for key, facts in keys("machinetype").items():
-            value = getattr(one, key)
-            if value != usual[key]:
-                name, text, origin = row(f"machinetype.{one.name}.{key}", value, facts.field.metadata)
-                yield name, text, f"pipe {one.pipe}" if one.pipe and origin == "default" else origin
+        for key, known in keys(section).items():
+            yield row(f"{section}.{key}", getattr(space, known.field.name), known.field.metadata)
+    for kind in space.types:
+        usual = {field.name: field.default for field in fields(type(kind))}
+        for key, known in keys("machinetype").items():
+            if getattr(kind, key) != usual[key]:
+                origin = f"pipe {kind.pipe}" if kind.pipe else "default"
+                yield row(f"machinetype.{kind.name}.{key}", getattr(kind, key), known.field.metadata, origin)
     for pipe in space.pipes:
         yield row(f"pipe.{pipe.name}.url", pipe.url, {})
         yield row(f"pipe.{pipe.name}.share", pipe.share, {})
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 3] + "..."
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 FILE = "FILE ? | the space's settings (default: /etc/belljar/vacuum.toml and vacuum.d beside it)"
