@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +91,12 @@ async def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
         await cloud.hostnames(text)
 
 
-@pytest.mark.parametrize("verb", [verbs.suspend, verbs.list_])
+@pytest.mark.parametrize("act", ["suspend", "list"])
 def test_who_is_not_root_hears_that_the_machines_are_roots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Namespace, Any], int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     """slurmctld runs its programs as SlurmUser; a suspend that found no machine of that user's once exited with 0."""
     monkeypatch.setattr("os.geteuid", lambda: 64030)
     with pytest.raises(NotPermitted, match="root's machines, and this is uid 64030") as refused:
-        verb(Namespace(here=True, file=tmp_path / "none", nodes="cloud1", format="table"), None)
+        verbs.node(Namespace(act=act, here=True, file=tmp_path / "none", nodes="cloud1", format="table"), None)  # type: ignore[arg-type]
     assert "sudo" in refused.value.hint

@@ -7,31 +7,28 @@ import os
 import pwd
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, Verb, acts, Args
 from belljar.cli.render import duration, show, show_findings, as_json
+from belljar.assembly import House
+from belljar.bait import Order, settings
+from belljar.bait.journal import read
+from belljar.bait.status import give_order, read_status, order as ordered
 from belljar.errors import BadOption, BelljarError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from belljar.assembly import House
-    from belljar.pool import JobView
-
-STATE = "bait"
+from belljar.jobs.shares import shares
+from belljar.pool import JobView
 
 
 def folder_of(args: Args, house: House) -> Path:
-    return Path(args.state) if args.state else house.folders.store / STATE
+    folder: Path = args.state or house.folders.store / "bait"
+    return folder
 
 
 def run(args: Args, house: House) -> int:
-    from belljar.bait import settings
     from belljar.bait.daemon import serve
     from belljar.bait.machines.keeper import Machines
-    from belljar.jobs.shares import shares
     from belljar.service.telling import teller
 
     bait = settings.load(args.file)
@@ -67,9 +64,7 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
 
 def check(args: Args, house: House) -> int:
     """A line for each thing a bait needs, and the remedy where it is not so; exit 1 then."""
-    from belljar.bait import settings
     from belljar.bait.check import joins, needs
-    from belljar.jobs.shares import shares
 
     def image(name: str) -> str:
         try:
@@ -91,80 +86,65 @@ def check(args: Args, house: House) -> int:
 def status(args: Args, house: House) -> int:
     """Exit 1 where the bait takes no jobs, 2 where it is not there."""
     from belljar.bait.daemon import LOCK
-    from belljar.bait.status import order, read_status
     from belljar.host.locks import is_locked
 
     folder = folder_of(args, house)
-    status, there = read_status(folder), is_locked(folder / LOCK)
+    status, is_running = read_status(folder), is_locked(folder / LOCK)
     if status is None:
-        raise BadOption(
-            f"{folder}: no bait has worked here", hint="Start it with `belljar bait run`, or name its --state."
-        )
-    shown = {"running": there, "ordered": order(folder), "status": status}
-    jobs = " ".join(f"{count} {state}" for state, count in sorted(status.jobs.items())) or "none"
-    rows = [
-        ("bait", status.name), ("running", "yes" if there else "no"), ("state", status.state), ("why", status.why),
-        ("jobs", jobs), ("next", status.waits), ("trouble", status.error), ("looked", f"{duration(time.time() - status.looked)} ago"),
-    ]  # fmt: skip
-    show(shown, ("WHAT", ""), [row for row in rows if row[1]], as_=args.format)
-    return 2 if not there else 0 if status.state == "open" else 1
+        hint = "Start it with `belljar bait run`, or name its --state."
+        raise BadOption(f"{folder}: no bait has worked here", hint=hint)
+    facts = {
+        "bait": status.name, "running": "yes" if is_running else "no", "state": status.state, "why": status.why,
+        "jobs": " ".join(f"{count} {state}" for state, count in sorted(status.jobs.items())) or "none", "next": status.waits,
+        "trouble": status.error, "looked": f"{duration(time.time() - status.looked)} ago",
+    }  # fmt: skip
+    value = {"running": is_running, "ordered": ordered(folder), "status": status}
+    show(value, ("WHAT", ""), [fact for fact in facts.items() if fact[1]], as_=args.format)
+    return 2 if not is_running else 0 if status.state == "open" else 1
 
 
-def open_(args: Args, house: House) -> int:
-    from belljar.bait import Order
-    from belljar.bait.status import give_order
+def order(args: Args, house: House) -> int:
+    """Open or close it."""
 
-    give_order(folder_of(args, house), Order())
-    return 0
-
-
-def close(args: Args, house: House) -> int:
-    from belljar.bait import Order
-    from belljar.bait.status import give_order
-
-    give_order(folder_of(args, house), Order(False, args.reason))
+    give_order(folder_of(args, house), Order() if args.act == "open" else Order(False, args.reason))
     return 0
 
 
 def jobs(args: Args, house: House) -> int:
-    from belljar.bait.journal import read
 
-    entries, names = list(read(folder_of(args, house)).values()), _names(folder_of(args, house))
-    rows = [
-        (entry.job, entry.state.value, duration(time.time() - entry.since), " ".join(map(names, entry.machines)), entry.tries, entry.why)
-        for entry in entries
-    ]  # fmt: skip
+    folder, now, rows = folder_of(args, house), time.time(), []
+    entries, node_of = list(read(folder).values()), _nodes(folder)
+    for entry in entries:
+        nodes = " ".join(map(node_of, entry.machines))
+        rows.append((entry.job, entry.state.value, duration(now - entry.since), nodes, entry.tries, entry.why))
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
     return 0
 
 
 def nodes(args: Args, house: House) -> int:
-    from belljar.bait.journal import read
-    from belljar.bait.status import read_status
 
     folder = folder_of(args, house)
-    status, names = read_status(folder), _names(folder)
+    status, node_of = read_status(folder), _nodes(folder)
     states = status.nodes if status else {}
-    rows = [
-        {"node": names(id), "machine": id, "job": entry.job, "state": states.get(names(id), "")}
+    values = [
+        {"node": node_of(id), "machine": id, "job": entry.job, "state": states.get(node_of(id), "")}
         for entry in read(folder).values()
         for id in entry.machines
     ]
-    show({"nodes": rows}, ("NODE", "MACHINE", "JOB", "STATE"), [tuple(row.values()) for row in rows], as_=args.format)
+    rows = [tuple(value.values()) for value in values]
+    show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
     return 0
 
 
 def rules(args: Args, house: House) -> int:
-    from belljar.bait import settings
     from belljar.bait.networks import classes
 
     sys.stdout.write(classes.rules(settings.load(args.file), house.settings.network))
     return 0
 
 
-def _names(folder: Path) -> Callable[[str], str]:
+def _nodes(folder: Path) -> Callable[[str], str]:
     """What node a machine is, or is to be."""
-    from belljar.bait.status import read_status
     from belljar.pool import node_of
 
     status = read_status(folder)
@@ -213,7 +193,7 @@ JOB | its number
 {STATE_OPTION}
 """
 FUNCTIONS = {
-    "run": run, "check": check, "status": status, "open": open_, "close": close, "jobs": jobs, "nodes": nodes,
+    "run": run, "check": check, "status": status, "open": order, "close": order, "jobs": jobs, "nodes": nodes,
     "rules": rules, "arrive": arrive,
 }  # fmt: skip
 VERBS = {
