@@ -173,7 +173,7 @@ def test_who_is_not_root_cannot_list_everybodys(node: Node) -> None:
 # -- reap --batch ----------------------------------------------------------------------------------------------------------
 
 
-def reap(node: Node, *words: str, batch: str = "all") -> int:
+def reap(node: Node, *words: str, batch: object = False) -> int:
     args = SimpleNamespace(batch=batch, dry_run="-n" in words, format="json")
     return reaping.reap(args, node.house)  # type: ignore[arg-type]
 

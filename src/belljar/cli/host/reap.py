@@ -38,9 +38,12 @@ def reap(args: Args, house: House) -> int:
 def _reap_batch(args: Args, house: House) -> int:
     from belljar import batch
     from belljar.cli.render import show
+    from belljar.errors import BadOption
     from belljar.jobs import complain, orphans
 
-    systems = (batch.load(args.batch).name,) if args.batch else batch.names()
+    if args.batch and args.batch not in batch.names():
+        raise BadOption(f"--batch {args.batch}: no such system", hint=f"Known are {', '.join(batch.names())}.")
+    systems = (args.batch,) if args.batch else batch.names()
     orphaned, trouble = orphans.settle(house, systems, dry=args.dry_run)
     if orphaned or args.format == "json":
         rows = [tuple(row.values()) for row in orphaned]

@@ -21,7 +21,7 @@ from belljar.model import State
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.guest import ExitStatus, Guest
+    from belljar.guest import ExitStatus
     from belljar.jobs.attend import StoppableLoop
     from belljar.machine import MachineView
     from belljar.model import Account, Payload
@@ -59,40 +59,33 @@ async def _running(house: House, reference: str, longest: float) -> None:
 
 async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
     """Start the command, pass on what this process is sent, wait for its end."""
-    async with talk(view, house.converse) as guest:
-        return await _carry_out(guest, payload, loop)
-
-
-async def _carry_out(guest: Guest, payload: Payload, loop: StoppableLoop) -> ExitStatus:
     from belljar.jobs.attend import RawTerminal, listen, streams_of
-    from belljar.machine.orders import Pause, Resize, Resume, Signal
+    from belljar.machine.orders import Pause, Resize, Signal
 
-    terminal = RawTerminal() if payload.terminal else None
-    orders = listen(loop, terminal)
-    try:
-        await guest.add_account(payload.account)
-        process = await guest.start(payload, streams_of(payload))
+    async def pass_on() -> None:
+        while True:
+            match await orders.next():
+                case Signal(number=number):
+                    await process.signal(number)
+                case Resize(rows=rows, columns=columns):
+                    await process.resize(rows, columns)
+                case Pause(done=done):
+                    done.set()  # this process stops; the machine belongs to somebody else and goes on
 
-        async def pass_on() -> None:
-            while True:
-                match await orders.next():
-                    case Signal(number=number):
-                        await process.signal(number)
-                    case Resize(rows=rows, columns=columns):
-                        await process.resize(rows, columns)
-                    case Pause(done=done):
-                        done.set()  # this process stops; the machine belongs to somebody else and goes on
-                    case Resume():
-                        pass
-
-        passing = asyncio.ensure_future(pass_on())
+    async with talk(view, house.converse) as guest:
+        terminal = RawTerminal() if payload.terminal else None
+        orders = listen(loop, terminal)
         try:
-            return await process.wait()
+            await guest.add_account(payload.account)
+            process = await guest.start(payload, streams_of(payload))
+            passing = asyncio.ensure_future(pass_on())
+            try:
+                return await process.wait()
+            finally:
+                passing.cancel()
         finally:
-            passing.cancel()
-    finally:
-        if terminal is not None:
-            terminal.restore()
+            if terminal is not None:
+                terminal.restore()
 
 
 def _payload(args: Args, view: MachineView) -> Payload:
@@ -104,9 +97,7 @@ def _payload(args: Args, view: MachineView) -> Payload:
 
 def _account(user: str | None, view: MachineView) -> Account:
     """Who is meant: the user that was named, else the machine's."""
-    from belljar.machine.life.control import account_of
-
-    return words.account_of(user) if user else account_of(view) or words.account_of(None)
+    return words.account_of(user) if user else control.account_of(view) or words.account_of(None)
 
 
 def _leave(status: ExitStatus) -> int:
@@ -184,16 +175,17 @@ def console(args: Args, house: House) -> int:
     connection = control.connect(view.folder)
     control.ask(connection, "console")
     connection.settimeout(None)
-    if not os.isatty(0):
-        return _pump(connection.fileno())
-    from belljar.jobs.attend import RawTerminal
+    terminal = None
+    if os.isatty(0):
+        from belljar.jobs.attend import RawTerminal
 
-    print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
-    terminal = RawTerminal()
+        print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
+        terminal = RawTerminal()
     try:
         return _pump(connection.fileno())
     finally:
-        terminal.restore()
+        if terminal is not None:
+            terminal.restore()
 
 
 def _pump(console: int) -> int:

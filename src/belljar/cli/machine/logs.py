@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
-from belljar.cli.render import as_json, for_terminal
+from belljar.cli.render import as_json, for_terminal, moment
 from belljar.errors import BadOption, OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
@@ -36,35 +36,37 @@ def logs(args: Args, house: House) -> int:
     folder = machine.folder
     if args.joboutputs is not None:
         return _joboutputs(folder, args.joboutputs)
-    files = {
-        "console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG, "virtiofsd": folder / VIRTIOFSD_LOG,
-        "stdout": folder / STDOUT_LOG, "stderr": folder / STDERR_LOG, "collected": folder / COLLECTED,
+    names = {
+        "console": CONSOLE_LOG, "qemu": QEMU_LOG, "virtiofsd": VIRTIOFSD_LOG, "stdout": STDOUT_LOG, "stderr": STDERR_LOG,
+        "collected": COLLECTED,
     }  # fmt: skip
-    if args.which == "collected" and not files["collected"].exists():
+    path = folder / names[args.which] if args.which in names else None
+    if args.which == "collected" and path is not None and not path.exists():
         hint = "Name folders with `belljar run --collect PATH`, or in `batch.collect` for batch jobs."
         raise OutputMissing(f"{folder.name}: nothing was collected of this machine", hint=hint)
     if args.which in ("stdout", "stderr"):
         from belljar.machine.life.output import kept
 
-        _write(kept(files[args.which], follow=args.follow and machine.alive))
-        return 0
-    if args.follow and machine.alive:
-        return _follow(folder, files.get(args.which))
-    if args.which is None:
-        for which in ("journal", "qemu", "console"):
-            print(f"== {which} ==")
-            _print_journal(folder) if which == "journal" else _copy(files[which])
-    elif args.which == "journal":
-        _print_journal(folder)
+        _write(kept(folder / names[args.which], follow=args.follow and machine.alive))
+    elif args.follow and machine.alive:
+        _follow(folder, path)
+    elif path is not None:
+        _copy(path)
     else:
-        _copy(files[args.which])
+        if args.which is None:
+            print("== journal ==")
+        for event in read(folder):
+            print(story(event))
+        for which in ("qemu", "console") if args.which is None else ():
+            print(f"== {which} ==")
+            _copy(folder / names[which])
     return 0
 
 
 def story(event: Event) -> str:
     """One event as one line: the time, what happened, the facts."""
     seconds = event.get("time", 0.0)
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
+    clock = f"{moment(seconds)}.{int(seconds % 1 * 1000):03}"
     what = str(event.get("state") if event["event"] == "state" else event["event"])
     facts = [
         f"{name}={_fact(value)}"
@@ -79,11 +81,6 @@ def _fact(value: object) -> str:
     return text if text and " " not in text else json.dumps(text)
 
 
-def _print_journal(folder: Path) -> None:
-    for event in read(folder):
-        print(story(event))
-
-
 def _copy(path: Path) -> None:
     """The whole file to standard output."""
     try:
@@ -95,18 +92,16 @@ def _copy(path: Path) -> None:
 
 def _joboutputs(folder: Path, name: str) -> int:
     """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
-    for entry in joboutputs(folder):
-        if not name:
-            print(f"{entry.stat().st_size:>12}  {plain(entry.name)}")
-        elif entry.name == name:
-            _copy(entry)
-            return 0
+    files = {path.name: path for path in joboutputs(folder)}
     if not name:
-        return 0
-    raise OutputMissing(
-        f"{folder.name}: the guest has left no {name!r}",
-        hint=f"`belljar logs {folder.name} --{JOBOUTPUTS}` names what it has left.",
-    )
+        for path in files.values():
+            print(f"{path.stat().st_size:>12}  {plain(path.name)}")
+    elif name in files:
+        _copy(files[name])
+    else:
+        hint = f"`belljar logs {folder.name} --{JOBOUTPUTS}` names what it has left."
+        raise OutputMissing(f"{folder.name}: the guest has left no {name!r}", hint=hint)
+    return 0
 
 
 def joboutputs(folder: Path) -> list[Path]:
@@ -117,17 +112,16 @@ def joboutputs(folder: Path) -> list[Path]:
         return []
 
 
-def _follow(folder: Path, path: Path | None) -> int:
+def _follow(folder: Path, path: Path | None) -> None:
     """Print what is there, then what comes, until the machine ends. No polling: the kernel tells of each change."""
     from belljar.host.watch import changes
     from belljar.journal import follow
 
     if path is not None:
         _write(changes(path))
-        return 0
+        return
     for event in follow(folder):
         print(story(event), flush=True)
-    return 0
 
 
 def _write(chunks: Iterable[bytes]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from contextlib import suppress
 
 from belljar.cli.parser import Args
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
@@ -62,9 +61,8 @@ def build(args: Args, settings: Settings) -> Request:
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (equals and re.fullmatch(NAME, name)) or len(value) > LONGEST_LABEL or name == "alias":
-        raise BadOption(
-            f"--label {text[:80]}: not of the form K=V: letters, digits and ._:@+- in K, at most 200 characters in V"
-        )
+        form = "letters, digits and ._:@+- in K, at most 200 characters in V"
+        raise BadOption(f"--label {text[:80]}: not of the form K=V: {form}")
     return name, value
 
 
@@ -79,8 +77,8 @@ def _work(args: Args, account: Account) -> Work:
     """The guest's own where there is no command, and user data, `--ready`, or an image that is said to know its work."""
     if args.user_data is None and (args.user_data_option or args.user_data_file):
         raise BadOption("--user-data-option and --user-data-file mean nothing without --user-data")
-    is_told = args.user_data is not None or args.ready is not None or args.context == Context.NONE.value
-    if args.command not in ([], ["--"]) or not is_told:
+    has_own = args.user_data is not None or args.ready is not None or args.context == Context.NONE.value
+    if args.command not in ([], ["--"]) or not has_own:
         for option, value in (("--cache", args.cache), ("--ready", args.ready)):
             if value is not None:
                 raise BadOption(f"{option} with a command: it is for guests that know their own work")
@@ -90,8 +88,7 @@ def _work(args: Args, account: Account) -> Work:
         if value:
             raise BadOption(f"{option} without a command: nobody is in the guest who could do that")
     work = OwnWork(ready=probe("none" if args.ready is None else args.ready))
-    wants_agent = args.context not in (None, Context.AUTO.value, Context.NONE.value)
-    if wants_agent and not work.has_agent:
+    if args.context not in (None, Context.AUTO.value, Context.NONE.value) and not work.has_agent:
         raise BadOption(
             f"--context {args.context} without a command: the guest's own work needs no agent",
             hint="With `--ready agent` it has one, which takes `belljar exec` and `belljar cp`.",
@@ -101,12 +98,9 @@ def _work(args: Args, account: Account) -> Work:
 
 def probe(text: str) -> Probe:
     """What `--ready` says."""
-    word, colon, of = text.partition(":")
-    is_whole = bool(of) if word in ("file", "line") else not colon
-    if word not in {sign.value for sign in Sign} or not is_whole:
+    if not re.fullmatch("none|agent|file:/.*|line:.+", text, re.DOTALL):
         raise BadOption(f"--ready {text}: not one of none, agent, file:/PATH, line:TEXT")
-    if word == "file" and not of.startswith("/"):
-        raise BadOption(f"--ready {text}: not an absolute path")
+    word, _, of = text.partition(":")
     if len(of) > LONGEST_SIGN or not of.isprintable():
         raise BadOption(f"--ready {word}: at most {LONGEST_SIGN} printable characters")
     return Probe(Sign(word), of)
@@ -115,11 +109,11 @@ def probe(text: str) -> Probe:
 def payload(args: Args, account: Account) -> Payload:
     """What is to run: a command of the guest after `--`, or a script of ours."""
     argv, script = command(args.command)
-    stdin, stdout, stderr = (kind(number) for number in (0, 1, 2))
+    stdin, stdout, stderr = map(kind, (0, 1, 2))
     if args.tty and not os.isatty(0):
         raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
     outputs = tuple(map(_output, args.outputs))
-    _refuse_twice("--out", [os.path.realpath(one.outside) for one in outputs])
+    _refuse_twice("--out", [os.path.realpath(item.outside) for item in outputs])
     return Payload(
         argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
         umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=StdinKind.NULL if args.no_input else stdin, stdout=stdout, stderr=stderr,
@@ -159,25 +153,20 @@ def read_script(path: str) -> bytes:
     return script
 
 
-def account_of(wanted: str | None) -> Account:
+def account_of(user: str | None) -> Account:
     """The payload's user: the caller, or NAME, UID or UID:GID. Only root may name somebody else."""
-    if wanted is None:
+    if user is None:
         return caller()
-    user, colon, group = wanted.partition(":")
+    numbers = re.fullmatch(r"(\d{1,10})(?::(\d{1,10}))?", user)
     try:
-        if user.isdigit():
-            with suppress(KeyError):
-                entry = pwd.getpwuid(int(user))
-                return describe(entry.pw_uid, int(group) if colon else entry.pw_gid, None if not colon else ())
-            return describe(int(user), int(group) if colon else int(user), ())
-        if colon:
-            raise ValueError
-        entry = pwd.getpwnam(user)
-    except KeyError:
-        raise BadOption(f"--user {wanted}: no such user here", hint="Give a number: UID or UID:GID.") from None
-    except (ValueError, OverflowError):
-        raise BadOption(f"--user {wanted}: not of the form NAME or UID[:GID]") from None
-    return describe(entry.pw_uid, entry.pw_gid, None)
+        entry = pwd.getpwuid(int(numbers[1])) if numbers else pwd.getpwnam(user)
+        if not numbers or numbers[2] is None:
+            return describe(entry.pw_uid, entry.pw_gid, None)
+    except (KeyError, ValueError, OverflowError):
+        if numbers is None:
+            hint = "Give a user's name, or numbers: UID or UID:GID."
+            raise BadOption(f"--user {user}: no such user here", hint=hint) from None
+    return describe(int(numbers[1]), int(numbers[2] or numbers[1]), ())
 
 
 def environment(args: Args, account: Account) -> tuple[tuple[bytes, bytes], ...]:
@@ -201,12 +190,12 @@ def environment(args: Args, account: Account) -> tuple[tuple[bytes, bytes], ...]
     return tuple(env.items())
 
 
-def working_directory(wanted: str | None, account: Account) -> bytes | None:
+def working_directory(path: str | None, account: Account) -> bytes | None:
     """The path the payload starts in: the caller's own when none is named; None, its home, for somebody else."""
-    if wanted is not None:
-        if not wanted.startswith("/"):
-            raise BadOption(f"--cwd {wanted}: not an absolute path")
-        return os.fsencode(wanted)
+    if path is not None:
+        if not path.startswith("/"):
+            raise BadOption(f"--cwd {path}: not an absolute path")
+        return os.fsencode(path)
     if account.uid != os.geteuid():
         return None  # the caller's folder may be one that the other user cannot enter
     try:

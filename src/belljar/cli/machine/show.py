@@ -27,33 +27,28 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.machine import MachineView
 
-NETWORK = ("network", "network-refused")  # events
 HEADS = ("ID", "NAME", "STATE", "IMAGE", "START", "CPUS", "MEMORY", "REQUESTER", "AGE", "RESULT")
 SHOWN = ("cause", "class", "exit_code", "signal", "reason", "hint")  # of an outcome, as they are
 Facts = list[tuple[str, Any]]
 
 
 def ps(args: Args, house: House) -> int:
-    machines = house.machines.list(ended=args.all)[:: -1 if args.all else 1]
-    now = time.time()
     if args.all_users and args.quiet:
         raise BadOption("--quiet with --all-users: an id without its user names no machine")
+    machines, now = house.machines.list(ended=args.all)[:: -1 if args.all else 1], time.time()
+    rows = [row(machine, now) for machine in machines]
     if args.all_users:
-        return _of_all(house, [row(machine, now) for machine in machines], args)
+        return _of_all(house, rows, args)
     if args.quiet:
         print("".join(f"{machine.id}\n" for machine in machines), end="")
         return 0
-    put(machines, HEADS, [row(machine, now) for machine in machines], as_=args.format)
+    put(machines, HEADS, rows, as_=args.format)
     if args.format == "table" and any(machine.alive for machine in machines):
-        print(_room(house))
+        room = room_now(house.folders, house.settings.host)
+        cpus = "" if room.cpus == float("inf") else f" of {room.cpus:g}"
+        memory = f"{size(room.memory_reserved)} of memory ({size(room.memory)} left)"
+        print(f"reserved: {memory}, {room.cpus_taken}{cpus} cpus")
     return 0
-
-
-def _room(house: House) -> str:
-    """What the machines have reserved of this host, and what is left."""
-    room = room_now(house.folders, house.settings.host)
-    cpus = "" if room.cpus == float("inf") else f" of {room.cpus:g}"
-    return f"reserved: {size(room.memory_reserved)} of memory ({size(room.memory)} left), {room.cpus_taken}{cpus} cpus"
 
 
 def _of_all(house: House, own: list[tuple[object, ...]], args: Args) -> int:
@@ -62,8 +57,8 @@ def _of_all(house: House, own: list[tuple[object, ...]], args: Args) -> int:
         raise NotPermitted("--all-users: only root sees everybody's machines")
     now = time.time()
     rows, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
-    facts = [{"USER": "root", **dict(zip(HEADS, one, strict=True))} for one in own] + rows
-    put(facts, ("USER", *HEADS), [tuple(one.get(head) for head in ("USER", *HEADS)) for one in facts], as_=args.format)
+    rows = [{"USER": "root", **dict(zip(HEADS, line, strict=True))} for line in own] + rows
+    put(rows, ("USER", *HEADS), [tuple(map(line.get, ("USER", *HEADS))) for line in rows], as_=args.format)
     for line in trouble:
         complain(line, "")
     return 1 if trouble else 0
@@ -99,14 +94,10 @@ def show(args: Args, house: House) -> int:
     if args.format == "json":
         print(as_json(_described(machine, house)))
         return 0
-    others = [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in _same_job(machine, house)]
-    for title, facts in [*sections(machine, house.verbose), ("other starts of this job", others)]:
-        lines = [(name, value) for name, value in facts if value not in ("", None, [], {})]
-        if not lines:
-            continue
-        print(title)
-        for name, value in lines:
-            print(f"  {name:<14} {plain(str(value))}")
+    for title, facts in sections(machine, house):
+        lines = [f"  {name:<14} {plain(str(value))}" for name, value in facts if value not in ("", None, [], {})]
+        if lines:
+            print("\n".join((title, *lines)))
     return 0
 
 
@@ -114,18 +105,18 @@ def _described(machine: MachineView, house: House) -> dict[str, Any]:
     """What the table shows, for programs."""
     return {
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
-        "network": [event for event in read(machine.folder) if event["event"] in NETWORK],
-        "records": [
-            {"what": name, "path": path, "size": path.stat().st_size} for name, path in _files(machine).items()
-        ],
+        "network": [event for event in read(machine.folder) if event["event"] in ("network", "network-refused")],
+        "records": [{"what": what, "path": path, "size": path.stat().st_size} for what, path in _files(machine)],
         "qemu": _last(machine, "spawned", "argv") or [],
-        "other_starts": [one.id for one in _same_job(machine, house)],
+        "other_starts": [start.id for start in _same_job(machine, house)],
     }
 
 
-def sections(machine: MachineView, is_verbose: bool) -> list[tuple[str, Facts]]:
+def sections(machine: MachineView, house: House) -> list[tuple[str, Facts]]:
     """What the table shows, by heading; empty facts are left out when it is printed."""
     phases = (machine.outcome or {}).get("phases", {})
+    argv = shlex.join(map(str, _last(machine, "spawned", "argv") or ())) if house.verbose else ""
+    starts = _same_job(machine, house)
     return [
         (f"machine {machine.id}", _machine(machine)),
         ("job", _job(machine)),
@@ -133,16 +124,20 @@ def sections(machine: MachineView, is_verbose: bool) -> list[tuple[str, Facts]]:
         ("outcome", _outcome(machine.outcome or {})),
         ("seconds per phase", [(name, f"{seconds:.3f}") for name, seconds in phases.items()]),
         ("network", _network(machine)),
-        ("records", [(name, f"{path} ({size(path.stat().st_size)})") for name, path in _files(machine).items()]),
-        ("QEMU", [("started as", shlex.join(map(str, _last(machine, "spawned", "argv") or ())))] if is_verbose else []),
+        ("records", [(what, f"{path} ({size(path.stat().st_size)})") for what, path in _files(machine)]),
+        ("QEMU", [("started as", argv)]),
+        (
+            "other starts of this job",
+            [(view.id, f"{moment(view.created)}  {result(view) or view.state}") for view in starts],
+        ),
     ]
 
 
 def _machine(machine: MachineView) -> Facts:
     asked = machine.request.get("machine") or {}
     shares = [
-        f"{one['source']} on {one['target']}{' (read-only)' * bool(one.get('readonly'))}"
-        for one in asked.get("shares", [])
+        f"{share['source']} on {share['target']}{' (read-only)' * bool(share.get('readonly'))}"
+        for share in asked.get("shares", [])
     ]
     return [
         ("name", machine.name),
@@ -168,42 +163,39 @@ def _same_job(machine: MachineView, house: House) -> list[MachineView]:
     """The machines that the same batch job had before, or has elsewhere on this node."""
     jobs = jobs_of(machine)
     others = house.machines.list(ended=True) if jobs else []
-    return [one for one in others if jobs_of(one) & jobs and one.id != machine.id]
+    return [other for other in others if jobs_of(other) & jobs and other.id != machine.id]
 
 
 def _job(machine: MachineView) -> Facts:
     """What else is known of a batch job: its queue, its name, its other ids, how often it was started before."""
-    labels = machine.request.get("labels")
-    pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
     wall = machine.request.get("wall_limit")
-    limit = f"{wall:.0f} s" if isinstance(wall, (int, float)) else "none" if pairs else ""
-    return [*((str(name)[:60], str(text)[:400]) for name, text in pairs[:40]), ("wall limit", limit)]
+    limit = f"{wall:.0f} s" if isinstance(wall, (int, float)) else "none" if machine.pairs else ""
+    return [*machine.pairs, ("wall limit", limit)]
 
 
 def _network(machine: MachineView) -> Facts:
     """Its addresses, where they are its own, and where it was kept from going."""
-    events = read(machine.folder)
     lines: Facts = []
-    for event in events:
+    refused = []
+    for event in read(machine.folder):
         if event["event"] == "network":
             lines += [("MAC address", event.get("mac")), ("address", event.get("address"))]
-    refused = [event for event in events if event["event"] == "network-refused"]
+        elif event["event"] == "network-refused":
+            refused.append(event)
     for event in refused[:20]:
         place = f"{event['address']}:{event.get('port')}/{event.get('transport')}" if event.get("address") else ""
         lines.append(("refused", f"{place} ({event.get('reason')})" if place else event.get("reason")))
-    if refused:
-        lines.append(("refusals", f"at least {refused[-1].get('count')}"))
-    return lines
+    return [*lines, *(("refusals", f"at least {event.get('count')}") for event in refused[-1:])]
 
 
-def _files(machine: MachineView) -> dict[str, Path]:
-    files = {
-        "request": REQUEST, "outcome": OUTCOME, "journal": JOURNAL, "console": CONSOLE_LOG, "QEMU's words": QEMU_LOG,
-        "virtiofsd": VIRTIOFSD_LOG, "collected": COLLECTED, "disk": KEPT_DISK,
-    }  # fmt: skip
-    paths = {name: machine.folder / file for name, file in files.items()}
-    paths |= {f"joboutput {path.name}": path for path in joboutputs(machine.folder)}
-    return {name: path for name, path in paths.items() if path.is_file()}
+def _files(machine: MachineView) -> list[tuple[str, Path]]:
+    names = (
+        ("request", REQUEST), ("outcome", OUTCOME), ("journal", JOURNAL), ("console", CONSOLE_LOG), ("QEMU's words", QEMU_LOG),
+        ("virtiofsd", VIRTIOFSD_LOG), ("collected", COLLECTED), ("disk", KEPT_DISK),
+    )  # fmt: skip
+    paths = [(what, machine.folder / name) for what, name in names]
+    paths += [(f"joboutput {path.name}", path) for path in joboutputs(machine.folder)]
+    return [(what, path) for what, path in paths if path.is_file()]
 
 
 def _last(machine: MachineView, what: str, key: str) -> Any:
@@ -217,8 +209,8 @@ def _payload(payload: dict[str, Any]) -> Facts:
         ("command", shlex.join(map(str, payload.get("argv") or []))),
         ("user", f"{account.get('name')} ({account.get('uid')}:{account.get('gid')})" if account else ""),
         ("folder", payload.get("cwd")),
-        ("files in", "; ".join(f"{one['outside']} to {one['inside']}" for one in payload.get("inputs") or [])),
-        ("files out", "; ".join(f"{one['inside']} to {one['outside']}" for one in payload.get("outputs") or [])),
+        ("files in", "; ".join(f"{file['outside']} to {file['inside']}" for file in payload.get("inputs") or [])),
+        ("files out", "; ".join(f"{file['inside']} to {file['outside']}" for file in payload.get("outputs") or [])),
     ]
 
 
@@ -232,7 +224,7 @@ def _outcome(outcome: dict[str, Any]) -> Facts:
         ("context", f"{outcome.get('context') or ''}{f' ({why})' if why else ''}".strip()),
         ("guest used", _usage(guest)),
         ("host used", _usage(host)),
-        *(("trouble at its end", one) for one in outcome.get("troubles") or ()),
+        *(("trouble at its end", trouble) for trouble in outcome.get("troubles") or ()),
     ]
 
 
