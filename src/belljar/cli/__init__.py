@@ -68,6 +68,17 @@ VERBS = {
 }
 HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
 OUR_FAILURE = 125
+OVERVIEW = """\
+usage: belljar [--config FILE] [-v] VERB ...
+
+Every batch job in its own fresh virtual machine.
+{}
+
+  --config FILE    settings that stand before those of the site and the user
+  -v, --verbose    tell what a job waits for, and with an error where it was raised
+  --version        print the version
+
+`belljar VERB --help` explains a verb. `belljar run -- true` is a good beginning."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +128,11 @@ def entry(commands: str | None = None) -> NoReturn:
 def main(arguments: Sequence[str], commands: str | None = None) -> int:
     """Carry out one command line and return the exit code. Raises KeyboardInterrupt, and BrokenPipeError for our own
     output."""
-    return told(lambda: _carry_out(split(arguments), commands), detail=_wants_detail(arguments))
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments  # behind it are a payload's
+    return reported(lambda: _carry_out(split(arguments), commands), detail="-v" in ours or "--verbose" in ours)
 
 
-def told(act: Callable[[], int], *, detail: bool = False) -> int:
+def reported(act: Callable[[], int], *, detail: bool = False) -> int:
     """The exit code of an act; an error is reported on stderr, with *detail* also where it was raised."""
     from belljar.errors import BelljarError, in_words
 
@@ -134,7 +146,7 @@ def told(act: Callable[[], int], *, detail: bool = False) -> int:
         message = "no more memory for this process"
         hint = "See its limits (`ulimit -a`) and `belljar doctor`: a machine wants its own memory and half a GiB."
     elif isinstance(problem, OSError):
-        if isinstance(problem, BrokenPipeError) and _reader_is_gone():
+        if isinstance(problem, BrokenPipeError) and is_reader_gone(1, 2):  # else it was some socket of a machine
             raise problem
         message = in_words(problem)
         hint = "`belljar doctor` checks this host."
@@ -158,13 +170,12 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
     if line.wants == "help" or not line.verb:
         print(overview(), file=sys.stdout if line.wants else sys.stderr)
         return 0 if line.wants else OUR_FAILURE
-    args = parser_of(line.verb).parse_args(line.rest)
-    house = None
+    args, house = parser_of(line.verb).parse_args(line.rest), None
     if verb_of(line.verb).needs_house:
         from belljar.assembly import House
 
-        config_file, verbose = args.config_file or line.config_file, line.verbose or args.verbose
-        house = House(config_file, verbose=verbose, commands=commands)
+        config_file = args.config_file or line.config_file
+        house = House(config_file, verbose=line.verbose or args.verbose, commands=commands)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as belljar itself left it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return with_hints(lambda: args.carry_out(args, house), args)
@@ -172,22 +183,16 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
 
 def with_hints(act: Callable[[], int], args: Namespace) -> int:
     """The act's exit code; hints of errors name the verb and the machine that are meant."""
-    from belljar.errors import BelljarError
+    from belljar.errors import BelljarError, about
 
     try:
         return act()
     except BelljarError as exc:
-        exc.hint = _filled(exc.hint, args)
+        hint = exc.hint.replace("belljar VERB", args.prog)
+        exc.hint = about(hint, getattr(args, "machine", None) or "ID")
+        if exc.hint != about(exc.hint, ""):
+            exc.hint += " `belljar ps -a` lists each ID."
         raise
-
-
-def _filled(hint: str, args: Namespace) -> str:
-    """The hint with the verb and the machine that are meant."""
-    from belljar.errors import about
-
-    hint = hint.replace("belljar VERB", args.prog)
-    filled = about(hint, getattr(args, "machine", None) or "ID")
-    return f"{filled} `belljar ps -a` lists each ID." if filled != about(filled, "") else filled
 
 
 def split(arguments: Sequence[str]) -> CommandLine:
@@ -244,20 +249,7 @@ def overview() -> str:
     for group in dict.fromkeys(entry.group for entry in VERBS.values() if entry.group):
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<11} {entry.help}" for verb, entry in VERBS.items() if entry.group == group]
-    return "\n".join(
-        (
-            "usage: belljar [--config FILE] [-v] VERB ...",
-            "",
-            "Every batch job in its own fresh virtual machine.",
-            *lines,
-            "",
-            "  --config FILE    settings that stand before those of the site and the user",
-            "  -v, --verbose    tell what a job waits for, and with an error where it was raised",
-            "  --version        print the version",
-            "",
-            "`belljar VERB --help` explains a verb. `belljar run -- true` is a good beginning.",
-        )
-    )
+    return OVERVIEW.format("\n".join(lines))
 
 
 def _meant(word: str) -> str:
@@ -270,13 +262,13 @@ def _meant(word: str) -> str:
     return meant(word, VERBS.keys() - HIDDEN, "belljar ").strip() or "See `belljar --help`."
 
 
-def _reader_is_gone() -> bool:
-    """Is it our own output that nobody reads any more, and not some socket of a machine?"""
+def is_reader_gone(*descriptors: int) -> bool:
+    """Does nobody read one of these outputs of ours any more?"""
     import select
 
     poller = select.poll()
-    poller.register(1, 0)
-    poller.register(2, 0)
+    for descriptor in descriptors:
+        poller.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
@@ -288,9 +280,3 @@ def _make_streams_robust() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         else:
             stream.reconfigure(errors="backslashreplace")
-
-
-def _wants_detail(arguments: Sequence[str]) -> bool:
-    """Was -v given to us, and not to a payload?"""
-    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "-v" in ours or "--verbose" in ours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from belljar.cli.parser import MACHINE, MACHINES, Args, Verb
@@ -58,7 +59,7 @@ def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
 
 def stop(args: Args, house: House) -> int:
     if args.at is None:
-        return each(args, lambda machine: end(house, machine, {"do": "stop", "grace": args.grace}))
+        return each(args, lambda machine: end(house, machine, "stop", grace=args.grace))
     if args.grace is not None:
         raise BadOption("--grace with --at: at its deadline a machine has the grace it was begun with")
     if args.at <= time.time():
@@ -67,14 +68,14 @@ def stop(args: Args, house: House) -> int:
 
 
 def kill(args: Args, house: House) -> int:
-    return each(args, lambda machine: end(house, machine, {"do": "kill"}))
+    return each(args, lambda machine: end(house, machine, "kill"))
 
 
 def extend(args: Args, house: House) -> int:
     return move(house, args.machine, by=args.by)
 
 
-def end(house: House, reference: str, question: dict[str, object]) -> int:
+def end(house: House, reference: str, do: str, **facts: object) -> int:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
     house, view = reach(house, reference)
     if view.ended:
@@ -83,7 +84,7 @@ def end(house: House, reference: str, question: dict[str, object]) -> int:
         let_go_on(view)
     try:
         with control.connect(view.folder) as connection:
-            control.ask(connection, str(question.pop("do")), **question)
+            control.ask(connection, do, **facts)
     except NoSuchMachine:
         if view.alive:
             raise
@@ -96,7 +97,6 @@ def end(house: House, reference: str, question: dict[str, object]) -> int:
 def let_go_on(view: MachineView) -> None:
     """A supervisor that was suspended (Ctrl-Z, a batch system) hears nothing: continue it, so that it can end."""
     import signal
-    from contextlib import suppress
 
     from belljar.host.processes import is_stopped
     from belljar.machine.cleaning.reaper import supervisor
@@ -128,17 +128,17 @@ def each(args: Args, act: Callable[[str], int]) -> int:
     if len(names) == 1:
         args.machine = names[0]  # for hints
         return act(names[0])
-    children = [os.fork() or _be(args, one, act) for one in names]
+    children = [os.fork() or _be(args, name, act) for name in names]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
 def _be(args: Args, machine: str, act: Callable[[str], int]) -> NoReturn:
-    from belljar.cli import told, with_hints
+    from belljar.cli import reported, with_hints
 
     code, args.machine = OUR_FAILURE, machine
     try:
-        code = told(lambda: with_hints(lambda: act(machine), args), detail=args.verbose)
+        code = reported(lambda: with_hints(lambda: act(machine), args), detail=args.verbose)
     finally:
         os._exit(code)
 

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from belljar.cli import is_reader_gone
 from belljar.cli.parser import Args
 from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError, in_words
 from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
@@ -27,7 +28,6 @@ HELP = (
     'JSON once it is claimed: {"id": ...}, or {"error": class, "message": ..., "hint": ...}.'
 )
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-LARGEST_REQUEST = 64 << 20  # bytes: a script of 8 MiB as latin-1 text in JSON, and all the rest
 
 
 OPTIONS = """
@@ -79,29 +79,21 @@ def asked(args: Args, house: House) -> Request:
         except OSError as exc:
             raise BadOption(f"--stdin {args.stdin}: {exc.strerror}", hint="Give an open descriptor.") from exc
     try:
-        request = Request.from_json(json.loads(_line()))
+        with open(0, "rb", closefd=False) as file:
+            request = Request.from_json(json.loads(file.readline()))
     except ValueError as exc:
         raise BadRequest(f"standard input: {exc}") from exc
     if any(folder.exists() for folder in (house.folders.machine(request.id), house.folders.ended(request.id))):
         raise BadRequest(f"id: {request.id!r}: there is, or was, a machine of this id", hint="Draw another one.")
-    work = request.work
-    if not isinstance(work, RunPayload):
+    if not isinstance(request.work, RunPayload):
         return request
-    payload = work.payload
+    payload = request.work.payload
     if payload.terminal:
         raise BadRequest("work.payload.terminal: True: a machine on its own has no terminal")
     stderr = StdinKind.STDOUT if payload.stderr is StdinKind.STDOUT else StdinKind.STREAM
     stdin = StdinKind.NULL if args.stdin is None else StdinKind.STREAM
     payload = replace(payload, stdin=stdin, stdout=StdinKind.STREAM, stderr=stderr)
-    return replace(request, work=replace(work, payload=payload))
-
-
-def _line() -> bytes:
-    with open(0, "rb", closefd=False) as file:
-        line = file.readline(LARGEST_REQUEST + 1)
-    if len(line) > LARGEST_REQUEST:
-        raise BadRequest(f"standard input: a request of more than {LARGEST_REQUEST >> 20} MiB")
-    return line
+    return replace(request, work=replace(request.work, payload=payload))
 
 
 def _died(child: int) -> BelljarError:
@@ -124,7 +116,7 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
         finish_the_dead(house)
         ensure_image(house, request.machine.image, public_only=request.machine.public_image)
         house.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
-        if _is_forgotten():
+        if is_reader_gone(1):  # while an image was fetched or built
             raise HostError("who asked for the machine is gone", hint="It was not begun: nobody would know of it.")
 
         def claimed() -> None:
@@ -148,15 +140,6 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
     if writer >= 0:
         _tell(writer, answer)
     os._exit(0)
-
-
-def _is_forgotten() -> bool:
-    """Has the other end of standard output gone, while an image was fetched or built?"""
-    import select
-
-    poller = select.poll()
-    poller.register(1, 0)
-    return any(happened & select.POLLERR for _, happened in poller.poll(0))
 
 
 def _tell(writer: int, answer: dict[str, str]) -> None:
