@@ -195,6 +195,12 @@ def as_duration(text: str) -> float:
     return duration(text)
 
 
+def as_path(text: str) -> Path:
+    if not text:
+        raise ValueError("the path is empty")
+    return Path(text)
+
+
 def as_hours(text: str) -> float:
     """Seconds."""
     from belljar.host.values import number
@@ -233,7 +239,7 @@ def as_whole(text: str) -> int:
 
 TYPES: Mapping[str, Callable[[str], object]] = {
     "TIME": as_duration, "HOURS": as_hours, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
-    **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), Path),
+    **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), as_path),
 }  # fmt: skip
 FORMAT = "--format {table,json} =table | for people or for programs"
 MACHINE = """ID @machine | the machine's id, a unique prefix of it, its name, or its batch job's id (slurm:4711); root: USER/ID too"""

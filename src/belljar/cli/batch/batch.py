@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from itertools import chain
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from belljar import batch
@@ -27,11 +28,9 @@ if TYPE_CHECKING:
 
 def _site(args: Args, house: House) -> tuple[Installation, Client]:
     queue = {"queue": ",".join(args.queue)} if args.queue else {}
-    variables, options = pairs(args.variable, "--variable"), {**queue, **pairs(args.set, "--set")}
-    commands, anew = ":".join(args.commands), args.act == "install"
     return installation(
-        args.system, house, prefix=args.prefix or "", folder=args.folder or "", bins=commands, variables=variables,
-        options=options, anew=anew,
+        args.system, house, prefix=str(args.prefix or ""), folder=str(args.folder or ""), bins=":".join(map(str, args.commands)),
+        variables=pairs(args.variable, "--variable"), options={**queue, **pairs(args.set, "--set")}, anew=args.act == "install",
     )  # fmt: skip
 
 
@@ -64,10 +63,9 @@ def install(args: Args, house: House) -> int:
             return 1
     trouble = site.reread() if site.install() or stale else []
     print("All is in place." if is_done else "Done.")
-    for piece in (step.piece for step in steps):
-        if isinstance(piece, Advice):
-            print_lines(f"by hand: {piece.purpose}: {piece.text}")
-    print_lines("\n".join(f"not done, repeat it by hand: {line}" for line in trouble))
+    advice = [step.piece for step in steps if isinstance(step.piece, Advice)]
+    print_lines(f"by hand: {piece.purpose}: {piece.text}" for piece in advice)
+    print_lines(f"not done, repeat it by hand: {line}" for line in trouble)
     return 1 if trouble else 0
 
 
@@ -84,49 +82,47 @@ def uninstall(args: Args, house: House) -> int:
     """Take out what install put in."""
     site, _ = _site(args, house)
     done = site.uninstall()
-    print_lines("\n".join(done) or "Nothing of belljar's is installed there.")
-    for line in site.reread() if done else []:
-        print(plain(f"not done, repeat it by hand: {line}"))
+    print_lines(done or ["Nothing of belljar's is installed there."])
+    print_lines(f"not done, repeat it by hand: {line}" for line in (site.reread() if done else []))
     return 0
 
 
 # -- words ---------------------------------------------------------------------------------------------------------------
 
 
-def print_lines(text: str) -> None:
-    for line in text.splitlines():
+def print_lines(texts: Iterable[str]) -> None:
+    for line in (line for text in texts for line in text.splitlines()):
         print(plain(line))
 
 
 def show_plan(steps: list[Step], stale: list[Piece], after: tuple[Argv, ...]) -> None:
     """How each piece stands, the differences of files that are there, and the commands."""
-    rows = [(step.piece.purpose, path_of(step.piece), step.status.value, step.detail) for step in steps]
-    rows += [(piece.purpose, path_of(piece), "not wanted any more", "") for piece in stale]
+    states = [(step.piece, step.status.value, step.detail) for step in steps]
+    states += [(piece, "not wanted any more", "") for piece in stale]
+    rows = [(piece.purpose, str(getattr(piece, "path", "")), state, detail) for piece, state, detail in states]
     show(None, ("WHAT", "WHERE", "STATE", "DETAIL"), rows, as_="table")
     to_do = [step for step in steps if step.status in TO_DO]
     print("".join(step.diff for step in to_do), end="")
     commands = [argv for step in to_do if isinstance(step.piece, Change) for argv in step.piece.do]
-    print("".join(f"$ {shlex.join(argv)}\n" for argv in (*commands, *after)), end="")
-
-
-def path_of(piece: Piece) -> str:
-    return str(getattr(piece, "path", ""))
+    print_lines(f"$ {shlex.join(argv)}" for argv in (*commands, *after))
 
 
 def rows_of(piece: Piece) -> list[dict[str, object]]:
     """A file, a block of lines or a command each, for programs."""
-    if isinstance(piece, OurLines):
-        return [{"path": piece.path, "lines": piece.block.decode()}]
-    files = {piece.path: piece.content} if isinstance(piece, OurFile) else {}
-    if isinstance(piece, OurFolder):
-        files = {piece.path / name: content for name, content in piece.files.items()}
-    if isinstance(piece, Advice):
-        return [{"by_hand": piece.text}]
-    commands = piece.do if isinstance(piece, Change) else ()
-    rows: list[dict[str, object]] = [
-        {"path": path, "mode": f"{mode_of(text):04o}", "content": text.decode()} for path, text in files.items()
-    ]
-    return rows + [{"command": argv} for argv in commands]
+    match piece:
+        case OurLines():
+            return [{"path": piece.path, "lines": piece.block.decode()}]
+        case Advice():
+            return [{"by_hand": piece.text}]
+        case Change():
+            return [{"command": argv} for argv in piece.do]
+        case OurFile():
+            files = {piece.path: piece.content}
+        case OurFolder():
+            files = {piece.path / name: content for name, content in piece.files.items()}
+        case _:
+            return []
+    return [{"path": path, "mode": f"{mode_of(text):04o}", "content": text.decode()} for path, text in files.items()]
 
 
 # -- the node ------------------------------------------------------------------------------------------------------------
@@ -153,7 +149,7 @@ def node_(args: Args, house: House) -> int:
     if args.format == "json":
         print(as_json({"node": name, **facts}))
     else:
-        print("\n".join(plain(line) for line in (f"node {name}: {text[0]}", *text[1:])))
+        print_lines((f"node {name}: {text[0]}", *text[1:]))
     return code
 
 
