@@ -24,7 +24,6 @@ def completion(args: Args, house: House) -> int:
 
 def offer() -> NoReturn:
     """Tell the shell what may follow, as argcomplete's variables ask for it, and end the process."""
-    from argcomplete.completers import FilesCompleter, SuppressCompleter
     from argcomplete.finders import CompletionFinder
 
     from belljar.cli import HIDDEN, VERBS, verb_of
@@ -33,24 +32,23 @@ def offer() -> NoReturn:
     below = parser.add_subparsers()
     for name in sorted(VERBS.keys() - HIDDEN):
         below.add_parser(name).take(verb_of(name))
-    for action in _every_action(parser):
-        if action.choices:
-            continue
-        is_file = str(action.metavar or action.dest).removeprefix("-- ").startswith(FILES)
-        words = {"machine": _machines, "machines": _machines, "image": _images, "images": _images}.get(action.dest)
-        action.completer = words or (FilesCompleter() if is_file else SuppressCompleter())  # type: ignore[attr-defined]
+    _complete(parser)
     CompletionFinder(parser, always_complete_options=False)(parser)
     raise SystemExit(1)  # not reached: the finder ends the process
 
 
-def _every_action(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    below = [
-        choice
-        for action in parser._actions
-        if isinstance(action, argparse._SubParsersAction)
-        for choice in action.choices.values()
-    ]
-    return [*parser._actions, *(action for choice in below for action in _every_action(choice))]
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Say for each parameter and value what completes it, below this parser too."""
+    from argcomplete.completers import FilesCompleter, SuppressCompleter
+
+    names = {"machine": _machines, "machines": _machines, "image": _images, "images": _images}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action.choices.values():
+                _complete(choice)
+        elif not action.choices:
+            usual = FilesCompleter() if str(action.metavar).startswith(FILES) else SuppressCompleter()
+            action.completer = names.get(action.dest, usual)  # type: ignore[attr-defined]
 
 
 def _house(parsed_args: Args) -> House:
@@ -61,15 +59,11 @@ def _house(parsed_args: Args) -> House:
 
 def _machines(parsed_args: Args, **_: object) -> list[str]:
     """IDs and names of the machines that run. With broken settings there is nothing to offer."""
+    words: list[str] = []
     with suppress(BelljarError, OSError):
-        machines = sorted(_house(parsed_args).machines.list(ended=False), key=lambda machine: machine.id)
-        return [
-            word
-            for machine in machines
-            for word in (machine.id, machine.name)
-            if word and word.isprintable() and " " not in word
-        ]
-    return []
+        for machine in sorted(_house(parsed_args).machines.list(ended=False), key=lambda machine: machine.id):
+            words += [word for word in (machine.id, machine.name) if word and word.isprintable() and " " not in word]
+    return words
 
 
 def _images(parsed_args: Args, **_: object) -> list[str]:
