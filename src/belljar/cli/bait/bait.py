@@ -16,9 +16,16 @@ from belljar.assembly import House
 from belljar.bait import Order, settings
 from belljar.bait.journal import read
 from belljar.bait.status import give_order, read_status, order as ordered
-from belljar.errors import BadOption, BelljarError
+from belljar.errors import BadOption, BelljarError, UsageError
+from belljar.batch.job import policy
+from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.render import as_json, duration, show
+from belljar.host import processes
+from belljar.host.caller import describe
+from belljar.host.locks import is_locked
+from belljar.jobs import plain
 from belljar.jobs.shares import shares
-from belljar.pool import JobView
+from belljar.pool import JobView, load, node_of
 
 
 def folder_of(args: Args, house: House) -> Path:
@@ -41,9 +48,6 @@ def run(args: Args, house: House) -> int:
 
 def _judge(house: House, usual: str) -> Callable[[JobView], str]:
     """By the site's rules for jobs: who may use which image, and how much ([batch])."""
-    from belljar.batch.job import policy
-    from belljar.errors import UsageError
-    from belljar.host.caller import describe
 
     def judge(job: JobView) -> str:
         try:
@@ -86,7 +90,6 @@ def check(args: Args, house: House) -> int:
 def status(args: Args, house: House) -> int:
     """Exit 1 where the bait takes no jobs, 2 where it is not there."""
     from belljar.bait.daemon import LOCK
-    from belljar.host.locks import is_locked
 
     folder = folder_of(args, house)
     status, is_running = read_status(folder), is_locked(folder / LOCK)
@@ -145,16 +148,12 @@ def rules(args: Args, house: House) -> int:
 
 def _nodes(folder: Path) -> Callable[[str], str]:
     """What node a machine is, or is to be."""
-    from belljar.pool import node_of
-
     status = read_status(folder)
     return lambda id: (status.names if status else {}).get(id) or node_of(id)
 
 
 def arrive(args: Args, house: House) -> int:
     from belljar.bait.arrivals import tell
-    from belljar.host import processes
-    from belljar.pool import load
 
     client, began = load("slurm").client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
     tell(folder_of(args, house), args.job, args.timeout, lambda: client.revoked(args.job, began, os.environ))

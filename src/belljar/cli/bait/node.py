@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.assembly import House
 from belljar.bait import Settings, settings
+from belljar.bait.cloud import nodes as cloud
+from belljar.bait.cloud.nodes import hostnames
+from belljar.bait.cloud.placement import Made, Placement
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import show
 from belljar.errors import NotPermitted
+from belljar.host.commands import Finished, run_beside
 from belljar.jobs import complain
-
-if TYPE_CHECKING:
-    from belljar.bait.cloud.placement import Made
+from belljar.jobs.shares import shares
+from belljar.pool import load
 
 AS_ROOT = (
     "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/bait/reference.md shows (Cloud nodes)."
@@ -44,9 +46,6 @@ def _placing(args: Args) -> Settings | None:
 
 async def _placed(args: Args, house: House, bait: Settings) -> Made:
     """On the hosts of the placement list."""
-    from belljar.bait.cloud.nodes import hostnames
-    from belljar.bait.cloud.placement import Placement
-    from belljar.host.commands import Finished, run_beside
 
     async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
         return await run_beside(argv, timeout=timeout, check=False)
@@ -60,10 +59,6 @@ async def _placed(args: Args, house: House, bait: Settings) -> Made:
 
 def _here(args: Args) -> dict[str, str]:
     """On this host."""
-    from belljar.bait.cloud import nodes as cloud
-    from belljar.jobs.shares import shares
-    from belljar.pool import load
-
     if args.act == "list":
         return cloud.living()
     if args.act == "suspend":

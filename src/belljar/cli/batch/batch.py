@@ -7,10 +7,11 @@ import shlex
 import sys
 from itertools import chain
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from belljar import batch
+from belljar.assembly import House
 from belljar.batch import node as faults
+from belljar.batch.install.commands import Client
 from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.files import mode_of
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step
@@ -18,12 +19,9 @@ from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Verb, acts, Args
 from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
+from belljar.jobs import check as checks
 from belljar.jobs import complain, node, plain
 from belljar.jobs.install import installation
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.batch.install.commands import Client
 
 
 def _site(args: Args, house: House) -> tuple[Installation, Client]:
@@ -71,10 +69,8 @@ def install(args: Args, house: House) -> int:
 
 def check(args: Args, house: House) -> int:
     """Every finding, the bad ones with a remedy; exit 1 when there is one."""
-    from belljar.jobs import check
-
     site, commands = _site(args, house)
-    findings = chain(check.commands(commands, site.place), site.check(), check.findings(house, site.place))
+    findings = chain(checks.commands(commands, site.place), site.check(), checks.findings(house, site.place))
     return show_findings(findings, as_=args.format)
 
 

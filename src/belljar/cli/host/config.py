@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.parser import FORMAT, Args, Verb
 from belljar.cli.render import as_json, setting, show
+from belljar.config import DEFAULT_ORIGIN, Loaded, every_setting, inspect
+from belljar.errors import BadSettings
+from belljar.host.toml import Mistake
 from belljar.jobs import plain
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.config import Loaded
-    from belljar.host.toml import Mistake
+from belljar.jobs.doctor import examine_node
 
 
 def config(args: Args, house: House) -> int:
-    from belljar.config import inspect
-    from belljar.errors import BadSettings
-
     loaded = inspect(house.config_file)
     if args.what == "check":
         from belljar.config.checking import all_mistakes, notes
@@ -44,8 +41,6 @@ def report(mistakes: Sequence[Mistake], notes: Sequence[str], good: str, form: s
 
 
 def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
-    from belljar.config import DEFAULT_ORIGIN, every_setting
-
     rows: list[tuple[str, ...]] = []
     sections: dict[str, dict[str, Any]] = {}
     for section, key, value, metadata in every_setting(loaded.settings):
@@ -68,9 +63,6 @@ def _locked(name: str, loaded: Loaded) -> str:
 
 def _of_node(loaded: Loaded) -> Iterator[Mistake]:
     """What doctor finds wrong with the folder that `paths.node` names."""
-    from belljar.host.toml import Mistake
-    from belljar.jobs.doctor import examine_node
-
     seen = examine_node(loaded.settings.paths.node)
     if not seen.is_good:
         yield Mistake(loaded.origins["paths.node"], "paths.node", seen.text, seen.remedy)

@@ -7,20 +7,21 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
 from belljar.errors import BadOption, InputMissing, OutputUnwritable
-from belljar.jobs import complain, size
+from belljar.image import Image, agent_unit
+from belljar.image.progress import shown
+from belljar.image.store.store import check_name
+from belljar.jobs import complain, disks, size
+from belljar.jobs.disks import told_of
 from belljar.machine.planning.contexts import means_by, means_of
 from belljar.model import Context, Firmware
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.image import Image
 
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
@@ -38,7 +39,6 @@ def build(args: Args, house: House) -> int:
 
 def import_(args: Args, house: House) -> int:
     from belljar.image.intake.sources import Order, bring
-    from belljar.jobs.disks import told_of
 
     context = Context(args.context)
     order = Order(
@@ -131,8 +131,6 @@ def set_(args: Args, house: House) -> int:
 
 def extract(args: Args, house: House) -> int:
     """Copy paths of a disk to here."""
-    from belljar.jobs import disks
-
     if not disks.is_archive(args.output):
         names = [os.path.basename(os.path.normpath(path)) for path in args.paths]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
@@ -146,8 +144,6 @@ def extract(args: Args, house: House) -> int:
 
 def insert(args: Args, house: House) -> int:
     """Make a new image of one, with files of this host."""
-    from belljar.image.store.store import check_name
-    from belljar.jobs import disks
     from belljar.machine.workshop.workshop import Item
 
     check_name(args.name)
@@ -170,8 +166,6 @@ def insert(args: Args, house: House) -> int:
 
 
 def agent(args: Args, house: House) -> int:
-    from belljar.image import agent_unit
-
     sys.stdout.buffer.write(agent_unit().encode() if args.unit else house.images.interpreter().path.read_bytes())
     return 0
 
@@ -197,7 +191,6 @@ def _described(house: House, image: Image) -> dict[str, Any]:
 
 def publish(args: Args, house: House) -> int:
     """Make a repository, or change one."""
-    from belljar.image.progress import shown
     from belljar.image.site import publish as act
 
     if args.init:

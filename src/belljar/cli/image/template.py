@@ -4,19 +4,22 @@ user find again (`belljar run --cache`)."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
+from belljar.cli.machine.request import above_zero, image_name
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
-from belljar.errors import TemplateError
+from belljar.errors import ImpossibleSize, TemplateError
+from belljar.host.caller import caller
+from belljar.hypervisor import Template
 from belljar.jobs import size
+from belljar.jobs.attend import build_template
+from belljar.jobs.shares import check_number
+from belljar.jobs.starting import make_request
 from belljar.machine.extras import caches
-from belljar.model import Context, NetworkMode
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.hypervisor import Template
-    from belljar.machine.extras.caches import Cache
+from belljar.machine.extras.caches import Cache
+from belljar.model import Context, NetworkMode, Payload, RunPayload, Share, ShareKind
 
 
 def show_all(args: Args, house: House) -> int:
@@ -52,14 +55,6 @@ def remove(args: Args, house: House) -> int:
 
 
 def build(args: Args, house: House) -> int:
-    from belljar.cli.machine.request import above_zero, image_name
-    from belljar.errors import ImpossibleSize
-    from belljar.host.caller import caller
-    from belljar.jobs.attend import build_template
-    from belljar.jobs.shares import check_number
-    from belljar.jobs.starting import make_request
-    from belljar.model import Payload, RunPayload, Share, ShareKind
-
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     check_number("--shares and --virtiofs", len(shares))

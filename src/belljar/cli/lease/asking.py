@@ -11,6 +11,8 @@ from typing import Any
 
 from belljar.errors import BadOption, HostError, NotPermitted
 from belljar.jobs import complain
+from belljar.machine.outside.detached import error_of
+from belljar.model import dumps
 
 LARGEST_ANSWER = 64 << 20
 HELD = 20.0  # seconds for which the service holds a question until there is news
@@ -55,16 +57,12 @@ def connected(path: Path) -> socket.socket:
 
 
 def send(door: socket.socket, do: str, **facts: Any) -> None:
-    from belljar.model import dumps
-
     with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # it may have answered all the same
         door.sendall(dumps({"do": do, **facts}) + b"\n")
 
 
 def receive(door: socket.socket) -> dict[str, Any]:
     import json
-
-    from belljar.machine.outside.detached import error_of
 
     line = bytearray()
     while not line.endswith(b"\n") and len(line) < LARGEST_ANSWER:

@@ -10,11 +10,11 @@ from belljar.cli.lease.asking import DOOR, ask, public_key, watched
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, for_terminal, show
 from belljar.errors import BadOption, HostError
+from belljar.lease.broker.document import load
+from belljar.model import to_json
 
 
 def check(args: Args, house: House) -> int:
-    from belljar.lease.broker.document import load
-
     cluster = load(args.file)
     rows = [(name, role.name, role.image) for role, name in cluster.seats]
     document = {"name": cluster.name, "machines": [name for _, name in cluster.seats]}
@@ -23,9 +23,6 @@ def check(args: Args, house: House) -> int:
 
 
 def up(args: Args, house: House) -> int:
-    from belljar.lease.broker.document import load
-    from belljar.model import to_json
-
     cluster = load(args.file)
     answer = ask(args.door, "cluster", act="up", cluster=to_json(cluster), public=public_key(args.key))
     if args.wait is not None:

@@ -6,18 +6,17 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from belljar.assembly import House
+from belljar.cli import reported, with_hints
 from belljar.cli.parser import MACHINE, MACHINES, Args, Verb
 from belljar.cli.render import moment
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
 from belljar.jobs.users import reach
+from belljar.machine import MachineView
 from belljar.machine.life import control
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.machine import MachineView
-    from belljar.model import Outcome
+from belljar.model import Outcome
 
 
 class NotEnded(BelljarError):
@@ -134,8 +133,6 @@ def each(args: Args, act: Callable[[str], int]) -> int:
 
 
 def _be(args: Args, machine: str, act: Callable[[str], int]) -> NoReturn:
-    from belljar.cli import reported, with_hints
-
     code, args.machine = OUR_FAILURE, machine
     try:
         code = reported(lambda: with_hints(lambda: act(machine), args), detail=args.verbose)

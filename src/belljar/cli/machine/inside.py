@@ -7,24 +7,21 @@ import os
 import select
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from belljar import batch
+from belljar.assembly import House
 from belljar.cli.machine import request as words
 from belljar.cli.parser import MACHINE, Args, Verb
 from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing, OutputUnwritable
+from belljar.guest import ExitStatus
 from belljar.host.processes import die_by
+from belljar.jobs.attend import RawTerminal, StoppableLoop, in_loop, listen, streams_of
 from belljar.jobs.users import reach
+from belljar.machine import MachineView
 from belljar.machine.life import control
 from belljar.machine.life.control import talk
-from belljar.model import State
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.guest import ExitStatus
-    from belljar.jobs.attend import StoppableLoop
-    from belljar.machine import MachineView
-    from belljar.model import Account, Payload
+from belljar.machine.orders import Pause, Resize, Signal
+from belljar.model import Account, Payload, State, Transfer
 
 LEAVE = b"\x1d"  # Ctrl-]
 
@@ -34,8 +31,6 @@ LEAVE = b"\x1d"  # Ctrl-]
 
 def exec_(args: Args, house: House) -> int:
     """A second process beside the payload, with the same contract."""
-    from belljar.jobs.attend import in_loop
-
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
     if args.command == ["--"]:
@@ -59,8 +54,6 @@ async def _running(house: House, reference: str, longest: float) -> None:
 
 async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
     """Start the command, pass on what this process is sent, wait for its end."""
-    from belljar.jobs.attend import RawTerminal, listen, streams_of
-    from belljar.machine.orders import Pause, Resize, Signal
 
     async def pass_on() -> None:
         while True:
@@ -153,8 +146,6 @@ def split(text: str) -> tuple[str, str]:
 
 
 async def _copy(house: House, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
-    from belljar.model import Transfer
-
     account, cwd = _account(user, view), os.fsencode(str(view.payload.get("cwd") or "/"))
     try:
         async with talk(view, house.converse) as guest:
@@ -177,8 +168,6 @@ def console(args: Args, house: House) -> int:
     connection.settimeout(None)
     terminal = None
     if os.isatty(0):
-        from belljar.jobs.attend import RawTerminal
-
         print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
         terminal = RawTerminal()
     try:

@@ -8,20 +8,20 @@ import signal
 import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
 
+from belljar.assembly import House
 from belljar.cli import is_reader_gone
 from belljar.cli.parser import Args
 from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError, in_words
+from belljar.guest import Streams
+from belljar.guest.stdio import FdSource
+from belljar.machine import KEEPER_LOG, STDERR_LOG, STDOUT_LOG
+from belljar.machine.life.output import FileSink
 from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 from belljar.records import replace
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from belljar.assembly import House
-    from belljar.guest import Streams
 
 HELP = (
     "Read a request as one line of JSON from standard input, keep its machine in a process of its own, and print one line of "
@@ -151,8 +151,6 @@ def _tell(writer: int, answer: dict[str, str]) -> None:
 
 def _leave_the_asker(request: Request, folder: Path, tied: bool) -> None:
     """From here on what the keeper says is in the machine's folder, and nothing holds the asker's pipes or folder."""
-    from belljar.machine import KEEPER_LOG, STDERR_LOG, STDOUT_LOG
-
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     if isinstance(request.work, RunPayload):  # who follows them finds them from now on
@@ -168,11 +166,6 @@ def _leave_the_asker(request: Request, folder: Path, tied: bool) -> None:
 
 
 def _streams(request: Request, stdin: int | None, house: House) -> Streams:
-    from belljar.guest import Streams
-    from belljar.guest.stdio import FdSource
-    from belljar.machine import STDERR_LOG, STDOUT_LOG
-    from belljar.machine.life.output import FileSink
-
     if not isinstance(request.work, RunPayload):
         return Streams(None, None, None)
     folder, limit = house.folders.machine(request.id), house.settings.machine.output_limit

@@ -8,21 +8,18 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from belljar.assembly import House
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json, for_terminal, moment
 from belljar.errors import BadOption, OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
-from belljar.journal import read
+from belljar.journal import Event, follow, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, JOBOUTPUTS, STDERR_LOG, STDOUT_LOG
+from belljar.machine.life.output import kept
+from belljar.machine.outside.watching import Stream
 from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.journal import Event
-    from belljar.machine.outside.watching import Stream
 
 CHUNK = 1 << 16
 
@@ -45,8 +42,6 @@ def logs(args: Args, house: House) -> int:
         hint = "Name folders with `belljar run --collect PATH`, or in `batch.collect` for batch jobs."
         raise OutputMissing(f"{folder.name}: nothing was collected of this machine", hint=hint)
     if args.which in ("stdout", "stderr"):
-        from belljar.machine.life.output import kept
-
         _write(kept(folder / names[args.which], follow=args.follow and machine.alive))
     elif args.follow and machine.alive:
         _follow(folder, path)
@@ -115,7 +110,6 @@ def joboutputs(folder: Path) -> list[Path]:
 def _follow(folder: Path, path: Path | None) -> None:
     """Print what is there, then what comes, until the machine ends. No polling: the kernel tells of each change."""
     from belljar.host.watch import changes
-    from belljar.journal import follow
 
     if path is not None:
         _write(changes(path))

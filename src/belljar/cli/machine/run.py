@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from belljar.assembly import House
 from belljar.cli.parser import Args, Verb
-from belljar.errors import OUR_FAILURE
-from belljar.hints import TYPE_CHECKING
-from belljar.model import Cause, Context, OwnWork, RunPayload, Start
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.model import Outcome, Request
+from belljar.errors import OUR_FAILURE, BadOption
+from belljar.host.descriptors import CLOSED
+from belljar.host.files import write_all
+from belljar.host.processes import die_by
+from belljar.jobs import complain, tell_troubles
+from belljar.model import Cause, Context, Outcome, OwnWork, Request, RunPayload, Start, dumps
 
 
 def run(args: Args, house: House) -> int:
     from belljar.cli.machine import request
-    from belljar.jobs import complain, tell_troubles
     from belljar.jobs.attend import attend
     from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
@@ -41,9 +40,6 @@ def detach(wanted: Request, args: Args, house: House) -> int:
     """Have the machine kept by a process of its own, and say which it is."""
     import stat
 
-    from belljar.errors import BadOption
-    from belljar.host.descriptors import CLOSED
-    from belljar.jobs import complain
     from belljar.machine.outside import detached
 
     for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):
@@ -73,9 +69,6 @@ def _with_user_data(wanted: Request, args: Args, house: House) -> Request:
 
 def leave(outcome: Outcome) -> int:
     """Turn the outcome into this process's own end; one line on stderr for what the payload did not do by itself."""
-    from belljar.host.processes import die_by
-    from belljar.jobs import complain
-
     if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
     is_its_own = outcome.cause is Cause.FINISHED and not outcome.error
@@ -88,8 +81,6 @@ def leave(outcome: Outcome) -> int:
 
 def open_report(path: str) -> int:
     """The file of `--report`, proved writable before anything is started. Raises BadOption."""
-    from belljar.errors import BadOption
-
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as exc:
@@ -98,10 +89,6 @@ def open_report(path: str) -> int:
 
 def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
     """Where the file cannot be written any more, say so; the payload's end stays as it is."""
-    from belljar.host.files import write_all
-    from belljar.jobs import complain
-    from belljar.model import dumps
-
     is_file = os.path.isfile(f"/proc/self/fd/{descriptor}")
     try:
         if is_file:

@@ -6,8 +6,10 @@ import os
 import pwd
 import shlex
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.machine.logs import joboutputs
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json, duration, moment
@@ -16,16 +18,10 @@ from belljar.errors import BadOption, NotPermitted
 from belljar.jobs import complain, plain, size
 from belljar.jobs.users import reach, rows_of_all
 from belljar.journal import JOURNAL, read
-from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, REQUEST
+from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, REQUEST, MachineView
 from belljar.machine.life.claim import room_now
 from belljar.machine.outside.registry import jobs_of
 from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from belljar.assembly import House
-    from belljar.machine import MachineView
 
 HEADS = ("ID", "NAME", "STATE", "IMAGE", "START", "CPUS", "MEMORY", "REQUESTER", "AGE", "RESULT")
 SHOWN = ("cause", "class", "exit_code", "signal", "reason", "hint")  # of an outcome, as they are

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import duration, moment, show
+from belljar.host.files import read_secret
 from belljar.jobs import complain
 from belljar.records import replace
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
+from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
+from belljar.vacuum.protocol.poll import ROUNDS, Poller
+from belljar.vacuum.protocol.query import QUERIES
+from belljar.vacuum.settings.settings import FILE, inspect, load
 
 
 def ask(args: Args, house: House) -> int:
     """Exit 1 where a factory did not answer, or not whole."""
     import asyncio
-
-    from belljar.host.files import read_secret
-    from belljar.vacuum.protocol.poll import Poller
-    from belljar.vacuum.protocol.query import QUERIES
 
     kind, space = QUERIES[args.act], _space(args)
     heads, row = SHOWN[args.act]
@@ -45,9 +43,6 @@ def ask(args: Args, house: House) -> int:
 
 def _space(args: Args) -> Space:
     """By the settings; where the command line says all that is needed, whatever is wrong with them."""
-    from belljar.vacuum.protocol.poll import ROUNDS
-    from belljar.vacuum.settings.settings import FILE, inspect, load
-
     file = args.settings or FILE
     space = inspect(file).space if args.space and args.factories else load(file)
     limit = args.timeout or space.poll_limit

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import House
 from belljar.cli.host.config import report
 from belljar.cli.parser import FORMAT, Args, acts
-from belljar.cli.render import show
+from belljar.cli.render import setting, show
+from belljar.errors import BadSettings
+from belljar.host.files import private_folder
+from belljar.host.toml import Mistake
 from belljar.records import fields
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.service.http.copies import Copy
-    from belljar.vacuum import Space
-    from belljar.vacuum.settings.settings import Loaded
+from belljar.service.http.copies import Copy
+from belljar.vacuum import Space
+from belljar.vacuum.settings.pipes import FOLDER, kept, refresh, with_pipes
+from belljar.vacuum.settings.settings import FILE, REMEDY, Loaded, inspect, keys, wrong_here
 
 LONGEST_CELL = 60
 
 
 def config(args: Args, house: House) -> int:
     """The space as it is understood, pipes as they were last seen."""
-    from belljar.errors import BadSettings
-    from belljar.vacuum.settings.pipes import with_pipes
-    from belljar.vacuum.settings.settings import REMEDY
-
     loaded, copies = _loaded(args, house, asks=False)
     space, _ = with_pipes(loaded.space, copies)
     ages = {name: copy.age(time.time()) if copy.document is not None else None for name, copy in copies.items()}
@@ -38,10 +36,6 @@ def config(args: Args, house: House) -> int:
 
 def check(args: Args, house: House) -> int:
     """Every mistake, and what does not fit this host; exit 1 where there is one."""
-    from belljar.host.toml import Mistake
-    from belljar.vacuum.settings.pipes import with_pipes
-    from belljar.vacuum.settings.settings import wrong_here
-
     loaded, copies = _loaded(args, house, asks=args.pipes)
     space, notes = with_pipes(loaded.space, copies)
     mistakes = loaded.mistakes or tuple(
@@ -57,10 +51,6 @@ def check(args: Args, house: House) -> int:
 
 def _loaded(args: Args, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
     """The settings, and the documents of their pipes: as they are kept, or asked for now."""
-    from belljar.host.files import private_folder
-    from belljar.vacuum.settings.pipes import FOLDER, kept, refresh
-    from belljar.vacuum.settings.settings import FILE, inspect
-
     loaded = inspect(args.file or FILE)
     folder = house.settings.paths.store / FOLDER
     if asks and loaded.space.pipes:
@@ -72,8 +62,6 @@ def _loaded(args: Args, house: House, *, asks: bool) -> tuple[Loaded, dict[str, 
 
 def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
     """What holds in [space] and [factory], and what was set of the rest."""
-    from belljar.cli.render import setting
-    from belljar.vacuum.settings.settings import keys
 
     def row(name: str, value: Any, metadata: Any, origin: str = "default") -> tuple[str, str, str]:
         is_table = isinstance(value, tuple) and bool(value) and isinstance(value[0], tuple)
@@ -95,14 +83,14 @@ def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
         yield row(f"pipe.{pipe.name}.share", pipe.share, {})
 
 
-FILE = "FILE ? | the space's settings (default: /etc/belljar/vacuum.toml and vacuum.d beside it)"
+FILE_ROW = "FILE ? | the space's settings (default: /etc/belljar/vacuum.toml and vacuum.d beside it)"
 ACTS = acts(
     f"""
     # config | show the space as it is understood; machinetypes of pipes as they were last seen
-    {FILE}
+    {FILE_ROW}
     {FORMAT}
     # check-config | find every mistake at once; exit 1 when there is one
-    {FILE}
+    {FILE_ROW}
     --pipes | ask the vacuum pipes now, too
     {FORMAT}""",
     {"config": config, "check-config": check},
