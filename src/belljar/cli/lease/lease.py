@@ -21,14 +21,16 @@ from belljar.cli.machine.request import above_zero
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show, utc
 from belljar.errors import BadOption, HostError
+from belljar.host.commands import which
 from belljar.host.files import write_all
+from belljar.lease import LARGEST_USER_DATA, settings
+from belljar.machine.outside.detached import command
 
 ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed")
 SUMS, SUM_HEADS = ("core_seconds", "gb_seconds", "vm_minutes"), ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES")
 
 
 def serve(args: Args, house: House) -> int:
-    from belljar.lease import settings
     from belljar.lease.service.start import serve
     from belljar.service.telling import teller
 
@@ -89,8 +91,6 @@ def _wanted(args: Args) -> dict[str, Any]:
 
 
 def _user_data(path: Path | None) -> str:
-    from belljar.lease import LARGEST_USER_DATA
-
     try:
         data = b"" if path is None else path.read_bytes()
     except OSError as exc:
@@ -154,9 +154,6 @@ def console(args: Args, house: House) -> int:
 
 def ssh(args: Args, house: House) -> int:
     """OpenSSH's own client, which knows the host's keys from the service, and nobody else's."""
-    from belljar.host.commands import which
-    from belljar.machine.outside.detached import command
-
     machine, client = _running(args), which("ssh")
     if client is None or not machine["host_keys"]:
         raise HostError(

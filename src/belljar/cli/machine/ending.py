@@ -13,8 +13,10 @@ from belljar.cli import reported, with_hints
 from belljar.cli.parser import MACHINE, MACHINES, Args, Verb
 from belljar.cli.render import moment
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
+from belljar.host.processes import is_stopped
 from belljar.jobs.users import reach
 from belljar.machine import MachineView
+from belljar.machine.cleaning.reaper import supervisor
 from belljar.machine.life import control
 from belljar.model import Outcome
 
@@ -96,9 +98,6 @@ def end(house: House, reference: str, do: str, **facts: object) -> int:
 def let_go_on(view: MachineView) -> None:
     """A supervisor that was suspended (Ctrl-Z, a batch system) hears nothing: continue it, so that it can end."""
     import signal
-
-    from belljar.host.processes import is_stopped
-    from belljar.machine.cleaning.reaper import supervisor
 
     pid = supervisor(view.folder)
     if pid is not None and is_stopped(pid):

@@ -13,6 +13,10 @@ from belljar.cli.parser import FORMAT, Args, acts, as_duration, as_moment
 from belljar.cli.render import duration, moment, show
 from belljar.errors import BadOption
 from belljar.jobs import plain
+from belljar.service import kept
+from belljar.vacuum import Space
+from belljar.vacuum.factory import monitor, state
+from belljar.vacuum.factory.state import STATUS, Status, decision_at
 
 DAY = 86400.0
 
@@ -41,11 +45,8 @@ def _address(text: str | None) -> tuple[str, int] | None:
 
 
 def drain(args: Args, house: House) -> int:
-    from belljar.service import kept
-    from belljar.vacuum import Space
     from belljar.vacuum.factory.daemon import Order, give_order
     from belljar.vacuum.factory.keeper import Machines
-    from belljar.vacuum.factory.state import STATUS, Status
 
     folder = folder_of(args, house)
     if args.off:
@@ -72,8 +73,6 @@ def _until(then: float) -> str:
 
 
 def explain(args: Args, house: House) -> int:
-    from belljar.vacuum.factory.state import decision_at
-
     at = time.time() if args.at is None else before(args.at)
     decision, alive = decision_at(folder_of(args, house), at)
     if decision is None:
@@ -110,9 +109,6 @@ def _row(verdict: dict[str, Any]) -> tuple[object, ...]:
 
 
 def check(args: Args, house: House) -> int:
-    from belljar.service import kept
-    from belljar.vacuum.factory import monitor, state
-
     level, line = monitor.check(kept.read(folder_of(args, house) / state.STATUS, state.Status), time.time())
     print(line)
     return int(level)
