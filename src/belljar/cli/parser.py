@@ -39,8 +39,8 @@ WIDTH = 110  # of help texts; a narrower terminal wraps them
 
 
 class Formatter(argparse.HelpFormatter):
-    """Help texts of a fixed width (argparse would import shutil to ask for it), the same in every Python: until 3.12
-    argparse wrote `-o FILE, --output FILE`, and ignored the names of subcommands when it set the width of the column."""
+    """Help texts of a fixed width (argparse would import shutil to ask for it), with a value once per option: until 3.12
+    argparse wrote `-o FILE, --output FILE`."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=WIDTH)
@@ -50,13 +50,6 @@ class Formatter(argparse.HelpFormatter):
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{', '.join(action.option_strings)} {value}"
-
-    def add_argument(self, action: argparse.Action) -> None:
-        super().add_argument(action)
-        if action.help is not argparse.SUPPRESS:
-            for below in self._iter_indented_subactions(action):
-                length = len(self._format_action_invocation(below)) + self._current_indent
-                self._action_max_length = max(self._action_max_length, length)
 
 
 class Parser(argparse.ArgumentParser):

@@ -206,8 +206,8 @@ REASON ? = | with close: shown by the batch system
 def _systems() -> str:
     """The parameter SYSTEM, with the names of all there are."""
     known = [batch.load(name) for name in batch.names()]
-    named = ", ".join(f"{one.name} (experimental)" if one.untried else one.name for one in known)
-    return f"{{{','.join(one.name for one in known)}}} SYSTEM @system | {named}"
+    named = ", ".join(f"{system.name} (experimental)" if system.untried else system.name for system in known)
+    return f"{{{','.join(system.name for system in known)}}} SYSTEM @system | {named}"
 
 
 VERBS = {

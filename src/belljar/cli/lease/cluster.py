@@ -55,8 +55,8 @@ def release(args: Args, house: House) -> int:
 def machine(door: Path, place: str) -> str:
     """The id of CLUSTER/NAME. Raises BadOption."""
     cluster, _, name = place.partition("/")
-    live = [found for found in _clusters(door, cluster) if found["state"] != "ended"]
-    machines = {node["name"]: str(node["machine"]) for found in live for node in found["nodes"]}
+    live = [row for row in _clusters(door, cluster) if row["state"] != "ended"]
+    machines = {node["name"]: str(node["machine"]) for row in live for node in row["nodes"]}
     if name not in machines:
         raise BadOption(f"{place}: no such machine", hint=f"There are {', '.join(machines) or 'none'}.")
     return machines[name]

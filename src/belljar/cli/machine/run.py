@@ -20,23 +20,23 @@ def run(args: Args, house: House) -> int:
     from belljar.jobs.attend import attend
     from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
-    wanted = request.build(args, house.settings)
+    order = request.build(args, house.settings)
     if args.detach:
-        return detach(wanted, args, house)
+        return detach(order, args, house)
     report = None if args.report is None else open_report(args.report)
     widen_limits()
     finish_the_dead(house)
-    ensure_image(house, wanted.machine.image)
-    outcome = attend(house, _with_user_data(wanted, args, house))
+    ensure_image(house, order.machine.image)
+    outcome = attend(house, _with_user_data(order, args, house))
     if report is not None:
         write_report(report, args.report, outcome)
     tell_troubles(outcome)
-    if isinstance(wanted.work, OwnWork) and outcome.cause is Cause.FINISHED:
+    if isinstance(order.work, OwnWork) and outcome.cause is Cause.FINISHED:
         complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     return leave(outcome)
 
 
-def detach(wanted: Request, args: Args, house: House) -> int:
+def detach(order: Request, args: Args, house: House) -> int:
     """Have the machine kept by a process of its own, and say which it is."""
     import stat
 
@@ -45,10 +45,10 @@ def detach(wanted: Request, args: Args, house: House) -> int:
     for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):
         if is_given:
             raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
-    wanted = _with_user_data(wanted, args, house)
-    reads = isinstance(wanted.work, RunPayload) and not args.no_input
+    order = _with_user_data(order, args, house)
+    reads = isinstance(order.work, RunPayload) and not args.no_input
     stdin = 0 if reads and stat.S_ISREG(os.fstat(0).st_mode) else None
-    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted).id
+    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(order).id
     try:
         print(id, flush=True)
         is_told = 1 not in CLOSED
@@ -59,12 +59,12 @@ def detach(wanted: Request, args: Args, house: House) -> int:
     return 0
 
 
-def _with_user_data(wanted: Request, args: Args, house: House) -> Request:
+def _with_user_data(order: Request, args: Args, house: House) -> Request:
     if args.user_data is None:
-        return wanted
+        return order
     from belljar.jobs.userdata import with_user_data
 
-    return with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
+    return with_user_data(order, args.user_data, args.user_data_option, args.user_data_file, house)
 
 
 def leave(outcome: Outcome) -> int:
