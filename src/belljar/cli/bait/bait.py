@@ -10,20 +10,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from belljar.cli.parser import FORMAT, Verb, acts, Args
-from belljar.cli.render import duration, show, show_findings, as_json
 from belljar.assembly import House
 from belljar.bait import Order, settings
 from belljar.bait.journal import read
-from belljar.bait.status import give_order, read_status, order as ordered
-from belljar.errors import BadOption, BelljarError, UsageError
+from belljar.bait.status import give_order, read_status
+from belljar.bait.status import order as ordered
 from belljar.batch.job import policy
 from belljar.cli.parser import FORMAT, Args, Verb, acts
-from belljar.cli.render import as_json, duration, show
+from belljar.cli.render import duration, show, show_findings
+from belljar.errors import BadOption, BelljarError, UsageError
 from belljar.host import processes
 from belljar.host.caller import describe
 from belljar.host.locks import is_locked
-from belljar.jobs import plain
 from belljar.jobs.shares import shares
 from belljar.pool import JobView, load, node_of
 

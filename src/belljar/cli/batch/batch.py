@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from itertools import chain
 from collections.abc import Iterable
+from itertools import chain
 
 from belljar import batch
 from belljar.assembly import House
@@ -16,7 +16,7 @@ from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.files import mode_of
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step
 from belljar.batch.job.terms import one_line, one_node
-from belljar.cli.parser import FORMAT, Verb, acts, Args
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import check as checks
