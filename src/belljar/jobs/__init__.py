@@ -2,7 +2,7 @@
 
     wrap.py      in place of a job's script: without a machine, or in one, and out again as the system wants it
     hooks.py     around a job, as root: prolog, epilog              node.py     this node in its system; the self-check
-    orphans.py   machines that outlived their jobs                  users.py    root among the users of a node
+    reap.py      what dead supervisors left, and orphans            users.py    root among the users of a node
     attend.py    signals, streams and the clock of who keeps        starting.py what comes before a machine: the request, limits
 
 No words of the command line are read here. The parts of belljar are handed in: `House` says which. What is said on stderr

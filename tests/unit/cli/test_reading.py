@@ -264,7 +264,7 @@ def test_reap_reports_what_was_undone_and_is_silent_when_there_was_nothing(
     assert "aaaaaaaaaaaa  domain  pid 7" in capsys.readouterr().out
     call("reap", "--format", "json")
     assert json.loads(capsys.readouterr().out) == [
-        {"machine": "aaaaaaaaaaaa", "what": "domain", "path": "pid 7", "error": ""}
+        {"user": "", "machine": "aaaaaaaaaaaa", "what": "domain", "where": "pid 7", "error": ""}
     ]
 
 

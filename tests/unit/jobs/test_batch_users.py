@@ -21,7 +21,8 @@ from belljar.cli import main
 from belljar.cli.host import reap as reaping
 from belljar.cli.machine.inside import split
 from belljar.errors import NoSuchMachine, UsageError
-from belljar.jobs import orphans, users
+from belljar.jobs import reap as reaper
+from belljar.jobs import users
 from belljar.machine import MachineView
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees everybody's machines")
@@ -196,7 +197,8 @@ def test_a_machine_whose_job_is_gone_is_ended_at_the_second_answer(
     assert ours.wait(timeout=5) == -9
     assert others.poll() is None
     (row,) = json.loads(capsys.readouterr().out)
-    assert row == {"user": "nobody", "machine": "0123456789ab", "job": "slurm:7", "what": "ended"}
+    ended = {"user": "nobody", "machine": "0123456789ab", "what": "ended", "where": "slurm:7", "error": ""}
+    assert row == ended
 
 
 def test_a_time_must_pass_between_the_answers(node: Node) -> None:
@@ -250,21 +252,20 @@ def test_what_dead_supervisors_left_with_any_user_is_finished_on_the_way(quick: 
 
 def test_what_a_user_reports_is_read_as_a_strangers_word(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.prolog(ALICE)
-    for report in ([], 1, {"machines": ["a"]}, {"machines": {"a": "b"}}, {"machines": {"a": [7]}}, {"stuck": []}):
-        monkeypatch.setattr(
-            orphans, "_look", lambda house, dry, report=report: report if os.geteuid() else {"machines": {}}
-        )
-        machines, (trouble,) = orphans.live_machines(node.house, dry=True)
-        assert machines == [] and trouble.startswith("nobody: machines cannot be seen: ")
-    assert list(orphans._owned(orphans.Seen({"a": ("cli:7",), "b": ("slurm",)}), ALICE)) == []
-    (machine,) = orphans._owned(orphans.Seen({"a": ("slurm:7", "x:9", "gridengine:3")}), ALICE)
+    nothing = {"left": [], "machines": {}}
+    for report in ([], 1, {"machines": {}}, *({**nothing, "machines": it} for it in (["a"], {"a": "b"}, {"a": [7]}))):
+        monkeypatch.setattr(reaper, "_look", lambda house, dry, report=report: report if os.geteuid() else nothing)
+        rows, machines, (trouble,) = reaper.look(node.house, dry=True)
+        assert (rows, machines) == ([], []) and trouble.startswith("nobody: cannot be looked at: ")
+    assert list(reaper._owned(reaper.Seen((), {"a": ("cli:7",), "b": ("slurm",)}), ALICE)) == []
+    (machine,) = reaper._owned(reaper.Seen((), {"a": ("slurm:7", "x:9", "gridengine:3")}), ALICE)
     assert (machine.live.system, machine.live.jobs) == ("slurm", {"7"})
 
 
 def test_a_memory_that_is_nonsense_is_as_none(tmp_path: Path) -> None:
     for nonsense in ("", "[]", '{"a": "b"}', '{"a": null}'):
         (tmp_path / "m").write_text(nonsense)
-        assert orphans.remembered(tmp_path / "m") == {}
+        assert reaper.remembered(tmp_path / "m") == {}
 
 
 def test_the_verb_takes_a_system_or_none(node: Node) -> None:

@@ -24,33 +24,22 @@ DEADLINE = 10.0  # seconds until a killed process must be gone
 
 def reap(args: Args, house: House) -> int:
     """Exit 1 when a system or a user's folder could not be asked, or something of a machine could not be cleared away."""
-    from belljar.cli.render import show
-
-    if args.batch is not None:
-        return _reap_batch(args, house)
-    undone = house.machines.leftovers() if args.dry_run else house.machines.reap()
-    if undone or args.format == "json":
-        rows = [(item.machine, item.what, item.path, item.error) for item in undone]
-        show(list(undone), ("MACHINE", "WHAT", "WHERE", "ERROR"), rows, as_=args.format)
-    return 1 if any(item.error for item in undone) else 0
-
-
-def _reap_batch(args: Args, house: House) -> int:
     from belljar import batch
     from belljar.cli.render import show
     from belljar.errors import BadOption
-    from belljar.jobs import complain, orphans
+    from belljar.jobs import complain
+    from belljar.jobs import reap as reaping
 
     if args.batch and args.batch not in batch.names():
         raise BadOption(f"--batch {args.batch}: no such system", hint=f"Known are {', '.join(batch.names())}.")
-    systems = (args.batch,) if args.batch else batch.names()
-    orphaned, trouble = orphans.settle(house, systems, dry=args.dry_run)
-    if orphaned or args.format == "json":
-        rows = [tuple(row.values()) for row in orphaned]
-        show(orphaned, ("USER", "MACHINE", "JOB", "WHAT"), rows, as_=args.format)
+    systems = () if args.batch is None else (args.batch,) if args.batch else batch.names()
+    rows, trouble = reaping.reap(house, systems, dry=args.dry_run)
+    if rows or args.format == "json":
+        cells = [(row.user, row.machine, row.what, row.where, row.error) for row in rows]
+        show(rows, ("USER", "MACHINE", "WHAT", "WHERE", "ERROR"), cells, as_=args.format)
     for line in trouble:
         complain(line, "")
-    return 1 if trouble else 0
+    return 1 if trouble or any(row.error for row in rows) else 0
 
 
 # -- kill-all ------------------------------------------------------------------------------------------------------------
@@ -106,7 +95,7 @@ VERBS = {
         "Finish what dead belljar processes left behind: kill their QEMU, remove their files, write their outcome. "
         "Machines that live are not touched. Every start of belljar does this too, for what it finds cheaply. With --batch, "
         "machines whose job is gone are ended too: jobs that the batch system did not know in two answers, `batch.gone_after` "
-        "apart. A system that cannot be asked knows all its jobs. Root does it for every user of the node (`paths.node`). Exit 1 "
+        "apart. A system that cannot be asked knows all its jobs. Root does all this for every user of the node (`paths.node`). Exit 1 "
         "when something could not be finished; it keeps nothing else from being.",
         reap,
         f"""

@@ -1,4 +1,5 @@
-"""Machines that outlived their batch jobs: found, of every user, judged by what the systems say, and ended."""
+"""`belljar reap`: what dead supervisors left is finished, and machines that outlived their batch jobs are ended, for root those of
+every user of the node."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.host.privileges import User
 from belljar.jobs.node import memory_folder, runner
-from belljar.jobs.users import asked_as, users_of
+from belljar.jobs.users import MOST_ROWS, asked_as, users_of
 from belljar.reading import from_json
 from belljar.records import dataclass
 
@@ -39,18 +40,32 @@ class Owned:
     live: Live
 
 
-def settle(house: House, systems: Collection[str], *, dry: bool) -> tuple[list[dict[str, str]], list[str]]:
-    """End machines whose job these systems do not know any more. Returns what was done with each, and all errors."""
-    machines, trouble = live_machines(house, dry=dry)
+@dataclass(frozen=True)
+class Row:
+    """What became of a machine, or of a thing that was one's, and why it could not be cleared away."""
+
+    user: str  # "": our own
+    machine: str
+    what: str
+    where: str = ""  # a path, a process, or the job
+    error: str = ""
+
+
+def reap(house: House, systems: Collection[str], *, dry: bool) -> tuple[list[Row], list[str]]:
+    """Finish what dead supervisors left, and end machines whose job these systems do not know any more. Returns what was
+    done, and who could not be asked."""
+    rows, machines, trouble = look(house, dry=dry)
     ours = [machine for machine in machines if machine.live.system in systems]
     timeout, answers = house.settings.batch.ask_timeout, dict[str, Answer]()
     for name in sorted({machine.live.system for machine in ours}):
         answers[name] = ask(batch.load(name).dialect, runner(house, name, timeout))
         if answers[name].living is None:
             trouble.append(f"{name} cannot be asked, its machines are left alone: {answers[name].trouble}")
-    decision = judge(house, [machine.live for machine in ours], answers, dry=dry)
-    concerned = (*decision.to_end, *decision.waiting)
-    return [result(house, machine, decision, dry=dry) for machine in ours if machine.live.key in concerned], trouble
+    if ours:
+        decision = judge(house, [machine.live for machine in ours], answers, dry=dry)
+        concerned = (*decision.to_end, *decision.waiting)
+        rows += [result(house, machine, decision, dry=dry) for machine in ours if machine.live.key in concerned]
+    return rows, trouble
 
 
 def judge(house: House, live: list[Live], answers: dict[str, Answer], *, dry: bool) -> Decision:
@@ -76,26 +91,26 @@ def remembered(path: Path) -> dict[str, float]:
     return {}
 
 
-def result(house: House, machine: Owned, decision: Decision, *, dry: bool) -> dict[str, str]:
+def result(house: House, machine: Owned, decision: Decision, *, dry: bool) -> Row:
     """What became of it; ends the machine where that was decided."""
-    live = machine.live
-    job = ", ".join(f"{live.system}:{id}" for id in sorted(live.jobs)[:3])
+    live, owner = machine.live, machine.user.name if machine.user else ""
+    job, error = ", ".join(f"{live.system}:{id}" for id in sorted(live.jobs)[:3]), ""
     if live.key not in decision.to_end:
         what = f"job unknown; ended when it is so in {house.settings.batch.gone_after:g} s again"
+    elif dry:
+        what = "would be ended"
     else:
-        what = "would be ended" if dry else end(house, machine)
-    return {"user": machine.user.name if machine.user else "", "machine": machine.id, "job": job, "what": what}
+        try:
+            end = partial(_end, id=machine.id)
+            what = str(asked_as(house, machine.user, end, timeout=USER_TIMEOUT, what="end a machine"))[:80]
+        except BelljarError as exc:
+            what, error = "not ended", exc.message
+    return Row(owner, machine.id, what, job, error)
 
 
-def end(house: House, machine: Owned) -> str:
-    def work(theirs: House) -> str:
-        views = [view for view in theirs.machines.list() if view.id == machine.id]
-        return "ended" if all(theirs.reaper.end(view) for view in views) else "does not go away"
-
-    try:
-        return str(asked_as(house, machine.user, work, timeout=USER_TIMEOUT, what="end a machine"))[:80]
-    except BelljarError as exc:
-        return f"not ended: {exc.message}"
+def _end(house: House, id: str) -> str:
+    views = [view for view in house.machines.list() if view.id == id]
+    return "ended" if all(house.reaper.end(view) for view in views) else "does not go away"
 
 
 # -- looking -------------------------------------------------------------------------------------------------------------
@@ -103,42 +118,39 @@ def end(house: House, machine: Owned) -> str:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is seen as one user: live machines with the names of their jobs, and what could not be finished."""
+    """What is seen as one user: what dead supervisors left, and live machines with the names of their jobs."""
 
+    left: tuple[tuple[str, str, str, str], ...]
     machines: dict[str, tuple[str, ...]]
-    stuck: tuple[str, ...] = ()
 
 
-def live_machines(house: House, *, dry: bool) -> tuple[list[Owned], list[str]]:
-    """The live machines of batch jobs, for root of every user, and all errors. What dead supervisors left is finished
-    first."""
-    machines, trouble = list[Owned](), list[str]()
+def look(house: House, *, dry: bool) -> tuple[list[Row], list[Owned], list[str]]:
+    """What dead supervisors left, finished unless *dry*, and the live machines of batch jobs, for root of every user; and
+    who could not be asked."""
+    rows, machines, trouble = list[Row](), list[Owned](), list[str]()
     for user in (None, *users_of(house)):
-        whose = f"{user.name}: " if user else ""
+        owner = user.name if user else ""
         try:
-            look = partial(_look, dry=dry)
-            seen = from_json(Seen, asked_as(house, user, look, timeout=USER_TIMEOUT, what="look for machines"))
-            machines += _owned(seen, user)
-            trouble += [f"{whose}{line[:300]}" for line in seen.stuck[:20]]
+            looked = asked_as(house, user, partial(_look, dry=dry), timeout=USER_TIMEOUT, what="look for machines")
+            seen: Seen = from_json(Seen, looked)
         except (BelljarError, ValueError) as exc:
-            trouble.append(f"{whose}machines cannot be seen: {exc}")
-    return machines, trouble
+            trouble.append(f"{owner or 'machines'}: cannot be looked at: {exc}")
+            continue
+        rows += [Row(owner, *(word[:300] for word in left)) for left in seen.left[:MOST_ROWS]]
+        machines += _owned(seen, user)
+    return rows, machines, trouble
 
 
 def _look(house: House, *, dry: bool) -> dict[str, Any]:
     """A `Seen` in JSON; runs as the machines' owner."""
     from belljar.machine.outside.registry import jobs_of
 
-    if not house.folders.run.is_dir():
-        return {"machines": {}}
-    stuck = []
-    try:
-        undone = [] if dry else house.machines.reap()
-        stuck = [f"{left.machine} {left.what}: {left.error}" for left in undone if left.error]
-    except BelljarError as exc:
-        stuck = [exc.message]
+    left = house.machines.leftovers() if dry else house.machines.reap()
     jobs = {view.id: sorted(jobs_of(view))[:8] for view in house.machines.list() if view.alive}
-    return {"machines": {id: names for id, names in jobs.items() if names}, "stuck": stuck}
+    return {
+        "left": [(undone.machine, undone.what, undone.path, undone.error) for undone in left],
+        "machines": {id: names for id, names in jobs.items() if names},
+    }
 
 
 def _owned(seen: Seen, user: User | None) -> Iterator[Owned]:
