@@ -79,13 +79,6 @@ def words_for(image: Image, context: Context) -> list[str]:
     return [f"belljar.init={own_init(image)}", *(["belljar.inject"] if context is Context.INJECT else [])]
 
 
-def digest_with(digest: str, words: list[str]) -> str:
-    """The digest of a boot with further words on its command line."""
-    from belljar.host.quick_imports import sha256
-
-    return sha256("\n".join([digest, *words]).encode()).hexdigest()
-
-
 def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
     from belljar.host.python.elf import MAGIC, loader_of

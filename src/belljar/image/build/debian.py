@@ -35,7 +35,6 @@ SMALLEST_DISK, LARGEST_DISK = 1 * GIB, 4096 * GIB
 SPACE_NEEDED = 2 * GIB
 PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static", "e2fsprogs", "procps")
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
-PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
 LAST_LINES = 15
 PACKED = "root.tar"  # in the draft
 PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
@@ -197,8 +196,7 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
 
     program = commands.which(argv[0])
     if program is None:
-        hint = f"Install the package {PROVIDED_BY.get(argv[0], argv[0])}."
-        raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
+        raise CommandMissing(f"{argv[0]}: no such program on this host", hint=f"Install the package {argv[0]}.")
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     process = subprocess.Popen(
@@ -225,13 +223,9 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
 def _confined() -> list[str]:
     """The commands that end a build with this process. In a user namespace mmdebstrap makes its own namespaces and cleans up at
     TERM. A container may forbid namespaces even to root."""
-    setpriv, unshare = commands.which("setpriv"), commands.which("unshare")
-    if not setpriv or not unshare:
-        return []
-    if os.geteuid() != 0:
-        return [setpriv, "--pdeathsig=TERM"]
-    allowed = commands.run([unshare, *AS_ROOT[1:], "true"], timeout=GRACE, check=False).code == 0
-    return [setpriv, "--pdeathsig=KILL", unshare, *AS_ROOT[1:]] if allowed else [setpriv, "--pdeathsig=TERM"]
+    if os.geteuid() == 0 and commands.run([*AS_ROOT, "true"], timeout=GRACE, check=False).code == 0:
+        return ["setpriv", "--pdeathsig=KILL", *AS_ROOT]
+    return ["setpriv", "--pdeathsig=TERM"]
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:

@@ -107,7 +107,8 @@ class Store:
                 write_whole(cached, data, mode=self.file_mode | 0o200)
         if not (words := initramfs.words_for(image, context)):
             return BootFiles(image.kernel, cached, image.append, digest)
-        append, digest = f"{image.append} {' '.join(words)}", initramfs.digest_with(digest, words)
+        append = f"{image.append} {' '.join(words)}"
+        digest = manifest.boot_digest([digest], append)
         return BootFiles(image.kernel, cached, append, digest, init=initramfs.own_init(image))
 
     def interpreter(self) -> Interpreter:
