@@ -49,10 +49,6 @@ class CommandFailed(HostError):
     hint = "What it says is the cause; run by hand it may say more."
 
 
-class CommandHung(CommandFailed):
-    """A program belljar called was not done in time, and was killed."""
-
-
 class PortRefused(HostError):
     """The responder of a factory cannot have its UDP port."""
 
@@ -239,12 +235,6 @@ class NoFileSystem(GuestRefused):
     """The guest's kernel cannot mount a shared folder: it lacks 9p, or virtiofs."""
 
     hint = "Share it the other way (`virtiofs:SRC`, or `SRC` alone), copy files with `--in` and `--out`, or use an image whose kernel has the module (and `modprobe`)."
-
-
-class NoDisk(GuestRefused):
-    """The guest's kernel does not find a disk its machine has."""
-
-    hint = "Use an image whose kernel has virtio_blk and looks at the PCI bus anew when told; or add `--start cold`."
 
 
 class NoPackedFolders(GuestRefused):

@@ -31,13 +31,10 @@ class BadSetting(UsageError):
 
     hint = "Correct the file, then run `belljar config check`."
 
-
-class BadSettings(BadSetting):
-    """One or more mistakes in settings files, each a line of the message."""
-
-    def __init__(self, mistakes: tuple[object, ...], *, hint: str | None = None) -> None:
-        super().__init__("\n".join(map(str, mistakes)), hint=hint)
-        self.mistakes = mistakes
+    @classmethod
+    def of(cls, mistakes: tuple[object, ...], *, hint: str | None = None) -> BadSetting:
+        """All these mistakes, each a line of the message."""
+        return cls("\n".join(map(str, mistakes)), hint=hint)
 
 
 class UnreadableScript(UsageError):
@@ -119,7 +116,8 @@ class OverLimit(UsageError):
 
 
 class LeaseDenied(UsageError):
-    """The site's policy does not allow this lease: the message names what is asked for, what the user has already, and the limit."""
+    """The site's policy does not allow this lease: the message names what is asked for, what the user has already, and the limit. Or
+    its client token was given before, with a request for something else."""
 
     hint = "Ask for less, wait until others of your machines have ended, or ask your site for more."
 
@@ -138,12 +136,6 @@ class LeaseEnded(UsageError):
     """The lease or machine is not in a state in which this can be done."""
 
     hint = "The list of leases has the state of each."
-
-
-class TokenMismatch(UsageError):
-    """A client token was given before, with a request for something else."""
-
-    hint = "Use a new token for each new request."
 
 
 class NoSuchKeyPair(UsageError):
@@ -218,15 +210,9 @@ class ImageTooLarge(ImageError):
 
 
 class DownloadFailed(ImageError):
-    """The image's source refused or broke off."""
+    """The image's source refused, broke off, or sent nothing for longer than `image.stall_timeout`."""
 
     hint = "Check the address, then try again: a broken download is resumed."
-
-
-class DownloadStalled(DownloadFailed):
-    """No bytes arrived for longer than `image.stall_timeout`."""
-
-    hint = "Try again: the download goes on where it stopped."
 
 
 class RepositoryRefused(ImageError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def config(args: argparse.Namespace, house: House) -> int:
     from belljar.config import inspect
-    from belljar.errors import BadSettings
+    from belljar.errors import BadSetting
 
     loaded = inspect(house.config_file)
     if args.what == "check":
@@ -30,7 +30,7 @@ def config(args: argparse.Namespace, house: House) -> int:
         return _check(replace(loaded, mistakes=mistakes), told, args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
-        raise BadSettings(loaded.mistakes)
+        raise BadSetting.of(loaded.mistakes)
     return 0
 
 

@@ -24,7 +24,7 @@ LONGEST_CELL = 60
 
 def config(args: argparse.Namespace, house: House) -> int:
     """The space as it is understood, pipes as they were last seen."""
-    from belljar.errors import BadSettings
+    from belljar.errors import BadSetting
     from belljar.vacuum.settings.pipes import with_pipes
     from belljar.vacuum.settings.settings import REMEDY
 
@@ -34,7 +34,7 @@ def config(args: argparse.Namespace, house: House) -> int:
     facts = {"space": space, "origins": loaded.origins, "pipes": ages}
     show(facts, ("SETTING", "VALUE", "ORIGIN"), list(_rows(space, loaded)), as_=args.format)
     if loaded.mistakes:
-        raise BadSettings(loaded.mistakes, hint=REMEDY)
+        raise BadSetting.of(loaded.mistakes, hint=REMEDY)
     return 0
 
 

@@ -34,7 +34,7 @@ Fetch = Callable[[str, int], bytes]  # what is at an address, of at most so many
 
 
 def fetch(url: str, largest: int, *, public_only: bool = False) -> bytes:
-    """See `Fetch`. Blocks for up to `PATIENCE`. *public_only*: not from this host or a private network. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+    """See `Fetch`. Blocks for up to `PATIENCE`. *public_only*: not from this host or a private network. Raises DownloadFailed, ImageTooLarge."""
     from belljar.image import small_file
 
     return small_file(url, largest, patience=PATIENCE, public_only=public_only)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSettings, ImageError
+from belljar.errors import BadSetting, ImageError
 from belljar.host.room import meminfo
 from belljar.host.toml import Mistake
 from belljar.image import is_source
@@ -42,10 +42,10 @@ class Loaded:
 
 
 def load(path: Path = FILE) -> Space:
-    """The space that a file and those in the folder beside it describe. Raises BadSettings with every mistake there is."""
+    """The space that a file and those in the folder beside it describe. Raises BadSetting with every mistake there is."""
     loaded = inspect(path)
     if loaded.mistakes:
-        raise BadSettings(loaded.mistakes, hint=REMEDY)
+        raise BadSetting.of(loaded.mistakes, hint=REMEDY)
     return loaded.space
 
 
