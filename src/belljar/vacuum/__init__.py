@@ -95,7 +95,6 @@ class MachineType:
         "paths of a certificate and its key (or one file with both); each machine gets a limited proxy made with them",
     )
     proxy_key: ProxyKey = setting(ProxyKey.RSA, "kind of the proxies' own keys: RSA of 2048 bits, or curve P-256")
-    legacy_proxy: bool = setting(False, "proxies as they were before RFC 3820, with the subject `CN=limited proxy`")
     token_file: Path | None = setting(None, "a file with a token that each machine gets, renewed when the file changes")
     pipe: str = ""  # the vacuum pipe it came by
 

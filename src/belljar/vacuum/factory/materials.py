@@ -87,8 +87,7 @@ def credentials(one: MachineType, now: float, until: float) -> Mapping[str, byte
     """A new proxy and the present token, of a type that has them: for a new machine, and again while it lives. Raises NoCredentials."""
     found = {}
     if one.proxy:
-        proxy = limited_proxy(load_source(one.proxy), now=now, until=until, key=one.proxy_key, legacy=one.legacy_proxy)
-        found[PROXY] = proxy.pem
+        found[PROXY] = limited_proxy(load_source(one.proxy), now=now, until=until, key=one.proxy_key)
     if one.token_file is not None:
         found[TOKEN] = load_token(one.token_file)
     return found

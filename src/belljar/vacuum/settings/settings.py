@@ -122,7 +122,6 @@ OF_TYPES: tuple[tuple[str, Callable[[MachineType], object], str, str], ...] = (
     ("min_wallclock", lambda one: one.least_wallclock > one.max_wallclock, "is more than max_wallclock", "no machine would have the time"),
     ("heartbeat", lambda one: one.heartbeat and not one.heartbeat_file, "without heartbeat_file", "name the file that a machine renews"),
     ("proxy", lambda one: len(one.proxy) > 2, "has more than two paths", "a certificate and its key"),
-    ("legacy_proxy", lambda one: one.legacy_proxy and not one.proxy, "without proxy", "name the certificate and its key"),
 )  # fmt: skip
 
 

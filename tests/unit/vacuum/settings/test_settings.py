@@ -152,7 +152,6 @@ def test_what_nobody_says_is_the_host_s_own(file: Path) -> None:
         ("[machinetype.a]\nimage = 'a'\nfqan = 'atlas'", ":3, machinetype.a.fqan: 'atlas' does not begin with /"),
         ("[machinetype.a]\nimage = 'a'\nproxy = ['/a', '/b', '/c']", ":3, machinetype.a.proxy: has more than two paths"),
         ("[machinetype.a]\nimage = 'a'\nproxy = ['a']", ":3, machinetype.a.proxy: wants a path from the root"),
-        ("[machinetype.a]\nimage = 'a'\nlegacy_proxy = true", ":3, machinetype.a.legacy_proxy: without proxy"),
         ("[machinetype.a]\nimage = 'a'\noptions = 'x'", ":3, machinetype.a.options: is a table of names and values"),
         ("[machinetype.a]\nimage = 'a'\n[machinetype.a.options]\nA-b = 'x'", ":3, machinetype.a.options: 'A-b' cannot be"),
         ("[machinetype.a]\nimage = 'a'\noptions = {x = \"a\\nb\"}", ":3, machinetype.a.options: must be one line"),
