@@ -49,13 +49,6 @@ class CommandFailed(HostError):
     hint = "What it says is the cause; run by hand it may say more."
 
 
-class PortRefused(HostError):
-    """The responder of a factory cannot have its UDP port."""
-
-    hint = "A port below 1024 wants CAP_NET_BIND_SERVICE; `port` is the same on all factories. `ss -ulpn` shows who has a port."
-    retry = Retry.LATER
-
-
 class NoCredentials(HostError):
     """A machine cannot be given the proxy or the token its machinetype has: the site's own file is missing, wrong or over."""
 

@@ -234,7 +234,9 @@ class Space:
         2.0, "a round of questions ends when nothing came for so long", unit="seconds", minimum=0.001
     )
     poll_limit: float = of_space(12.0, "and all rounds together after so long", unit="seconds", minimum=0.001)
-    listen: tuple[str, ...] = of_factory((), "addresses where questions are answered; empty: those of its name")
+    listen: tuple[str, ...] = of_factory(
+        (), "addresses where questions are answered; empty: all, or its name where that is an address"
+    )
     allow: tuple[str, ...] = of_space((), "networks whose questions are answered; empty: everybody's")
     key_file: Path | None = of_space(None, "file with a secret of the space that signs questions and answers")
     signed_only: bool = of_space(False, "what is not signed by that secret is refused; factories of Vac cannot sign")

@@ -10,12 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Any, Final
 
-from belljar.errors import PortRefused
+from belljar.errors import HostError
 from belljar.host.threads import in_thread
-from belljar.service.telling import Tell
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
 EVERYWHERE: Final = ("0.0.0.0", "::")
@@ -161,37 +159,22 @@ def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
     return sock
 
 
-def all_bound(hosts: Iterable[str], port: int, least: int | None = None) -> list[socket.socket]:
-    """At each of these addresses; *least*: so many are enough, for a host may have no IPv6. Raises PortRefused."""
-    sockets: list[socket.socket] = []
-    problems = []
+def own_sockets(listen: Iterable[str], name: str, port: int) -> list[socket.socket]:
+    """At the addresses the site named; else at *name* where that is an address; else at every address of this host, which may have
+    no IPv6. Raises HostError."""
+    hosts = tuple(listen) or ((name,) if is_numeric(name) else EVERYWHERE)
+    sockets, problems = list[socket.socket](), list[str]()
     for host in hosts:
         try:
             sockets.append(bound(host, port))
         except OSError as exc:
             problems.append(f"UDP port {port} of {host}: {exc.strerror or exc}")
-    if problems and (least is None or len(sockets) < least):
-        for one in sockets:
-            one.close()
-        raise PortRefused("; ".join(problems))
+    if problems and not (hosts is EVERYWHERE and sockets):
+        for sock in sockets:
+            sock.close()
+        hint = "A port below 1024 wants CAP_NET_BIND_SERVICE; `port` is the same on all factories. `ss -ulpn` shows who has a port."
+        raise HostError("; ".join(problems), hint=hint)
     return sockets
-
-
-async def own_sockets(listen: Iterable[str], name: str, port: int, tell: Tell) -> list[socket.socket]:
-    """At the addresses the site named; else at those of this host's name, where that names it as others see it; else at every address of
-    this host. Raises PortRefused."""
-    if listen:
-        return all_bound(listen, port)
-    if is_numeric(name):
-        return all_bound((name,), port)
-    found = [address[0] for address in await addresses_of(name, port)]
-    outside = [one for one in found if not ip_address(one.partition("%")[0]).is_loopback]
-    if outside:
-        try:
-            return all_bound(outside, port)
-        except PortRefused as exc:
-            tell("listening everywhere", why=exc.message)
-    return all_bound(EVERYWHERE, port, least=1)
 
 
 async def addresses_of(name: str, port: int) -> list[Address]:

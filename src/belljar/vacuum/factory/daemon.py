@@ -67,7 +67,7 @@ def give_order(folder: Path, one: Order) -> None:
 
 
 async def serve(file: Path, folder: Path, tell: Tell, *, metrics: tuple[str, int] | None = None) -> None:
-    """A factory until TERM or INT. Raises BadSetting, PortRefused, HostError where another one works in this folder."""
+    """A factory until TERM or INT. Raises BadSetting; HostError where another one works in this folder, or its UDP port is taken."""
     private_folder(folder, mode=0o755)
     lock = try_lock(folder / LOCK)
     if lock is None:

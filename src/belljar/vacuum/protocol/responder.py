@@ -83,10 +83,10 @@ class Answering:
 async def responding(
     space: Space, snapshot: Callable[[], Snapshot], tell: Tell, *, key: bytes = b"", factories: Collection[str] = ()
 ) -> AsyncIterator[Answering]:
-    """Answers at this factory's own addresses until the end of the context. Raises PortRefused."""
+    """Answers at this factory's own addresses until the end of the context. Raises HostError."""
     answering = Answering(space, snapshot, tell, key=key, factories=factories)
     with ExitStack() as sockets:
-        for sock in await own_sockets(space.listen, space.factory, space.port, tell):
+        for sock in own_sockets(space.listen, space.factory, space.port):
             sockets.enter_context(closing(_listening(sock, answering)))
         yield answering
 
