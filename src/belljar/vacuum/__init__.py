@@ -223,9 +223,6 @@ class Space:
     pipes: tuple[Pipe, ...] = ()
     site: str = of_space("", "the site's name, as accounting knows it; empty: the space's without its first part")
     mode: Mode = of_space(Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac")
-    history: float = of_space(
-        0.0, "half-life of past use: who used little is served first; 0: only what runs now counts", unit="seconds"
-    )
     reserve: float = of_space(
         0.25, "no more of a large machine's processor time than this part is kept idle until it has a place", maximum=1
     )
