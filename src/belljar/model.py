@@ -58,6 +58,14 @@ class OutcomeClass(str, Enum):
     WALLTIME = "walltime"
 
 
+class Retry(Enum):
+    """May the same request be tried again?"""
+
+    NEVER = "never"  # the request must change first
+    LATER = "later"  # the same host may do it next time
+    ELSEWHERE = "elsewhere"  # another host may do it
+
+
 class Start(str, Enum):
     AUTO, CLONE, COLD = "auto", "clone", "cold"
 
