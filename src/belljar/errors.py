@@ -114,7 +114,7 @@ class UnsafeFolder(HostError):
 class LockTimeout(HostError):
     """Another belljar process held a lock for longer than the deadline: nobody's fault but that process's."""
 
-    hint = "See what the process that holds it is doing (it may be stopped); try again later."
+    hint = "`fuser` names the process that holds it, which may be stopped; try again later."
     retry = Retry.LATER
 
 
