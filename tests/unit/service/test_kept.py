@@ -1,13 +1,11 @@
-"""What a service keeps: values, lines, files that are made anew, copies of what others publish."""
+"""What a service keeps: values, lines, files that are made anew."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from belljar.errors import DownloadFailed
 from belljar.host.files import append_line, renew
-from belljar.service.http.copies import RETRY, Copy, kept, refreshed
 from belljar.service.kept import Lines
 
 URL = "https://example.org/x.json"
@@ -47,17 +45,3 @@ def test_files_are_made_anew_when_a_source_has_changed_or_one_is_missing(tmp_pat
     (tmp_path / "to/token").unlink()
     assert renew(tmp_path / "to", ["token"], [source], make)
     assert (tmp_path / "to/token").read_bytes() == b"x3"
-
-
-def test_a_copy_outlives_its_server(tmp_path: Path) -> None:
-    place = tmp_path / "copy.json"
-
-    def gone() -> dict[str, object]:
-        raise DownloadFailed("no way")
-
-    copy = refreshed(Copy(), URL, place, 1000.0, lambda: {"a": 1})
-    assert not copy.is_due(1059.0, 60.0) and copy.is_due(1060.0, 60.0) and copy.is_due(999.0, 60.0)
-    copy = refreshed(copy, URL, place, 2000.0, gone)
-    assert copy.document == {"a": 1} and copy.told("it", 2000.0) == "it: no way; a copy of 1000 s ago is used"
-    assert kept(URL, place, dict) == copy and kept("https://other.example.org", place, dict) == Copy()
-    assert not copy.is_due(2000.0 + RETRY - 1, 60.0) and copy.is_due(2000.0 + RETRY, 60.0)

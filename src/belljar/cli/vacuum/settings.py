@@ -15,8 +15,8 @@ from belljar.records import fields
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.host.toml import Mistake
-    from belljar.service.http.copies import Copy
     from belljar.vacuum import Space
+    from belljar.vacuum.settings.copies import Copy
     from belljar.vacuum.settings.settings import Loaded
 
 LONGEST_CELL = 60
@@ -72,7 +72,8 @@ def check(args: argparse.Namespace, house: House) -> int:
 def _loaded(args: argparse.Namespace, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
     """The settings, and the documents of their pipes: as they are kept, or asked for now."""
     from belljar.host.files import private_folder
-    from belljar.vacuum.settings.pipes import FOLDER, kept, refresh
+    from belljar.vacuum.settings.copies import kept, refresh
+    from belljar.vacuum.settings.pipes import FOLDER
     from belljar.vacuum.settings.settings import FILE, inspect
 
     loaded = inspect(args.file or FILE)

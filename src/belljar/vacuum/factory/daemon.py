@@ -35,7 +35,7 @@ from belljar.vacuum.protocol.fields import Status as Told
 from belljar.vacuum.protocol.poll import Memory, Poller, remember
 from belljar.vacuum.protocol.query import UNSOLICITED, Kind, Snapshot, reply
 from belljar.vacuum.protocol.responder import Answering, responding
-from belljar.vacuum.settings import pipes, settings
+from belljar.vacuum.settings import copies, pipes, settings
 
 LOCK, ORDER, PIPES = "lock", "drain.json", "pipes"
 FRESH = 1.0  # seconds for which an answer to others is the same
@@ -136,7 +136,7 @@ class Daemon:
     def obey(self) -> None:
         """Settings and orders, as they are now."""
         space, folder = order(self._folder).applied(self._settings), self._folder / PIPES
-        space, notes = pipes.with_pipes(space, {one.name: pipes.kept(one, folder) for one in space.pipes})
+        space, notes = pipes.with_pipes(space, {one.name: copies.kept(one, folder) for one in space.pipes})
         self._note("pipe", notes)
         self.factory.use(space)
 
@@ -150,8 +150,8 @@ class Daemon:
         """Obey what the pipe's document says now, if that is news."""
         try:
             folder = private_folder(self._folder / PIPES)
-            before = pipes.kept(pipe, folder)
-            copy = await in_thread(lambda: pipes.refresh(pipe, folder, time.time()))
+            before = copies.kept(pipe, folder)
+            copy = await in_thread(lambda: copies.refresh(pipe, folder, time.time()))
             self.factory.troubles.note(f"pipe {pipe.name}", copy.problem)
             if copy.document != before.document:
                 self.obey()

@@ -4,7 +4,7 @@ lives. It finds those at http://169.254.169.254/credentials/NAME. The patterns o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from belljar import __version__
@@ -19,11 +19,11 @@ from belljar.model import NetworkMode
 from belljar.records import dataclass, field
 from belljar.service.credentials.proxies import limited_proxy, load_source, load_token
 from belljar.vacuum import MachineType, Space
-from belljar.vacuum.settings.pipes import fetch, fetch_public, strange_addresses
+from belljar.vacuum.settings.copies import Fetch, fetch, fetch_public
+from belljar.vacuum.settings.pipes import strange_addresses
 
 LARGEST = 1 << 20  # of a template, and of a file
 PROXY, TOKEN = "x509_proxy", "token"  # `##user_data_option_x509_proxy##`
-Fetch = Callable[[str, int], bytes]
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,11 @@ from belljar.host.toml import Mistake
 from belljar.image import Settings
 from belljar.image.images import Images
 from belljar.records import replace
-from belljar.service.http.copies import RETRY, Copy, may_name
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.factory.keeper import Living, request_for
 from belljar.vacuum.factory.materials import make_user_data
-from belljar.vacuum.settings.pipes import (
-    LARGEST,
-    fetch,
-    kept,
-    lasting,
-    machinetypes,
-    read_document,
-    refresh,
-    strange_addresses,
-    with_pipes,
-)
+from belljar.vacuum.settings.copies import LARGEST, RETRY, Copy, fetch, kept, may_name, read_document, refresh
+from belljar.vacuum.settings.pipes import machinetypes, strange_addresses, with_pipes
 
 NOW = 1_800_000_000.0
 URL = "https://gds.example.org/pipe.json"
@@ -279,7 +269,7 @@ def test_a_copy_of_another_address_or_a_damaged_one_is_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(("said", "lasts"), [(1, 60), ("7200", 7200), (1e12, 7 * 86400), ("soon", 3600), (None, 3600)])
 def test_cache_seconds_are_kept_within_reason(tmp_path: Path, said: object, lasts: float) -> None:
     copy = Copy(document(cache_seconds=said), NOW, NOW)
-    assert [copy.is_due(NOW + age, lasting(copy.document)) for age in (lasts - 1, lasts)] == [False, True]
+    assert [copy.is_due(NOW + age) for age in (lasts - 1, lasts)] == [False, True]
 
 
 def test_a_type_of_the_site_s_own_stays_while_its_pipe_is_silent() -> None:
