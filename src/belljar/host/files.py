@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -76,21 +76,6 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def renew(folder: Path, names: Iterable[str], sources: Iterable[Path], make: Callable[[], Mapping[str, bytes]]) -> bool:
-    """Write these files anew, as *make* makes them, where a source has changed since they were written, or one is missing. Says whether it
-    did. Raises OSError, for a source that is not there, too."""
-    newest = max(path.stat().st_mtime for path in sources)
-    with suppress(FileNotFoundError):
-        if min((folder / name).stat().st_mtime for name in names) > newest:
-            return False
-    made = make()
-    with suppress(FileExistsError):
-        folder.mkdir(mode=PRIVATE_FOLDER)
-    for name, data in made.items():
-        write_whole(folder / name, data)
-    return True
 
 
 def append_line(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> bytes:
