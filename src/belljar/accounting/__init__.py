@@ -30,9 +30,7 @@ class Settings:
         "usage records: archive/ keeps all, outgoing/ is the directory queue that ssmsend empties",
     )
     version: Version = setting(Version.V03, "of APEL's individual job messages: 0.3 or 0.4")
-    site: str = setting(
-        "", "GOCDB's name of the site, in cloud records of leases; empty: they are archived, and not sent"
-    )
+    site: str = setting("", "GOCDB's name of the site, in cloud records of leases; empty: they are not sent")
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,7 @@ def describe(uid: int, gid: int, groups: tuple[int, ...] | None) -> Account:
         except KeyError:
             names[number] = f"group{number}"
     others = tuple((number, names[number]) for number in sorted(set(groups)) if number != gid)
-    return Account(
-        name=name, uid=uid, gid=gid, group=names[gid], groups=others, home=home or "/", shell=shell or "/bin/sh"
-    )
+    return Account(name, uid, gid, names[gid], others, home or "/", shell or "/bin/sh")
 
 
 def plain_environment(account: Account) -> dict[bytes, bytes]:

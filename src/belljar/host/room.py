@@ -27,9 +27,7 @@ class Settings:
 
     kept_memory: int = setting(256 * MIB, "memory that machines leave to the host", unit="bytes", minimum=0)
     kept_scratch: int = setting(0, "room below `paths.scratch` that scratch disks leave free", unit="bytes", minimum=0)
-    cpus_per_cpu: float = setting(
-        8.0, "virtual cpus of all machines together for each cpu of the host; 0: as many as are asked for", minimum=0
-    )
+    cpus_per_cpu: float = setting(8.0, "virtual cpus of all machines, for each of the host's; 0: no limit", minimum=0)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,4 @@ def serve(address: str, port: int, read: Callable[[], Iterable[Metric]]) -> None
     try:
         start_http_server(port, address, found)
     except OSError as exc:
-        raise HostError(
-            f"metrics at {address}:{port}: {exc.strerror}", hint="Give another --metrics ADDRESS:PORT."
-        ) from exc
+        raise HostError(f"metrics at {address}:{port}: {exc.strerror}", hint="Give another --metrics.") from exc

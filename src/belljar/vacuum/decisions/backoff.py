@@ -21,9 +21,7 @@ from belljar.vacuum import MachineType, Mode, Space, TypeStatus, code_of, is_abo
 MOST_DELAY: Final = 8  # times `backoff`
 JITTER: Final = 0.25  # of the delay, at most, is added to it
 UNPROVEN: Final = 64  # young machines, or one for each factory, of a type that nobody has seen find work
-AHEAD: Final = (
-    300  # seconds that the clock of another factory may be fast; what is told of a later moment is not a fact
-)
+AHEAD: Final = 300  # seconds that the clock of another factory may be fast; later moments do not count
 
 
 @dataclass(frozen=True)
