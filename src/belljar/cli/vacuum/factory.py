@@ -74,12 +74,10 @@ def explain(args: argparse.Namespace, house: House) -> int:
     from belljar.vacuum.factory.state import decision_at
 
     at = time.time() if args.at is None else before(args.at)
-    decision, alive = decision_at(folder_of(args, house), at)
+    decision = decision_at(folder_of(args, house), at)
     if decision is None:
-        since = f": no factory ran here after {moment(alive)}" if alive else ""
-        raise BadOption(
-            f"no decision is known of that time{since}", hint="Is the factory started? `belljar vacuum check` tells."
-        )
+        hint = "Is the factory started? `belljar vacuum check` tells."
+        raise BadOption("no decision is known of that time", hint=hint)
     verdicts = [one for one in decision["verdicts"] if not args.types or one["machinetype"] in args.types]
     for name in set(args.types) - {one["machinetype"] for one in verdicts}:
         raise BadOption(f"{name}: no such machinetype in this decision")
