@@ -152,24 +152,24 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 
 def meminfo(*names: str, proc: Path = PROC) -> list[int]:
     """What the kernel tells of its memory by these names, in bytes."""
-    facts: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     with open(proc / "meminfo") as file:
         for line in file:
             name, _, rest = line.partition(":")
             if name in names:
-                facts[name] = int(rest.split()[0]) * 1024
-            if len(facts) == len(names):
+                sizes[name] = int(rest.split()[0]) * 1024
+            if len(sizes) == len(names):
                 break
-    return [facts[name] for name in names]
+    return [sizes[name] for name in names]
 
 
 def free(path: Path) -> tuple[int, int]:
     """KiB and inodes that a user may take of the file system there; nothing where it is not."""
     try:
-        facts = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return 0, 0
-    return facts.f_bavail * facts.f_frsize // 1024, facts.f_favail
+    return status.f_bavail * status.f_frsize // 1024, status.f_favail
 
 
 @cache

@@ -72,8 +72,8 @@ class Gate:
 
 def own_address(others: Sequence[str]) -> str:
     """For this host, as the first of those HOST:PORT would see it that it has a route to. Raises HostError."""
-    for one in others:
-        host, _, port = one.rpartition(":")
+    for other in others:
+        host, _, port = other.rpartition(":")
         with suppress(OSError, ValueError):
             (family, kind, _, _, place), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
             with socket.socket(family, kind) as end:
@@ -91,8 +91,8 @@ async def dial(address: str, pin: str, own: str = "") -> Streams:
     reader, writer = await asyncio.open_connection(
         host.strip("[]"), int(port), ssl=context, local_addr=(own, 0) if own else None
     )
-    found: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    if found is None or not hmac.compare_digest(sha256(found).hexdigest(), pin.lower()):
+    certificate: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    if certificate is None or not hmac.compare_digest(sha256(certificate).hexdigest(), pin.lower()):
         writer.transport.abort()
         raise ConnectionError(f"{address}: whoever answers there has another certificate than was told")
     return reader, writer

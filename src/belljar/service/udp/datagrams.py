@@ -124,9 +124,9 @@ class Outgoing:
         return way is not None and way.send(data, address)
 
     def close(self) -> None:
-        for one in self._made.values():
-            if one is not None:
-                one.close()
+        for way in self._made.values():
+            if way is not None:
+                way.close()
 
 
 def send_all(place: str, packets: Iterable[bytes]) -> None:
@@ -135,8 +135,8 @@ def send_all(place: str, packets: Iterable[bytes]) -> None:
     with suppress(OSError, ValueError):
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as sock:
-            for one in packets:
-                sock.sendto(one, address)
+            for packet in packets:
+                sock.sendto(packet, address)
 
 
 def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
@@ -182,10 +182,10 @@ async def addresses_of(name: str, port: int) -> list[Address]:
 
     def look(flags: int = 0) -> list[Address]:
         try:
-            found = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM, flags=flags)
+            places = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM, flags=flags)
         except (OSError, UnicodeError):  # such as a label of 64 characters
             return []
-        return [address for *_, address in sorted(found, key=lambda one: one[0] != socket.AF_INET)]
+        return [address for *_, address in sorted(places, key=lambda place: place[0] != socket.AF_INET)]
 
     return look(socket.AI_NUMERICHOST) or await in_thread(look)
 
