@@ -17,7 +17,7 @@ from belljar.batch.install import pieces as install_pieces
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.engine import Installation
 from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place
-from belljar.errors import BadOption, BelljarError, CommandFailed, CommandFailed, CommandMissing, NotOurs
+from belljar.errors import BadOption, BelljarError, CommandFailed, CommandMissing, NotOurs
 from belljar.findings import Finding, fail
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"

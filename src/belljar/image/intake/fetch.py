@@ -85,8 +85,8 @@ def key(source: str) -> str:
 
 def download(url: str, folder: Path, settings: Settings, progress: Progress, *, public_only: bool = False) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
-    coming. *public_only*: from no address of this host or of a private network, whatever a name leads to. Raises DownloadFailed,
-    DownloadFailed (both keep what came), ImageTooLarge, NoSpace, CommandMissing."""
+    coming. *public_only*: from no address of this host or of a private network, whatever a name leads to. Raises DownloadFailed
+    (which keeps what came), ImageTooLarge, NoSpace, CommandMissing."""
     part, head = (folder / f"{key(url)}.{ending}" for ending in ("part", "head"))
     with no_space_as_error(folder):
         for path in (part, head):
