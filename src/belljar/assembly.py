@@ -43,7 +43,7 @@ class House:
 
     @cached_property
     def settings(self) -> config.Settings:
-        """Raises BadSettings with every mistake there is."""
+        """Raises BadSetting with every mistake there is."""
         loaded = self.inspect()
         return loaded.settings if self.is_lenient else loaded.checked()
 

@@ -9,7 +9,7 @@ import json
 from enum import Enum
 
 from belljar.hints import Any, TypeVar
-from belljar.records import dataclass, field
+from belljar.records import RESERVED, dataclass, field
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -56,6 +56,14 @@ class OutcomeClass(str, Enum):
     TRANSIENT = "transient"  # requeue, counted
     CANCELLED = "cancelled"
     WALLTIME = "walltime"
+
+
+class Retry(Enum):
+    """May the same request be tried again?"""
+
+    NEVER = "never"  # the request must change first
+    LATER = "later"  # the same host may do it next time
+    ELSEWHERE = "elsewhere"  # another host may do it
 
 
 class Start(str, Enum):
@@ -280,7 +288,7 @@ class Request:
         """The inverse of `to_json`; what has a default may be left out. Raises ValueError with key and value."""
         from belljar.reading import bad, from_json
 
-        made: Request = from_json(cls, value, RESERVED, LEAST)
+        made: Request = from_json(cls, value, LEAST)
         if len(made.id) != 12 or not set(made.id) <= set(ID_DIGITS):
             raise bad("id", made.id, "not an id")
         return made
@@ -349,7 +357,7 @@ class Outcome:
         """The inverse of `to_json`. Raises ValueError with key and value."""
         from belljar.reading import from_json
 
-        made: Outcome = from_json(cls, value, RESERVED)
+        made: Outcome = from_json(cls, value)
         return made
 
     @property
@@ -366,7 +374,6 @@ class Outcome:
 ID_DIGITS = "0123456789abcdef"
 # The least values of what a request asks for.
 LEAST = {"cpus": 1, "memory": 1, "disk": 1, "scratch": 1, "cache": 1, "grace": 0, "timeout": 0, "wall_limit": 0}
-RESERVED = {"klass": "class"}  # Python keeps the word to itself, JSON does not
 
 
 def to_json(value: Any) -> Any:

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from belljar.records import MISSING, Field, dataclass, fields
+from belljar.records import MISSING, RESERVED, Field, fields
 
 NONE = (MISSING, dataclasses.MISSING)
 PLAIN = (str, int, bool)
@@ -21,19 +21,10 @@ _parts: Any = cache(lambda kind: (get_origin(kind), get_args(kind)))
 NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What a field is called, and the least number it may have, where neither is as its name and type say."""
-
-    called: Mapping[str, str]
-    least: Mapping[str, float]
-
-
-def from_json(
-    kind: Any, value: Any, called: Mapping[str, str] | None = None, least: Mapping[str, float] | None = None
-) -> Any:
-    """The record of this type. Raises ValueError with key, such as machine.cpus, and value."""
-    return _value(kind, value, "", Rules(called or {}, least or {}))
+def from_json(kind: Any, value: Any, least: Mapping[str, float] | None = None) -> Any:
+    """The record of this type. *least*: the least numbers, by the names of fields. Raises ValueError with key, such as machine.cpus,
+    and value."""
+    return _value(kind, value, "", least or {})
 
 
 def strict_json(data: bytes) -> Any:
@@ -69,7 +60,7 @@ def bad(key: str, value: Any, problem: str) -> ValueError:
     return ValueError(f"{key or 'the request'}: {text if len(text) <= 80 else text[:77] + '...'}: {problem}")
 
 
-def _value(kind: Any, value: Any, key: str, rules: Rules) -> Any:
+def _value(kind: Any, value: Any, key: str, least: Mapping[str, float]) -> Any:
     if type(value) is kind and kind in PLAIN:
         return value
     origin, inner = _parts(kind)
@@ -77,18 +68,18 @@ def _value(kind: Any, value: Any, key: str, rules: Rules) -> Any:
         if value is None and type(None) in inner:
             return None
         among = [one for one in inner if one is not type(None)]
-        return _value(next((one for one in among if _has_all(one, value)), among[-1]), value, key, rules)
+        return _value(next((one for one in among if _has_all(one, value)), among[-1]), value, key, least)
     if origin is tuple:
         is_open = inner[-1] is Ellipsis
         if not isinstance(value, (list, tuple)) or not (is_open or len(value) == len(inner)):
             raise bad(key, value, "not a list" if is_open else f"not a list of {len(inner)}")
         kinds = [inner[0]] * len(value) if is_open else inner
         both = enumerate(zip(kinds, value, strict=True))
-        return tuple(_value(one, item, f"{key}[{number}]", rules) for number, (one, item) in both)
+        return tuple(_value(one, item, f"{key}[{number}]", least) for number, (one, item) in both)
     if origin is dict:
         _must(isinstance(value, dict), key, value, "not an object")
-        return {name: _value(inner[1], item, f"{key}.{name}", rules) for name, item in value.items()}
-    return _record(kind, value, key, rules) if hasattr(kind, "__dataclass_fields__") else _plain(kind, value, key)
+        return {name: _value(inner[1], item, f"{key}.{name}", least) for name, item in value.items()}
+    return _record(kind, value, key, least) if hasattr(kind, "__dataclass_fields__") else _plain(kind, value, key)
 
 
 def _has_all(kind: Any, value: Any) -> bool:
@@ -101,19 +92,19 @@ def _is_needed(one: Field[Any]) -> bool:
     return one.default in NONE and one.default_factory in NONE
 
 
-def _record(kind: Any, value: Any, key: str, rules: Rules) -> Any:
+def _record(kind: Any, value: Any, key: str, least: Mapping[str, float]) -> Any:
     _must(isinstance(value, dict), key, value, "not an object")
     hints, found, left = hints_of(kind), {}, dict(value)
     for one in fields(kind):
-        name = rules.called.get(one.name, one.name)
+        name = RESERVED.get(one.name, one.name)
         place = f"{key}.{name}" if key else name
         if name in left:
-            found[one.name] = _value(hints[one.name], left.pop(name), place, rules)
+            found[one.name] = _value(hints[one.name], left.pop(name), place, least)
         elif _is_needed(one):
             raise ValueError(f"{place}: is missing")
-        least, number = rules.least.get(one.name), found.get(one.name)
-        if least is not None and number is not None and number < least:
-            raise bad(place, value[name], f"less than {least}")
+        lowest, number = least.get(one.name), found.get(one.name)
+        if lowest is not None and number is not None and number < lowest:
+            raise bad(place, value[name], f"less than {lowest}")
     for name in left:
         raise bad(f"{key}.{name}" if key else str(name), left[name], "no such key")
     return kind(**found)

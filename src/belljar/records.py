@@ -11,7 +11,8 @@ from belljar.hints import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dataclasses import MISSING, Field, dataclass, field, fields, replace
 
-__all__ = ["MISSING", "Field", "dataclass", "field", "fields", "replace"]
+__all__ = ["MISSING", "RESERVED", "Field", "dataclass", "field", "fields", "replace"]
+RESERVED = {"klass": "class"}  # a field and its name in JSON: Python keeps the word to itself
 
 
 class FrozenInstanceError(AttributeError):

@@ -14,7 +14,6 @@ from belljar.errors import (
     NoSuchLease,
     NotPermitted,
     OverLimit,
-    TokenMismatch,
 )
 from belljar.lease import (
     Do,
@@ -163,7 +162,7 @@ def test_a_token_is_its_owners_and_for_one_request_alone(site: Site) -> None:
         replace(WANTED, token="t", image="b"),
         replace(WANTED, token="t", seconds=601),
     ):
-        with pytest.raises(TokenMismatch, match=first.id):
+        with pytest.raises(LeaseDenied, match=first.id):
             site.desk.run(ADA, other)
 
 

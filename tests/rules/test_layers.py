@@ -35,7 +35,6 @@ FOREIGN = {
     "h11": "host",
     "botocore": "lease",
     "prometheus_client": "service",
-    "matplotlib": "vacuum",
     "argcomplete": "cli",
     "psycopg": "lease",
     "tuf": "image",

@@ -12,7 +12,7 @@ from belljar.bait.cloud.placement import rule as rule_of_placement
 from belljar.bait.decisions.cache import NEVER, POLICIES
 from belljar.bait.machines.keeper import feature_of
 from belljar.batch import names
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.host.guard.egress import rule
 from belljar.host.toml import Mistake, meant, place, read
 from belljar.pool import Pool
@@ -29,7 +29,7 @@ BUILT = ("slurm", "gridengine")  # systems that machines join by themselves
 
 
 def load(path: Path = FILE) -> Settings:
-    """Raises BadSettings with every mistake there is."""
+    """Raises BadSetting with every mistake there is."""
     mistakes: list[Mistake] = []
     known, table = keys_of((Settings,), TABLE), dict[str, Value]()
     text, content = read(path, mistakes)
@@ -46,7 +46,7 @@ def load(path: Path = FILE) -> Settings:
     if not mistakes:
         mistakes += [_mistake(path, table, *wrong) for wrong in _wrongs(settings)]
     if mistakes:
-        raise BadSettings(tuple(mistakes), hint="Correct the file, then start the bait again.")
+        raise BadSetting.of(tuple(mistakes), hint="Correct the file, then start the bait again.")
     return settings
 
 

@@ -29,7 +29,7 @@ class Call:
     name: str
     words: tuple[str, ...]
     env: Mapping[str, str]
-    settings: Callable[[], Settings]  # raises BadSettings
+    settings: Callable[[], Settings]  # raises BadSetting
     asker: Callable[[], Asker]  # who runs this process
     client: Callable[[], Client]
     images: Callable[[], Collection[str] | None]  # names of the site's; None where its store cannot be seen from here

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar import accounting, batch, context, guest, hypervisor, image, machine, network
-from belljar.errors import BadSettings, BelljarError
+from belljar.errors import BadSetting, BelljarError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import only_root_writes, private_folder
 from belljar.host.room import Settings as HostSettings
@@ -126,9 +126,9 @@ class Loaded:
     mistakes: tuple[Mistake, ...]
 
     def checked(self) -> Settings:
-        """Raises BadSettings with every mistake there is."""
+        """Raises BadSetting with every mistake there is."""
         if self.mistakes:
-            raise BadSettings(self.mistakes)
+            raise BadSetting.of(self.mistakes)
         return self.settings
 
 

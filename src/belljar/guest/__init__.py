@@ -148,7 +148,7 @@ class Guest(Protocol):
         """Mount a folder of the host's. Raises NoFileSystem, GuestRefused."""
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
-        """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises NoDisk."""
+        """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises GuestRefused."""
 
     async def mount_scratch(self, device: str, target: str, account: Account) -> None:
         """Mount an ext4 disk, nosuid and nodev, as a folder of this account's own. Raises GuestRefused."""

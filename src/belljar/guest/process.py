@@ -261,11 +261,12 @@ def refusal(body: bytes) -> GuestError:
     message = message or "the agent gave no reason"
     if kind == "protocol":
         return AgentLost(f"the agent ended the conversation: {message}")
-    by_kind = {
-        "no-filesystem": errors.NoFileSystem,
-        "no-disk": errors.NoDisk,
-        "no-overlay": errors.NoPackedFolders,
-    }
+    if kind == "no-disk":
+        hint = (
+            "Use an image whose kernel has virtio_blk and looks at the PCI bus anew when told; or add `--start cold`."
+        )
+        return errors.GuestRefused(message, hint=hint)
+    by_kind = {"no-filesystem": errors.NoFileSystem, "no-overlay": errors.NoPackedFolders}
     return by_kind.get(kind, errors.GuestRefused)(message)
 
 

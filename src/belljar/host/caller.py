@@ -38,20 +38,13 @@ def describe(uid: int, gid: int, groups: tuple[int, ...] | None) -> Account:
         except KeyError:
             names[number] = f"group{number}"
     others = tuple((number, names[number]) for number in sorted(set(groups)) if number != gid)
-    return Account(
-        name=name, uid=uid, gid=gid, group=names[gid], groups=others, home=home or "/", shell=shell or "/bin/sh"
-    )
+    return Account(name, uid, gid, names[gid], others, home or "/", shell or "/bin/sh")
 
 
 def plain_environment(account: Account) -> dict[bytes, bytes]:
     """What a payload has that is given nothing else."""
-    return {b"PATH": GUEST_PATH, b"LANG": b"C.UTF-8", **variables_of(account)}
-
-
-def variables_of(account: Account) -> dict[bytes, bytes]:
-    """Where programs look for who they are."""
-    name = account.name.encode()
-    return {b"HOME": os.fsencode(account.home), b"USER": name, b"LOGNAME": name, b"SHELL": os.fsencode(account.shell)}
+    name, home, shell = account.name.encode(), os.fsencode(account.home), os.fsencode(account.shell)
+    return {b"PATH": GUEST_PATH, b"LANG": b"C.UTF-8", b"HOME": home, b"USER": name, b"LOGNAME": name, b"SHELL": shell}
 
 
 def rlimits() -> tuple[tuple[str, int, int], ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from belljar.errors import CommandFailed, CommandMissing
 from belljar.hints import TYPE_CHECKING
-from belljar.records import dataclass
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     import subprocess
@@ -64,22 +64,15 @@ def run(
     does not wait until a pipe has taken all that it prints, so that goes into memory."""
     import subprocess
 
-    printed = os.memfd_create("printed") if hasty else subprocess.PIPE
+    out = os.memfd_create("printed") if hasty else subprocess.PIPE
     try:
-        child = _spawn(argv, env, bound, printed)
-        try:
-            out, err = child.communicate(stdin, timeout)
-        except subprocess.TimeoutExpired as exc:
-            raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
-        finally:
-            child.kill()
-            child.__exit__(None, None, None)
+        finished = _ended(_spawn(argv, env, bound, out), argv, stdin, timeout)
         if hasty:
-            out = os.pread(printed, os.fstat(printed).st_size, 0)
+            finished = replace(finished, out=os.pread(out, os.fstat(out).st_size, 0))
     finally:
         if hasty:
-            os.close(printed)
-    return _checked(Finished(tuple(argv), child.returncode, out, err), check)
+            os.close(out)
+    return _checked(finished, check)
 
 
 async def printed(argv: Sequence[str], *, timeout: float) -> bytes:
@@ -94,21 +87,23 @@ async def run_beside(argv: Sequence[str], *, timeout: float, check: bool = True)
     from belljar.host.threads import in_thread
 
     child = _spawn(argv, None, False, subprocess.PIPE)
-
-    def finish() -> Finished:
-        with child:
-            try:
-                out, err = child.communicate(b"", timeout)
-            except subprocess.TimeoutExpired as exc:
-                raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
-            finally:
-                child.kill()
-        return Finished(tuple(argv), child.returncode, out, err)
-
     try:
-        return _checked(await in_thread(finish), check)
+        return _checked(await in_thread(lambda: _ended(child, argv, b"", timeout)), check)
     finally:
         child.kill()
+
+
+def _ended(child: subprocess.Popen[bytes], argv: Sequence[str], stdin: bytes, timeout: float) -> Finished:
+    from subprocess import TimeoutExpired
+
+    with child:
+        try:
+            out, err = child.communicate(stdin, timeout)
+        except TimeoutExpired as exc:
+            raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
+        finally:
+            child.kill()
+    return Finished(tuple(argv), child.returncode, out, err)
 
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool, out: int) -> subprocess.Popen[bytes]:

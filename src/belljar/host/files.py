@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -71,34 +71,11 @@ def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
                 os.unlink(draft)
 
 
-def write_at_once(path: Path, data: bytes) -> None:
-    """A file for everybody to read, whole or not at all: on disk when this returns, and no draft of it whatever is killed."""
-    with no_space_as_error(path), named_when_whole(path, mode=0o644) as descriptor:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    sync(path.parent)
-
-
 def write_all(descriptor: int, data: bytes) -> None:
     """`os.write` until everything is written."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def renew(folder: Path, names: Iterable[str], sources: Iterable[Path], make: Callable[[], Mapping[str, bytes]]) -> bool:
-    """Write these files anew, as *make* makes them, where a source has changed since they were written, or one is missing. Says whether it
-    did. Raises OSError, for a source that is not there, too."""
-    newest = max(path.stat().st_mtime for path in sources)
-    with suppress(FileNotFoundError):
-        if min((folder / name).stat().st_mtime for name in names) > newest:
-            return False
-    made = make()
-    with suppress(FileExistsError):
-        folder.mkdir(mode=PRIVATE_FOLDER)
-    for name, data in made.items():
-        write_whole(folder / name, data)
-    return True
 
 
 def append_line(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> bytes:
@@ -230,11 +207,11 @@ def check_ours(path: Path) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    facts = os.lstat(path)
-    if facts.st_uid not in (os.geteuid(), 0):
-        raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to uid {os.geteuid()}")
-    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
-        raise UnsafeFolder(f"{path}: others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
+    status = os.lstat(path)
+    if status.st_uid not in (os.geteuid(), 0):
+        raise UnsafeFolder(f"{path}: belongs to uid {status.st_uid}, not to uid {os.geteuid()}")
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise UnsafeFolder(f"{path}: others may write to it (mode {stat.S_IMODE(status.st_mode):04o})")
 
 
 def check_settled(path: Path) -> None:
@@ -263,15 +240,15 @@ def _way_to(path: Path) -> list[str]:
             mode = f"{stat.S_IMODE(above.st_mode):04o}"
             raise UnsafeFolder(f"{here}: everybody may write to it (mode {mode}) and replace {child}", hint=ON_THE_WAY)
         try:
-            facts = os.lstat(child)
+            status = os.lstat(child)
         except PermissionError as exc:
             mode = f"{stat.S_IMODE(above.st_mode):04o}, of uid {above.st_uid}"
             raise HostError(f"{here}: uid {os.geteuid()} may not enter it (mode {mode})", hint=ON_THE_WAY) from exc
         except FileNotFoundError:
             return list(accumulate([child, *reversed(rest)], os.path.join))
         if name != "..":
-            _judge(child, facts, path, is_public=is_public)
-        if stat.S_ISLNK(facts.st_mode):
+            _judge(child, status, path, is_public=is_public)
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if not rest or links > MOST_LINKS:  # the last one is our own, and no link
                 raise UnsafeFolder(f"{child}: a symbolic link where belljar keeps its own files")
@@ -279,17 +256,17 @@ def _way_to(path: Path) -> list[str]:
             rest += [part for part in reversed(target.split("/")) if part not in ("", ".")]
             here, above = ("/", os.lstat("/")) if target.startswith("/") else (here, above)
         else:
-            here, above = child, facts
+            here, above = child, status
     return []
 
 
-def _judge(child: str, facts: os.stat_result, path: Path, *, is_public: bool) -> None:
+def _judge(child: str, status: os.stat_result, path: Path, *, is_public: bool) -> None:
     """One step of the way to *path*. Where not everybody may write, the site's own accounts may own folders, too."""
-    if facts.st_uid in (os.geteuid(), 0) or (not is_public and _is_the_sites(facts.st_uid)):
+    if status.st_uid in (os.geteuid(), 0) or (not is_public and _is_the_sites(status.st_uid)):
         return
-    what = "a symbolic link that " if stat.S_ISLNK(facts.st_mode) else ""
+    what = "a symbolic link that " if stat.S_ISLNK(status.st_mode) else ""
     raise UnsafeFolder(
-        f"{child}: {what}belongs to uid {facts.st_uid}, not to uid {os.geteuid()}",
+        f"{child}: {what}belongs to uid {status.st_uid}, not to uid {os.geteuid()}",
         hint=ON_THE_WAY if child != str(path) else None,
     )
 
@@ -308,11 +285,11 @@ def only_root_writes(path: Path, *, highest_uid: int = 0) -> bool:
     """Can nobody but root, or system users up to *highest_uid*, change this path or replace a part of it?"""
     for part in (path, *path.parents):
         try:
-            facts = os.lstat(part)
+            status = os.lstat(part)
         except OSError:
             return False
-        is_shared = facts.st_mode & 0o022 and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX)
-        if facts.st_uid > highest_uid or is_shared or stat.S_ISLNK(facts.st_mode):
+        is_shared = status.st_mode & 0o022 and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX)
+        if status.st_uid > highest_uid or is_shared or stat.S_ISLNK(status.st_mode):
             return False
     return True
 
@@ -337,8 +314,8 @@ def free_bytes(path: Path) -> int:
     """Bytes an ordinary user may still write on the file system of *path* (or of its nearest existing parent)."""
     while not path.exists():
         path = path.parent
-    facts = os.statvfs(path)
-    return facts.f_bavail * facts.f_frsize
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 def remove_tree(path: Path | str, *, dir_fd: int | None = None) -> None:

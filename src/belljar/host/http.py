@@ -13,11 +13,7 @@ from belljar.records import dataclass
 
 CHUNK, LINGER_BYTES = 1 << 16, 1 << 20
 Request = h11.Request
-BROKEN = (
-    OSError,
-    TimeoutError,
-    h11.ProtocolError,
-)  # what a client's end of the connection raises, and concerns nobody else
+BROKEN = (OSError, h11.ProtocolError)  # what a client's end of the connection raises, and concerns nobody else
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import LockTimeout
@@ -76,7 +75,7 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
     """The lock, once its holder gives it up. The kernel's wait has no deadline, so a thread waits: one that gets the lock
     when nobody wants it any more gives it back at once."""
     if timeout <= 0:
-        raise LockTimeout(f"{path}: held by {_holder(path)}, and nobody waits to {what}")
+        raise LockTimeout(f"{path}: held by another process, and nobody waits to {what}")
     from concurrent.futures import Future
 
     from belljar.host.threads import begin_thread
@@ -102,7 +101,7 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
         if not turn.cancel() and turn.exception() is None:
             turn.result().release()
         if isinstance(exc, TimeoutError):
-            raise LockTimeout(f"{path}: held by {_holder(path)} for {timeout:.0f} s while waiting to {what}") from None
+            raise LockTimeout(f"{path}: held by another process for {timeout:.0f} s while waiting to {what}") from None
         raise
 
 
@@ -117,18 +116,6 @@ def _block(path: Path, shared: bool) -> Lock:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its holder took the file away
-
-
-def _holder(path: Path) -> str:
-    """Who has the lock, as far as the kernel tells: proc(5), /proc/locks."""
-    with suppress(OSError):
-        facts = os.stat(path)
-        file = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
-        for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()
-            if words[1:2] == ["FLOCK"] and words[5:6] == [file] and words[4] not in ("0", str(os.getpid())):
-                return f"process {words[4]}"
-    return "another process, which `fuser` names to root"
 
 
 def _take(descriptor: int, shared: bool, *, wait: bool = False) -> None:

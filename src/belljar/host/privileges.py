@@ -10,9 +10,7 @@ import pwd
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from belljar.errors import CommandFailed, HostError
 from belljar.records import dataclass, replace
@@ -57,66 +55,52 @@ def become(user: User) -> None:
         if os.getresuid() != (user.uid,) * 3:
             raise HostError(f"could not become {user.name}", hint="Look at the limits of this host's processes.")
     os.environ.update(HOME=user.home, USER=user.name, LOGNAME=user.name)
-    for name in [one for one in os.environ if one.startswith("XDG_")]:
+    for name in [name for name in os.environ if name.startswith("XDG_")]:
         del os.environ[name]
 
 
 def as_user(user: User, work: Callable[[], bytes], *, timeout: float, what: str) -> bytes:
-    """What *work* returned in a child that became *user*. Raises CommandFailed when it failed, said too much or was not
+    """What *work* returned in a child that became *user*. Raises CommandFailed when it failed, returned too much or was not
     done after *timeout* seconds; then the child is killed, and if the kernel holds it, left."""
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _work(user, work, writer)
-    os.close(writer)
+    report = os.memfd_create("report")
     try:
-        said = _hear(reader, time.monotonic() + timeout, f"{what} as {user.name}", timeout)
-    except BaseException:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        _reap(child, 0.5)
-        raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            _work(user, work, report)
+        status = None
+        try:
+            status = _reap(child, timeout)
+        finally:
+            if status is None:
+                os.kill(child, signal.SIGKILL)
+                _reap(child, 0.5)
+        answer = os.pread(report, LARGEST_REPORT + 2, 0)
     finally:
-        os.close(reader)
-    status = _reap(child, timeout)
-    if status != 0 or not said.startswith(b"+"):
-        raise CommandFailed(f"{what} as {user.name}: {_line(said[1:]) or f'ended with {status}'}")
-    return said[1:]
+        os.close(report)
+    if status is None:
+        raise CommandFailed(f"{what} as {user.name}: not done after {timeout:g} s")
+    if status != 0 or not answer.startswith(b"+"):
+        raise CommandFailed(f"{what} as {user.name}: {_line(answer[1:]) or f'ended with {status}'}")
+    if len(answer) > LARGEST_REPORT + 1:
+        raise CommandFailed(f"{what} as {user.name}: reported more than {LARGEST_REPORT >> 10} KiB")
+    return answer[1:]
 
 
-def _work(user: User, work: Callable[[], bytes], writer: int) -> None:
-    """The child's whole life: `+` and the report, or `-` and why not."""
+def _work(user: User, work: Callable[[], bytes], report: int) -> None:
+    """The child's whole life: `+` and what *work* returns, or `-` and why not."""
     code = 1
     try:
         try:
             become(user)
-            said = b"+" + work()
+            answer = b"+" + work()[: LARGEST_REPORT + 1]
             code = 0
         except Exception as exc:
-            said = b"-" + f"{exc}".encode(errors="replace")[:400]
-        with suppress(OSError):
-            while said:
-                said = said[os.write(writer, said) :]
+            answer = b"-" + f"{exc}".encode(errors="replace")[:400]
+        os.write(report, answer)
     finally:
         os._exit(code)
-
-
-def _hear(reader: int, deadline: float, what: str, timeout: float) -> bytes:
-    said, poller = b"", select.poll()
-    poller.register(reader, select.POLLIN)
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            raise CommandFailed(f"{what}: not done after {timeout:g} s")
-        data = os.read(reader, 1 << 16)
-        if not data:
-            return said
-        said += data
-        if len(said) > LARGEST_REPORT:
-            raise CommandFailed(f"{what}: reported more than {LARGEST_REPORT >> 10} KiB")
 
 
 def _reap(child: int, timeout: float) -> int | None:
@@ -130,5 +114,5 @@ def _reap(child: int, timeout: float) -> int | None:
         os.close(descriptor)
 
 
-def _line(said: bytes) -> str:
-    return "".join(char if char.isprintable() else "?" for char in said.decode(errors="replace"))[:300]
+def _line(answer: bytes) -> str:
+    return "".join(char if char.isprintable() else "?" for char in answer.decode(errors="replace"))[:300]

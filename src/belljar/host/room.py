@@ -19,7 +19,6 @@ from belljar.model import MIB, setting
 from belljar.records import dataclass
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 60  # and above: how version 1 writes that there is no limit
 
 
 @dataclass(frozen=True)
@@ -28,19 +27,17 @@ class Settings:
 
     kept_memory: int = setting(256 * MIB, "memory that machines leave to the host", unit="bytes", minimum=0)
     kept_scratch: int = setting(0, "room below `paths.scratch` that scratch disks leave free", unit="bytes", minimum=0)
-    cpus_per_cpu: float = setting(
-        8.0, "virtual cpus of all machines together for each cpu of the host; 0: as many as are asked for", minimum=0
-    )
+    cpus_per_cpu: float = setting(8.0, "virtual cpus of all machines, for each of the host's; 0: no limit", minimum=0)
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one machine may use. `groups`: its control group, by the controller ("" in version 2)."""
+    """What one machine may use, in its control group."""
 
     memory: int
     cpus: int
     scratch: int = 0
-    groups: tuple[tuple[str, str], ...] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,24 +55,20 @@ class Taken:
 
 @dataclass(frozen=True)
 class Bound:
-    """Free memory by one who counts it: the host ("" as path), or a control group, for those who are in it."""
+    """Free memory as the host counts it ("" as group), or a control group does for those in it."""
 
     free: int
-    controller: str = ""
-    path: str = ""
+    group: str = ""
 
     def left(self, taken: Iterable[Taken]) -> int:
-        """Without what those may still take who are counted here, too."""
-        return max(0, self.free - sum(one.untouched for one in taken if self._holds(one.need)))
+        """Without what those may still take that are counted here, too."""
+        return max(0, self.free - sum(machine.untouched for machine in taken if self._holds(machine.need)))
 
     def _holds(self, need: Need) -> bool:
-        if not self.path:
-            return True
-        own = dict(need.groups).get(self.controller, "")
-        return own == self.path or own.startswith(f"{self.path.rstrip('/')}/")
+        return f"{need.group}/".startswith(f"{self.group.rstrip('/')}/") if self.group else True
 
     def __str__(self) -> str:
-        return f"the control group {self.path}" if self.path else "this host"
+        return f"the control group {self.group}" if self.group else "this host"
 
 
 @dataclass(frozen=True)
@@ -114,54 +107,41 @@ def room(
     taken = tuple(taken)
     bounds = [(bound.left(taken), bound) for bound in memory_bounds(proc, groups)]
     free, least = min(bounds, key=lambda pair: pair[0])
-    cpus = usable_cpus(groups, own_groups(proc)) * settings.cpus_per_cpu or float("inf")
-    promised = sum(max(0, one.need.scratch - one.scratch) for one in taken)
+    cpus = usable_cpus(groups, own_group(proc)) * settings.cpus_per_cpu or float("inf")
+    promised = sum(max(0, machine.need.scratch - machine.scratch) for machine in taken)
     return Room(
-        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(one.need.cpus for one in taken),
+        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(machine.need.cpus for machine in taken),
         scratch=max(0, scratch_free - promised - settings.kept_scratch), machines=len(taken),
-        memory_reserved=sum(one.need.memory for one in taken),
+        memory_reserved=sum(machine.need.memory for machine in taken),
     )  # fmt: skip
 
 
 def memory_bounds(proc: Path = PROC, groups: Path = GROUPS) -> Iterator[Bound]:
     """Free memory by the host, and by each control group above us with a limit. What can be dropped at once is free."""
     yield Bound(host_memory(proc)[1])
-    for controller, own in own_groups(proc):
-        names = ("memory.max", "memory.current", "inactive_file")
-        if controller:
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        for path, folder in _upwards(groups / controller, own):
-            with suppress(OSError, ValueError):
-                limit = int((folder / names[0]).read_text())
-                if limit < UNLIMITED:
-                    used = int((folder / names[1]).read_text())
-                    yield Bound(max(0, limit - used + _stat(folder / "memory.stat", names[2])), controller, path)
+    for group, folder in _upwards(groups, own_group(proc)):
+        with suppress(OSError, ValueError):
+            limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+            yield Bound(max(0, limit - used + _inactive(folder)), group)
 
 
-def usable_cpus(groups: Path, own: Iterable[tuple[str, str]]) -> float:
+def usable_cpus(groups: Path, own: str) -> float:
     """Processors this process may use, by its affinity and the quotas of its control groups."""
     cpus = float(len(os.sched_getaffinity(0)))
-    for controller, path in own:
-        for _, folder in _upwards(groups / ("cpu" if controller else ""), path):
-            with suppress(OSError, ValueError):
-                if controller:
-                    quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-                else:
-                    quota, _, period = (folder / "cpu.max").read_text().partition(" ")
-                if int(quota) > 0:
-                    cpus = min(cpus, int(quota) / int(period))
+    for _, folder in _upwards(groups, own):
+        with suppress(OSError, ValueError):
+            quota, _, period = (folder / "cpu.max").read_text().partition(" ")
+            cpus = min(cpus, int(quota) / int(period))
     return cpus
 
 
-def own_groups(proc: Path = PROC) -> tuple[tuple[str, str], ...]:
-    """(controller, path) of the control groups that count our memory; "" is version 2's."""
-    found = []
+def own_group(proc: Path = PROC) -> str:
+    """The path of our control group, in version 2 of them."""
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers or "memory" in controllers.split(","):
-                found.append(("memory" if controllers else "", path))
-    return tuple(found)
+            if line.startswith("0::"):
+                return line[3:]
+    return ""
 
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
@@ -172,24 +152,24 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 
 def meminfo(*names: str, proc: Path = PROC) -> list[int]:
     """What the kernel tells of its memory by these names, in bytes."""
-    facts: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     with open(proc / "meminfo") as file:
         for line in file:
             name, _, rest = line.partition(":")
             if name in names:
-                facts[name] = int(rest.split()[0]) * 1024
-            if len(facts) == len(names):
+                sizes[name] = int(rest.split()[0]) * 1024
+            if len(sizes) == len(names):
                 break
-    return [facts[name] for name in names]
+    return [sizes[name] for name in names]
 
 
 def free(path: Path) -> tuple[int, int]:
     """KiB and inodes that a user may take of the file system there; nothing where it is not."""
     try:
-        facts = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return 0, 0
-    return facts.f_bavail * facts.f_frsize // 1024, facts.f_favail
+    return status.f_bavail * status.f_frsize // 1024, status.f_favail
 
 
 @cache
@@ -218,8 +198,7 @@ def _upwards(root: Path, path: str) -> Iterator[tuple[str, Path]]:
         yield "/" + "/".join(parts[:count]), root.joinpath(*parts[:count])
 
 
-def _stat(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(f"{name} "):
-            return int(line.split()[1])
-    return 0
+def _inactive(folder: Path) -> int:
+    """Bytes of pages of files that the group can do without."""
+    lines = (folder / "memory.stat").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from belljar.errors import HostError
 from belljar.hints import TypeVar
 
-MORE_THREADS = "Raise the limit (`ulimit -u`, pids.max of the cgroup), or end other processes of this user."
+MORE_THREADS = "Raise the limit on processes and threads (`ulimit -u`, pids.max of the cgroup)."
 T = TypeVar("T")
 
 
@@ -21,9 +21,7 @@ def begin_thread(work: Callable[..., object], *args: object, name: str | None = 
         thread.start()
         return thread
     except RuntimeError as exc:
-        raise HostError(
-            "no more threads can be started: the limit on processes and threads is reached", hint=MORE_THREADS
-        ) from exc
+        raise HostError("no more threads can be started", hint=MORE_THREADS) from exc
 
 
 async def in_thread(call: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:

@@ -17,21 +17,21 @@ LARGEST = 1e12  # amount of anything
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def convert(raw: object, kind: Any, facts: Mapping[str, Any], *, is_text: bool) -> Any:
-    """The value of type *kind*. *facts*: the field's metadata (unit, minimum, maximum, choices, form). *is_text*: from the
+def convert(raw: object, kind: Any, metadata: Mapping[str, Any], *, is_text: bool) -> Any:
+    """The value of type *kind*. *metadata*: of the field (unit, minimum, maximum, choices, form). *is_text*: from the
     environment, where everything is text; in a file only a value with a unit may be text."""
     if isinstance(kind, types.UnionType):
         if raw == "":
             return None
-        (kind,) = (one for one in kind.__args__ if one is not type(None))
+        (kind,) = (member for member in kind.__args__ if member is not type(None))
     if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
-        return _list(raw, kind.__args__[0], facts, is_text)
+        return _list(raw, kind.__args__[0], metadata, is_text)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _choice(raw, kind)
-    value = _SCALARS[kind](raw, str(facts.get("unit", "")), is_text)
-    _check_range(value, facts)
-    if value != "" and "form" in facts:
-        facts["form"].check(value)
+    value = _SCALARS[kind](raw, str(metadata.get("unit", "")), is_text)
+    _check_range(value, metadata)
+    if value != "" and "form" in metadata:
+        metadata["form"].check(value)
     return value
 
 
@@ -173,27 +173,27 @@ def _choice(raw: object, kind: type[Enum]) -> Enum:
     raise ValueError(f"wants one of {', '.join(str(member.value) for member in kind)}; not {_show(raw)}")
 
 
-def _list(raw: object, kind: Any, facts: Mapping[str, Any], is_text: bool) -> tuple[Any, ...]:
+def _list(raw: object, kind: Any, metadata: Mapping[str, Any], is_text: bool) -> tuple[Any, ...]:
     items = [part.strip() for part in raw.split(",") if part.strip()] if isinstance(raw, str) and is_text else raw
     if not isinstance(items, list):
         raise ValueError(f"wants a list, not {_show(raw)}")
-    return tuple(convert(item, kind, facts, is_text=is_text) for item in items)
+    return tuple(convert(item, kind, metadata, is_text=is_text) for item in items)
 
 
-def _check_range(value: object, facts: Mapping[str, Any]) -> None:
+def _check_range(value: object, metadata: Mapping[str, Any]) -> None:
     """Numbers are never negative here, unless a field says otherwise by its `minimum`."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        lowest, highest = facts.get("minimum", 0), facts.get("maximum")
+        lowest, highest = metadata.get("minimum", 0), metadata.get("maximum")
         if value < lowest:
-            raise ValueError(f"must be at least {_number_text(lowest, facts)}, not {_number_text(value, facts)}")
+            raise ValueError(f"must be at least {_number_text(lowest, metadata)}, not {_number_text(value, metadata)}")
         if highest is not None and value > highest:
-            raise ValueError(f"must be at most {_number_text(highest, facts)}, not {_number_text(value, facts)}")
-    if (choices := facts.get("choices")) and value not in choices:
+            raise ValueError(f"must be at most {_number_text(highest, metadata)}, not {_number_text(value, metadata)}")
+    if (choices := metadata.get("choices")) and value not in choices:
         raise ValueError(f"wants one of {', '.join(map(str, choices))}; not {_show(value)}")
 
 
-def _number_text(value: float, facts: Mapping[str, Any]) -> str:
-    return size_text(int(value)) if facts.get("unit") == "bytes" and value > 0 else f"{value:g}"
+def _number_text(value: float, metadata: Mapping[str, Any]) -> str:
+    return size_text(int(value)) if metadata.get("unit") == "bytes" and value > 0 else f"{value:g}"
 
 
 def _show(raw: object) -> str:

@@ -51,15 +51,15 @@ class Watch:
 
     def read(self) -> list[Happened]:
         """What happened since; nothing when nothing did."""
-        found: list[Happened] = []
+        events: list[Happened] = []
         with suppress(BlockingIOError):
             while data := os.read(self._descriptor, CHUNK):
                 while data:
                     watch, mask, _, length = HEAD.unpack_from(data)
                     name = os.fsdecode(data[HEAD.size : HEAD.size + length].rstrip(b"\0"))
-                    found.append(Happened(watch, mask, name))
+                    events.append(Happened(watch, mask, name))
                     data = data[HEAD.size + length :]
-        return found
+        return events
 
     def fileno(self) -> int:
         return int(self._descriptor)
@@ -77,7 +77,7 @@ def watching(folder: Path, name: str, act: Callable[[], object]) -> Iterator[Non
     watch.add(folder, IN_CREATE | IN_MODIFY | IN_MOVED_TO | IN_DELETE)
 
     def look() -> None:
-        if any(one.name == name for one in watch.read()):
+        if any(event.name == name for event in watch.read()):
             act()
 
     loop.add_reader(watch.fileno(), look)

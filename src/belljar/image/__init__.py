@@ -129,7 +129,7 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
 
 def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:
     """What is at an http(s) address now, of at most *largest* bytes, within *patience* seconds. *public_only*: not from this host or
-    a private network. Raises DownloadFailed, DownloadStalled, ImageTooLarge, CommandMissing."""
+    a private network. Raises DownloadFailed, ImageTooLarge, CommandMissing."""
     from belljar.image.intake import fetch
 
     return fetch.small_file(url, largest, Settings(stall_timeout=patience), public_only=public_only)

@@ -182,7 +182,7 @@ def _whole(path: Path) -> int:
 
 def _position(text: str) -> dict[str, int]:
     """Bytes that were read, by month."""
-    pairs = [one.split(":") for one in text.split(",") if one]
+    pairs = [month.split(":") for month in text.split(",") if month]
     if not all(len(pair) == 2 and re.fullmatch(MONTH, pair[0]) and pair[1].isdecimal() for pair in pairs):
         raise PositionLost(f"{text[:80]!r}: no position in a ledger", hint="Leave it out to begin with the first row.")
     return {month: int(offset) for month, offset in pairs}

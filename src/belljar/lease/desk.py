@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 
-from belljar.errors import BadRequest, LeaseDenied, LeaseEnded, NoSuchKeyPair, NoSuchLease, OverLimit, TokenMismatch
+from belljar.errors import BadRequest, LeaseDenied, LeaseEnded, NoSuchKeyPair, NoSuchLease, OverLimit
 from belljar.lease import LARGEST_USER_DATA, Instance, KeyPair, Lease, Pairs, Settings, Slot, Tag, Token, Wanted, new_id
 from belljar.lease.belongings import owned
 from belljar.lease.decisions import policy as policies
@@ -82,7 +82,7 @@ class Desk:
 
     def run(self, owner: Owner, asked: Wanted, also: Also = lambda book, lease: None) -> Made:
         """Write a lease down, once for each token of an owner. Between `least` and `count` machines, as many as policy allows.
-        *also*: what else that transaction writes. Raises LeaseDenied, TokenMismatch, OverLimit, NoSuchKeyPair, BadRequest."""
+        *also*: what else that transaction writes. Raises LeaseDenied, OverLimit, NoSuchKeyPair, BadRequest."""
         wanted, digest = self.checked(asked), _digest(asked)
 
         def change(book: Book) -> Made:
@@ -309,7 +309,10 @@ def _by_token(book: Book, owner: Owner, token: str, digest: str) -> Made | None:
     if known is None:
         return None
     if known.digest != digest:
-        raise TokenMismatch(f"token {token!r} was given with another request, which is lease {known.lease}")
+        raise LeaseDenied(
+            f"token {token!r} was given with another request, which is lease {known.lease}",
+            code="IdempotentParameterMismatch", hint="Use a new token for each new request.",
+        )  # fmt: skip
     lease = book.get(Lease, known.lease)
     machines = sorted(book.find(Instance, lease=known.lease), key=lambda one: one.index)
     return None if lease is None else (lease, machines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from belljar.errors import BadOption, BadSettings
+from belljar.errors import BadOption, BadSetting
 from belljar.host.toml import Mistake
 from belljar.lease import SIZE, Settings
 from belljar.lease.decisions.policy import Policy
@@ -18,7 +18,7 @@ TABLE, POLICY = "lease", "policy"
 
 
 def load(path: Path = FILE) -> tuple[Settings, tuple[Policy, ...]]:
-    """Raises BadSettings with every mistake there is."""
+    """Raises BadSetting with every mistake there is."""
     mistakes: list[Mistake] = []
     known = {TABLE: keys_of((Settings,), TABLE), POLICY: keys_of((Policy,), POLICY)}
     tables, values = read_values([path], known, {POLICY}, mistakes)
@@ -27,7 +27,7 @@ def load(path: Path = FILE) -> tuple[Settings, tuple[Policy, ...]]:
     if not mistakes:
         blame(path, tables, ((TABLE, wrong) for wrong in _wrongs(settings, policies)), mistakes)
     if mistakes:
-        raise BadSettings(tuple(mistakes), hint="Correct the file, then start the service again.")
+        raise BadSetting.of(tuple(mistakes), hint="Correct the file, then start the service again.")
     return settings, policies
 
 

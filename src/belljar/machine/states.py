@@ -6,8 +6,8 @@ STOPPING, if a domain may exist, and CLEANING.
 
 from __future__ import annotations
 
-from belljar.errors import BelljarError, Retry
-from belljar.model import Cause, OutcomeClass, State
+from belljar.errors import BelljarError
+from belljar.model import Cause, OutcomeClass, Retry, State
 
 MOVES: dict[State, tuple[State, ...]] = {
     State.REQUESTED: (State.PREPARING, State.CLEANING),

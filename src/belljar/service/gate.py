@@ -36,9 +36,7 @@ class Gate:
                 self._end = socket.create_server((address, number), family=family, backlog=MOST)
                 break
         else:
-            raise HostError(
-                f"{address or '*'}: no port of {ports} is free", hint="Give `lease.private_ports` more of them."
-            )
+            raise HostError(f"{address or '*'}: no port of {ports} is free", hint="Give `lease.private_ports` more.")
         self._end.setblocking(False)
         self.number: int = self._end.getsockname()[1]
         self.at = f"[{address}]:{self.number}" if ":" in address else f"{address}:{self.number}"
@@ -74,18 +72,14 @@ class Gate:
 
 def own_address(others: Sequence[str]) -> str:
     """For this host, as the first of those HOST:PORT would see it that it has a route to. Raises HostError."""
-    for one in others:
-        host, _, port = one.rpartition(":")
+    for other in others:
+        host, _, port = other.rpartition(":")
         with suppress(OSError, ValueError):
-            family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[
-                0
-            ]
-            with socket.socket(family, kind, protocol) as end:
+            (family, kind, _, _, place), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+            with socket.socket(family, kind) as end:
                 end.connect(place)  # sends nothing
                 return str(end.getsockname()[0])
-    raise HostError(
-        f"this host has no route to {', '.join(others)}", hint="Is the name known here, and the network up?"
-    )
+    raise HostError(f"this host has no route to {', '.join(others)}", hint="Is its name known here, the network up?")
 
 
 async def dial(address: str, pin: str, own: str = "") -> Streams:
@@ -97,8 +91,8 @@ async def dial(address: str, pin: str, own: str = "") -> Streams:
     reader, writer = await asyncio.open_connection(
         host.strip("[]"), int(port), ssl=context, local_addr=(own, 0) if own else None
     )
-    found: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    if found is None or not hmac.compare_digest(sha256(found).hexdigest(), pin.lower()):
+    certificate: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    if certificate is None or not hmac.compare_digest(sha256(certificate).hexdigest(), pin.lower()):
         writer.transport.abort()
         raise ConnectionError(f"{address}: whoever answers there has another certificate than was told")
     return reader, writer

@@ -34,26 +34,24 @@ def registry(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
 
     class Collector:
         def collect(self) -> Iterator[Any]:
-            for one in read():
-                family: Any = CounterMetricFamily if one.only_grows else GaugeMetricFamily
-                made = family(one.name, one.text, labels=one.labels)
-                for labels, value in one.values.items():
+            for metric in read():
+                family: Any = CounterMetricFamily if metric.only_grows else GaugeMetricFamily
+                made = family(metric.name, metric.text, labels=metric.labels)
+                for labels, value in metric.values.items():
                     made.add_metric(labels, value)
                 yield made
 
-    found = CollectorRegistry()
-    found.register(Collector())
-    return found
+    collected = CollectorRegistry()
+    collected.register(Collector())
+    return collected
 
 
 def serve(address: str, port: int, read: Callable[[], Iterable[Metric]]) -> None:
     """Answer at this address, in a thread, until the process ends. Raises CommandMissing, HostError."""
-    found = registry(read)
+    collected = registry(read)
     from prometheus_client import start_http_server
 
     try:
-        start_http_server(port, address, found)
+        start_http_server(port, address, collected)
     except OSError as exc:
-        raise HostError(
-            f"metrics at {address}:{port}: {exc.strerror}", hint="Give another --metrics ADDRESS:PORT."
-        ) from exc
+        raise HostError(f"metrics at {address}:{port}: {exc.strerror}", hint="Give another --metrics.") from exc

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from belljar.service.streams import first_of
+
 
 def notify(*lines: str) -> None:
     """Tell systemd, where it started us (sd_notify(3))."""
@@ -28,18 +30,13 @@ async def serving(*works: Coroutine[Any, Any, object], reload: Callable[[], None
         reload()
         notify("READY=1")
 
+    def stop() -> None:
+        notify("STOPPING=1")
+        ended.set()
+
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, again)
-    working = [asyncio.ensure_future(one) for one in (*works, ended.wait())]
     notify("READY=1")
-    try:
-        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-        for one in done:
-            one.result()
-    finally:
-        notify("STOPPING=1")
-        for one in working:
-            one.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+    await first_of(*works, ended.wait())

@@ -114,14 +114,14 @@ def blame(
     path: Path, tables: Mapping[str, Mapping[str, Value]], wrongs: Iterable[tuple[str, Wrong]], mistakes: list[Mistake]
 ) -> None:
     """Add what is wrong with keys of which nothing is said yet."""
-    said = {one.key for one in mistakes}
-    found = (mistake(path, name, tables.get(name, {}), *wrong) for name, wrong in wrongs)
-    mistakes += [one for one in found if one.key not in said]
+    blamed = {known.key for known in mistakes}
+    more = (mistake(path, name, tables.get(name, {}), *wrong) for name, wrong in wrongs)
+    mistakes += [known for known in more if known.key not in blamed]
 
 
 def mistake(path: Path, name: str, table: Mapping[str, Value], key: str, what: str, hint: str) -> Mistake:
     """What is wrong with a key: at its line, or, where it was not given, in the file of its table."""
-    given = [table[key].origin] if key in table else [one.origin.rpartition(":")[0] for one in table.values()]
+    given = [table[key].origin] if key in table else [value.origin.rpartition(":")[0] for value in table.values()]
     return Mistake(next(filter(None, given), str(path)), f"{name}.{key}", what, hint)
 
 
@@ -160,11 +160,11 @@ def converted(
     return values
 
 
-def _pairs(raw: Any, kind: Any, facts: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _pairs(raw: Any, kind: Any, metadata: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     if not isinstance(raw, dict):
         raise ValueError("is a table of names and values")
     for name in raw:
         if not OPTION.fullmatch(name):
             raise ValueError(f"{name[:60]!r} cannot be a name: small letters, digits and _ only")
     inner = kind.__args__[0].__args__[1]
-    return tuple((name, convert(value, inner, facts, is_text=False)) for name, value in raw.items())
+    return tuple((name, convert(value, inner, metadata, is_text=False)) for name, value in raw.items())

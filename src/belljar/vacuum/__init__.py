@@ -64,17 +64,11 @@ class MachineType:
 
     name: str  # [a-z0-9-]+
     share: float = setting(0.0, "of the space, relative to the other machinetypes; 0: none is started")
-    group: str = setting(
-        "", "machinetypes of one group share what the group gets; empty: the accounting group, else its own name"
-    )
-    image: str = setting(
-        "", "required: an image's name, as `belljar image list` shows it; an http(s) address; or a path", form=IMAGE
-    )
+    group: str = setting("", "those of one group share what it gets; empty: the accounting group, else its name")
+    image: str = setting("", "required: a name as in `belljar image list`, an http(s) address, or a path", form=IMAGE)
     min_processors: int = setting(1, "a machine has no fewer", minimum=1)
     max_processors: int = setting(1, "a machine has no more", minimum=1)
-    min_wallclock: float | None = setting(
-        None, "a machine with less time than this is of no use; empty: as max_wallclock", unit="seconds"
-    )
+    min_wallclock: float | None = setting(None, "less time is of no use; empty: max_wallclock", unit="seconds")
     max_wallclock: float = setting(86400.0, "a machine is ended after this time", unit="seconds", minimum=1)
     memory: int | None = setting(None, "per processor; empty: as the factory's", unit="bytes", minimum=1)
     disk: int | None = setting(None, "per processor; empty: as the factory's", unit="bytes", minimum=1)
@@ -86,16 +80,13 @@ class MachineType:
     user_data: str = setting("", "http(s) address or path of the template; empty: the machine gets none", form=TEMPLATE)
     options: Pairs = setting((), "table: what `##user_data_option_NAME##` in the template becomes")
     option_files: Paths = setting((), "table: the same, from files of this host, read anew for each machine")
-    heartbeat_file: str = setting(
-        "", "name of a file that a machine has to PUT to its job outputs, or it is ended", form=PLAIN_FILE
-    )
+    heartbeat_file: str = setting("", "a file that a machine PUTs to its job outputs, or it is ended", form=PLAIN_FILE)
     heartbeat: float = setting(0.0, "it has to do so again within this time; 0: once is enough", unit="seconds")
     proxy: tuple[Path, ...] = setting(
         (),
         "paths of a certificate and its key (or one file with both); each machine gets a limited proxy made with them",
     )
     proxy_key: ProxyKey = setting(ProxyKey.RSA, "kind of the proxies' own keys: RSA of 2048 bits, or curve P-256")
-    legacy_proxy: bool = setting(False, "proxies as they were before RFC 3820, with the subject `CN=limited proxy`")
     token_file: Path | None = setting(None, "a file with a token that each machine gets, renewed when the file changes")
     pipe: str = ""  # the vacuum pipe it came by
 
@@ -121,9 +112,7 @@ class Pipe:
     name: str  # its machinetypes are NAME-SUFFIX
     url: str = setting("", "required: http(s) address of the JSON document", form=ADDRESS)
     share: float = setting(0.0, "of the space, for all its machinetypes together")
-    inside: bool = setting(
-        False, "its server may be in a private network, or behind a proxy there, though its name does not show it"
-    )
+    inside: bool = setting(False, "its server may be in a private network")
     files: Path | None = setting(None, "folder with the files that the document names; empty: it cannot name any")
     given: Given = ()  # what `[pipe.NAME]` says of all its machinetypes
     own: tuple[tuple[str, Given], ...] = ()  # what `[machinetype.NAME-SUFFIX]` says of one
@@ -215,34 +204,25 @@ class Space:
     """One set of factories with one set of shares, and what this factory offers it. A field with a help text is a key of
     `[space]` or `[factory]`."""
 
-    name: str = of_space(
-        "", "required: like a DNS name, vac01.example.org; all factories that have it are one space", form=SPACES_NAME
-    )
+    name: str = of_space("", "required: like a DNS name; all factories that have it are one space", form=SPACES_NAME)
     factory: str = of_factory("", "this host's name in the space", default="the host's own", key="name", form=HOST)
     factories: tuple[str, ...] = of_space((), "names of all factories, this one among them (or `.`)", form=HOST)
     types: tuple[MachineType, ...] = ()
     pipes: tuple[Pipe, ...] = ()
     site: str = of_space("", "the site's name, as accounting knows it; empty: the space's without its first part")
     mode: Mode = of_space(Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac")
-    history: float = of_space(
-        0.0, "half-life of past use: who used little is served first; 0: only what runs now counts", unit="seconds"
-    )
-    reserve: float = of_space(
-        0.25, "no more of a large machine's processor time than this part is kept idle until it has a place", maximum=1
-    )
+    reserve: float = of_space(0.25, "part of a large machine's processor time that may be idle for it", maximum=1)
     port: int = of_space(995, "UDP port of all factories", minimum=1, maximum=65535)
-    poll_silence: float = of_space(
-        2.0, "a round of questions ends when nothing came for so long", unit="seconds", minimum=0.001
-    )
+    poll_silence: float = of_space(2.0, "a round of questions ends after such a silence", unit="seconds", minimum=0.001)
     poll_limit: float = of_space(12.0, "and all rounds together after so long", unit="seconds", minimum=0.001)
-    listen: tuple[str, ...] = of_factory((), "addresses where questions are answered; empty: those of its name")
+    listen: tuple[str, ...] = of_factory((), "addresses where questions are answered; empty: all, or its name")
     allow: tuple[str, ...] = of_space((), "networks whose questions are answered; empty: everybody's")
     key_file: Path | None = of_space(None, "file with a secret of the space that signs questions and answers")
     signed_only: bool = of_space(False, "what is not signed by that secret is refused; factories of Vac cannot sign")
     vacmon: tuple[str, ...] = of_space((), "HOST:PORT that get a message in each cycle", form=PLACE)
     processors: int = of_factory(1, "at most so many are given to machines", minimum=1, default="the host's")
     processors_per_superslot: int = of_factory(
-        1, "machines are started in groups that end together and then make room for one of so many", minimum=1
+        1, "of machines that end together, to make room for a large one", minimum=1
     )
     memory: int = of_factory(2 * GIB, "of a machine, per processor", unit="bytes", minimum=1)
     disk: int | None = of_factory(None, "of a machine, per processor; empty: as its image", unit="bytes", minimum=1)
@@ -253,9 +233,7 @@ class Space:
         1 << 30, "so many machines may be starting at a time; the next comes when one of them works", minimum=1,
         default="two for each of the host's processors",
     )  # fmt: skip
-    shutdown_time: float | None = of_factory(
-        None, "all machines are gone by then: a date with time, or seconds since 1970", unit="moment"
-    )
+    shutdown_time: float | None = of_factory(None, "all machines are gone by then: a date with time", unit="moment")
     draining: bool = of_factory(False, "start nothing; what runs, runs to its end")
     cycle: float = of_factory(60.0, "between two decisions, where nothing happens before", unit="seconds", minimum=1)
     options: Pairs = of_factory((), "table: `options` of every machinetype that does not say otherwise")

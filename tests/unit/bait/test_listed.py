@@ -13,7 +13,7 @@ from belljar.bait import Order, settings
 from belljar.bait.arrivals import Answer
 from belljar.bait.machines.keeper import request_for, secret
 from belljar.bait.status import give_order
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.model import RunPayload
 from belljar.pool import JobState, JobView, NodeState, NodeView
 from belljar.pool.gridengine.nodes import BOOTSTRAP
@@ -35,7 +35,7 @@ def test_a_bait_of_grid_engines_has_settings_of_its_own(tmp_path: Path) -> None:
         (text.replace(" vm10", ""), f"{file}:6, bait.nodes: '10.99.0.10' is not an IPv4 address and a name"),
     ):
         file.write_text(bad)
-        with pytest.raises(BadSettings) as caught:
+        with pytest.raises(BadSetting) as caught:
             settings.load(file)
         assert what in caught.value.message
 

@@ -11,7 +11,7 @@ import pytest
 from belljar.bait import Settings
 from belljar.bait.cloud.placement import PLACED, Made, Placement, rule
 from belljar.bait.settings import load
-from belljar.errors import BadOption, BadSettings, CommandFailed
+from belljar.errors import BadOption, BadSetting, CommandFailed
 from belljar.host.commands import Finished
 from belljar.records import replace
 
@@ -160,10 +160,10 @@ def test_a_line_that_is_none_is_refused(line: str, tmp_path: Path) -> None:
         rule(line)
     file = tmp_path / "bait.toml"
     file.write_text(f'[bait]\nimages = ["worker"]\nnetworks = {{ open = "br0" }}\nplacement = ["{line}"]\n')
-    with pytest.raises(BadSettings, match="is not NODES -> HOST HOST"):
+    with pytest.raises(BadSetting, match="is not NODES -> HOST HOST"):
         load(file)
     file.write_text(file.read_text().replace(f'"{line}"', '"cloud1 -> wn01"') + 'reach = ["ssh", "belljar"]\n')
-    with pytest.raises(BadSettings, match=r"\{host\} is in no word of it"):
+    with pytest.raises(BadSetting, match=r"\{host\} is in no word of it"):
         load(file)
 
 

@@ -14,7 +14,7 @@ from belljar.bait import Settings, settings
 from belljar.bait.machines.keeper import account_of, request_for
 from belljar.batch import Settings as BatchSettings
 from belljar.cli.bait.bait import _judge
-from belljar.errors import BadOption, BadSettings
+from belljar.errors import BadOption, BadSetting
 from belljar.model import GIB, MIB, RunPayload, StdinKind, to_json
 from belljar.pool import JobState, JobView
 from belljar.records import replace
@@ -83,7 +83,7 @@ def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
         (GOOD + "tries = 0\n", "bait.tries"),
     ):  # fmt: skip
         file.write_text(text)
-        with pytest.raises(BadSettings) as caught:
+        with pytest.raises(BadSetting) as caught:
             settings.load(file)
         assert what in caught.value.message
 
@@ -91,5 +91,5 @@ def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
 def test_a_machine_has_memory_beside_its_jobs(tmp_path: Path) -> None:
     file = tmp_path / "bait.toml"
     file.write_text(GOOD + 'overhead = "0"\n')
-    with pytest.raises(BadSettings, match=r"bait\.overhead"):
+    with pytest.raises(BadSetting, match=r"bait\.overhead"):
         settings.load(file)

@@ -17,7 +17,7 @@ from belljar.batch.install import pieces as install_pieces
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.engine import Installation
 from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place
-from belljar.errors import BadOption, BelljarError, CommandFailed, CommandHung, CommandMissing, NotOurs
+from belljar.errors import BadOption, BelljarError, CommandFailed, CommandMissing, NotOurs
 from belljar.findings import Finding, fail
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"
@@ -43,7 +43,7 @@ class PaperSystem:
         if self.silent:
             raise CommandFailed("conf: exit 1: cannot connect to server")
         if self.slow:
-            raise CommandHung("conf: not finished after 20 s, killed")
+            raise CommandFailed("conf: not finished after 20 s, killed")
         if argv in self.fails:
             raise CommandFailed("conf: exit 1: no")
         match argv:

@@ -21,7 +21,7 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.findings import Finding, ok
 from belljar.jobs import check as batch_look
 from belljar.jobs import doctor
@@ -458,5 +458,5 @@ def test_a_hook_goes_by_the_site_whatever_its_user_has_set(
     if passes:
         assert go_by_the_site(house).grace == 7.0
     else:
-        with pytest.raises(BadSettings):
+        with pytest.raises(BadSetting):
             go_by_the_site(house)

@@ -12,7 +12,7 @@ from tests.unit.jobs.paper_node import make_node
 
 from belljar.cli import main
 from belljar.config import inspect
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.findings import Grade
 from belljar.jobs import doctor as checks
 
@@ -94,7 +94,7 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
 
 def test_show_still_shows_what_holds_when_there_are_mistakes_and_fails(call: Any, file: Path, capsys: Any) -> None:
     file.write_text("[machine]\nmemory = 'x'\ncpus = 4")
-    with pytest.raises(BadSettings, match=r"machine\.memory"):
+    with pytest.raises(BadSetting, match=r"machine\.memory"):
         call("config", "show")
     assert "machine.cpus" in capsys.readouterr().out
 

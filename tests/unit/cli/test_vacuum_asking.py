@@ -11,7 +11,7 @@ import pytest
 from tests.unit.vacuum.protocol.peers import SPACE, free_port
 from tests.unit.vacuum.protocol.test_responder import ONE, TWO, snapshot_of, space
 
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.records import replace
 from belljar.vacuum.protocol.responder import responding
 
@@ -94,5 +94,5 @@ def test_the_settings_say_whom_to_ask(call: Any, port: int, tmp_path: Path, caps
 
 
 def test_without_settings_and_names_it_says_what_is_missing(call: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match=r"nowhere\.toml"):
+    with pytest.raises(BadSetting, match=r"nowhere\.toml"):
         call("vacuum", "machines", "--settings", str(tmp_path / "nowhere.toml"))

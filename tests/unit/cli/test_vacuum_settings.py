@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.image.http_server import serving
 
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 
 Call = Callable[..., int]
 GOOD = """\
@@ -50,7 +50,7 @@ def test_config_shows_what_it_understands_of_a_wrong_file(
 ) -> None:
     file.write_text(GOOD + "shares = 1\n")
     with pytest.raises(
-        BadSettings, match=r"vacuum\.toml:10, machinetype\.a\.shares: no such key \(did you mean share\?\)"
+        BadSetting, match=r"vacuum\.toml:10, machinetype\.a\.shares: no such key \(did you mean share\?\)"
     ):
         call("vacuum", "config", str(file))
     assert "vac01.example.org" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 
 from belljar.config import SECTIONS, Settings, every_setting, inspect
 from belljar.config.merge import ALWAYS_LOCKED, is_locked
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.hypervisor import Accelerator
 from belljar.model import GIB, MIB
 
@@ -31,7 +31,7 @@ class Host:
         return inspect(self.extra, environ=self.environ, uid=1000, etc=self.etc).checked()
 
     def mistakes(self) -> list[str]:
-        with pytest.raises(BadSettings) as caught:
+        with pytest.raises(BadSetting) as caught:
             self.load()
         assert caught.value.exit_code == 125
         return caught.value.message.splitlines()

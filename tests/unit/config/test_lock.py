@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.config import Loaded, inspect
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.host.files import only_root_writes
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has files that are root's")
@@ -223,7 +223,7 @@ def test_a_site_file_that_others_may_write_is_refused(host: Host, loosen: Callab
         path.write_text(section_with("machine.cpus", "3"))
     assert host.look(uid=uid).checked().machine.cpus == 3
     loosen(host.etc)
-    with pytest.raises(BadSettings, match=f"^{host.etc}.*(others|everybody) may write|belongs to uid 1000") as caught:
+    with pytest.raises(BadSetting, match=f"^{host.etc}.*(others|everybody) may write|belongs to uid 1000") as caught:
         host.look(uid=uid).checked()
     assert "(settings are a small file that others cannot write)" in caught.value.message
 

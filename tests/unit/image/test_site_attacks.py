@@ -14,7 +14,7 @@ from tuf.api.metadata import TargetFile
 
 from belljar.errors import (
     BadSetting,
-    DownloadStalled,
+    DownloadFailed,
     ImageCorrupt,
     ImageMismatch,
     ImageTooLarge,
@@ -144,7 +144,7 @@ def test_metadata_that_comes_byte_by_byte_is_given_up(site: Site, server: Server
     site.put("base", b"1")
     site.trusting(site.serve(server), stall_timeout=2.0)
     server.files["/images/metadata/timestamp.json"].drip = 0.05
-    refused(site, DownloadStalled, r"timestamp\.json: .*timed out")
+    refused(site, DownloadFailed, r"timestamp\.json: .*timed out")
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------

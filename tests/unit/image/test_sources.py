@@ -19,7 +19,7 @@ from tests.unit.image.image_parts import ext4
 
 from belljar.errors import (
     BadOption,
-    DownloadStalled,
+    DownloadFailed,
     ImageCorrupt,
     ImageMismatch,
     ImageTooLarge,
@@ -331,7 +331,7 @@ def test_a_stalled_download_is_kept_for_the_next_attempt(store: Store, raw: Path
     data = lzma.compress(raw.read_bytes())
     url = server.put("/disk.xz", data, stall_after=100)
     store.settings = replace(store.settings, stall_timeout=0.2)
-    with pytest.raises(DownloadStalled):
+    with pytest.raises(DownloadFailed):
         bring(store, url)
     server.files["/disk.xz"].stall_after = None
     assert bring(store, url)

@@ -7,9 +7,9 @@ import inspect
 import pytest
 
 from belljar import errors
-from belljar.errors import BelljarError, Retry
+from belljar.errors import BelljarError
 from belljar.machine.states import CLASSES, MOVES, check_move, class_of_error
-from belljar.model import Cause, OutcomeClass, State
+from belljar.model import Cause, OutcomeClass, Retry, State
 
 ALL_ERRORS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BelljarError)]
 

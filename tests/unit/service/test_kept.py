@@ -1,16 +1,9 @@
-"""What a service keeps: values, lines, files that are made anew, copies of what others publish."""
+"""What a service keeps: values, lines."""
 
-import os
 from pathlib import Path
 
-import pytest
-
-from belljar.errors import DownloadFailed
-from belljar.host.files import append_line, renew
-from belljar.service.http.copies import RETRY, Copy, kept, refreshed
+from belljar.host.files import append_line
 from belljar.service.kept import Lines
-
-URL = "https://example.org/x.json"
 
 
 def test_a_line_begins_behind_a_torn_one(tmp_path: Path) -> None:
@@ -27,37 +20,3 @@ def test_lines_do_not_grow_without_end_and_the_last_are_there(tmp_path: Path) ->
         lines.add({"number": number})
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 300
     assert list(lines)[-1] == b'{"number":99}\n'
-
-
-def test_files_are_made_anew_when_a_source_has_changed_or_one_is_missing(tmp_path: Path) -> None:
-    source, made = tmp_path / "source", list[int]()
-
-    def make() -> dict[str, bytes]:
-        made.append(1)
-        return {"token": b"x%d" % len(made)}
-
-    with pytest.raises(FileNotFoundError):
-        renew(tmp_path / "to", ["token"], [source], make)
-    source.touch()
-    os.utime(source, (1000, 1000))
-    assert renew(tmp_path / "to", ["token"], [source], make)
-    assert not renew(tmp_path / "to", ["token"], [source], make)
-    os.utime(source, (2e9, 2e9))
-    assert renew(tmp_path / "to", ["token"], [source], make)
-    (tmp_path / "to/token").unlink()
-    assert renew(tmp_path / "to", ["token"], [source], make)
-    assert (tmp_path / "to/token").read_bytes() == b"x3"
-
-
-def test_a_copy_outlives_its_server(tmp_path: Path) -> None:
-    place = tmp_path / "copy.json"
-
-    def gone() -> dict[str, object]:
-        raise DownloadFailed("no way")
-
-    copy = refreshed(Copy(), URL, place, 1000.0, lambda: {"a": 1})
-    assert not copy.is_due(1059.0, 60.0) and copy.is_due(1060.0, 60.0) and copy.is_due(999.0, 60.0)
-    copy = refreshed(copy, URL, place, 2000.0, gone)
-    assert copy.document == {"a": 1} and copy.told("it", 2000.0) == "it: no way; a copy of 1000 s ago is used"
-    assert kept(URL, place, dict) == copy and kept("https://other.example.org", place, dict) == Copy()
-    assert not copy.is_due(2000.0 + RETRY - 1, 60.0) and copy.is_due(2000.0 + RETRY, 60.0)

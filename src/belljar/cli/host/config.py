@@ -9,7 +9,7 @@ from belljar.assembly import House
 from belljar.cli.parser import FORMAT, Args, Verb
 from belljar.cli.render import as_json, setting, show
 from belljar.config import DEFAULT_ORIGIN, Loaded, every_setting, inspect
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.host.toml import Mistake
 from belljar.jobs import plain
 from belljar.jobs.doctor import examine_node
@@ -26,7 +26,7 @@ def config(args: Args, house: House) -> int:
         return report(mistakes, notes(loaded, inspect(house.config_file, in_job=True)), good, args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
-        raise BadSettings(loaded.mistakes)
+        raise BadSetting.of(loaded.mistakes)
     return 0
 
 

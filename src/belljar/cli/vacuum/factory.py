@@ -74,12 +74,10 @@ def _until(then: float) -> str:
 
 def explain(args: Args, house: House) -> int:
     at = time.time() if args.at is None else before(args.at)
-    decision, alive = decision_at(folder_of(args, house), at)
+    decision = decision_at(folder_of(args, house), at)
     if decision is None:
-        since = f": no factory ran here after {moment(alive)}" if alive else ""
-        raise BadOption(
-            f"no decision is known of that time{since}", hint="Is the factory started? `belljar vacuum check` tells."
-        )
+        hint = "Is the factory started? `belljar vacuum check` tells."
+        raise BadOption("no decision is known of that time", hint=hint)
     verdicts = [verdict for verdict in decision["verdicts"] if not args.types or verdict["machinetype"] in args.types]
     for name in set(args.types) - {verdict["machinetype"] for verdict in verdicts}:
         raise BadOption(f"{name}: no such machinetype in this decision")

@@ -10,13 +10,13 @@ from belljar.assembly import House
 from belljar.cli.host.config import report
 from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import setting, show
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.host.files import private_folder
 from belljar.host.toml import Mistake
 from belljar.records import fields
-from belljar.service.http.copies import Copy
 from belljar.vacuum import Space
-from belljar.vacuum.settings.pipes import FOLDER, kept, refresh, with_pipes
+from belljar.vacuum.settings.copies import Copy, kept, refresh
+from belljar.vacuum.settings.pipes import FOLDER, with_pipes
 from belljar.vacuum.settings.settings import FILE, REMEDY, Loaded, inspect, keys, wrong_here
 
 LONGEST_CELL = 60
@@ -30,7 +30,7 @@ def config(args: Args, house: House) -> int:
     value = {"space": space, "origins": loaded.origins, "pipes": ages}
     show(value, ("SETTING", "VALUE", "ORIGIN"), list(_rows(space, loaded)), as_=args.format)
     if loaded.mistakes:
-        raise BadSettings(loaded.mistakes, hint=REMEDY)
+        raise BadSetting.of(loaded.mistakes, hint=REMEDY)
     return 0
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from belljar.errors import BelljarError, DownloadFailed, DownloadStalled, ImageCorrupt, ImageTooLarge, NoSpace
+from belljar.errors import BelljarError, DownloadFailed, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.files import PRIVATE_FILE, no_space_as_error
 from belljar.host.guard.egress import is_public
 from belljar.image import Settings
@@ -50,7 +50,7 @@ class _NotResumed(_Broken):
 
 # 5 to 7: no name, no connection. Those behind 16 ended early.
 ERRORS: Mapping[int, type[BelljarError]] = {
-    23: NoSpace, 28: DownloadStalled, 33: _NotResumed,
+    23: NoSpace, 28: DownloadFailed, 33: _NotResumed,
     **dict.fromkeys((5, 6, 7, 16, 18, 35, 52, 55, 56, 92), _Broken),
 }  # fmt: skip
 
@@ -85,8 +85,8 @@ def key(source: str) -> str:
 
 def download(url: str, folder: Path, settings: Settings, progress: Progress, *, public_only: bool = False) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
-    coming. *public_only*: from no address of this host or of a private network, whatever a name leads to. Raises DownloadFailed,
-    DownloadStalled (both keep what came), ImageTooLarge, NoSpace, CommandMissing."""
+    coming. *public_only*: from no address of this host or of a private network, whatever a name leads to. Raises DownloadFailed
+    (which keeps what came), ImageTooLarge, NoSpace, CommandMissing."""
     part, head = (folder / f"{key(url)}.{ending}" for ending in ("part", "head"))
     with no_space_as_error(folder):
         for path in (part, head):

@@ -79,7 +79,7 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
 
 
 def version(order: Order, settings: Settings) -> str:
-    """What the source calls the version that it has now; "" where it does not say. Raises DownloadFailed, DownloadStalled,
+    """What the source calls the version that it has now; "" where it does not say. Raises DownloadFailed, DownloadFailed,
     InputMissing."""
     if "://" in order.source:
         return fetch.version(order.source, settings, public_only=order.public_only)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from belljar.errors import BadSettings, HostError
+from belljar.errors import BadSetting, HostError
 from belljar.host.files import read_capped
 from belljar.host.toml import Mistake, meant
 from belljar.lease.broker import LARGEST_CLUSTER, WORD, Cluster, Data, Role
@@ -19,7 +19,7 @@ CLUSTER, ROLE, MOST = "cluster", "role", 1000
 
 
 def load(path: Path) -> Cluster:
-    """Raises BadSettings with every mistake there is."""
+    """Raises BadSetting with every mistake there is."""
     mistakes: list[Mistake] = []
     known = {CLUSTER: keys_of((Cluster,), CLUSTER), ROLE: keys_of((Role,), ROLE)}
     tables, values = read_values([path], known, {ROLE}, mistakes)
@@ -35,7 +35,7 @@ def load(path: Path) -> Cluster:
     if all(one.key for one in mistakes):  # the file could be read
         blame(path, tables, wrongs(cluster), mistakes)
     if mistakes:
-        raise BadSettings(tuple(mistakes), hint="Correct the cluster document: docs/lease/clusters.md has its keys.")
+        raise BadSetting.of(tuple(mistakes), hint="Correct the cluster document: docs/lease/clusters.md has its keys.")
     return cluster
 
 

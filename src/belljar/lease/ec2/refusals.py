@@ -14,7 +14,7 @@ STATUS = {
 }  # fmt: skip
 # What the service refuses, by the names of its errors; a denial has its own code.
 CODES = {
-    "TokenMismatch": "IdempotentParameterMismatch", "OverLimit": "InvalidParameterValue", "BadRequest": "InvalidParameterValue",
+    "OverLimit": "InvalidParameterValue", "BadRequest": "InvalidParameterValue",
     "NoSuchKeyPair": "InvalidKeyPair.NotFound", "KeyPairExists": "InvalidKeyPair.Duplicate", "NoSuchLease": "InvalidInstanceID.NotFound",
     "LeaseEnded": "IncorrectInstanceState", "RecordsLost": "Unavailable", "NoSpace": "Unavailable",
 }  # fmt: skip

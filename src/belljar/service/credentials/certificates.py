@@ -27,9 +27,7 @@ def own_certificate(path: Path, names: tuple[str, ...]) -> str:
     try:
         certificate = x509.load_pem_x509_certificate(read_capped(path, LARGEST))
     except ValueError as exc:
-        raise HostError(
-            f"{path}: no certificate: {exc}", hint="Remove it: it is made anew, and so is its pin."
-        ) from exc
+        raise HostError(f"{path}: not a certificate: {exc}", hint="Remove it: it and its pin are made anew.") from exc
     return sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Limited X.509 proxies, and tokens: what a machine may do in its experiment's name, until its end and no longer.
 
-RFC 3820 (Internet X.509 Proxy Certificate Profile), with the policy "limited" of the Globus Toolkit; and the form before that RFC, known by its
-subject alone. The subject's new part is the serial number, as the RFC suggests, since no two proxies may have the same.
+RFC 3820 (Internet X.509 Proxy Certificate Profile), with the policy "limited" of the Globus Toolkit. The subject's new part is the
+serial number, as the RFC suggests, since no two proxies may have the same.
 """
 
 from __future__ import annotations
@@ -47,14 +47,6 @@ class Source:
     name: str  # for messages: where it is
     chain: tuple[Any, ...]
     key: Any
-
-
-@dataclass(frozen=True)
-class Proxy:
-    """A proxy as tools of grids take it: certificate, key, chain."""
-
-    pem: bytes
-    ends: float  # seconds since the epoch
 
 
 def load_token(path: Path) -> bytes:
@@ -104,10 +96,9 @@ def _read(path: Path) -> bytes:
         raise NoCredentials(f"proxy: {exc.message}") from exc
 
 
-def limited_proxy(
-    source: Source, *, now: float, until: float, key: ProxyKey = ProxyKey.RSA, legacy: bool = False
-) -> Proxy:
-    """A proxy with a key of its own, good until then, or until its source ends where that is sooner: `ends` says so. Raises NoCredentials."""
+def limited_proxy(source: Source, *, now: float, until: float, key: ProxyKey = ProxyKey.RSA) -> bytes:
+    """A proxy with a key of its own, good until then, or until its source ends where that is sooner. It is PEM as the tools of grids
+    take it: certificate, key, chain. Raises NoCredentials."""
     issuer = source.chain[0]
     ends = min(until, issuer.not_valid_after_utc.timestamp())
     if ends < now + LEAST:
@@ -117,16 +108,14 @@ def limited_proxy(
     if begins > now:
         raise NoCredentials(f"proxy: {source.name} has not begun: {issuer.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
     try:
-        _check(source, legacy)
-        certificate = _signed(
-            source, own.public_key(), _moment(begins), _moment(ends), is_rsa=key is ProxyKey.RSA, legacy=legacy
-        )
+        _check(source)
+        certificate = _signed(source, own.public_key(), _moment(begins), _moment(ends), is_rsa=key is ProxyKey.RSA)
     except (ValueError, TypeError) as exc:  # extensions that are none, and keys that do not sign
         raise NoCredentials(f"proxy: {source.name} can sign none: {exc}") from exc
-    return Proxy(_pem(certificate, own, source.chain), float(int(ends)))
+    return _pem(certificate, own, source.chain)
 
 
-def _check(source: Source, legacy: bool) -> None:
+def _check(source: Source) -> None:
     """Raises NoCredentials for a source that can have no such proxy."""
     from cryptography import x509
 
@@ -136,10 +125,6 @@ def _check(source: Source, legacy: bool) -> None:
         raise NoCredentials(f"proxy: {source.name} is an authority's certificate")
     if isinstance(usage, x509.KeyUsage) and not usage.digital_signature:
         raise NoCredentials(f"proxy: {source.name} is not for signing")
-    if legacy and PROXY_CERT_INFO in extensions:
-        raise NoCredentials(
-            f"proxy: {source.name} is a proxy by RFC 3820, which has none of the older form", hint="Drop legacy_proxy."
-        )
 
 
 def _new_key(kind: ProxyKey) -> Any:
@@ -150,17 +135,14 @@ def _new_key(kind: ProxyKey) -> Any:
     return rsa.generate_private_key(public_exponent=65537, key_size=RSA_BITS)
 
 
-def _signed(
-    source: Source, public: Any, begins: datetime, ends: datetime, *, is_rsa: bool, legacy: bool
-) -> x509.Certificate:
+def _signed(source: Source, public: Any, begins: datetime, ends: datetime, *, is_rsa: bool) -> x509.Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ed448, ed25519
     from cryptography.hazmat.primitives.hashes import SHA256
 
     issuer = source.chain[0]
     serial = x509.random_serial_number()
-    name = "limited proxy" if legacy else str(serial)
-    part = x509.RelativeDistinguishedName([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    part = x509.RelativeDistinguishedName([x509.NameAttribute(x509.NameOID.COMMON_NAME, str(serial))])
     usage = x509.KeyUsage(
         digital_signature=True, key_encipherment=is_rsa, key_agreement=not is_rsa, content_commitment=False,
         data_encipherment=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
@@ -171,10 +153,8 @@ def _signed(
         .not_valid_before(begins)
         .not_valid_after(ends)
         .add_extension(usage, critical=True)
+        .add_extension(x509.UnrecognizedExtension(x509.ObjectIdentifier(PROXY_CERT_INFO), LIMITED), critical=True)
     )
-    if not legacy:
-        policy = x509.UnrecognizedExtension(x509.ObjectIdentifier(PROXY_CERT_INFO), LIMITED)
-        builder = builder.add_extension(policy, critical=True)
     is_edwards = isinstance(source.key, (ed25519.Ed25519PrivateKey, ed448.Ed448PrivateKey))
     return builder.sign(source.key, None if is_edwards else SHA256())
 

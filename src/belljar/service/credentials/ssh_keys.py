@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from typing import Any
 
 from belljar.records import dataclass
 
 KINDS = ("rsa", "ed25519")
 BITS, MOST_BITS = 2048, 16384
-# RFC 4716, section 3: the same data with its begin, end and headers.
-LINES = re.compile(
-    rb"\s*---- BEGIN SSH2 PUBLIC KEY ----\r?\n((?:[^\n:]*:[^\n]*\n)*)([A-Za-z0-9+/=\r\n]+)---- END SSH2 PUBLIC KEY ----\s*"
-)
-# SubjectPublicKeyInfo in base64, as it is or as PEM.
-DER = re.compile(rb"(?:-----BEGIN PUBLIC KEY-----)?([A-Za-z0-9+/=\s]+)(?:-----END PUBLIC KEY-----)?")
 
 
 @dataclass(frozen=True)
@@ -50,27 +43,15 @@ def make(kind: str) -> Made:
 
 
 def read_public(data: bytes) -> tuple[str, str]:
-    """A public key as OpenSSH's line, without its comment, and its fingerprint. OpenSSH's form, RFC 4716's, and DER in
-    base64 (that of PEM too) are read. Raises ValueError."""
+    """A public key as OpenSSH's line, without its comment, and its fingerprint. Only OpenSSH's own form is read. Raises ValueError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        PublicFormat,
-        load_der_public_key,
-        load_ssh_public_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-    found = LINES.fullmatch(data)
-    if found:
-        blob = b"".join(found[2].split())
-        size = int.from_bytes(base64.b64decode(blob)[:4], "big")
-        data = base64.b64decode(blob)[4 : 4 + min(size, 64)] + b" " + blob
     try:
-        bare = DER.fullmatch(data.strip())
-        key = load_der_public_key(base64.b64decode(bare[1])) if bare else load_ssh_public_key(data.strip())
+        key = load_ssh_public_key(data.strip())
     except (ValueError, UnsupportedAlgorithm) as exc:
-        raise ValueError("it cannot be read") from exc
+        raise ValueError("it is not a line as in OpenSSH's id_ed25519.pub") from exc
     if isinstance(key, rsa.RSAPublicKey) and BITS <= key.key_size <= MOST_BITS:
         der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         return _line(key), _colons(hashlib.md5(der).hexdigest())

@@ -1,2 +1,2 @@
 """HTTP/1.1 as programs of ours serve it: short answers to short requests (server.py), how often one may ask (limits.py), and the
-authentication of old clients (digest.py). And a copy that is kept of a document at an address (copies.py)."""
+authentication of old clients (digest.py)."""

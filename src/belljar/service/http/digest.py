@@ -22,17 +22,17 @@ class Digest:
     def challenge(self, now: float) -> str:
         """For WWW-Authenticate. When too many were given out, the oldest is good no more."""
         made = os.urandom(16).hex()
-        fresh = [one for one in self._nonces.items() if one[1] > now][1 - MOST_NONCES :]
+        fresh = [nonce for nonce in self._nonces.items() if nonce[1] > now][1 - MOST_NONCES :]
         self._nonces = {**dict(fresh), made: now + NONCE_TIME}
         return f'Digest realm="{self._realm}", qop="auth", nonce="{made}"'
 
-    def is_good(self, said: str, now: float) -> bool:
-        """*said*: Authorization. Its nonce is used up, whatever the answer is."""
-        told = dict(WORDS.findall(said))
-        if told.get("uri") != self._path or self._nonces.pop(told.get("nonce", ""), 0.0) <= now:
+    def is_good(self, header: str, now: float) -> bool:
+        """*header*: Authorization. Its nonce is used up, whatever the answer is."""
+        answer = dict(WORDS.findall(header))
+        if answer.get("uri") != self._path or self._nonces.pop(answer.get("nonce", ""), 0.0) <= now:
             return False
-        words = (self._key, told["nonce"], told.get("nc", ""), told.get("cnonce", ""), "auth", self._act)
-        return hmac.compare_digest(_md5(":".join(words)).encode(), told.get("response", "").encode())
+        words = (self._key, answer["nonce"], answer.get("nc", ""), answer.get("cnonce", ""), "auth", self._act)
+        return hmac.compare_digest(_md5(":".join(words)).encode(), answer.get("response", "").encode())
 
 
 def _md5(text: str) -> str:

@@ -10,12 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Any, Final
 
-from belljar.errors import PortRefused
+from belljar.errors import HostError
 from belljar.host.threads import in_thread
-from belljar.service.telling import Tell
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
 EVERYWHERE: Final = ("0.0.0.0", "::")
@@ -126,9 +124,9 @@ class Outgoing:
         return way is not None and way.send(data, address)
 
     def close(self) -> None:
-        for one in self._made.values():
-            if one is not None:
-                one.close()
+        for way in self._made.values():
+            if way is not None:
+                way.close()
 
 
 def send_all(place: str, packets: Iterable[bytes]) -> None:
@@ -137,8 +135,8 @@ def send_all(place: str, packets: Iterable[bytes]) -> None:
     with suppress(OSError, ValueError):
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as sock:
-            for one in packets:
-                sock.sendto(one, address)
+            for packet in packets:
+                sock.sendto(packet, address)
 
 
 def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
@@ -161,37 +159,22 @@ def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
     return sock
 
 
-def all_bound(hosts: Iterable[str], port: int, least: int | None = None) -> list[socket.socket]:
-    """At each of these addresses; *least*: so many are enough, for a host may have no IPv6. Raises PortRefused."""
-    sockets: list[socket.socket] = []
-    problems = []
+def own_sockets(listen: Iterable[str], name: str, port: int) -> list[socket.socket]:
+    """At the addresses the site named; else at *name* where that is an address; else at every address of this host, which may have
+    no IPv6. Raises HostError."""
+    hosts = tuple(listen) or ((name,) if is_numeric(name) else EVERYWHERE)
+    sockets, problems = list[socket.socket](), list[str]()
     for host in hosts:
         try:
             sockets.append(bound(host, port))
         except OSError as exc:
             problems.append(f"UDP port {port} of {host}: {exc.strerror or exc}")
-    if problems and (least is None or len(sockets) < least):
-        for one in sockets:
-            one.close()
-        raise PortRefused("; ".join(problems))
+    if problems and not (hosts is EVERYWHERE and sockets):
+        for sock in sockets:
+            sock.close()
+        hint = "A port below 1024 wants CAP_NET_BIND_SERVICE; `port` is the same on all factories. `ss -ulpn` shows who has a port."
+        raise HostError("; ".join(problems), hint=hint)
     return sockets
-
-
-async def own_sockets(listen: Iterable[str], name: str, port: int, tell: Tell) -> list[socket.socket]:
-    """At the addresses the site named; else at those of this host's name, where that names it as others see it; else at every address of
-    this host. Raises PortRefused."""
-    if listen:
-        return all_bound(listen, port)
-    if is_numeric(name):
-        return all_bound((name,), port)
-    found = [address[0] for address in await addresses_of(name, port)]
-    outside = [one for one in found if not ip_address(one.partition("%")[0]).is_loopback]
-    if outside:
-        try:
-            return all_bound(outside, port)
-        except PortRefused as exc:
-            tell("listening everywhere", why=exc.message)
-    return all_bound(EVERYWHERE, port, least=1)
 
 
 async def addresses_of(name: str, port: int) -> list[Address]:
@@ -199,10 +182,10 @@ async def addresses_of(name: str, port: int) -> list[Address]:
 
     def look(flags: int = 0) -> list[Address]:
         try:
-            found = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM, flags=flags)
+            places = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM, flags=flags)
         except (OSError, UnicodeError):  # such as a label of 64 characters
             return []
-        return [address for *_, address in sorted(found, key=lambda one: one[0] != socket.AF_INET)]
+        return [address for *_, address in sorted(places, key=lambda place: place[0] != socket.AF_INET)]
 
     return look(socket.AI_NUMERICHOST) or await in_thread(look)
 

@@ -45,8 +45,8 @@ class Names:
     async def _find(self, name: str) -> None:
         try:
             async with self._gate:
-                if found := await addresses_of(name, self._port):
-                    self._places[name] = (asyncio.get_running_loop().time(), found)
-                    self.hosts.update(address[0] for address in found)
+                if addresses := await addresses_of(name, self._port):
+                    self._places[name] = (asyncio.get_running_loop().time(), addresses)
+                    self.hosts.update(address[0] for address in addresses)
         finally:
             del self._looking[name]

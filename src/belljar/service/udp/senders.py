@@ -60,7 +60,7 @@ class Senders:
     whose addresses may be made up, cannot use up what is theirs."""
 
     def __init__(self, allow: Iterable[str], now: float, friends: Collection[str] = ()) -> None:
-        self._networks = [ip_network(one, strict=False) for one in allow]
+        self._networks = [ip_network(network, strict=False) for network in allow]
         self._friends = friends
         self._strangers = Purse(STRANGERS, now)
         self._known: OrderedDict[tuple[bytes, bool], Sender] = OrderedDict()

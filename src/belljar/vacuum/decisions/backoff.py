@@ -21,9 +21,7 @@ from belljar.vacuum import MachineType, Mode, Space, TypeStatus, code_of, is_abo
 MOST_DELAY: Final = 8  # times `backoff`
 JITTER: Final = 0.25  # of the delay, at most, is added to it
 UNPROVEN: Final = 64  # young machines, or one for each factory, of a type that nobody has seen find work
-AHEAD: Final = (
-    300  # seconds that the clock of another factory may be fast; what is told of a later moment is not a fact
-)
+AHEAD: Final = 300  # seconds that the clock of another factory may be fast; later moments do not count
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,6 @@ class TypePast:
 
     last_abort: float = 0.0
     failures: int = 0  # tests that were aborted, one after the other
-    usage: float = 0.0  # HS06, averaged over the past
-    at: float = 0.0  # the moment of that average
 
 
 Past = Mapping[str, TypePast]
@@ -93,23 +89,23 @@ class Gate(str, Enum):
 def view_of(statuses: Iterable[TypeStatus], space: Space) -> View:
     """What the factories told, added up."""
     sums, room = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0, 0.0]), dict[str, float]()
-    for one in statuses:
-        so_far, told = sums[one.machinetype], float(one.message_time or 0)
-        so_far[0] += one.running_hs06
-        so_far[1] += one.young
-        so_far[2] = max(so_far[2], float(one.last_abort or 0), told if is_abort(one.message) else 0.0)
-        so_far[3] = max(so_far[3], _proof(one, told))
-        if one.room and one.factory != space.factory:
-            room[one.factory] = one.room
+    for status in statuses:
+        so_far, at = sums[status.machinetype], float(status.message_time or 0)
+        so_far[0] += status.running_hs06
+        so_far[1] += status.young
+        so_far[2] = max(so_far[2], float(status.last_abort or 0), at if is_abort(status.message) else 0.0)
+        so_far[3] = max(so_far[3], _proof(status, at))
+        if status.room and status.factory != space.factory:
+            room[status.factory] = status.room
     totals = {name: Total(hs06, int(young), *rest) for name, (hs06, young, *rest) in sums.items()}
     return View(totals, sum(room.values()))
 
 
-def _proof(status: TypeStatus, told: float) -> float:
+def _proof(status: TypeStatus, at: float) -> float:
     """Factories that do not tell it have at least said how their last machine ended."""
     if status.proved is not None:
         return float(status.proved)
-    return told if 200 <= (code_of(status.message) or 0) < 300 else 0.0
+    return at if 200 <= (code_of(status.message) or 0) < 300 else 0.0
 
 
 def learn(now: float, space: Space, view: View, past: Past) -> Past:
@@ -119,10 +115,7 @@ def learn(now: float, space: Space, view: View, past: Past) -> Past:
         known, total = past_of(past, kind), view.totals.get(kind.name, NOTHING)
         if known.last_abort < total.last_abort <= now + AHEAD:
             failures = _failures(kind, known, total)
-            known = new[kind.name] = replace(known, last_abort=total.last_abort, failures=failures)
-        if space.history and now > known.at:
-            kept = 0.5 ** ((now - known.at) / space.history) if known.at else 0.0
-            new[kind.name] = replace(known, usage=known.usage * kept + total.hs06 * (1.0 - kept), at=now)
+            new[kind.name] = TypePast(total.last_abort, failures)
     return {**past, **new} if new else past
 
 

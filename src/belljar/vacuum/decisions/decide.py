@@ -31,9 +31,9 @@ class Reason(str, Enum):
     text: str
 
     def __new__(cls, value: str, text: str = "") -> Reason:
-        one = str.__new__(cls, value)
-        one._value_, one.text = value, text
-        return one
+        member = str.__new__(cls, value)
+        member._value_, member.text = value, text
+        return member
 
     STARTED = "started", "{started} started"
     NO_SHARE = "no-share", "it has no share"
@@ -102,10 +102,10 @@ class Claim:
 
     def __init__(self, kind: MachineType, total: Total) -> None:
         self.kind, self.total, self.group, self.share = kind, total, kind.belongs_to, max(0.0, kind.share)
-        self.usage = total.hs06  # with the past, and with what is being started
+        self.usage = total.hs06  # with what is being started
         self.score = total.hs06 / self.share if self.share else 0.0
         self.group_score = self.target = self.luck = 0.0
-        self.wanted = 0.0  # the target that places are looked for by
+        self.sought = 0.0  # the target that places are looked for by
         self.reason, self.until, self.detail = Reason.TURN, 0.0, ""
         self.most, self.started = 1 << 30, 0  # machines
         self.may_take = 1 << 30  # processors
@@ -117,10 +117,10 @@ class Claim:
 
 
 def by_group(claims: Iterable[Claim], of: Callable[[Claim], float]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in claims:
-        found[one.group] = found.get(one.group, 0.0) + of(one)
-    return found
+    sums: dict[str, float] = {}
+    for claim in claims:
+        sums[claim.group] = sums.get(claim.group, 0.0) + of(claim)
+    return sums
 
 
 class Case:
@@ -134,7 +134,7 @@ class Case:
         self.past, self.others = learn(now, space, view, past), view.room
         self.totals = view.totals
         self.claims = [Claim(kind, view.totals.get(kind.name, Total())) for kind in space.types]
-        self.given = sum(one.processors for one in running)
+        self.given = sum(machine.processors for machine in running)
         self.room = Room(space.processors - self.given, host.memory, host.disk)
         self.closed = self._closed()
         for claim in self.claims:
@@ -186,20 +186,20 @@ def decide(
     else:
         shares = Shares(case)
         starts = _all(case, shares) if case.closed is None else []
-    starts = [replace(one, ends=min(one.ends, case.ends)) for one in starts]
+    starts = [replace(machine, ends=min(machine.ends, case.ends)) for machine in starts]
     return Decision(tuple(starts), tuple(_verdict(case, claim) for claim in case.claims), case.past, _again(case))
 
 
 def _score_as_vac(claims: Sequence[Claim]) -> None:
     """A group's score is the sum of its types': a group of n types gets an nth of its share. Kept for spaces shared with Vac."""
-    scores = by_group(claims, lambda one: one.score)
+    scores = by_group(claims, lambda claim: claim.score)
     for claim in claims:
         claim.group_score = scores[claim.group]
 
 
 def _one(case: Case) -> list[Machine]:
     space, room, is_open = case.space, case.room, [claim for claim in case.claims if claim.is_open]
-    order = sorted(is_open, key=lambda one: (one.group_score, one.score, case.random()))
+    order = sorted(is_open, key=lambda claim: (claim.group_score, claim.score, case.random()))
     machine = superslot(case.now, space, case.running, room, [claim.kind for claim in order])
     for claim in order:
         if machine is not None and machine.machinetype == claim.kind.name:
@@ -214,15 +214,13 @@ class Shares:
 
     def __init__(self, case: Case) -> None:
         self.now, self.space, self.claims = case.now, case.space, case.claims
-        self.shares = by_group(case.claims, lambda one: one.share)
+        self.shares = by_group(case.claims, lambda claim: claim.share)
         self.hs06 = case.space.hs06_per_processor
         free = max(1, case.room.processors)
         self.scale = (free + case.others) / free  # for so many machines in the space each of ours stands
         self.left = self.hs06 * (free + case.others)
         for claim in case.claims:
             claim.most = max(1, int(claim.most / self.scale))  # the others start theirs
-            if case.space.history:
-                claim.usage += past_of(case.past, claim.kind).usage
             claim.luck = case.random() * self._step(min(claim.kind.max_processors, free))
         self.aim()
         self._keep(case.running)
@@ -234,16 +232,16 @@ class Shares:
         """Nobody takes the part of this host that types are to have whose work may be back."""
         if any(claim.is_awaited for claim in self.claims):
             wanting = [claim for claim in self.claims if claim.is_open or claim.is_awaited]
-            targets = self._targets(by_group(self.claims, lambda one: one.usage), wanting)
+            targets = self._targets(by_group(self.claims, lambda claim: claim.usage), wanting)
             for claim in (claim for claim in wanting if not claim.is_awaited):
                 part = self.space.processors * targets[claim.kind.name] / sum(targets.values())
-                here = sum(one.processors for one in running if one.machinetype == claim.kind.name)
+                here = sum(machine.processors for machine in running if machine.machinetype == claim.kind.name)
                 claim.may_take = int(part + SLACK) - here
 
     def aim(self) -> None:
         """Set the scores of all, and the targets of those that may be started. A type of which one machine only may be started, as a
         test, is to have that one, and takes nothing from the others' targets; its place is looked for as if its work were back."""
-        groups = by_group(self.claims, lambda one: one.usage)
+        groups = by_group(self.claims, lambda claim: claim.usage)
         tests = [claim for claim in self.claims if claim.is_open and claim.most == 1]
         targets = self._targets(groups, [claim for claim in self.claims if claim.is_open and claim.most > 1])
         by_share = self._targets(groups, [claim for claim in self.claims if claim.is_open]) if tests else {}
@@ -251,16 +249,19 @@ class Shares:
             of_group = self.shares[claim.group]
             claim.score = claim.usage / claim.share if claim.share else 0.0
             claim.group_score = groups[claim.group] / of_group if of_group else 0.0
-            claim.target = claim.wanted = targets.get(claim.kind.name, 0.0)
+            claim.target = claim.sought = targets.get(claim.kind.name, 0.0)
         for claim in tests:
-            claim.target, claim.wanted = claim.usage + self._step(claim.kind.max_processors), by_share[claim.kind.name]
+            claim.target, claim.sought = claim.usage + self._step(claim.kind.max_processors), by_share[claim.kind.name]
 
     def _targets(self, groups: Mapping[str, float], open_: Sequence[Claim]) -> dict[str, float]:
         """What each of these types is to have by the shares of their groups: of what these have, and what is left for them."""
-        wanting = by_group(open_, lambda one: one.share)
+        wanting = by_group(open_, lambda claim: claim.share)
         whole = self.left + sum(groups[name] for name in wanting)
         parts = sum(self.shares[name] for name in wanting)
-        return {one.kind.name: whole / parts * self.shares[one.group] * one.share / wanting[one.group] for one in open_}
+        return {
+            claim.kind.name: whole / parts * self.shares[claim.group] * claim.share / wanting[claim.group]
+            for claim in open_
+        }
 
     def order(self) -> list[Claim]:
         """Those that may be started: first who is behind its target, the largest before all, then by how far."""
@@ -282,9 +283,9 @@ class Shares:
 
     def wants_place(self, claim: Claim) -> bool:
         """Is it this factory's part to keep room for the type? As many factories do as are needed for what it lacks."""
-        lack, machine = claim.wanted - claim.usage, claim.kind.min_processors * self.hs06
+        lack, machine = claim.sought - claim.usage, claim.kind.min_processors * self.hs06
         has_any = claim.total.hs06 > 0  # lacks below half a machine are rounded away, but not from a type without any
-        needed = max(lack / machine, not has_any) if lack > max(SLACK * claim.wanted, has_any * machine / 2) else 0.0
+        needed = max(lack / machine, not has_any) if lack > max(SLACK * claim.sought, has_any * machine / 2) else 0.0
         words = claim.kind.name, self.space.factory
         place = drawn(*words, int(self.now / TURN + drawn(*words)))
         return place * max(1, len(self.space.factories)) < KEENNESS * needed
@@ -319,7 +320,7 @@ def _all(case: Case, shares: Shares) -> list[Machine]:
 
 def _first_to_wait(space: Space, shares: Shares, order: Sequence[Claim], room: Room) -> MachineType | None:
     """The first type that finds no place and has this factory's word for one."""
-    waiting = (one.kind for one in order if not largest(space, one.kind, room) and shares.wants_place(one))
+    waiting = (claim.kind for claim in order if not largest(space, claim.kind, room) and shares.wants_place(claim))
     return next(waiting, None)
 
 

@@ -95,8 +95,8 @@ def superslot(
     """The one machine Vac would start: in the hole that closes first, else in a superslot of its own. A hole stays reserved
     though nobody can fill it."""
     group, free, given = space.processors_per_superslot, room.processors, dict[float, int]()
-    for one in running:
-        given[one.ends] = given.get(one.ends, 0) + one.processors
+    for other in running:
+        given[other.ends] = given.get(other.ends, 0) + other.processors
     for end in sorted(given):
         hole = min(free, -given[end] % group)
         if not hole:
@@ -133,8 +133,8 @@ def reservation(
     are what is known: when machines end sooner, it comes sooner. A place that one of this type leaves is none more."""
     machine = machine_of(space, kind, kind.min_processors, now + kind.max_wallclock)
     at, later = now, room
-    for one in sorted((one for one in running if one.machinetype != kind.name), key=lambda one: one.ends):
-        if later.has(machine) and one.ends > at:
+    for other in sorted((other for other in running if other.machinetype != kind.name), key=lambda other: other.ends):
+        if later.has(machine) and other.ends > at:
             break
-        at, later = max(now, one.ends), later.less(one, -1)
+        at, later = max(now, other.ends), later.less(other, -1)
     return Reservation(machine, at, kind.max_wallclock, later.less(machine)) if later.has(machine) else None

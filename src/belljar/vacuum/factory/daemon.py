@@ -35,7 +35,7 @@ from belljar.vacuum.protocol.fields import Status as Told
 from belljar.vacuum.protocol.poll import Memory, Poller, remember
 from belljar.vacuum.protocol.query import UNSOLICITED, Kind, Snapshot, reply
 from belljar.vacuum.protocol.responder import Answering, responding
-from belljar.vacuum.settings import pipes, settings
+from belljar.vacuum.settings import copies, pipes, settings
 
 LOCK, ORDER, PIPES = "lock", "drain.json", "pipes"
 FRESH = 1.0  # seconds for which an answer to others is the same
@@ -61,13 +61,13 @@ def order(folder: Path) -> Order:
     return made or Order()
 
 
-def give_order(folder: Path, one: Order) -> None:
+def give_order(folder: Path, order: Order) -> None:
     """The factory that works in this folder obeys it at once, and after a restart too."""
-    kept.keep(private_folder(folder, mode=0o755) / ORDER, one, durable=True)
+    kept.keep(private_folder(folder, mode=0o755) / ORDER, order, durable=True)
 
 
 async def serve(file: Path, folder: Path, tell: Tell, *, metrics: tuple[str, int] | None = None) -> None:
-    """A factory until TERM or INT. Raises BadSettings, PortRefused, HostError where another one works in this folder."""
+    """A factory until TERM or INT. Raises BadSetting; HostError where another one works in this folder, or its UDP port is taken."""
     private_folder(folder, mode=0o755)
     lock = try_lock(folder / LOCK)
     if lock is None:
@@ -136,7 +136,7 @@ class Daemon:
     def obey(self) -> None:
         """Settings and orders, as they are now."""
         space, folder = order(self._folder).applied(self._settings), self._folder / PIPES
-        space, notes = pipes.with_pipes(space, {one.name: pipes.kept(one, folder) for one in space.pipes})
+        space, notes = pipes.with_pipes(space, {pipe.name: copies.kept(pipe, folder) for pipe in space.pipes})
         self._note("pipe", notes)
         self.factory.use(space)
 
@@ -150,8 +150,8 @@ class Daemon:
         """Obey what the pipe's document says now, if that is news."""
         try:
             folder = private_folder(self._folder / PIPES)
-            before = pipes.kept(pipe, folder)
-            copy = await in_thread(lambda: pipes.refresh(pipe, folder, time.time()))
+            before = copies.kept(pipe, folder)
+            copy = await in_thread(lambda: copies.refresh(pipe, folder, time.time()))
             self.factory.troubles.note(f"pipe {pipe.name}", copy.problem)
             if copy.document != before.document:
                 self.obey()
@@ -169,12 +169,12 @@ class Daemon:
 
     async def _ask(self) -> tuple[tuple[TypeStatus, ...], tuple[str, ...]]:
         """What the others run."""
-        others = [one for one in self._settings.factories if one != self._settings.factory]
+        others = [factory for factory in self._settings.factories if factory != self._settings.factory]
         if not others:
             return (), ()
         answers = await self._poller.ask(Kind.MACHINETYPES)
         statuses, self._known = remember(self._known, answers, time.time())
-        return statuses, tuple(one for one in answers.silent if one != self._settings.factory)
+        return statuses, tuple(factory for factory in answers.silent if factory != self._settings.factory)
 
     def _user_data(self, kind: MachineType, order: Living, now: float) -> bytes:
         return make_user_data(self._settings, kind, order.id, now, order.ends)
@@ -188,10 +188,12 @@ class Daemon:
     async def renew_credentials(self) -> None:
         """Those of machines that live, where the site has renewed its own files. What fails is told once."""
         kinds = {kind.name: kind for kind in self.factory.space.types if kind.proxy or kind.token_file}
-        for one in [one for one in self.factory.living if one.machinetype in kinds and one.began is not None]:
-            kind = kinds[one.machinetype]
+        for machine in [
+            machine for machine in self.factory.living if machine.machinetype in kinds and machine.began is not None
+        ]:
+            kind = kinds[machine.machinetype]
             try:
-                await in_thread(functools.partial(renew, kind, Path(one.folder), time.time(), one.ends))
+                await in_thread(functools.partial(renew, kind, Path(machine.folder), time.time(), machine.ends))
                 self.factory.troubles.note(f"credentials of {kind.name}")
             except BelljarError as exc:
                 self.factory.troubles.note(f"credentials of {kind.name}", exc)
@@ -216,12 +218,12 @@ class Daemon:
             used = f"{status.processors} of {status.most_processors} processors"
             notify("WATCHDOG=1", f"STATUS={status.machines} machines, {used}")
             now = self._snapshot()
-            told: list[Told] = [ended] if ended is not None else [*((now.own,) if now.own else ()), *now.types]
-            await in_thread(lambda told=told, now=now: push(self.factory.space.vacmon, told, now))  # type: ignore[misc]
+            statuses: list[Told] = [ended] if ended is not None else [*((now.own,) if now.own else ()), *now.types]
+            await in_thread(lambda statuses=statuses, now=now: push(self.factory.space.vacmon, statuses, now))  # type: ignore[misc]
 
 
-def push(places: Iterable[str], told: Iterable[Told], now: Snapshot) -> None:
+def push(places: Iterable[str], statuses: Iterable[Told], now: Snapshot) -> None:
     """Unsolicited packets, each to each HOST:PORT."""
-    packets = [reply(one, now, UNSOLICITED, time.time(), daemon="vacd-factory") for one in told]
+    packets = [reply(status, now, UNSOLICITED, time.time(), daemon="vacd-factory") for status in statuses]
     for place in places:
         send_all(place, packets)

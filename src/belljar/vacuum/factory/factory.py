@@ -116,41 +116,46 @@ class Factory:
         now = self._clock()
         status = FactoryStatus(self.space.factory)
         own = snapshot(self.space, self.all_living(), self.memory.finished, {}, now, status, self._room).types
-        view = view_of([*own, *(one for one in others if one.factory != self.space.factory)], self.space)
+        view = view_of([*own, *(status for status in others if status.factory != self.space.factory)], self.space)
         host = await self._host()
         self.decision = decide(now, self.space, self.all_living(), view, self.memory.past, host, self._luck)
         self.memory = replace(self.memory, past=dict(self.decision.past))
-        left = self.space.processors - sum(one.processors for one in (*self.all_living(), *self.decision.starts))
-        self._room = left if any(one.reason is Reason.STARTING for one in self.decision.verdicts) else 0
-        facts = {"verdicts": self.decision.verdicts, "starts": self.decision.starts, "silent": silent}
-        self._decisions.tell(now, facts)
+        given = sum(machine.processors for machine in (*self.all_living(), *self.decision.starts))
+        self._room = (
+            self.space.processors - given
+            if any(verdict.reason is Reason.STARTING for verdict in self.decision.verdicts)
+            else 0
+        )
+        entry = {"verdicts": self.decision.verdicts, "starts": self.decision.starts, "silent": silent}
+        self._decisions.tell(now, entry)
         await self._start_all(self.decision.starts, now)
-        for one in self.living:
-            if one.id not in self._watched:
-                self._watched.add(one.id)
-                self._begin(self._see_end(one.id))
+        for machine in self.living:
+            if machine.id not in self._watched:
+                self._watched.add(machine.id)
+                self._begin(self._see_end(machine.id))
         self._write_status(began, silent)
         self._reports.put_nowait(None)
         return self.decision.again
 
     def all_living(self) -> list[Living]:
         """With those that were asked for and do not show yet."""
-        shown = {one.id for one in self.living}
-        return [*self.living, *(one for one in self.memory.pending if one.id not in shown)]
+        shown = {machine.id for machine in self.living}
+        return [*self.living, *(machine for machine in self.memory.pending if machine.id not in shown)]
 
     async def _host(self) -> Host:
         loads = self._load()
         memory = await in_thread(self._keeper.free_memory)
-        waiting = sum(one.memory for one in self.memory.pending)
+        waiting = sum(machine.memory for machine in self.memory.pending)
         load = loads[0] if self.space.mode is Mode.IMPROVED else max(loads)
-        starts = self.space.starting - sum(one.began is None for one in self.all_living())
+        starts = self.space.starting - sum(machine.began is None for machine in self.all_living())
         for name in self._failing.keys() - {kind.name for kind in self.space.types if kind.share > 0}:
             del self._failing[name]  # nobody wants it any more
             self.troubles.note(name)
-        for one in (one for one in self.living if one.began is not None and one.machinetype in self._failing):
-            if one.created >= self._failing[one.machinetype].until:
-                del self._failing[one.machinetype]  # it works again
-        failing = {name: (one.until, one.why) for name, one in self._failing.items()}
+        for machine in self.living:
+            failure = self._failing.get(machine.machinetype)
+            if failure and machine.began is not None and machine.created >= failure.until:
+                del self._failing[machine.machinetype]  # it works again
+        failing = {name: (failure.until, failure.why) for name, failure in self._failing.items()}
         return Host(os.cpu_count() or 1, load, max(memory - waiting, 0), starts=starts, failing=failing)
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -158,17 +163,17 @@ class Factory:
     async def _start_all(self, places: tuple[Machine, ...], now: float) -> None:
         """Side by side. What is about to be started is on disk before any is."""
         kinds, power = {kind.name: kind for kind in self.space.types}, self.space.hs06_per_processor
-        taken = {one.slot for one in self.all_living()}
+        taken = {machine.slot for machine in self.all_living()}
         free = (slot for slot in range(10_000) if slot not in taken)
         orders = [
-            Living(**vars(one), id=os.urandom(6).hex(), slot=next(free), created=now, hs06=one.processors * power)
-            for one in places
+            Living(**vars(place), id=os.urandom(6).hex(), slot=next(free), created=now, hs06=place.processors * power)
+            for place in places
         ]
         if not orders:
             return
         self._remember(pending=(*self.memory.pending, *orders), durable=True)
-        self._starting |= {one.id for one in orders}
-        starts = [self._begin(self._start(kinds[one.machinetype], one)) for one in orders]
+        self._starting |= {machine.id for machine in orders}
+        starts = [self._begin(self._start(kinds[machine.machinetype], machine)) for machine in orders]
         await asyncio.wait(starts, timeout=CLAIMED_WITHIN)
 
     async def _start(self, kind: MachineType, order: Living) -> None:
@@ -193,7 +198,7 @@ class Factory:
             self._failing[name] = after_failure(self._failing.get(name), kind, self.space, now, why)
 
     def _pending_without(self, id: str) -> tuple[Living, ...]:
-        return tuple(one for one in self.memory.pending if one.id != id)
+        return tuple(machine for machine in self.memory.pending if machine.id != id)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Something that goes on beside the cycles, and ends with the factory."""
@@ -204,43 +209,43 @@ class Factory:
     async def _enforce(self, now: float) -> None:
         """Deadlines are what was promised, or the factory's end where that comes first; who shows no sign of life is ended."""
         kinds = {kind.name: kind for kind in self.space.types}
-        shown = {one.id for one in self.living}
+        shown = {machine.id for machine in self.living}
         done = shown | self._moved.keys()
         pending = tuple(
-            one for one in self.memory.pending
-            if one.id in self._starting or (one.id not in done and abs(now - one.created) < SHOWS_WITHIN)
+            machine for machine in self.memory.pending
+            if machine.id in self._starting or (machine.id not in done and abs(now - machine.created) < SHOWS_WITHIN)
         )  # fmt: skip
         if pending != self.memory.pending:
             self._remember(pending=pending)
         self._moved = {id: at for id, at in self._moved.items() if id in shown}
         self._beats = {id: beat for id, beat in self._beats.items() if id in shown}
         orders = list[tuple[str, Callable[[], None]]]()
-        for one in self.living:
-            wanted = min(one.ends, self.space.shutdown_time or one.ends)
-            if one.began is not None and self._moved.get(one.id) != wanted:
-                self._moved[one.id] = wanted
-                orders.append((one.id, functools.partial(self._keeper.move, one.id, wanted)))
-            reason = self._silent(one, kinds.get(one.machinetype))
-            if reason and one.id not in self._reasons:
-                self._reasons[one.id] = reason
-                self._tell("machine shows no sign of life", machine=one.id, machinetype=one.machinetype, why=reason)
-                orders.append((one.id, functools.partial(self._keeper.stop, one.id)))
+        for machine in self.living:
+            deadline = min(machine.ends, self.space.shutdown_time or machine.ends)
+            if machine.began is not None and self._moved.get(machine.id) != deadline:
+                self._moved[machine.id] = deadline
+                orders.append((machine.id, functools.partial(self._keeper.move, machine.id, deadline)))
+            reason = self._silent(machine, kinds.get(machine.machinetype))
+            if reason and machine.id not in self._reasons:
+                self._reasons[machine.id] = reason
+                self._tell("no sign of life", machine=machine.id, machinetype=machine.machinetype, why=reason)
+                orders.append((machine.id, functools.partial(self._keeper.stop, machine.id)))
         # One that is just ending refuses; one that hangs keeps the others from nothing, and is asked again.
         answers = await asyncio.gather(*(in_thread(order) for _, order in orders), return_exceptions=True)
         for id in (id for (id, _), answer in zip(orders, answers, strict=True) if answer is not None):
             self._moved.pop(id, None)
             self._reasons.pop(id, None)
 
-    def _silent(self, one: Living, kind: MachineType | None) -> str:
+    def _silent(self, machine: Living, kind: MachineType | None) -> str:
         """The message for a machine whose heartbeat stands still; "": it lives, or nobody asks. By what we saw, and by a clock that
         nobody sets."""
-        if kind is None or not kind.heartbeat_file or one.began is None:
+        if kind is None or not kind.heartbeat_file or machine.began is None:
             return ""
         now, at = self._steady(), None
         with suppress(OSError):
-            at = Path(one.folder, JOBOUTPUTS, kind.heartbeat_file).stat().st_mtime
-        beat = self._beats.get(one.id, Beat(now, at, now))
-        self._beats[one.id] = beat = beat if at == beat.at else Beat(beat.first, at, now)
+            at = Path(machine.folder, JOBOUTPUTS, kind.heartbeat_file).stat().st_mtime
+        beat = self._beats.get(machine.id, Beat(now, at, now))
+        self._beats[machine.id] = beat = beat if at == beat.at else Beat(beat.first, at, now)
         if now - beat.first <= max(kind.fizzle, kind.heartbeat):
             return ""
         if at is None:
@@ -273,7 +278,7 @@ class Factory:
             self._remember(position=event["position"])
             return
         name, id = labels.get("machinetype", ""), event["machine"]
-        self._room += next((one.processors for one in self.living if one.id == id), 0)
+        self._room += next((machine.processors for machine in self.living if machine.id == id), 0)
         finished = finish(self.memory.finished.get(name), event, labels, self._reasons.pop(id, ""), self.space)
         self.troubles.note(f"machine {id}")
         if event.get("cause") in HOSTS_FAULTS:
@@ -303,11 +308,12 @@ class Factory:
 
     def _write_status(self, began: float, silent: tuple[str, ...]) -> None:
         now, living = self._clock(), self.all_living()
+        processors, hs06 = sum(machine.processors for machine in living), sum(machine.hs06 for machine in living)
+        reasons = {failure.why for failure in self._failing.values() if now < failure.until}
         self.status = replace(
-            self.status, cycled=now, took=now - began, machines=len(living), processors=sum(one.processors for one in living),
-            most_processors=self.space.processors, hs06=sum(one.hs06 for one in living), draining=self.space.draining,
-            silent=silent, error="; ".join(sorted({one.why for one in self._failing.values() if now < one.until})),
-            troubles=dict(self.troubles.now),
+            self.status, cycled=now, took=now - began, machines=len(living), processors=processors, hs06=hs06,
+            most_processors=self.space.processors, draining=self.space.draining, silent=silent,
+            error="; ".join(sorted(reasons)), troubles=dict(self.troubles.now),
         )  # fmt: skip
         with suppress(OSError, BelljarError):
             kept.keep(self.folder / STATUS, self.status)

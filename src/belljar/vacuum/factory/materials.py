@@ -4,14 +4,14 @@ lives. It finds those at http://169.254.169.254/credentials/NAME. The patterns o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from belljar import __version__
 from belljar.context import About, filled_in
 from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
-from belljar.host.files import read_capped
-from belljar.host.files import renew as renew_files
+from belljar.host.files import PRIVATE_FOLDER, read_capped, write_whole
 from belljar.host.values import is_url
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS
@@ -19,11 +19,11 @@ from belljar.model import NetworkMode
 from belljar.records import dataclass, field
 from belljar.service.credentials.proxies import limited_proxy, load_source, load_token
 from belljar.vacuum import MachineType, Space
-from belljar.vacuum.settings.pipes import fetch, fetch_public, strange_addresses
+from belljar.vacuum.settings.copies import Fetch, fetch, fetch_public
+from belljar.vacuum.settings.pipes import strange_addresses
 
 LARGEST = 1 << 20  # of a template, and of a file
 PROXY, TOKEN = "x509_proxy", "token"  # `##user_data_option_x509_proxy##`
-Fetch = Callable[[str, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -35,80 +35,86 @@ class Material:
     credentials: Mapping[str, bytes] = field(default_factory=dict)  # PROXY, TOKEN
 
 
-def make_user_data(space: Space, one: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
+def make_user_data(space: Space, kind: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
     """The user data of the machine that gets this id, and lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
-    if one.user_data in strange_addresses(one, space):
+    if kind.user_data in strange_addresses(kind, space):
         fetch = fetch_public
-    is_served = one.network == NetworkMode.USER.value
+    is_served = kind.network == NetworkMode.USER.value
     return user_data(
-        space, one, gather(one, now, until, fetch), uuid=guest_uuid(id), hostname=f"belljar-{id}",
+        space, kind, gather(kind, now, until, fetch), uuid=guest_uuid(id), hostname=f"belljar-{id}",
         manager=f"belljar {__version__}", base_url=BASE_URL if is_served else "",
     )  # fmt: skip
 
 
 def user_data(
-    space: Space, one: MachineType, material: Material, *, uuid: str, hostname: str, manager: str, base_url: str
+    space: Space, kind: MachineType, material: Material, *, uuid: str, hostname: str, manager: str, base_url: str
 ) -> bytes:
     """The user data of one machine. *base_url*: where it finds its features and leaves its outputs; "": nowhere. *manager*: name and
     version of belljar. Raises BadUserData."""
     about = About(
-        uuid=uuid, hostname=hostname, machinetype=one.name, manager=manager, manager_hostname=space.factory,
-        space=space.name, site=space.site, url=one.user_data if "://" in one.user_data else "",
-        image_url=one.image if "://" in one.image else "",
+        uuid=uuid, hostname=hostname, machinetype=kind.name, manager=manager, manager_hostname=space.factory,
+        space=space.name, site=space.site, url=kind.user_data if "://" in kind.user_data else "",
+        image_url=kind.image if "://" in kind.image else "",
         machinefeatures=base_url and f"{base_url}/machinefeatures", jobfeatures=base_url and f"{base_url}/jobfeatures",
         joboutputs=base_url and f"{base_url}/joboutputs",
     )  # fmt: skip
-    options = {name: text.encode() for name, text in one.options}
+    options = {name: text.encode() for name, text in kind.options}
     return filled_in(material.template, about, {**options, **material.credentials}, material.files)
 
 
-def renew(one: MachineType, folder: Path, now: float, until: float) -> bool:
+def renew(kind: MachineType, folder: Path, now: float, until: float) -> bool:
     """Give a living machine, by its folder, new credentials where the site's files have changed since it got its own, or it has none
     there. Says whether it did. Blocks for as long as a key takes. Raises NoCredentials; nothing where the machine has gone."""
-    token_file = [one.token_file] if one.token_file else []
-    names = [*([PROXY] if one.proxy else []), *([TOKEN] if token_file else [])]
+    names = [*([PROXY] if kind.proxy else []), *([TOKEN] if kind.token_file else [])]
+    sources, place = [*kind.proxy, *([kind.token_file] if kind.token_file else [])], folder / CREDENTIALS
     try:
-        return bool(names) and renew_files(
-            folder / CREDENTIALS, names, (*one.proxy, *token_file), lambda: credentials(one, now, until)
-        )
+        newest = max((path.stat().st_mtime for path in sources), default=0.0)
+        with suppress(FileNotFoundError):
+            if not names or min((place / name).stat().st_mtime for name in names) > newest:
+                return False
+        made = credentials(kind, now, until)
+        with suppress(FileExistsError):
+            place.mkdir(mode=PRIVATE_FOLDER)
+        for name, data in made.items():
+            write_whole(place / name, data)
+        return True
     except OSError as exc:
         if isinstance(exc, FileNotFoundError) and not folder.exists():
             return False
         raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
 
 
-def gather(one: MachineType, now: float, until: float, fetch: Fetch) -> Material:
+def gather(kind: MachineType, now: float, until: float, fetch: Fetch) -> Material:
     """All of it, for a machine that lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
-    files = {name: _read(path, f"option_files.{name}", one) for name, path in one.option_files}
-    return Material(_template(one, fetch), files, credentials(one, now, until))
+    files = {name: _read(path, f"option_files.{name}", kind) for name, path in kind.option_files}
+    return Material(_template(kind, fetch), files, credentials(kind, now, until))
 
 
-def credentials(one: MachineType, now: float, until: float) -> Mapping[str, bytes]:
+def credentials(kind: MachineType, now: float, until: float) -> Mapping[str, bytes]:
     """A new proxy and the present token, of a type that has them: for a new machine, and again while it lives. Raises NoCredentials."""
     found = {}
-    if one.proxy:
-        proxy = limited_proxy(load_source(one.proxy), now=now, until=until, key=one.proxy_key, legacy=one.legacy_proxy)
-        found[PROXY] = proxy.pem
-    if one.token_file is not None:
-        found[TOKEN] = load_token(one.token_file)
+    if kind.proxy:
+        found[PROXY] = limited_proxy(load_source(kind.proxy), now=now, until=until, key=kind.proxy_key)
+    if kind.token_file is not None:
+        found[TOKEN] = load_token(kind.token_file)
     return found
 
 
-def _template(one: MachineType, fetch: Fetch) -> bytes:
-    if not one.user_data:
+def _template(kind: MachineType, fetch: Fetch) -> bytes:
+    if not kind.user_data:
         return b""
-    if not is_url(one.user_data):
-        return _read(Path(one.user_data), "user_data", one)
+    if not is_url(kind.user_data):
+        return _read(Path(kind.user_data), "user_data", kind)
     try:
-        return fetch(one.user_data, LARGEST)
+        return fetch(kind.user_data, LARGEST)
     except BelljarError as exc:
-        raise BadUserData(f"machinetype {one.name}: user_data: {exc.message}", hint=exc.hint) from exc
+        raise BadUserData(f"machinetype {kind.name}: user_data: {exc.message}", hint=exc.hint) from exc
 
 
-def _read(path: Path, key: str, one: MachineType) -> bytes:
+def _read(path: Path, key: str, kind: MachineType) -> bytes:
     try:
         return read_capped(path, LARGEST)
     except (OSError, HostError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc.message
-        what = f"machinetype {one.name}: {key}: {path}: {why}"
+        what = f"machinetype {kind.name}: {key}: {path}: {why}"
         raise BadUserData(what, hint="`belljar vacuum check-config` names every file that cannot be read.") from exc

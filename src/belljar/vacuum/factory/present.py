@@ -32,9 +32,9 @@ def snapshot(
 ) -> Snapshot:  # fmt: skip
     """All of it, also of types that are not configured any more and live on. *finished*: of each type the machine that ended last; *slots*: the same of each slot, with its type. *room*: processors
     that this factory gives away next."""
-    names = dict.fromkeys([*(kind.name for kind in space.types), *(one.machinetype for one in living)])
+    names = dict.fromkeys([*(kind.name for kind in space.types), *(machine.machinetype for machine in living)])
     types = tuple(_type(space, name, living, finished.get(name, Finished()), now, room) for name in names)
-    taken = {one.slot: one for one in living}
+    taken = {machine.slot: machine for machine in living}
     machines = tuple(
         _running(space, taken[slot], now) if slot in taken else _empty(space, slot, slots.get(slot))
         for slot in range(max(space.processors, max(taken, default=-1) + 1))
@@ -42,18 +42,18 @@ def snapshot(
     return Snapshot(space.name, space.factory, space.site, machines, types, own)
 
 
-def is_young(one: Living, now: float) -> bool:
-    return one.began is None or now - one.began < one.fizzle
+def is_young(machine: Living, now: float) -> bool:
+    return machine.began is None or now - machine.began < machine.fizzle
 
 
 def _type(space: Space, name: str, living: Sequence[Living], last: Finished, now: float, room: float) -> TypeStatus:
-    ours = [one for one in living if one.machinetype == name]
+    ours = [machine for machine in living if machine.machinetype == name]
     kind = next((kind for kind in space.types if kind.name == name), None)
-    worked = [int(one.began) for one in ours if one.began is not None and not is_young(one, now)]
+    worked = [int(machine.began) for machine in ours if machine.began is not None and not is_young(machine, now)]
     proved = max([last.proved, *worked])
     status = TypeStatus(
-        space.factory, name, sum(one.hs06 for one in ours), len(ours), sum(one.processors for one in ours),
-        sum(is_young(one, now) for one in ours), last.message or None, last.at or None, last.machine or None,
+        space.factory, name, sum(machine.hs06 for machine in ours), len(ours), sum(machine.processors for machine in ours),
+        sum(is_young(machine, now) for machine in ours), last.message or None, last.at or None, last.machine or None,
         last_abort=last.aborted or None, proved=proved or None, room=room or None, time_sent=int(now),
     )  # fmt: skip
     if kind is None:
@@ -64,13 +64,14 @@ def _type(space: Space, name: str, living: Sequence[Living], last: Finished, now
     )  # fmt: skip
 
 
-def _running(space: Space, one: Living, now: float) -> MachineStatus:
-    used = sum(cpu_times(one.pid)) if one.pid else 0.0
-    alive = now - one.began if one.began else 0.0
+def _running(space: Space, machine: Living, now: float) -> MachineStatus:
+    used = sum(cpu_times(machine.pid)) if machine.pid else 0.0
+    alive = now - machine.began if machine.began else 0.0
+    began = None if machine.began is None else int(machine.began)
     return MachineStatus(
-        space.factory, slot_name(space, one.slot), "Starting" if one.began is None else "Running", one.machinetype, one.id,
-        MODEL, int(one.created), None if one.began is None else int(one.began), int(now), one.processors, int(used),
-        round(100 * used / alive, 1) if alive > 1 else 0.0, one.hs06, time_sent=int(now), fqan=one.fqan,
+        space.factory, slot_name(space, machine.slot), "Starting" if began is None else "Running", machine.machinetype,
+        machine.id, MODEL, int(machine.created), began, int(now), machine.processors, int(used),
+        round(100 * used / alive, 1) if alive > 1 else 0.0, machine.hs06, time_sent=int(now), fqan=machine.fqan,
     )  # fmt: skip
 
 
@@ -99,10 +100,10 @@ def own_status(space: Space, living: Sequence[Living], now: float, cycled: float
         kept // 1024 for kept in meminfo("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     )
     root, ours = free(Path("/")), free(folder)
-    began = [one for one in living if one.began is not None]
+    began = [machine for machine in living if machine.began is not None]
     return FactoryStatus(
-        space.factory, space.site, f"belljar {__version__}", len(began), sum(one.processors for one in began),
-        sum(one.hs06 for one in began), space.processors, space.processors, space.processors * space.hs06_per_processor,
+        space.factory, space.site, f"belljar {__version__}", len(began), sum(machine.processors for machine in began),
+        sum(machine.hs06 for machine in began), space.processors, space.processors, space.processors * space.hs06_per_processor,
         os.getloadavg()[2], *root, *ours, total - available, total, swap - swap_free, swap_free, os.uname().release,
         system_name(), int(now - time.clock_gettime(time.CLOCK_BOOTTIME)),
         int(cycled), int(now), int(now), int(now),

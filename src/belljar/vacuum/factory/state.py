@@ -12,7 +12,6 @@ from typing import Any
 from belljar.errors import BelljarError
 from belljar.model import to_json
 from belljar.records import dataclass, field
-from belljar.service import kept
 from belljar.service.kept import Lines
 from belljar.vacuum.decisions.backoff import TypePast
 from belljar.vacuum.factory.keeper import Living
@@ -68,36 +67,30 @@ class Memory:
 
 
 class Decisions:
-    """The journal of decisions: a line for each that differs from the one before. `explain` reads it. The first line of a process says
-    when the one before it was last seen alive."""
+    """The journal of decisions: a line for each that differs from the one before. `explain` reads it."""
 
     def __init__(self, folder: Path) -> None:
         self._lines = Lines(folder, DECISIONS, LARGEST_DECISIONS)
         self._last: Any = None
-        before = kept.read(folder / STATUS, Status)
-        self._start: dict[str, Any] = {"alive_before": before.cycled if before else 0.0}
 
     def tell(self, now: float, decision: dict[str, Any]) -> None:
         """One that is as the last one is not written again. A disk that is full costs a line, and nothing else."""
         plain = to_json(decision)
-        essence = [tuple(one.get(key) for key in ESSENCE) for one in plain.get("verdicts", [])]
+        essence = [tuple(verdict.get(key) for key in ESSENCE) for verdict in plain.get("verdicts", [])]
         if essence != self._last:
             with suppress(OSError, BelljarError):
-                self._lines.add({"time": now, **plain, **(self._start if self._last is None else {})})
+                self._lines.add({"time": now, **plain})
                 self._last = essence
 
 
-def decision_at(folder: Path, moment: float) -> tuple[dict[str, Any] | None, float]:
-    """The decision that held at this moment, and 0. None: nothing was decided before it, or it is known no longer, or no factory ran
-    then; the moment at which one was last seen alive before, where that is known."""
-    found, status = None, kept.read(folder / STATUS, Status)
-    alive = status.cycled if status and status.cycled + LOST * status.cycle < moment else moment
+def decision_at(folder: Path, moment: float) -> dict[str, Any] | None:
+    """The last decision that was written before this moment."""
+    last = None
     for line in Lines(folder, DECISIONS, LARGEST_DECISIONS):
         with suppress(ValueError):
-            one = json.loads(line)
-            if isinstance(one, dict) and isinstance(one.get("time"), (int, float)):
-                if one["time"] > moment:
-                    alive = one.get("alive_before", moment)
+            decision = json.loads(line)
+            if isinstance(decision, dict) and isinstance(decision.get("time"), (int, float)):
+                if decision["time"] > moment:
                     break
-                found = one
-    return (found, 0.0) if found and alive >= moment else (None, alive if alive < moment else 0.0)
+                last = decision
+    return last

@@ -80,7 +80,7 @@ def text(value: Any) -> str:
 
 
 def state(value: Any) -> str:
-    return found if (found := text(value)) in STATES else "Unknown"
+    return word if (word := text(value)) in STATES else "Unknown"
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------
@@ -112,6 +112,8 @@ class Part:
 def parts_of(kind: type[Any]) -> tuple[Part, ...]:
     """What such a status has; a fact without a reader of its own is read by its type."""
     hints = get_type_hints(kind)
-    plain = {one: next(iter(get_args(hint)), hint) for one, hint in hints.items()}
-    told = [one for one in fields(kind) if one.metadata]
-    return tuple(Part(one.name, READERS.get(one.name) or READERS[plain[one.name]], **one.metadata) for one in told)
+    plain = {name: next(iter(get_args(hint)), hint) for name, hint in hints.items()}
+    shared = [field for field in fields(kind) if field.metadata]
+    return tuple(
+        Part(field.name, READERS.get(field.name) or READERS[plain[field.name]], **field.metadata) for field in shared
+    )

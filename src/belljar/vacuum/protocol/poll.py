@@ -58,12 +58,16 @@ Memory = Mapping[str, Known]
 def remember(memory: Memory, answers: Answers, now: float, keep: float = KEEP) -> tuple[tuple[TypeStatus, ...], Memory]:
     """All that is known of types in the space: what factories told now and, of silent ones, what they told within *keep* seconds.
     The second value is the memory for the next time."""
-    told = {
-        factory: Known(now, tuple(one for one in statuses if isinstance(one, TypeStatus)))
+    answered = {
+        factory: Known(now, tuple(status for status in statuses if isinstance(status, TypeStatus)))
         for factory, statuses in answers.found.items()
     }
-    kept = {one: memory[one] for one in answers.silent if one in memory and now - keep < memory[one].at <= now}
-    after = kept | told
+    kept = {
+        factory: memory[factory]
+        for factory in answers.silent
+        if factory in memory and now - keep < memory[factory].at <= now
+    }
+    after = kept | answered
     return tuple(status for known in after.values() for status in known.types), after
 
 
@@ -120,7 +124,7 @@ class Poller:
 
     def __init__(self, space: Space, *, client: str, key: bytes = b"", clock: Callable[[], float] = time.time) -> None:
         self.space, self.client, self.key, self.clock = space, client, key, clock
-        self._names = tuple(dict.fromkeys(full_name(one, space.factory) for one in space.factories))
+        self._names = tuple(dict.fromkeys(full_name(name, space.factory) for name in space.factories))
         self.places = Names(self._names, space.port)
         self._silent: tuple[str, ...] = ()
         self._short: tuple[str, ...] = ()
@@ -131,14 +135,16 @@ class Poller:
         began = loop.time()
         await self.places.look_up(min(self.space.poll_silence, self.space.poll_limit))
         salt = secrets.token_hex(32)
-        peers = [Peer(one, salt, was_silent=one in self._silent, was_short=one in self._short) for one in self._names]
+        peers = [
+            Peer(name, salt, was_silent=name in self._silent, was_short=name in self._short) for name in self._names
+        ]
         poll = _Poll(self, kind, peers)
         with closing(poll.sockets):
             await poll.run(began + self.space.poll_limit)
-        self._silent = tuple(one.name for one in peers if not one.told)
-        self._short = tuple(one.name for one in peers if one.told and not one.has_told_all)
-        found = {one.name: tuple(one.told.values()) for one in peers if one.told}
-        return Answers(found, self._silent, self._short, dict(poll.refused), poll.round, loop.time() - began)
+        self._silent = tuple(peer.name for peer in peers if not peer.told)
+        self._short = tuple(peer.name for peer in peers if peer.told and not peer.has_told_all)
+        answers = {peer.name: tuple(peer.told.values()) for peer in peers if peer.told}
+        return Answers(answers, self._silent, self._short, dict(poll.refused), poll.round, loop.time() - began)
 
 
 class _Poll:
@@ -146,7 +152,7 @@ class _Poll:
 
     def __init__(self, poller: Poller, kind: Kind, peers: Iterable[Peer]) -> None:
         self._poller, self._space, self._kind = poller, poller.space, kind
-        self._peers = {one.cookie.encode(): one for one in peers}
+        self._peers = {peer.cookie.encode(): peer for peer in peers}
         self.sockets = Outgoing(self._take, longest=LONGEST_DATAGRAM, share=SHARE, buffer=BUFFER)
         self._loop = asyncio.get_running_loop()
         self._awaited, self._news_at = 0, 0.0
@@ -157,11 +163,11 @@ class _Poll:
     async def run(self, deadline: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                while wanted := [one for one in self._peers.values() if one.is_wanted]:
+                while unfinished := [peer for peer in self._peers.values() if peer.is_wanted]:
                     self.round += 1
-                    await self._ask(wanted)
+                    await self._ask(unfinished)
                     await self._listen()
-                    for peer in wanted:
+                    for peer in unfinished:
                         peer.end_round()
 
     async def _ask(self, peers: list[Peer]) -> None:
@@ -201,8 +207,8 @@ class _Poll:
 
     def _read(self, data: bytes) -> tuple[Peer, Status]:
         """Whose words these are. What does not have a cookie of this poll is not looked at any closer. Raises Refused."""
-        found = COOKIE.search(data)
-        peer = self._peers.get(found[1]) if found else None
+        match = COOKIE.search(data)
+        peer = self._peers.get(match[1]) if match else None
         if peer is None:
             raise Refused(Why.STRANGE_COOKIE)
         space, key = self._space, self._poller.key

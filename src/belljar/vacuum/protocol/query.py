@@ -82,28 +82,28 @@ def read_reply(
     _check(message, space, key, signed_only)
     if _kind(message, REPLIES) is not kind:
         raise Refused(Why.UNKNOWN)
-    found: Message = {"factory": name(message.get("factory"))}
+    values: Message = {"factory": name(message.get("factory"))}
     for part in kind.parts:
-        value = next((message[one] for one in (*part.names, *part.older) if message.get(one) is not None), None)
+        value = next((message[word] for word in (*part.names, *part.older) if message.get(word) is not None), None)
         if value is not None:
-            found[part.attribute] = part.read(value)
+            values[part.attribute] = part.read(value)
         elif part.is_needed:
             raise Refused(Why.BAD_FIELD)
-    return message["cookie"], kind.status(**_completed(kind, found, now))
+    return message["cookie"], kind.status(**_completed(kind, values, now))
 
 
-def _completed(kind: Kind, found: Message, now: float) -> Message:
+def _completed(kind: Kind, values: Message, now: float) -> Message:
     """With what goes without saying, and without moments that are yet to come: as long as they lie ahead, their type would be
     backing off."""
     if kind is Kind.MACHINES:
-        found.setdefault("processors", 1 if found.get("machinetype") else 0)  # not told before 01.00
-        found.setdefault("hs06", float(found["processors"]))  # unmeasured
+        values.setdefault("processors", 1 if values.get("machinetype") else 0)  # not told before 01.00
+        values.setdefault("hs06", float(values["processors"]))  # unmeasured
     elif kind is Kind.MACHINETYPES:
-        if "running_processors" not in found and "running_hs06" not in found:
+        if "running_processors" not in values and "running_hs06" not in values:
             raise Refused(Why.BAD_FIELD)
-        found.setdefault("running_hs06", float(found.get("running_processors", 0.0)))
-    ahead = {one: int(now) for one in ("message_time", "last_abort") if found.get(one, 0) > now}
-    return found | ahead
+        values.setdefault("running_hs06", float(values.get("running_processors", 0.0)))
+    ahead = {key: int(now) for key in ("message_time", "last_abort") if values.get(key, 0) > now}
+    return values | ahead
 
 
 def _object(data: bytes) -> Message:
@@ -117,10 +117,10 @@ def _object(data: bytes) -> Message:
 
 
 def _kind(message: Message, words: Mapping[str, Kind]) -> Kind:
-    said = message.get("message_type") or message.get("method")
-    if not isinstance(said, str) or said not in words:
+    word = message.get("message_type") or message.get("method")
+    if not isinstance(word, str) or word not in words:
         raise Refused(Why.UNKNOWN)
-    return words[said]
+    return words[word]
 
 
 def _check(message: Message, space: str, key: bytes, signed_only: bool) -> bool:
@@ -168,7 +168,7 @@ def answer(body: Message, cookie: Any, now: float, key: bytes = b"") -> bytes:
 def bodies(kind: Kind, snapshot: Snapshot, now: float) -> list[Message]:
     """What answers a query, but for the cookie and the moment."""
     every: list[Status] = [*snapshot.machines, *snapshot.types, *([snapshot.own] if snapshot.own else [])]
-    return [body(one, snapshot, now) for one in every if isinstance(one, kind.status)]
+    return [body(status, snapshot, now) for status in every if isinstance(status, kind.status)]
 
 
 def body(status: Status, snapshot: Snapshot, now: float, daemon: str = "responder") -> Message:
@@ -200,7 +200,7 @@ def site_of(space: str) -> str:
 
 def signature(message: Message, key: bytes) -> bytes:
     """HMAC-SHA256, hexadecimal, over the message's other fields as JSON: ASCII, keys sorted, no white space."""
-    rest = {one: value for one, value in message.items() if one != "hmac"}
+    rest = {key: value for key, value in message.items() if key != "hmac"}
     return hmac.new(key, _json(rest, sort_keys=True), hashlib.sha256).hexdigest().encode()
 
 

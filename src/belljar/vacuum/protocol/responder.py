@@ -50,9 +50,9 @@ class Answering:
             self._refuse(sender, address[0], Why.FAILED, now, error=repr(exc))
             return
         self.counts["answered"] += 1
-        for one in answers:
-            self._senders.pay(sender, len(one))
-            self.counts["sent" if send(one, address) else "unsent"] += 1
+        for packet in answers:
+            self._senders.pay(sender, len(packet))
+            self.counts["sent" if send(packet, address) else "unsent"] += 1
 
     def _answers(self, data: bytes, sender: Sender, now: float) -> list[bytes]:
         if not sender.may_ask:
@@ -62,7 +62,7 @@ class Answering:
         sender.purse.pay(PACKET)
         moment = self._clock()
         query = read_query(data, self._space.name, moment, self._key, signed_only=self._space.signed_only)
-        return [answer(one, query.cookie, moment, self._key) for one in self._bodies(query.kind, moment)]
+        return [answer(message, query.cookie, moment, self._key) for message in self._bodies(query.kind, moment)]
 
     def _bodies(self, kind: Kind, moment: float) -> list[Message]:
         """Made once for all who ask while the snapshot is the same value."""
@@ -83,10 +83,10 @@ class Answering:
 async def responding(
     space: Space, snapshot: Callable[[], Snapshot], tell: Tell, *, key: bytes = b"", factories: Collection[str] = ()
 ) -> AsyncIterator[Answering]:
-    """Answers at this factory's own addresses until the end of the context. Raises PortRefused."""
+    """Answers at this factory's own addresses until the end of the context. Raises HostError."""
     answering = Answering(space, snapshot, tell, key=key, factories=factories)
     with ExitStack() as sockets:
-        for sock in await own_sockets(space.listen, space.factory, space.port, tell):
+        for sock in own_sockets(space.listen, space.factory, space.port):
             sockets.enter_context(closing(_listening(sock, answering)))
         yield answering
 

@@ -1,86 +1,27 @@
 """Vacuum pipes: machinetypes that an experiment describes in JSON at an address. What comes from there is a stranger's word.
 
-A copy is kept (`service.http.copies`). For the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
+Each has a copy (copies.py). For the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
 document, and that before the defaults. A document names no files of this host but those in the folder `files`, and no addresses of
 this host or of private networks, unless the site said that it comes from there itself (`is_public`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from belljar.host.toml import Mistake
-from belljar.host.values import amount, is_url, number
-from belljar.reading import strict_json
+from belljar.host.values import amount, is_url
 from belljar.records import replace
-from belljar.service.http import copies
-from belljar.service.http.copies import Copy, may_name
 from belljar.service.tables import Value, converted
 from belljar.vacuum import MachineType, Pipe, Space
+from belljar.vacuum.settings.copies import Copy, is_public, may_name
 from belljar.vacuum.settings.settings import keys, machinetype, overlaid, wrong_type
 from belljar.vacuum.settings.vocabulary import WORDS, SetsNothing, translate
 
 FOLDER = "vacuum/pipes"  # of the copies, in the store
-LARGEST, MOST_TYPES = 1 << 20, 200
-PATIENCE = 30.0  # seconds for one document
-USUAL_AGE, LEAST_AGE, MOST_AGE = 3600.0, 60.0, 7 * 86400.0  # of a copy
 SUFFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,39}[a-z0-9])?")
-Fetch = Callable[[str, int], bytes]  # what is at an address, of at most so many bytes
-
-
-def fetch(url: str, largest: int, *, public_only: bool = False) -> bytes:
-    """See `Fetch`. Blocks for up to `PATIENCE`. *public_only*: not from this host or a private network. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
-    from belljar.image import small_file
-
-    return small_file(url, largest, patience=PATIENCE, public_only=public_only)
-
-
-fetch_public: Fetch = partial(fetch, public_only=True)
-
-
-def is_public(pipe: Pipe) -> bool:
-    """Is its server in the whole internet? The site says where it is not, or its address shows it."""
-    return not pipe.inside and may_name(pipe.url, "")
-
-
-def refresh(pipe: Pipe, folder: Path, now: float, get: Fetch | None = None) -> Copy:
-    """The document as it is now, or as it was when it could be had. Raises nothing that the pipe's server can cause."""
-    copy = kept(pipe, folder)
-    if not copy.is_due(now, lasting(copy.document)):
-        return copy
-    place, get = folder / f"{pipe.name}.json", get or (fetch_public if is_public(pipe) else fetch)
-    return copies.refreshed(copy, pipe.url, place, now, lambda: read_document(get(pipe.url, LARGEST)))
-
-
-def kept(pipe: Pipe, folder: Path) -> Copy:
-    """The copy there is, of this address. Looks at no network."""
-    return copies.kept(pipe.url, folder / f"{pipe.name}.json", _check)
-
-
-def read_document(data: bytes) -> dict[str, Any]:
-    """The JSON object of a pipe. Raises ValueError for what is none."""
-    document = strict_json(data)
-    _check(document)
-    return dict(document)
-
-
-def _check(document: Any) -> None:
-    if not isinstance(document, dict) or not isinstance(document.get("machinetypes"), list):
-        raise ValueError("no JSON object with a list of machinetypes")
-    if len(document["machinetypes"]) > MOST_TYPES:
-        raise ValueError(f"{len(document['machinetypes'])} machinetypes; at most {MOST_TYPES}")
-
-
-def lasting(document: Mapping[str, Any] | None) -> float:
-    """How long a copy may be used without asking again."""
-    with suppress(ValueError):
-        return min(max(number(str((document or {}).get("cache_seconds", USUAL_AGE))), LEAST_AGE), MOST_AGE)
-    return USUAL_AGE
 
 
 def with_pipes(space: Space, copies: Mapping[str, Copy]) -> tuple[Space, tuple[Mistake, ...]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSettings, ImageError
+from belljar.errors import BadSetting, ImageError
 from belljar.host.room import meminfo
 from belljar.host.toml import Mistake
 from belljar.image import is_source
@@ -42,10 +42,10 @@ class Loaded:
 
 
 def load(path: Path = FILE) -> Space:
-    """The space that a file and those in the folder beside it describe. Raises BadSettings with every mistake there is."""
+    """The space that a file and those in the folder beside it describe. Raises BadSetting with every mistake there is."""
     loaded = inspect(path)
     if loaded.mistakes:
-        raise BadSettings(loaded.mistakes, hint=REMEDY)
+        raise BadSetting.of(loaded.mistakes, hint=REMEDY)
     return loaded.space
 
 
@@ -105,24 +105,23 @@ def machinetype(name: str, given: Mapping[str, Any], space: Space, pipe: str = "
 def overlaid(given: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
     """*stronger* over *given*; of options, one by one."""
     both = {**given, **stronger}
-    said = {name for key in TABLES for name, _ in stronger.get(key, ())}
+    stronger_names = {name for key in TABLES for name, _ in stronger.get(key, ())}
     for key in TABLES:
-        both[key] = (*(pair for pair in given.get(key, ()) if pair[0] not in said), *stronger.get(key, ()))
+        both[key] = (*(pair for pair in given.get(key, ()) if pair[0] not in stronger_names), *stronger.get(key, ()))
     return both
 
 
 # What no type shows: the key, whether it is wrong, what is said, and the hint.
 OF_SPACES: tuple[tuple[str, Callable[[Space], object], str, str], ...] = (
-    ("name", lambda one: not one.name, "is missing", LIKE_A_SPACE),
-    ("signed_only", lambda one: one.signed_only and not one.key_file, "without key_file", "name the file with the space's secret"),
-    ("poll_limit", lambda one: one.poll_limit < one.poll_silence, "is less than poll_silence", "one round has to fit into it"),
+    ("name", lambda space: not space.name, "is missing", LIKE_A_SPACE),
+    ("signed_only", lambda space: space.signed_only and not space.key_file, "without key_file", "name the file with the space's secret"),
+    ("poll_limit", lambda space: space.poll_limit < space.poll_silence, "is less than poll_silence", "space round has to fit into it"),
 )  # fmt: skip
 OF_TYPES: tuple[tuple[str, Callable[[MachineType], object], str, str], ...] = (
-    ("image", lambda one: not one.image, "is missing", LIKE_AN_IMAGE),
-    ("min_wallclock", lambda one: one.least_wallclock > one.max_wallclock, "is more than max_wallclock", "no machine would have the time"),
-    ("heartbeat", lambda one: one.heartbeat and not one.heartbeat_file, "without heartbeat_file", "name the file that a machine renews"),
-    ("proxy", lambda one: len(one.proxy) > 2, "has more than two paths", "a certificate and its key"),
-    ("legacy_proxy", lambda one: one.legacy_proxy and not one.proxy, "without proxy", "name the certificate and its key"),
+    ("image", lambda kind: not kind.image, "is missing", LIKE_AN_IMAGE),
+    ("min_wallclock", lambda kind: kind.least_wallclock > kind.max_wallclock, "is more than max_wallclock", "no machine would have the time"),
+    ("heartbeat", lambda kind: kind.heartbeat and not kind.heartbeat_file, "without heartbeat_file", "name the file that a machine renews"),
+    ("proxy", lambda kind: len(kind.proxy) > 2, "has more than two paths", "a certificate and its key"),
 )  # fmt: skip
 
 
@@ -136,20 +135,26 @@ def _wrongs(space: Space, values: Mapping[str, Mapping[str, Any]]) -> Iterator[t
         except ValueError as exc:
             yield "space", ("allow", str(exc), "as in 10.1.0.0/16")
     yield from (("factory", wrong) for wrong in _twice(space))
-    for one in space.types:
-        yield from ((f"machinetype.{one.name}", wrong) for wrong in wrong_type(one, values[f"machinetype.{one.name}"]))
+    for kind in space.types:
+        yield from (
+            (f"machinetype.{kind.name}", wrong) for wrong in wrong_type(kind, values[f"machinetype.{kind.name}"])
+        )
     for pipe in space.pipes:
         if not pipe.url:
             yield f"pipe.{pipe.name}", ("url", "is missing", "an http(s) address")
 
 
-def wrong_type(one: MachineType, given: Mapping[str, Any] | None = None) -> Iterator[Wrong]:
+def wrong_type(kind: MachineType, given: Mapping[str, Any] | None = None) -> Iterator[Wrong]:
     """What is wrong with a machinetype. *given*: what was said of it, for the key to blame."""
-    yield from ((key, what, hint) for key, is_wrong, what, hint in OF_TYPES if is_wrong(one))
-    if one.min_processors > one.max_processors:
+    yield from ((key, what, hint) for key, is_wrong, what, hint in OF_TYPES if is_wrong(kind))
+    if kind.min_processors > kind.max_processors:
         key = "min_processors" if "min_processors" in (given or {}) else "max_processors"
-        yield key, f"min_processors {one.min_processors} is more than max_processors {one.max_processors}", "swap them"
-    yield from _twice(one)
+        yield (
+            key,
+            f"min_processors {kind.min_processors} is more than max_processors {kind.max_processors}",
+            "swap them",
+        )
+    yield from _twice(kind)
 
 
 def _twice(given: Space | MachineType) -> Iterator[Wrong]:
@@ -162,7 +167,7 @@ def wrong_here(space: Space, find: Callable[[str], object] = str) -> Iterator[tu
     *find* raises ImageError for an image that is not here."""
     if space.shutdown_time is not None and space.shutdown_time <= time.time():
         yield "factory.shutdown_time", "has passed", "nothing is started: name a later moment, or none"
-    if not any(one.share > 0 for one in space.types) and not any(one.share > 0 for one in space.pipes):
+    if not any(offer.share > 0 for offer in space.types) and not any(offer.share > 0 for offer in space.pipes):
         yield "space", "no machinetype and no pipe has a share", "nothing is started: give one a share"
     (memory,) = meminfo("MemTotal")
     if space.factory not in space.factories:
@@ -171,21 +176,21 @@ def wrong_here(space: Space, find: Callable[[str], object] = str) -> Iterator[tu
     if "." not in space.factory:
         yield "factory.name", f"{space.factory} has no domain, which factories of Vac insist on", "set it in full"
     named = [("space.key_file", space.key_file)]
-    for one in space.types:
-        at = f"machinetype.{one.name}"
-        if (least := one.min_processors * (one.memory or space.memory)) > memory:
+    for kind in space.types:
+        at = f"machinetype.{kind.name}"
+        if (least := kind.min_processors * (kind.memory or space.memory)) > memory:
             yield f"{at}.memory", f"a machine has {least >> 20} MiB, this host {memory >> 20} MiB", "give it less"
-        bridge = one.network.removeprefix("bridge:")
-        if bridge != one.network and not Path("/sys/class/net", bridge, "bridge").exists():
+        bridge = kind.network.removeprefix("bridge:")
+        if bridge != kind.network and not Path("/sys/class/net", bridge, "bridge").exists():
             yield f"{at}.network", f"{bridge} is not a bridge of this host", "make it, or name another"
         try:
-            find(one.image) if one.image and not is_source(one.image) else None
+            find(kind.image) if kind.image and not is_source(kind.image) else None
         except ImageError as exc:
             yield f"{at}.image", exc.message, exc.hint
-        paths = (Path(text) if text.startswith("/") else None for text in (one.user_data, one.image))
-        named += [*zip((f"{at}.user_data", f"{at}.image"), paths, strict=True), (f"{at}.token_file", one.token_file)]
-        named += [(f"{at}.option_files", path) for _, path in one.option_files]
-        named += [(f"{at}.proxy", path) for path in one.proxy]
+        paths = (Path(text) if text.startswith("/") else None for text in (kind.user_data, kind.image))
+        named += [*zip((f"{at}.user_data", f"{at}.image"), paths, strict=True), (f"{at}.token_file", kind.token_file)]
+        named += [(f"{at}.option_files", path) for _, path in kind.option_files]
+        named += [(f"{at}.proxy", path) for path in kind.proxy]
     for key, path in named:
         if path is not None and not os.access(path, os.R_OK):
             what = "cannot be read" if path.exists() else "is not there"

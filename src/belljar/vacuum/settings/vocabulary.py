@@ -14,7 +14,7 @@ from belljar.service.tables import OPTION
 GB = 10**9
 MODELS = ("cernvm3", "cernvm4", "cernvm2", "vm-raw")
 CONTAINERS = "it is about a container; machines are virtual machines here"
-PROXIES = "a proxy is the site's to give, by the keys proxy and legacy_proxy"
+PROXIES = "a proxy is the site's to give, by the key proxy"
 
 
 class SetsNothing(ValueError):

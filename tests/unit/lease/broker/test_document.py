@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadSettings
+from belljar.errors import BadSetting
 from belljar.lease.broker import LARGEST_CLUSTER, LARGEST_DATA, Cluster, Role
 from belljar.lease.broker.document import load, wrongs
 from belljar.records import fields
@@ -78,7 +78,7 @@ def test_a_document_becomes_roles_machines_and_scripts(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_wrong_document_names_file_key_value_and_remedy(tmp_path: Path, before: str, after: str, says: str) -> None:
     path = document(tmp_path, GOOD.replace(before, after, 1))
-    with pytest.raises(BadSettings) as caught:
+    with pytest.raises(BadSetting) as caught:
         load(path)
     assert str(path) in str(caught.value) and says in str(caught.value)
 
@@ -93,11 +93,11 @@ def test_the_example_is_right_and_the_page_names_every_key() -> None:
 
 
 def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings) as caught:
+    with pytest.raises(BadSetting) as caught:
         load(document(tmp_path, GOOD.replace('name = "pi"', 'name = "7"').replace("count = 2", 'count = "two"')))
     assert "cluster.name" in str(caught.value) and "role.worker.count" in str(caught.value)
 
 
 def test_a_document_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match="no such file"):
+    with pytest.raises(BadSetting, match="no such file"):
         load(tmp_path / "none.toml")

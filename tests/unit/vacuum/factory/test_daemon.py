@@ -16,7 +16,7 @@ import pytest
 from tests.unit.image import http_server
 from tests.unit.vacuum.factory.site import until
 
-from belljar.errors import BadOption, BadSettings, HostError
+from belljar.errors import BadOption, BadSetting, HostError
 from belljar.host.locks import try_lock
 from belljar.records import replace
 from belljar.service.systemd import notify, serving
@@ -280,7 +280,7 @@ async def test_one_factory_works_in_a_folder(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="another factory works here"):
         await serve(tmp_path / "vacuum.toml", tmp_path, lambda event, **facts: None)
     held.release()
-    with pytest.raises(BadSettings):
+    with pytest.raises(BadSetting):
         await serve(tmp_path / "missing.toml", tmp_path, lambda event, **facts: None)
     again = try_lock(tmp_path / LOCK)
     assert again is not None

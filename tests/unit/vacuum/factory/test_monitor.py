@@ -80,7 +80,7 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     memory = Memory(
         "2026-11:77",
         {"lhcb": Finished("vf1-03.example.org", 9, "300 no work", 8)},
-        {"lhcb": TypePast(5.0, 2, 1.5, 7.0)},
+        {"lhcb": TypePast(5.0, 2)},
     )
     for name, value in ((STATUS, STATE), (MEMORY, memory)):
         keep(tmp_path / name, value)
@@ -103,24 +103,10 @@ def test_a_decision_is_written_when_it_differs_and_found_by_its_moment(tmp_path:
     assert (tmp_path / "decisions.jsonl").read_text().count("\n") == 3  # the second one says nothing new
     with open(tmp_path / "decisions.jsonl", "a") as file:
         file.write('{"time": 290, "verd')
-    found = [decision_at(tmp_path, moment)[0] for moment in (99.0, 219.0, 220.0, 1e9)]
+    found = [decision_at(tmp_path, moment) for moment in (99.0, 219.0, 220.0, 1e9)]
     assert [one and (one["time"], one["verdicts"][0]["reason"]) for one in found] == [
         None, (100.0, "turn"), (220.0, "full"), (280.0, "turn"),
     ]  # fmt: skip
-
-
-def test_while_no_factory_ran_nothing_was_decided(tmp_path: Path) -> None:
-    Decisions(tmp_path).tell(100.0, decided("turn"))
-    keep(tmp_path / STATUS, replace(STATE, cycled=400.0))
-    Decisions(tmp_path).tell(9000.0, decided("turn"))
-    keep(tmp_path / STATUS, replace(STATE, cycled=9500.0))
-    found = {
-        moment: decision_at(tmp_path, moment) for moment in (50.0, 399.0, 401.0, 8999.0, 9000.0, 10_100.0, 10_101.0)
-    }
-    assert {moment: one and one["time"] for moment, (one, _) in found.items()} == {
-        50.0: None, 399.0: 100.0, 401.0: None, 8999.0: None, 9000.0: 9000.0, 10_100.0: 9000.0, 10_101.0: None,
-    }  # fmt: skip
-    assert [alive for _, alive in found.values()] == [0.0, 0.0, 400.0, 400.0, 0.0, 0.0, 9500.0]
 
 
 def test_decisions_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,5 +115,5 @@ def test_decisions_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     for number in range(100):
         journal.tell(float(number), decided(f"reason-{number}"))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2000
-    last, _ = decision_at(tmp_path, 1e9)
+    last = decision_at(tmp_path, 1e9)
     assert last is not None and json.dumps(last).count("reason-99") == 1

@@ -87,9 +87,9 @@ def parts(pem: bytes) -> list[str]:
 def test_a_proxy_is_what_the_rfc_says(authority: Authority, kind: ProxyKey, private: str) -> None:
     source = load_source(authority.robot())
     proxy = limited_proxy(source, now=NOW, until=NOW + DAY, key=kind)
-    assert parts(proxy.pem) == ["CERTIFICATE", private, "CERTIFICATE"]
-    made, issuer = x509.load_pem_x509_certificates(proxy.pem)
-    assert proxy.ends == NOW + DAY == made.not_valid_after_utc.timestamp()
+    assert parts(proxy) == ["CERTIFICATE", private, "CERTIFICATE"]
+    made, issuer = x509.load_pem_x509_certificates(proxy)
+    assert made.not_valid_after_utc.timestamp() == NOW + DAY
     assert made.not_valid_before_utc.timestamp() == NOW - 300
     assert made.version is x509.Version.v3 and made.issuer == issuer.subject
     assert made.subject.rdns[:-1] == issuer.subject.rdns
@@ -98,22 +98,15 @@ def test_a_proxy_is_what_the_rfc_says(authority: Authority, kind: ProxyKey, priv
     assert usage.critical and usage.value.digital_signature and not usage.value.key_cert_sign
     assert usage.value.key_encipherment is (kind is ProxyKey.RSA) and usage.value.key_agreement is (kind is ProxyKey.EC)
     assert info.critical and info.oid.dotted_string == PROXY_CERT_INFO
-    key = load_pem_private_key(proxy.pem[proxy.pem.index(b"-----BEGIN " + private.encode()) :], None)
+    key = load_pem_private_key(proxy[proxy.index(b"-----BEGIN " + private.encode()) :], None)
     assert key.public_key() == made.public_key()
     assert not isinstance(key, rsa.RSAPrivateKey) or key.key_size == 2048
     made.verify_directly_issued_by(issuer)
 
 
-def test_the_form_before_the_rfc_is_known_by_its_subject(authority: Authority) -> None:
-    proxy = limited_proxy(load_source(authority.robot()), now=NOW, until=NOW + DAY, legacy=True, key=ProxyKey.EC)
-    made, _ = x509.load_pem_x509_certificates(proxy.pem)
-    assert made.subject.rdns[-1].rfc4514_string() == "CN=limited proxy"
-    assert [one.oid.dotted_string for one in made.extensions] == ["2.5.29.15"]
-
-
 def test_two_proxies_of_one_source_are_two(authority: Authority) -> None:
     source = load_source(authority.robot())
-    one, other = (limited_proxy(source, now=NOW, until=NOW + DAY, key=ProxyKey.EC).pem for _ in range(2))
+    one, other = (limited_proxy(source, now=NOW, until=NOW + DAY, key=ProxyKey.EC) for _ in range(2))
     assert x509.load_pem_x509_certificate(one).subject != x509.load_pem_x509_certificate(other).subject
 
 
@@ -129,7 +122,7 @@ def test_openssl_takes_it_for_a_limited_proxy(
     }[source_key]()
     robot = authority.robot(key)
     file = tmp_path / "proxy.pem"
-    file.write_bytes(limited_proxy(load_source(robot), now=NOW, until=NOW + DAY, key=kind).pem)
+    file.write_bytes(limited_proxy(load_source(robot), now=NOW, until=NOW + DAY, key=kind))
     words = [
         "openssl",
         "verify",
@@ -163,15 +156,12 @@ def test_openssl_takes_it_for_a_limited_proxy(
 
 def test_a_proxy_of_a_proxy_is_its_chain(authority: Authority, tmp_path: Path) -> None:
     file = tmp_path / "proxy.pem"
-    file.write_bytes(limited_proxy(load_source(authority.robot()), now=NOW, until=NOW + DAY, key=ProxyKey.EC).pem)
+    file.write_bytes(limited_proxy(load_source(authority.robot()), now=NOW, until=NOW + DAY, key=ProxyKey.EC))
     file.chmod(0o600)
     source = load_source((file,))
     proxy = limited_proxy(source, now=NOW, until=NOW + 2 * DAY, key=ProxyKey.EC)
-    assert parts(proxy.pem) == ["CERTIFICATE", "EC PRIVATE KEY", "CERTIFICATE", "CERTIFICATE"]
-    assert proxy.ends == NOW + DAY
-    with pytest.raises(NoCredentials, match="RFC 3820") as caught:
-        limited_proxy(source, now=NOW, until=NOW + DAY, legacy=True)
-    assert "legacy_proxy" in caught.value.hint
+    assert parts(proxy) == ["CERTIFICATE", "EC PRIVATE KEY", "CERTIFICATE", "CERTIFICATE"]
+    assert x509.load_pem_x509_certificate(proxy).not_valid_after_utc.timestamp() == NOW + DAY
 
 
 def test_a_source_that_has_not_begun_or_cannot_sign_is_told_as_such(authority: Authority) -> None:
@@ -187,7 +177,8 @@ def test_a_source_that_has_not_begun_or_cannot_sign_is_told_as_such(authority: A
 
 def test_it_ends_with_its_source(authority: Authority) -> None:
     source = load_source(authority.robot(ends=NOW + 3600))
-    assert limited_proxy(source, now=NOW, until=NOW + DAY, key=ProxyKey.EC).ends == NOW + 3600
+    made = x509.load_pem_x509_certificate(limited_proxy(source, now=NOW, until=NOW + DAY, key=ProxyKey.EC))
+    assert made.not_valid_after_utc.timestamp() == NOW + 3600
     with pytest.raises(NoCredentials, match="is nearly over: 2027-01-15 09:00 UTC"):
         limited_proxy(source, now=NOW + 3601 - LEAST, until=NOW + DAY)
     with pytest.raises(NoCredentials, match="is over"):

@@ -14,21 +14,11 @@ from belljar.host.toml import Mistake
 from belljar.image import Settings
 from belljar.image.images import Images
 from belljar.records import replace
-from belljar.service.http.copies import RETRY, Copy, may_name
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.factory.keeper import Living, request_for
 from belljar.vacuum.factory.materials import make_user_data
-from belljar.vacuum.settings.pipes import (
-    LARGEST,
-    fetch,
-    kept,
-    lasting,
-    machinetypes,
-    read_document,
-    refresh,
-    strange_addresses,
-    with_pipes,
-)
+from belljar.vacuum.settings.copies import LARGEST, RETRY, Copy, fetch, kept, may_name, read_document, refresh
+from belljar.vacuum.settings.pipes import machinetypes, strange_addresses, with_pipes
 
 NOW = 1_800_000_000.0
 URL = "https://gds.example.org/pipe.json"
@@ -139,9 +129,7 @@ def test_files_are_named_only_where_the_site_has_a_folder_for_them() -> None:
 def test_a_proxy_is_the_site_s_to_give() -> None:
     types, notes = made({**ENTRY, "user_data_proxy": True})
     assert types["gds-prod"].proxy == ()
-    assert (
-        "gds-prod.user_data_proxy: a proxy is the site's to give, by the keys proxy and legacy_proxy (ignored)" in notes
-    )
+    assert "gds-prod.user_data_proxy: a proxy is the site's to give, by the key proxy (ignored)" in notes
 
 
 @pytest.mark.parametrize(
@@ -149,12 +137,12 @@ def test_a_proxy_is_the_site_s_to_give() -> None:
     [
         ("container_command", "/x", "container"), ("tmp_binds", "/x", "container"), ("cvmfs_repositories", "x", "itself"),
         ("root_device", "hda", "vda"), ("scratch_device", "hdb", "one disk"), ("image_signing_dn", "/CN=x", "--signer"),
-        ("legacy_proxy", True, "legacy_proxy"), ("disk_gb_per_processor", 0, "as the image"),
+        ("legacy_proxy", True, "the site's to give"), ("disk_gb_per_processor", 0, "as the image"),
     ],
 )  # fmt: skip
 def test_a_word_without_a_meaning_here_is_ignored_with_the_reason(word: str, value: object, why: str) -> None:
     types, notes = made({**ENTRY, word: value})
-    assert list(types) == ["gds-prod"] and types["gds-prod"].legacy_proxy is False
+    assert list(types) == ["gds-prod"]
     assert any(note.startswith(f"gds-prod.{word}: ") and why in note and note.endswith("(ignored)") for note in notes)
 
 
@@ -281,7 +269,7 @@ def test_a_copy_of_another_address_or_a_damaged_one_is_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(("said", "lasts"), [(1, 60), ("7200", 7200), (1e12, 7 * 86400), ("soon", 3600), (None, 3600)])
 def test_cache_seconds_are_kept_within_reason(tmp_path: Path, said: object, lasts: float) -> None:
     copy = Copy(document(cache_seconds=said), NOW, NOW)
-    assert [copy.is_due(NOW + age, lasting(copy.document)) for age in (lasts - 1, lasts)] == [False, True]
+    assert [copy.is_due(NOW + age) for age in (lasts - 1, lasts)] == [False, True]
 
 
 def test_a_type_of_the_site_s_own_stays_while_its_pipe_is_silent() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadSettings, ImageUnknown
+from belljar.errors import BadSetting, ImageUnknown
 from belljar.model import GIB, Context
 from belljar.records import replace
 from belljar.vacuum import Mode, Pipe, Space
@@ -65,7 +65,7 @@ def read(file: Path, text: str) -> Space:
 
 def mistakes(file: Path, text: str) -> list[str]:
     file.write_text(text)
-    with pytest.raises(BadSettings) as caught:
+    with pytest.raises(BadSetting) as caught:
         load(file)
     assert "check-config" in caught.value.hint
     return [line.removeprefix(str(file)) for line in caught.value.message.splitlines()]
@@ -152,7 +152,6 @@ def test_what_nobody_says_is_the_host_s_own(file: Path) -> None:
         ("[machinetype.a]\nimage = 'a'\nfqan = 'atlas'", ":3, machinetype.a.fqan: 'atlas' does not begin with /"),
         ("[machinetype.a]\nimage = 'a'\nproxy = ['/a', '/b', '/c']", ":3, machinetype.a.proxy: has more than two paths"),
         ("[machinetype.a]\nimage = 'a'\nproxy = ['a']", ":3, machinetype.a.proxy: wants a path from the root"),
-        ("[machinetype.a]\nimage = 'a'\nlegacy_proxy = true", ":3, machinetype.a.legacy_proxy: without proxy"),
         ("[machinetype.a]\nimage = 'a'\noptions = 'x'", ":3, machinetype.a.options: is a table of names and values"),
         ("[machinetype.a]\nimage = 'a'\n[machinetype.a.options]\nA-b = 'x'", ":3, machinetype.a.options: 'A-b' cannot be"),
         ("[machinetype.a]\nimage = 'a'\noptions = {x = \"a\\nb\"}", ":3, machinetype.a.options: must be one line"),
@@ -205,7 +204,7 @@ def test_mistakes_in_a_file_beside_it_have_that_file_s_name(file: Path) -> None:
 
 
 def test_without_the_file_that_is_the_mistake(tmp_path: Path) -> None:
-    with pytest.raises(BadSettings, match="no such file"):
+    with pytest.raises(BadSetting, match="no such file"):
         load(tmp_path / "vacuum.toml")
 
 

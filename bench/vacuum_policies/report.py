@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bench.vacuum_policies.scenario import Experiment, Scenario
+
 from belljar.records import dataclass
 from belljar.vacuum import Mode
-from belljar.vacuum.simulator.scenario import Experiment, Scenario
 
 
 @dataclass(frozen=True)

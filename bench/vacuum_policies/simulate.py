@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
+from bench.vacuum_policies.report import Report, Tally
+from bench.vacuum_policies.scenario import Scenario
+
 from belljar.records import replace
 from belljar.vacuum import Mode, Space
 from belljar.vacuum.decisions.backoff import Past, Total, View, after_failure
 from belljar.vacuum.decisions.decide import Host, decide
 from belljar.vacuum.decisions.packing import Machine
-from belljar.vacuum.simulator.report import Report, Tally
-from belljar.vacuum.simulator.scenario import Scenario
 
 ANSWER, MOST_ROUNDS = 2.0, 6
 REMEMBERED = 300.0  # improved mode: so long a silent factory counts as it was

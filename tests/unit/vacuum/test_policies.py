@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from bench.vacuum_policies.__main__ import main
+from bench.vacuum_policies.plot import plot
+from bench.vacuum_policies.report import Report, targets
+from bench.vacuum_policies.scenario import Course, Experiment, Factories, Queue, Scenario, load
+from bench.vacuum_policies.simulate import Simulation
 
-from belljar.cli import main
-from belljar.errors import BadSetting, CommandMissing
+from belljar.errors import BadSetting
 from belljar.records import replace
 from belljar.vacuum import MachineType, Mode, TypeStatus
 from belljar.vacuum.decisions.backoff import view_of
-from belljar.vacuum.simulator.plot import plot
-from belljar.vacuum.simulator.report import Report, targets
-from belljar.vacuum.simulator.scenario import Course, Experiment, Factories, Queue, Scenario, load
-from belljar.vacuum.simulator.simulate import Simulation
 
-EXAMPLES = Path(__file__).parents[4] / "examples/vacuum"
+SCENARIOS = Path(__file__).parents[3] / "bench/vacuum_policies/scenarios"
 HOUR = 3600.0
 
 
@@ -126,7 +125,7 @@ def test_factories_that_fail_take_their_processors_with_them() -> None:
 
 
 def test_mixed_sizes_leave_half_the_processors_idle_and_shares_are_kept() -> None:
-    what = load(EXAMPLES / "mixed.toml")
+    what = load(SCENARIOS / "mixed.toml")
     what = replace(what, course=replace(what.course, lasts=96 * HOUR), factories=(Factories(20, 16),))
     vac, ours = ran(what, Mode.COMPATIBLE), ran(what)
     assert ours.idle < vac.idle / 2
@@ -136,13 +135,13 @@ def test_mixed_sizes_leave_half_the_processors_idle_and_shares_are_kept() -> Non
 @pytest.mark.parametrize(("count", "size"), [(60, 16), (120, 8)])
 def test_shares_are_kept_where_queues_run_dry_and_hosts_fail(count: int, size: int) -> None:
     """Also where the largest machine takes a whole host."""
-    what = load(EXAMPLES / "dry.toml")
+    what = load(SCENARIOS / "dry.toml")
     report = ran(replace(what, course=replace(what.course, lasts=131 * HOUR), factories=(Factories(count, size),)))
     assert report.worst_share < 0.02 and report.idle < 0.01
 
 
 def test_a_group_has_its_share() -> None:
-    what = load(EXAMPLES / "groups.toml")
+    what = load(SCENARIOS / "groups.toml")
     what = replace(what, factories=(Factories(10, 32),))
     vac, ours = ran(what, Mode.COMPATIBLE), ran(what)
     assert vac.types[2].part == pytest.approx(2 / 3, abs=0.02)
@@ -205,10 +204,10 @@ def test_a_type_whose_share_is_less_than_half_of_its_smallest_machine_is_started
     assert ours.idle < vac.idle
 
 
-# -- scenarios, plots, the verb -----------------------------------------------------------------------------------------------
+# -- scenarios, plots, the program --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_examples_can_be_read(path: Path) -> None:
     assert load(path).experiments
 
@@ -245,19 +244,12 @@ def test_a_plot_is_png_and_svg(tmp_path: Path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG") and "<svg" in svg.read_text()
 
 
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(CommandMissing, match="matplotlib") as caught:
-        plot([], tmp_path / "x")
-    assert "make install EXTRAS=plot" in caught.value.hint
-
-
-def test_the_verb_tells_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tiny.toml"
     path.write_text('[simulation]\nlasts = "2h"\n[factories.a]\n[experiment.x]\nshare = 1\n')
-    assert main(["vacuum", "simulate", str(path)]) == 0
+    assert main([str(path)]) == 0
     assert "compatible" in (out := capsys.readouterr().out) and "improved" in out and "IDLE %" in out
-    assert main(["vacuum", "simulate", str(path), "--mode", "improved", "--format", "json"]) == 0
+    assert main([str(path), "--mode", "improved", "--format", "json"]) == 0
     (report,) = json.loads(capsys.readouterr().out)["reports"]
     assert report["mode"] == "improved" and report["types"][0]["machinetype"] == "x" and report["starts"] == 16
-    assert main(["vacuum", "simulate", str(tmp_path / "missing.toml")]) == 125
+    assert main([str(tmp_path / "missing.toml")]) == 1
