@@ -1,4 +1,4 @@
-"""The door of accounting: usage records of ended machines, for grid accounting (APEL).
+"""The door of accounting: usage records of ended machines, for grid accounting (APEL) and for whoever reads batch logs.
 
 It reads the ledger, and what it is handed of leases. A machine is accounted by what was written down when it was made (labels of its row), never by today's
 settings. Each machine is accounted once, whatever is killed (publish.py)."""
@@ -27,10 +27,13 @@ class Settings:
 
     folder: Path = setting(
         Path("/var/lib/belljar/accounting"),
-        "usage records: archive/ keeps all, outgoing/ is the directory queue that ssmsend empties",
+        "usage records: archive/ keeps all, outgoing/ is the directory queue that ssmsend empties, logs/ has PBS and BLAH logs",
     )
     version: Version = setting(Version.V03, "of APEL's individual job messages: 0.3 or 0.4")
-    site: str = setting("", "GOCDB's name of the site, in cloud records of leases; empty: they are not sent")
+    site: str = setting(
+        "", "GOCDB's name of the site, in cloud records of leases; empty: they are archived, and not sent"
+    )
+    logs: bool = setting(False, "write each machine into a PBS and a BLAH log, too, for APEL's log parsers")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class UsageRecord:
     fqan: str = ""
     benchmark: str = ""  # "HEPSPEC", "HEPscore23", or "": nobody measured
     power: float = 1.0  # of one processor, by that benchmark
+    wall_limit: int = 0  # seconds it was promised; 0: none
 
     @property
     def wall(self) -> int:

@@ -1,4 +1,4 @@
-"""Usage records from the ledger to the archive and the outgoing queue: each machine once, whatever is killed.
+"""Usage records from the ledger to the archive, the outgoing queue and the logs: each machine once, whatever is killed.
 
 A record's name comes from its machine, so a second pass makes the same files. The order of its three steps tells how far the
 first one came: it is *staged* (a file that is to be sent), *archived* (it counts from now on), and the staged file is moved to
@@ -15,9 +15,10 @@ from typing import Any
 
 from belljar.accounting import CloudRecord, Settings, UsageRecord
 from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
+from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
 from belljar.accounting.records import record_of
 from belljar.errors import PositionLost
-from belljar.host.files import private_folder, read_capped, write_whole
+from belljar.host.files import append_line, private_folder, read_capped, write_at_once, write_whole
 from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
 from belljar.journal import Ledger
@@ -52,12 +53,16 @@ class Publisher:
         Raises PositionLost, NoSpace."""
         rows = archived = queued = unreported = 0
         with self._locked():
+            logs = dict[Path, bytes]()
             for row, position in self._rows(ledger, from_start):
                 rows += 1
                 if (record := record_of(row)) is not None:
                     is_new, is_sent = self._account(record)
                     archived, queued = archived + is_new, queued + is_sent
                     unreported += is_new and not record.is_reportable
+                    if self._settings.logs:
+                        self._step("log")
+                        _log(self.folder / "logs", record, logs)
                 self._step("position")
                 write_whole(self.folder / POSITION, position.encode(), durable=True)
         return Pass(rows, archived, queued, unreported)
@@ -99,11 +104,11 @@ class Publisher:
         is_new = not kept.exists()
         if is_new and is_reportable:
             self._step("stage")
-            _write(self._staged(name), text)
+            write_at_once(self._staged(name), text)
         if is_new:
             self._step("archive")
             private_folder(kept.parent, mode=0o755)
-            _write(kept, text)
+            write_at_once(kept, text)
         is_sent = self._staged(name).exists()
         if is_sent:
             self._step("queue")
@@ -116,7 +121,7 @@ class Publisher:
     def _queue(self, name: str, text: bytes | None = None) -> Path:
         """What is staged by this name, or this text."""
         if text is not None:
-            _write(self._staged(name), text)
+            write_at_once(self._staged(name), text)
         place = self.folder / "outgoing" / name
         private_folder(place.parent, mode=0o755)
         os.rename(self._staged(name), place)
@@ -154,15 +159,30 @@ class Publisher:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         private_folder(self.folder, mode=0o755)
-        for name in ("archive", "staged", "outgoing"):
+        for name in ("archive", "staged", "outgoing", "logs"):
             private_folder(self.folder / name, mode=0o755)
         with locked(self.folder / LOCK, timeout=PATIENCE, what="write usage records"):
             yield
 
 
-def _write(path: Path, text: bytes) -> None:
-    """For everybody to read, and on disk when this returns."""
-    write_whole(path, text, mode=0o644, durable=True)
+def _log(folder: Path, record: UsageRecord, known: dict[Path, bytes]) -> None:
+    """A line in each log, unless it is there. *known*: the logs that were read."""
+    for name, line in ((pbs_file(record), pbs_line(record)), (blah_file(record), blah_line(record))):
+        path = folder / name
+        if path not in known:
+            known[path] = _whole_lines(path) if path.exists() else b""
+        if record.id.encode() not in known[path]:
+            known[path] += append_line(path, line.encode(), mode=0o644, durable=True)
+
+
+def _whole_lines(path: Path) -> bytes:
+    """What is in the log. The part of a line that was being written in a power cut, or when the disk was full, is
+    taken out of it."""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return whole
 
 
 def _facts(path: Path) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 A machine is accounted when its row has the labels `space`, `factory` and `machinetype`, its guest began to work, and it did not
 end within its type's fizzle time. Other labels: `site`, `fqan`, `hs06` or `hepscore` (of one processor), `fizzle`
-(seconds)."""
+(seconds), `wall_limit` (seconds)."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
         outcome.id, labels["machinetype"], labels["space"], labels["factory"], start, end,
         cpu=round(guest.user + guest.system or host.user + host.system), processors=outcome.cpus, memory=outcome.memory,
         memory_used=host.peak_memory, site=labels.get("site", ""), fqan=labels.get("fqan", ""),
-        benchmark=benchmark, power=power,
+        benchmark=benchmark, power=power, wall_limit=int(amount(labels.get("wall_limit"))),
     )  # fmt: skip

@@ -71,6 +71,14 @@ def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
                 os.unlink(draft)
 
 
+def write_at_once(path: Path, data: bytes) -> None:
+    """A file for everybody to read, whole or not at all: on disk when this returns, and no draft of it whatever is killed."""
+    with no_space_as_error(path), named_when_whole(path, mode=0o644) as descriptor:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    sync(path.parent)
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """`os.write` until everything is written."""
     view = memoryview(data)

@@ -1,6 +1,7 @@
 """Usage records: what a row of the ledger becomes, byte for byte, and that each machine is accounted once."""
 
 import calendar
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from belljar.accounting import CloudRecord, Settings, UsageRecord, Version
 from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
+from belljar.accounting.logs import blah_line, pbs_line
 from belljar.accounting.publish import Publisher
 from belljar.accounting.records import record_of
 from belljar.cli import parser_of
@@ -23,7 +25,7 @@ from belljar.records import replace
 END = 1767268800.0
 LABELS = {
     "space": "vac02.batch.example.org", "factory": "vf07.batch.example.org", "machinetype": "lhcb-prod", "site": "EXAMPLE-T2",
-    "fqan": "/lhcb/Role=pilot/Capability=NULL", "hs06": "11.25", "slot": "3", "fizzle": "600",
+    "fqan": "/lhcb/Role=pilot/Capability=NULL", "hs06": "11.25", "slot": "3", "fizzle": "600", "wall_limit": "86400",
 }  # fmt: skip
 
 
@@ -94,6 +96,8 @@ def test_words_from_outside_cannot_make_lines_of_their_own() -> None:
     text = message(record(labels={"fqan": "/a\nSite: EVIL\x1b[1m", "machinetype": "a;b c"}), Version.V03)
     assert "FQAN: /a?Site: EVIL?[1m\n" in text and text.count("Site:") == 2 and "\nSite: EVIL" not in text
     assert message(record(labels={"fqan": "/a%%%"}), Version.V03).count("%%") == 1
+    assert "user=a_b_c " in pbs_line(record(labels={"machinetype": "a;b c"}))
+    assert blah_line(record(labels={"fqan": '/a" "userDN=x'})).count('"') == 16
 
 
 @pytest.mark.parametrize(
@@ -111,11 +115,30 @@ def test_names_of_counts_never_have_another_form(moment: float) -> None:
     assert (len(folder), len(file)) == (8, 14) and set(folder + file) <= set("0123456789abcdef")
 
 
+def test_a_line_as_pbs_writes_it() -> None:
+    line = pbs_line(record())
+    head, kind, id, rest = line.split(";")
+    facts = dict(one.split("=", 1) for one in rest.split())
+    assert (kind, id, len(head)) == ("E", "0123456789ab", 19) and "\n" not in line
+    assert facts["exec_host"] == "+".join(f"vf07.batch.example.org/{n}" for n in range(4))
+    assert facts["resources_used.cput"] == "44:09:36" and facts["resources_used.walltime"] == "12:00:00"
+    assert facts["resources_used.mem"] == "9437184kb" and facts["resources_used.vmem"] == "10240000kb"
+    assert facts["Resource_List.walltime"] == "24:00:00" and facts["start"] == "1767225600"
+
+
+def test_a_line_as_blah_writes_it() -> None:
+    assert blah_line(record()) == (
+        '"timestamp=2026-01-01 12:00:00" "userDN=/DC=org/DC=example/DC=batch/DC=vac02" '
+        '"userFQAN=/lhcb/Role=pilot/Capability=NULL" "ceID=vac02.batch.example.org/belljar-vf07.batch.example.org" '
+        '"jobID=0123456789ab" "lrmsID=0123456789ab" "clientID=0123456789ab" "localUser=99"'
+    )
+
+
 # -- files -----------------------------------------------------------------------------------------------------------------
 
 
 def settings(folder: Path, **changes: Any) -> Settings:
-    return Settings(folder=folder / "accounting", **changes)
+    return Settings(folder=folder / "accounting", **{"logs": True, **changes})
 
 
 def with_rows(folder: Path, *rows: dict[str, Any]) -> Ledger:
@@ -130,7 +153,7 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_each_machine_is_archived_and_queued_once(tmp_path: Path) -> None:
+def test_each_machine_is_archived_queued_and_logged_once(tmp_path: Path) -> None:
     ledger = with_rows(
         tmp_path / "rows",
         row("aaaaaaaaaaaa"), row("bbbbbbbbbbbb", labels={"hs06": None}), row("cccccccccccc", wall=3), {**row("dd"), "labels": []},
@@ -141,6 +164,20 @@ def test_each_machine_is_archived_and_queued_once(tmp_path: Path) -> None:
     assert (second.rows, second.archived, second.queued) == (0, 0, 0)
     assert files(ours.folder / "archive") == ["20260101/120000aaaaaaaa", "20260101/120000bbbbbbbb"]
     assert files(ours.folder / "outgoing") == ["20260101/120000aaaaaaaa"] and files(ours.folder / "staged") == []
+    logs = {path.name: path.read_text().count("\n") for path in (ours.folder / "logs").iterdir()}
+    assert sorted(logs.values()) == [2, 2] and any(name.startswith("blahp.log-") for name in logs)
+
+
+def test_a_line_of_a_log_that_was_cut_is_written_whole(tmp_path: Path) -> None:
+    ledger, ours = with_rows(tmp_path / "rows", row("aaaaaaaaaaaa"), row("bbbbbbbbbbbb")), settings(tmp_path)
+    Publisher(ours).publish(ledger)
+    logs = sorted((ours.folder / "logs").iterdir())
+    before = [path.read_bytes() for path in logs]
+    for path in logs:
+        os.truncate(path, path.stat().st_size - 5)
+    (ours.folder / "position").unlink()
+    Publisher(ours).publish(ledger)
+    assert [path.read_bytes() for path in logs] == before and len(logs) == 2
 
 
 def test_what_was_sent_is_not_queued_again(tmp_path: Path) -> None:
@@ -207,7 +244,7 @@ def step(name):
     if seen == wanted:
         os.kill(os.getpid(), signal.SIGKILL)
     seen += 1
-Publisher(Settings(folder=folder / "accounting"), step).publish(Ledger(folder / "rows"))
+Publisher(Settings(folder=folder / "accounting", logs=True), step).publish(Ledger(folder / "rows"))
 print(seen)
 """
 
@@ -230,9 +267,10 @@ def test_each_machine_is_sent_once_wherever_it_is_killed(tmp_path: Path) -> None
                     sent.append(path.name)
                     path.unlink()
         assert sorted(sent) == ["120000aaaaaaaa", "120000bbbbbbbb"], f"killed before step {at}"
+        assert all(path.read_text().count("\n") == 2 for path in (folder / "accounting/logs").iterdir())
         assert files(folder / "accounting/staged") == []
         at += 1
-    assert at == 9  # four steps for each of the two, and a pass that nobody killed
+    assert at == 11  # five steps for each of the two, and a pass that nobody killed
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def labels_of(space: Space, kind: MachineType, order: Living) -> dict[str, str]:
     """What accounting, neighbours and a restarted factory must know of it, as it is today."""
     facts = {
         "space": space.name, "factory": space.factory, "machinetype": kind.name, "slot": str(order.slot),
-        "ends": f"{order.ends:.0f}", "fizzle": f"{kind.fizzle:g}",
+        "ends": f"{order.ends:.0f}", "fizzle": f"{kind.fizzle:g}", "wall_limit": f"{kind.max_wallclock:.0f}",
         "site": space.site, "fqan": kind.fqan, "hs06": f"{space.hs06:g}" if space.hs06 else "",
         "hepscore": f"{space.hepscore:g}" if space.hepscore else "", "pipe": kind.pipe,
     }  # fmt: skip

@@ -38,7 +38,7 @@ async def test_what_is_asked_of_the_keeper(site: Site) -> None:
     assert (request.name, request.requester, request.timeout) == ("atlas", f"vacuum:{request.id}", 86400.0)
     assert dict(request.labels) == {
         "space": "vac.example.org", "factory": "vf1.example.org", "machinetype": "atlas", "slot": "0", "ends": "1800086400",
-        "fizzle": "600", "site": "EXAMPLE", "hs06": "10",
+        "fizzle": "600", "wall_limit": "86400", "site": "EXAMPLE", "hs06": "10",
     }  # fmt: skip
 
 
