@@ -19,6 +19,7 @@ from belljar.model import MIB, setting
 from belljar.records import dataclass
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60  # and above: how version 1 writes that there is no limit
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Need:
-    """What one machine may use, in its control group."""
+    """What one machine may use. `groups`: its control group, by the controller ("" in version 2)."""
 
     memory: int
     cpus: int
     scratch: int = 0
-    group: str = ""
+    groups: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,20 +56,24 @@ class Taken:
 
 @dataclass(frozen=True)
 class Bound:
-    """Free memory as the host counts it ("" as group), or a control group does for those in it."""
+    """Free memory by one who counts it: the host ("" as path), or a control group, for those who are in it."""
 
     free: int
-    group: str = ""
+    controller: str = ""
+    path: str = ""
 
     def left(self, taken: Iterable[Taken]) -> int:
-        """Without what those may still take that are counted here, too."""
-        return max(0, self.free - sum(machine.untouched for machine in taken if self._holds(machine.need)))
+        """Without what those may still take who are counted here, too."""
+        return max(0, self.free - sum(one.untouched for one in taken if self._holds(one.need)))
 
     def _holds(self, need: Need) -> bool:
-        return f"{need.group}/".startswith(f"{self.group.rstrip('/')}/") if self.group else True
+        if not self.path:
+            return True
+        own = dict(need.groups).get(self.controller, "")
+        return own == self.path or own.startswith(f"{self.path.rstrip('/')}/")
 
     def __str__(self) -> str:
-        return f"the control group {self.group}" if self.group else "this host"
+        return f"the control group {self.path}" if self.path else "this host"
 
 
 @dataclass(frozen=True)
@@ -107,41 +112,54 @@ def room(
     taken = tuple(taken)
     bounds = [(bound.left(taken), bound) for bound in memory_bounds(proc, groups)]
     free, least = min(bounds, key=lambda pair: pair[0])
-    cpus = usable_cpus(groups, own_group(proc)) * settings.cpus_per_cpu or float("inf")
-    promised = sum(max(0, machine.need.scratch - machine.scratch) for machine in taken)
+    cpus = usable_cpus(groups, own_groups(proc)) * settings.cpus_per_cpu or float("inf")
+    promised = sum(max(0, one.need.scratch - one.scratch) for one in taken)
     return Room(
-        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(machine.need.cpus for machine in taken),
+        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(one.need.cpus for one in taken),
         scratch=max(0, scratch_free - promised - settings.kept_scratch), machines=len(taken),
-        memory_reserved=sum(machine.need.memory for machine in taken),
+        memory_reserved=sum(one.need.memory for one in taken),
     )  # fmt: skip
 
 
 def memory_bounds(proc: Path = PROC, groups: Path = GROUPS) -> Iterator[Bound]:
     """Free memory by the host, and by each control group above us with a limit. What can be dropped at once is free."""
     yield Bound(host_memory(proc)[1])
-    for group, folder in _upwards(groups, own_group(proc)):
-        with suppress(OSError, ValueError):
-            limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
-            yield Bound(max(0, limit - used + _inactive(folder)), group)
+    for controller, own in own_groups(proc):
+        names = ("memory.max", "memory.current", "inactive_file")
+        if controller:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        for path, folder in _upwards(groups / controller, own):
+            with suppress(OSError, ValueError):
+                limit = int((folder / names[0]).read_text())
+                if limit < UNLIMITED:
+                    used = int((folder / names[1]).read_text())
+                    yield Bound(max(0, limit - used + _stat(folder / "memory.stat", names[2])), controller, path)
 
 
-def usable_cpus(groups: Path, own: str) -> float:
+def usable_cpus(groups: Path, own: Iterable[tuple[str, str]]) -> float:
     """Processors this process may use, by its affinity and the quotas of its control groups."""
     cpus = float(len(os.sched_getaffinity(0)))
-    for _, folder in _upwards(groups, own):
-        with suppress(OSError, ValueError):
-            quota, _, period = (folder / "cpu.max").read_text().partition(" ")
-            cpus = min(cpus, int(quota) / int(period))
+    for controller, path in own:
+        for _, folder in _upwards(groups / ("cpu" if controller else ""), path):
+            with suppress(OSError, ValueError):
+                if controller:
+                    quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    quota, _, period = (folder / "cpu.max").read_text().partition(" ")
+                if int(quota) > 0:
+                    cpus = min(cpus, int(quota) / int(period))
     return cpus
 
 
-def own_group(proc: Path = PROC) -> str:
-    """The path of our control group, in version 2 of them."""
+def own_groups(proc: Path = PROC) -> tuple[tuple[str, str], ...]:
+    """(controller, path) of the control groups that count our memory; "" is version 2's."""
+    found = []
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                return line[3:]
-    return ""
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                found.append(("memory" if controllers else "", path))
+    return tuple(found)
 
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
@@ -198,7 +216,8 @@ def _upwards(root: Path, path: str) -> Iterator[tuple[str, Path]]:
         yield "/" + "/".join(parts[:count]), root.joinpath(*parts[:count])
 
 
-def _inactive(folder: Path) -> int:
-    """Bytes of pages of files that the group can do without."""
-    lines = (folder / "memory.stat").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+def _stat(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith(f"{name} "):
+            return int(line.split()[1])
+    return 0

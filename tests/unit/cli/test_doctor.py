@@ -211,7 +211,7 @@ def test_a_tight_limit_on_address_space_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_memory_tells_how_many_machines_there_is_room_for(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
     monkeypatch.setattr(room, "host_memory", lambda proc: (8 * GIB, 2 * GIB + 256 * MIB))
-    monkeypatch.setattr(room, "own_group", lambda proc: "")
+    monkeypatch.setattr(room, "own_groups", lambda proc: ())
     assert "room for 3 machines of 512 MiB" in checks.memory(house).text
     monkeypatch.setattr(room, "host_memory", lambda proc: (8 * GIB, 1 << 20))
     assert checks.memory(house).grade is Grade.WARN

@@ -1,4 +1,4 @@
-"""What is left of a host: by its own count, by its control groups, and by what others have reserved."""
+"""What is left of a host: by its own count, by its control groups of either version, and by what others have reserved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, NoMemory, NoSpace
-from belljar.host.room import Need, Settings, Taken, own_group, room, touched, usable_cpus
+from belljar.host.room import Need, Settings, Taken, memory_bounds, own_groups, room, touched, usable_cpus
 from belljar.model import GIB, MIB
 
 NOTHING_KEPT = Settings(kept_memory=0, kept_scratch=0, cpus_per_cpu=0)
@@ -27,11 +27,13 @@ def groups(tmp_path: Path) -> Path:
     return tmp_path / "groups"
 
 
-def limit(folder: Path, most: int | str, used: int, inactive: int = 0) -> None:
+def limit(folder: Path, most: int | str, used: int, inactive: int = 0, *, version: int = 2) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.max").write_text(f"{most}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    (folder / names[0]).write_text(f"{most}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    word = "inactive_file" if version == 2 else "total_inactive_file"
+    (folder / "memory.stat").write_text(f"anon 1\n{word} {inactive}\n")
 
 
 def test_without_control_groups_the_host_counts(proc: Path, groups: Path) -> None:
@@ -46,9 +48,13 @@ def test_the_tightest_group_above_us_counts_and_what_can_be_dropped_is_free(proc
     assert left.memory == GIB + GIB // 2 and str(left.bound) == "the control group /site"
 
 
-def test_a_host_with_version_1_of_control_groups_counts_alone(proc: Path) -> None:
-    (proc / "self/cgroup").write_text("9:memory:/slurm/job_1\n1:name=systemd:/y\n")
-    assert own_group(proc) == ""
+def test_version_1_is_understood(proc: Path, groups: Path) -> None:
+    (proc / "self/cgroup").write_text("9:memory:/slurm/job_1\n3:cpu,cpuacct:/x\n1:name=systemd:/y\n0::/\n")
+    limit(groups / "memory/slurm/job_1", 2 * GIB, GIB, 256 * MIB, version=1)
+    limit(groups / "memory", 9223372036854771712, GIB, version=1)
+    assert own_groups(proc) == (("memory", "/slurm/job_1"), ("", "/"))
+    bounds = list(memory_bounds(proc, groups))
+    assert [(bound.free, bound.path) for bound in bounds] == [(4 * GIB, ""), (GIB + 256 * MIB, "/slurm/job_1")]
 
 
 def test_a_reservation_counts_in_full_until_its_memory_is_touched(proc: Path, groups: Path) -> None:
@@ -62,8 +68,8 @@ def test_a_reservation_counts_in_full_until_its_memory_is_touched(proc: Path, gr
 
 def test_a_group_counts_only_those_who_are_in_it(proc: Path, groups: Path) -> None:
     limit(groups / "site", 3 * GIB, 0)
-    inside = Taken(Need(GIB, 1, group="/site/other"))
-    outside = Taken(Need(GIB, 1, group="/sites"))
+    inside = Taken(Need(GIB, 1, groups=(("", "/site/other"),)))
+    outside = Taken(Need(GIB, 1, groups=(("", "/sites"),)))
     assert room([inside], NOTHING_KEPT, 0, proc=proc, groups=groups).memory == 2 * GIB
     assert room([outside, outside], NOTHING_KEPT, 0, proc=proc, groups=groups).memory == 2 * GIB  # of the host
 
@@ -84,11 +90,15 @@ def test_a_refusal_has_the_numbers(proc: Path, groups: Path, monkeypatch: pytest
         left.refuse(Need(GIB, 1, 2 * GIB))
 
 
-def test_quotas_bound_the_processors(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotas_of_either_version_bound_the_processors(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
     (groups / "site/cpu.max").write_text("150000 100000\n")
     (groups / "site/job/cpu.max").write_text("max 100000\n")
-    assert usable_cpus(groups, "/site/job") == 1.5
+    assert usable_cpus(groups, (("", "/site/job"),)) == 1.5
+    (groups / "cpu/x").mkdir(parents=True)
+    (groups / "cpu/x/cpu.cfs_quota_us").write_text("200000\n")
+    (groups / "cpu/x/cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cpus(groups, (("memory", "/x"),)) == 2.0
 
 
 def test_only_memory_of_its_own_is_touched(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from belljar.host.files import free_bytes, remove_tree
 from belljar.host.processes import boot_id
-from belljar.host.room import GROUPS, memory_bounds, own_group, usable_cpus
+from belljar.host.room import GROUPS, memory_bounds, own_groups, usable_cpus
 from belljar.lease import Facts, jobfile
 from belljar.lease.pilot.machines import Machines
 from belljar.lease.pilot.pilot import ENDING, Pilot
@@ -62,7 +62,7 @@ def granted(environ: Mapping[str, str], scratch: Path) -> Facts:
     memory = [bound.left(()) for bound in memory_bounds()]
     if environ.get(MEMORY, "").isdigit():
         memory.append(int(environ[MEMORY]) * MIB)
-    cpus = min(usable_cpus(GROUPS, own_group()), *(one for one in told if one > 0), float(os.cpu_count() or 1))
+    cpus = min(usable_cpus(GROUPS, own_groups()), *(one for one in told if one > 0), float(os.cpu_count() or 1))
     return Facts(host=environ.get("SLURMD_NODENAME") or os.uname().nodename, boot=boot_id(), cpus=max(1, int(cpus)),
                  memory=max(0, min(memory)), disk=max(1, free_bytes(scratch)),
                  kvm=os.access("/dev/kvm", os.R_OK | os.W_OK))  # fmt: skip

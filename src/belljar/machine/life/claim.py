@@ -17,7 +17,7 @@ from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
 from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.host.processes import boot_id, start_time
-from belljar.host.room import Need, Room, Settings, Taken, host_memory, own_group, room, touched
+from belljar.host.room import Need, Room, Settings, Taken, host_memory, own_groups, room, touched
 from belljar.host.threads import in_thread
 from belljar.image import Image
 from belljar.journal import JOURNAL, Record, read
@@ -140,7 +140,7 @@ async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[
 async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
     """Reserve what it may use. Raises NoMemory, NoSpace, HostError; not for what a batch system has set aside."""
     spec = request.machine
-    need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_group())
+    need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
     turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")
     try:
         if not request.is_allotted and spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1):
@@ -170,7 +170,8 @@ def taken(folders: Folders, besides: MachineId = "") -> Iterator[Taken]:
 
 def _of(folder: Path, scratch: Path) -> Taken:
     said = read_json(folder / RESERVED)
-    need = Need(int(said["memory"]), int(said["cpus"]), int(said["scratch"]), str(said["group"]))
+    groups = tuple((str(controller), str(path)) for controller, path in said["groups"])
+    need = Need(int(said["memory"]), int(said["cpus"]), int(said["scratch"]), groups)
     pids = [event.get("pid") for event in read(folder) if event["event"] == "spawned"]
     used = touched(pids[-1]) if pids and isinstance(pids[-1], int) else 0
     written = 0
