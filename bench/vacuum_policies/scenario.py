@@ -31,6 +31,7 @@ class Course:
     sample: float = setting(600.0, "between two looks", unit="seconds", minimum=1)
     seed: int = setting(1, "another one is another course of chance")
     superslot: int = setting(1, "processors_per_superslot of all factories", minimum=1)
+    history: float = setting(0.0, "as in vacuum.toml", unit="seconds")
     reserve: float = setting(0.25, "as in vacuum.toml", maximum=1)
     cycle: float = setting(60.0, "as in vacuum.toml", unit="seconds", minimum=1)
     loss: float = setting(0.0, "part of all packets that is lost", maximum=0.9)
@@ -96,7 +97,7 @@ class Scenario:
         names = tuple(f"f{number}" for number in range(sum(one.count for one in self.factories)))
         course = self.course
         return Space(
-            self.name, names[0], names, tuple(one.kind for one in self.experiments), mode=mode,
+            self.name, names[0], names, tuple(one.kind for one in self.experiments), mode=mode, history=course.history,
             reserve=course.reserve, cycle=course.cycle, processors_per_superslot=course.superslot,
         )  # fmt: skip
 

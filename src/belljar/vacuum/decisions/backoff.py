@@ -48,6 +48,8 @@ class TypePast:
 
     last_abort: float = 0.0
     failures: int = 0  # tests that were aborted, one after the other
+    usage: float = 0.0  # HS06, averaged over the past
+    at: float = 0.0  # the moment of that average
 
 
 Past = Mapping[str, TypePast]
@@ -115,7 +117,10 @@ def learn(now: float, space: Space, view: View, past: Past) -> Past:
         known, total = past_of(past, kind), view.totals.get(kind.name, NOTHING)
         if known.last_abort < total.last_abort <= now + AHEAD:
             failures = _failures(kind, known, total)
-            new[kind.name] = TypePast(total.last_abort, failures)
+            known = new[kind.name] = replace(known, last_abort=total.last_abort, failures=failures)
+        if space.history and now > known.at:
+            kept = 0.5 ** ((now - known.at) / space.history) if known.at else 0.0
+            new[kind.name] = replace(known, usage=known.usage * kept + total.hs06 * (1.0 - kept), at=now)
     return {**past, **new} if new else past
 
 

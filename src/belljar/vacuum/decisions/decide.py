@@ -102,7 +102,7 @@ class Claim:
 
     def __init__(self, kind: MachineType, total: Total) -> None:
         self.kind, self.total, self.group, self.share = kind, total, kind.belongs_to, max(0.0, kind.share)
-        self.usage = total.hs06  # with what is being started
+        self.usage = total.hs06  # with the past, and with what is being started
         self.score = total.hs06 / self.share if self.share else 0.0
         self.group_score = self.target = self.luck = 0.0
         self.sought = 0.0  # the target that places are looked for by
@@ -221,6 +221,8 @@ class Shares:
         self.left = self.hs06 * (free + case.others)
         for claim in case.claims:
             claim.most = max(1, int(claim.most / self.scale))  # the others start theirs
+            if case.space.history:
+                claim.usage += past_of(case.past, claim.kind).usage
             claim.luck = case.random() * self._step(min(claim.kind.max_processors, free))
         self.aim()
         self._keep(case.running)

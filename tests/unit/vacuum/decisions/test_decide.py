@@ -315,6 +315,23 @@ def test_factories_that_decide_at_once_start_together_what_the_shares_say() -> N
     assert herd.count("c") / 1600 > 0.6
 
 
+def test_one_that_used_little_before_is_served_first_where_history_counts() -> None:
+    types = (MachineType("busy", 1.0), MachineType("quiet", 1.0))
+    view = View({"busy": Total(10.0), "quiet": Total(14.0)})
+    full = [Machine("busy", 1, NOW + 9e4)] * 23
+    for history, first in ((0.0, "busy"), (3600.0, "quiet")):
+        space = replace(IMPROVED, types=types, processors=24, history=history)
+        past = {"busy": TypePast(usage=20.0, at=NOW), "quiet": TypePast(usage=0.5, at=NOW)}
+        assert decided(space, view, full, past).starts[0].machinetype == first
+
+
+def test_the_average_of_the_past_halves_with_its_half_life() -> None:
+    space = replace(IMPROVED, types=(ONE,), history=3600.0, draining=True)
+    past = learned(space, {}, NOW, hs06=8.0)
+    assert past["one"] == TypePast(usage=8.0, at=NOW)
+    assert learned(space, past, NOW + 3600.0, hs06=0.0)["one"].usage == pytest.approx(4.0)
+
+
 LARGE = MachineType("large", 1.0, min_processors=8, max_processors=8, min_wallclock=3600.0)
 SMALL = MachineType("small", 1.0, min_wallclock=3600.0)
 MIXED = replace(IMPROVED, types=(LARGE, SMALL), processors=16, factories=("f1.example.org",))

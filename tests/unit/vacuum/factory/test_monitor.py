@@ -80,7 +80,7 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     memory = Memory(
         "2026-11:77",
         {"lhcb": Finished("vf1-03.example.org", 9, "300 no work", 8)},
-        {"lhcb": TypePast(5.0, 2)},
+        {"lhcb": TypePast(5.0, 2, 1.5, 7.0)},
     )
     for name, value in ((STATUS, STATE), (MEMORY, memory)):
         keep(tmp_path / name, value)
