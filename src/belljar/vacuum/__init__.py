@@ -211,7 +211,9 @@ class Space:
     pipes: tuple[Pipe, ...] = ()
     site: str = of_space("", "the site's name, as accounting knows it; empty: the space's without its first part")
     mode: Mode = of_space(Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac")
-    history: float = of_space(0.0, "half-life of past use, which counts beside what runs; 0: it does not", unit="seconds")
+    history: float = of_space(
+        0.0, "half-life of past use, which counts beside what runs; 0: it does not", unit="seconds"
+    )
     reserve: float = of_space(0.25, "part of a large machine's processor time that may be idle for it", maximum=1)
     port: int = of_space(995, "UDP port of all factories", minimum=1, maximum=65535)
     poll_silence: float = of_space(2.0, "a round of questions ends after such a silence", unit="seconds", minimum=0.001)
