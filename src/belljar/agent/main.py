@@ -1,5 +1,8 @@
 """Where the agent begins."""
 
+from __future__ import annotations
+
+import _signal as signal
 import os
 import sys
 
@@ -7,13 +10,6 @@ from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, say
 from belljar.agent.loop.loop import Agent
 from belljar.agent.wire import PORT
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-
-else:  # what is below the library's modules of these names, and much quicker to import
-    import _signal as signal
 
 
 def find_port(name: str) -> str:
@@ -31,13 +27,13 @@ def find_port(name: str) -> str:
 def lookup_port(name: str) -> str:
     folder = "/sys/class/virtio-ports"
     for entry in os.listdir(folder) if os.path.isdir(folder) else ():
-        is_ours = read_file("%s/%s/name" % (folder, entry), 256).strip() == name.encode("ascii")
+        is_ours = read_file(f"{folder}/{entry}/name", 256).strip() == name.encode("ascii")
         if is_ours and os.path.exists("/dev/" + entry):
             return "/dev/" + entry
     return ""
 
 
-def serve(fd: int, guest: "Guest", is_port: bool) -> None:
+def serve(fd: int, guest: Guest, is_port: bool) -> None:
     """Until the channel is gone for good; then nothing of a payload is left."""
     agent = Agent(fd, guest, is_port=is_port)
     agent.run()
@@ -46,7 +42,7 @@ def serve(fd: int, guest: "Guest", is_port: bool) -> None:
     guest.release()
 
 
-def main(argv: "list[str]") -> int:
+def main(argv: list[str]) -> int:
     """As the guest's service."""
     if argv:
         say("usage: agent.pyc")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ROOT = Account("root", 0, 0, "root", home="/root")
 SAFE_MODE = 0o777  # a file from the guest gets no set-uid bit on the host
-BROKEN_OFF = "over"
+BROKEN_OFF = "broken"
 
 
 async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None, by: ExchangeDisk | None) -> None:

@@ -61,12 +61,14 @@ def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, mon
     (kernel / "cpu/cpu1/online").write_text("0\n")
     failures = [OSError(5, "I/O error")] * 2
 
+    real = system.write_file
+
     def write(path: str, data: bytes, **more: int) -> None:
         if failures:
             raise failures.pop()
-        system.write_file(path, data, **more)
+        real(path, data, **more)
 
-    monkeypatch.setattr(growth, "write_file", write)
+    monkeypatch.setattr(system, "write_file", write)
     Growth(4, 2, 0, 0, 0, 0).take()
     assert not failures and (kernel / "cpu/cpu1/online").read_text()[0] == "1"
 
@@ -113,7 +115,7 @@ def test_whole_blocks_that_were_not_asked_for_go_offline_so_that_the_guest_does_
             raise OSError(16, "Device or resource busy")
         write(path, data, **more)
 
-    monkeypatch.setattr(growth, "write_file", refuse_the_kernels_own)
+    monkeypatch.setattr(system, "write_file", refuse_the_kernels_own)
     assert hold_back(300 * MIB, 0, True) == 44 * MIB
     states = [(kernel / f"memory/memory{number}/state").read_text() for number in range(4)]
     assert [state.startswith("offline") for state in states] == [False, True, True, False]

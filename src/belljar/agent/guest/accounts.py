@@ -1,5 +1,7 @@
 """Accounts: pure functions from the text of a file to its next text."""
 
+from __future__ import annotations
+
 from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words, join
 
@@ -7,12 +9,13 @@ from belljar.agent.wire import Words, join
 class Account:
     """Who a payload is."""
 
-    def __init__(self, words: "Words") -> None:
+    def __init__(self, words: Words) -> None:
         begin = words.at
         self.name, self.uid, self.gid = words.text(), words.number(), words.number()
         self.group, self.home, self.shell = words.text(), words.text(), words.text()
-        pairs = words.some(2)
-        self.groups = [(int(pairs[at]), Words(pairs[at + 1 : at + 2]).text()) for at in range(0, len(pairs), 2)]
+        self.groups = [(int(pair[0]), Words([pair[1]]).text()) for pair in words.rows(2)]
+        self.group_ids = [self.gid, *(number for number, _ in self.groups if number != self.gid)]
+        self.home_path = self.home.encode("utf-8", "surrogateescape")
         self.key = join(*words.words[begin : words.at])
 
     def check(self) -> None:
@@ -34,7 +37,7 @@ def free_name(text: str, name: str, number: int) -> str:
     for line in text.splitlines():
         fields = line.split(":")
         if fields[0] == name and fields[2:3] != [str(number)]:
-            return "%s_%d" % (name, number)
+            return f"{name}_{number}"
     return name
 
 
@@ -45,7 +48,7 @@ def with_user(text: str, account: Account) -> str:
     rows = [line.split(":") for line in text.splitlines()]
     if any(row[0] == name for row in rows) or (uid == 0 and any(row[2:3] == ["0"] for row in rows)):
         return text
-    line = "%s:x:%d:%d::%s:%s\n" % (name, uid, account.gid, account.home, account.shell)
+    line = f"{name}:x:{uid}:{account.gid}::{account.home}:{account.shell}\n"
     if any(row[2:3] == [str(uid)] for row in rows):
         return line + text
     return ended(text) + line
@@ -67,10 +70,10 @@ def with_groups(text: str, account: Account, user: str) -> str:
             if fields[2:3] == [str(gid)] and len(fields) == 4:
                 members = [member for member in fields[3].split(",") if member]
                 if is_member and gid != account.gid and user not in members:
-                    lines[index] = ":".join(fields[:3] + [",".join(members + [user])])
+                    lines[index] = ":".join([*fields[:3], ",".join([*members, user])])
                 break
         else:
-            lines.append("%s:x:%d:%s" % (free_name(text, name, gid), gid, user if is_member else ""))
+            lines.append(f"{free_name(text, name, gid)}:x:{gid}:{user if is_member else ''}")
     return "".join(line + "\n" for line in lines)
 
 

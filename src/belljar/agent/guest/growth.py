@@ -1,14 +1,17 @@
 """A clone that is larger than its template: what was plugged in while nobody looked is taken into use before the payload.
 
 The kernel adds memory in a thread of its own, and brings up no processor by itself. The host says how much there is to be;
-when all of it is in use it is told so, and without that no payload is started.
+it hears when all of it is in use, and without that no payload is started.
 """
 
+from __future__ import annotations
+
+import fcntl
 import os
 import struct
 
 from belljar.agent.guest.network import RESCAN
-from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file
+from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file, write_quietly
 
 BLOCKS = "/sys/devices/system/memory"
 TAKES_BLOCKS = BLOCKS + "/auto_online_blocks"
@@ -20,7 +23,7 @@ TRIES = 8  # to bring up a processor
 EXT4_IOC_RESIZE_FS = 0x40086610
 
 
-def abilities() -> "list[str]":
+def abilities() -> list[str]:
     """For a clone of this guest: in what it can be another than its template."""
     there = {
         "cpus": os.path.exists(HOTPLUG % "processor"),
@@ -42,21 +45,21 @@ def block_size() -> int:
     return int(read_file(BLOCKS + "/block_size_bytes").strip() or b"0", 16)
 
 
-def blocks() -> "list[str]":
-    """The folders of all blocks of memory."""
-    if not os.path.isdir(BLOCKS):
-        return []
-    return [BLOCKS + "/" + name for name in os.listdir(BLOCKS) if name[:6] == "memory" and name[6:].isdigit()]
+def blocks() -> list[str]:
+    """The folders of all blocks of memory, the lowest first."""
+    names = os.listdir(BLOCKS) if os.path.isdir(BLOCKS) else []
+    numbers = sorted(int(name[6:]) for name in names if name[:6] == "memory" and name[6:].isdigit())
+    return [f"{BLOCKS}/memory{number}" for number in numbers]
 
 
-def root_device() -> "str | None":
+def root_device() -> str | None:
     """The folder of the whole disk that the root file system fills, where that is one that grows; None elsewhere."""
-    facts = os.stat("/")
-    folder = "/sys/dev/block/%d:%d" % (os.major(facts.st_dev), os.minor(facts.st_dev))
+    device = os.stat("/").st_dev
+    folder = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
     if not os.path.exists(folder + "/size") or os.path.exists(folder + "/partition"):
         return None
-    kinds = [line.split() for line in read_file("/proc/mounts").splitlines()]
-    return folder if any(row[1:3] == [b"/", b"ext4"] for row in kinds) else None
+    mounts = [line.split() for line in read_file("/proc/mounts").splitlines()]
+    return folder if any(row[1:3] == [b"/", b"ext4"] for row in mounts) else None
 
 
 class Growth:
@@ -66,22 +69,20 @@ class Growth:
         """*known*: how many blocks of memory the template had; *surplus*: bytes that are there and were not asked for; *held*: bytes
         that the template held back."""
         self.cpus, self.surplus, self.held, self.disk = cpus, surplus, held, disk
-        size = block_size() if plugged else 1
         self.is_clone = known > 0  # of a template that has settled
-        self.blocks = known + (plugged // size if size else 0)
+        self.blocks = known + plugged // (block_size() or 1) if plugged else known
 
-    def take(self) -> None:
-        """Wait until everything is in use. Whoever started this child puts an end to it."""
+    def take(self) -> int:
+        """Wait until everything is in use. Whoever started this child puts an end to it. Returns how many bytes are held back."""
         events = kernel_events()  # listen first, then look
         try:
             while not self._has_memory() or not self._has_cpus():
                 events.recv(8192)
         finally:
             events.close()
-        if self.surplus != self.held:
-            self.surplus = hold_back(self.surplus, self.held, self.is_clone)
         if self.disk:
             grow_root(self.disk)
+        return self.surplus if self.surplus == self.held else hold_back(self.surplus, self.held, self.is_clone)
 
     def _has_memory(self) -> bool:
         states = [read_file(folder + "/state").strip() for folder in blocks()]
@@ -89,7 +90,7 @@ class Growth:
 
     def _has_cpus(self) -> bool:
         for name in os.listdir(PROCESSORS):
-            path = "%s/%s/online" % (PROCESSORS, name)
+            path = f"{PROCESSORS}/{name}/online"
             if name[:3] == "cpu" and name[3:].isdigit() and read_file(path).strip() == b"0":
                 self._bring_up(path)
         return len(os.sched_getaffinity(0)) >= self.cpus
@@ -97,16 +98,8 @@ class Growth:
     @staticmethod
     def _bring_up(path: str) -> None:
         """A kernel gives a processor ten seconds for its first sign of life, which on a busy host it may miss."""
-        for left in reversed(range(TRIES)):
-            try:
-                return write_file(path, b"1", flags=0)
-            except OSError:
-                if not left:
-                    raise
-
-    def seen(self) -> bytes:
-        """How many processors and bytes of memory a payload could have."""
-        return b"%d\0%d" % (len(os.sched_getaffinity(0)), total_memory())
+        if not any(write_quietly(path, b"1") for _ in range(TRIES)):
+            raise Refused("refused", f"the guest's kernel does not bring up its processor {path}")
 
 
 def total_memory() -> int:
@@ -127,42 +120,34 @@ def hold_back(size: int, held: int, is_clone: bool) -> int:
     page, block = large_page(), block_size()
     if is_clone and block:  # a template's clones may get back what it holds
         size -= block * put_offline((size - held) // block)
-    wanted = int(read_file(HELD)) - -(-held // page) + -(-size // page)
-    write_file(HELD, b"%d" % wanted, flags=0)
-    if int(read_file(HELD)) != wanted:
-        raise Refused(
-            "refused", "the guest does not hold back just the %d MiB of memory that were not asked for" % (size >> 20)
-        )
+    pages = int(read_file(HELD)) - -(-held // page) + -(-size // page)
+    write_file(HELD, b"%d" % pages, flags=0)
+    if int(read_file(HELD)) != pages:
+        message = f"the guest does not hold back just the {size >> 20} MiB of memory that were not asked for"
+        raise Refused("refused", message)
     return size
 
 
 def put_offline(most: int) -> int:
-    """Take up to so many blocks of memory out of use, the lowest first. Returns how many went."""
+    """Take up to so many blocks of memory out of use, the lowest first. Returns how many went; a block may hold what cannot be moved."""
     count = 0
-    for folder in sorted(blocks(), key=lambda path: int(path.rpartition("memory")[2])):
-        if count >= most:
-            break
-        try:
-            write_file(folder + "/state", b"offline", flags=0)
+    for folder in blocks():
+        if count < most and write_quietly(folder + "/state", b"offline"):
             count += 1
-        except OSError:
-            pass  # it holds what cannot be moved
     return count
 
 
 def grow_root(size: int) -> None:
     """The root file system is to fill its disk of *size* bytes. No tool of the image is needed. Raises Refused."""
-    import fcntl
-
     device = root_device()
-    there = int(read_file("%s/size" % device).strip() or b"0") * 512
+    there = int(read_file(f"{device}/size").strip() or b"0") * 512
     if device is None or there < size:
-        raise Refused("refused", "the guest's disk has %d bytes, not %d" % (there, size))
+        raise Refused("refused", f"the guest's disk has {there} bytes, not {size}")
     fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, EXT4_IOC_RESIZE_FS, struct.pack("Q", size // os.fstatvfs(fd).f_bsize))
     except OSError as exc:
-        raise Refused("refused", "the guest's file system does not grow with its disk: %s" % exc.strerror)
+        raise Refused("refused", f"the guest's file system does not grow with its disk: {exc.strerror}") from exc
     finally:
         os.close(fd)
 
