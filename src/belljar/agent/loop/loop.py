@@ -14,7 +14,7 @@ import select
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
-from belljar.agent.loop.channel import Channel
+from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
 from belljar.agent.loop.streams import Inflow
@@ -218,6 +218,12 @@ class Agent(Channel):
 
     def _fork_ahead(self) -> None:
         self.zygote = self.zygote or Zygote(self.guest, self.guest.box(), *three_pipes())
+        self.children[self.zygote.pid] = self._forget_zygote
+
+    def _forget_zygote(self, status: int, usage: Usage) -> None:
+        zygote, self.zygote = self.zygote, None
+        if zygote is not None:
+            zygote.discard()
 
     # -- endings
 
