@@ -39,7 +39,7 @@ class Rehearsal(Guest):
         self.errands = {}
 
     def prepare(self) -> None:
-        libc().adopt_orphans()
+        libc.adopt_orphans()
 
     def identify(self, words: Words) -> bytes:
         name, machine_id, nonce, mac = words.next(), words.next(), words.next(), words.next()

@@ -14,13 +14,9 @@ from belljar.agent.wire import PORT
 
 def find_port(name: str) -> str:
     """The device of our virtio-serial port, as soon as its driver has it. No udev is needed."""
-    path, events = lookup_port(name), None
-    while not path:
-        if events is None:
-            events = kernel_events()  # then look again: it may have come before we listened
-        else:
-            events.recv(8192)
-        path = lookup_port(name)
+    events = kernel_events()  # listen first, then look
+    while not (path := lookup_port(name)):
+        events.recv(8192)
     return path
 
 

@@ -8,8 +8,7 @@ each byte 255 is followed by a 1, see `stuffed`; DATA is split where it would, s
 in the middle of a frame that an earlier host did not finish; PAD is there for the case that a few bytes of it were missing.
 
     frame   type u8, flags u8 (0), id u32, size u32 (big endian), then `size` bytes
-    id      a call, process or stream, numbered by the host. Streams of process n: 4n stdin, 4n+1 stdout, 4n+2 stderr,
-            4n+3 its script
+    id      a call, process or stream, numbered by the host. Streams of process n: 4n stdin, 4n+1 stdout, 4n+2 stderr
     words   byte strings without NUL, joined by NUL; numbers in decimal; a list begins with its length
     to the agent    CALL (words: name, arguments)  SIGNAL (u8, + 128: to the leader alone, not to its group)  RESIZE (rows u16, columns u16)  PING (8 bytes)
     to the host     HELLO (words)  REPLY (words)  ERROR (words: kind, message; id 0 ends the conversation)
@@ -53,13 +52,17 @@ TO_AGENT = STREAM_FRAMES | {CALL: MAX_CALL, SIGNAL: 1, RESIZE: 4, PING: 8}
 TO_HOST = STREAM_FRAMES | {HELLO: 64 * KIB, REPLY: 64 * KIB, ERROR: 64 * KIB, EXIT: 64 * KIB, PONG: 8}
 EXACT = (EOF, CREDIT, RESET, SIGNAL, RESIZE, PING, PONG)  # bodies that have one size only
 
-STDIN, STDOUT, STDERR, SCRIPT = range(4)
+STDIN, STDOUT, STDERR = range(3)
 NOT_FOUND, NOT_EXECUTABLE, FAILED = 127, 126, 125
 LEADER = 0x80  # in a SIGNAL: for the payload's first process alone
 
-GROW_PATIENCE = 120  # seconds for what was plugged in; a processor takes an emulated guest half a second
-KEYS_PATIENCE = 60  # seconds for new host keys
-PACKED_PATIENCE = 60  # seconds for the mounts of a packed folder
+
+class Patience:
+    """Seconds for what takes a guest long."""
+
+    GROW = 120  # for what was plugged in; a processor takes an emulated guest half a second
+    KEYS = 60  # for new host keys
+    PACKED = 60  # for the mounts of a packed folder
 
 
 class WireError(ValueError):

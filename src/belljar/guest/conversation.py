@@ -15,7 +15,7 @@ from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import ExchangeDisk, Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
-from belljar.guest.process import SCRIPT, Running, read_words, refusal
+from belljar.guest.process import Running, read_words, refusal
 from belljar.hints import Protocol
 from belljar.model import Account, Payload, PlainFile, Share, StdinKind, Transfer
 
@@ -200,7 +200,7 @@ class Conversation:
         return IdentityProof(hostname, machine_id, nonce, mac, sample, skew)
 
     async def renew_keys(self) -> None:
-        await self._call(b"renew_keys", more=wire.KEYS_PATIENCE)
+        await self._call(b"renew_keys", more=wire.Patience.KEYS)
 
     async def settle(self) -> frozenset[str]:
         (said,) = await self._call(b"settle", answers=1, patience=10)
@@ -209,7 +209,7 @@ class Conversation:
 
     async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
         words = (b"%d" % number for number in (cpus, plugged, surplus, disk))
-        seen, memory = await self._call(b"grow", *words, answers=2, more=wire.GROW_PATIENCE)
+        seen, memory = await self._call(b"grow", *words, answers=2, more=wire.Patience.GROW)
         try:
             return int(seen), int(memory)
         except ValueError as exc:
@@ -244,7 +244,7 @@ class Conversation:
 
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
         words = (text(name), text(device), os.fsencode(inside), cwd or b"", *account_words(account))
-        await self._call(b"mount_packed", *words, more=wire.PACKED_PATIENCE)
+        await self._call(b"mount_packed", *words, more=wire.Patience.PACKED)
 
     async def prepare_for(self, what: str) -> None:
         await self._call(b"prepare", text(what), patience=10)
@@ -257,17 +257,13 @@ class Conversation:
 
     async def start(self, payload: Payload, streams: Streams) -> Running:
         process = self._begin(order_of(payload, streams), streams)
-        if payload.script is not None:
-            from belljar.guest.stdio import BytesSource
-
-            process.send_from(SCRIPT, BytesSource(payload.script))
         await process.started
         return process
 
     async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
         """Start the agent's own tar reader or writer as the user. See files.py."""
         letters = b"".join(b"s" if stream else b"n" for stream in (streams.stdin, streams.stdout, None))
-        head = (b"0", letters, b"", b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
+        head = (b"0", b"", b"", letters, b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
         process = self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
         await process.started
         return process
@@ -319,10 +315,11 @@ def order_of(payload: Payload, streams: Streams) -> list[bytes]:
     """The words of a `start`: see `_start` and `Job` in the agent."""
     letters = b"".join(LETTERS[kind] for kind in (payload.stdin, payload.stdout, payload.stderr))
     window = b"%d %d" % (streams.window or (0, 0)) if payload.terminal else b""
-    script = b"" if payload.script is None else (payload.argv[0] if payload.argv else b"") or b"script"
+    name = (payload.argv[0] if payload.argv else b"") or b"script"
+    script = (b"", b"") if payload.script is None else (name, wire.without_nul(payload.script))
     program = payload.program or b""
     lingers = b"1" if payload.lingers else b""
-    head = (letters, window, script, b"", program, lingers, b"%d" % payload.umask, payload.cwd or b"")
+    head = (*script, letters, window, b"", program, lingers, b"%d" % payload.umask, payload.cwd or b"")
     account = account_words(payload.account)
     limits = [word for name, soft, hard in payload.rlimits for word in (text(name), b"%d" % soft, b"%d" % hard)]
     env = [word for pair in payload.env for word in pair]

@@ -62,8 +62,7 @@ def play_modules(monkeypatch: pytest.MonkeyPatch, loaded: list[str], has: Callab
 def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Kernel, Callable[[], bytes]]]:
     def prepare(*answers: int, how: bytes = b"rw") -> tuple[Kernel, Callable[[], bytes]]:
         kernel = Kernel(*answers)
-        monkeypatch.setattr(mounts, "libc", lambda: kernel)
-        monkeypatch.setattr(mounts, "Libc", Kernel)
+        monkeypatch.setattr(mounts, "libc", kernel)
         monkeypatch.setattr(mounts, "kernel_events", Events)
         monkeypatch.setattr(mounts, "write_file", kernel.write_file)
         play_modules(monkeypatch, kernel.loaded, lambda name: name.encode() in kernel.known.split())

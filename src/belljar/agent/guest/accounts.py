@@ -1,9 +1,13 @@
-"""Accounts: pure functions from the text of a file to its next text."""
+"""Accounts: from the text of a file to its next text."""
 
 from __future__ import annotations
 
-from belljar.agent.guest.system import Refused
-from belljar.agent.wire import Words, join
+import os
+import stat
+from _collections_abc import Callable
+
+from belljar.agent.guest.system import Refused, read_file, write_file
+from belljar.agent.wire import MIB, Words, join
 
 
 class Account:
@@ -75,6 +79,31 @@ def with_groups(text: str, account: Account, user: str) -> str:
         else:
             lines.append(f"{free_name(text, name, gid)}:x:{gid}:{user if is_member else ''}")
     return "".join(line + "\n" for line in lines)
+
+
+def add_to_files(account: Account) -> None:
+    """Write the account into /etc/passwd, /etc/group and /etc/shadow. Raises Refused."""
+    account.check()
+    user = free_name(read_file("/etc/passwd", MIB).decode("utf-8", "surrogateescape"), account.name, account.uid)
+    rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
+    rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
+    if os.path.exists("/etc/shadow"):
+        rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
+
+
+def rewrite(path: str, change: Callable[[str], str], mode: int) -> None:
+    """Change a text file of the system; only its end where that is enough."""
+    old = read_file(path, 16 * MIB).decode("utf-8", "surrogateescape")
+    new = change(old)
+    if new.startswith(old):
+        if new != old:
+            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), mode, os.O_APPEND)
+        return
+    before, draft = os.stat(path), path + ".belljar"
+    write_file(draft, new.encode("utf-8", "surrogateescape"), mode)
+    os.chmod(draft, stat.S_IMODE(before.st_mode))
+    os.chown(draft, before.st_uid, before.st_gid)
+    os.rename(draft, path)
 
 
 def ended(text: str) -> str:

@@ -10,34 +10,13 @@ import struct
 import time
 from _collections_abc import Callable
 
-from belljar.agent.guest.accounts import Account, free_name, with_groups, with_shadow, with_user
+from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
 from belljar.agent.guest.growth import Growth, abilities, blocks, limit_for, take_new_blocks, total_memory
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, Card, host_keys_since, renew_host_keys
-from belljar.agent.guest.system import (
-    Libc,
-    has_filesystem,
-    libc,
-    load_filesystems,
-    make_folder,
-    now,
-    read_file,
-    rewrite,
-    write_file,
-    write_quietly,
-)  # fmt: skip
-from belljar.agent.wire import (
-    GROW_PATIENCE,
-    KEYS_PATIENCE,
-    KIB,
-    MIB,
-    PACKED_PATIENCE,
-    PROTOCOL,
-    VERSION,
-    Words,
-    join,
-)  # fmt: skip
+from belljar.agent.guest.system import has_filesystem, libc, load_filesystems, now, read_file, write_file, write_quietly
+from belljar.agent.wire import KIB, MIB, PROTOCOL, VERSION, Patience, Words, join
 
 LongCall = tuple[int, str, Callable[[], bytes | None]]  # seconds for it, how a late one is refused, and what may block
 RUN = "/run/belljar"
@@ -93,10 +72,10 @@ class Guest(Mounts):
     def prepare(self) -> None:
         """Once per boot, before the first conversation."""
         for path in (RUN, self.jobs):
-            make_folder(path, 0o711)
+            os.makedirs(path, 0o711, exist_ok=True)
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
             self.jobs = "/var/lib/belljar/job"
-            make_folder(self.jobs, 0o711)
+            os.makedirs(self.jobs, 0o711, exist_ok=True)
         write_file("/proc/self/oom_score_adj", b"-1000")
         self.random = os.open("/dev/urandom", os.O_RDWR | os.O_CLOEXEC)
         self.cgroup = self._make_cgroup()
@@ -106,9 +85,9 @@ class Guest(Mounts):
         guest's services, which a clone's new name and clock wake."""
         folder = CGROUPS + "/belljar"
         if not os.path.exists(CGROUPS + "/cgroup.controllers"):
-            libc().adopt_orphans()
+            libc.adopt_orphans()
             return ""
-        make_folder(folder, 0o755)
+        os.makedirs(folder, 0o755, exist_ok=True)
         write_quietly(folder + "/cgroup.kill", b"1")  # what an agent that died has left
         for path in (CGROUPS, folder):
             for controller in (b"+memory", b"+pids"):
@@ -137,8 +116,8 @@ class Guest(Mounts):
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
             return b"%d\0%d" % (len(os.sched_getaffinity(0)), total)
 
-        late = f"the guest did not take what it was given into use within {GROW_PATIENCE} s"
-        return GROW_PATIENCE, late, work
+        late = f"the guest did not take what it was given into use within {Patience.GROW} s"
+        return Patience.GROW, late, work
 
     def describe(self) -> bytes:
         """The words of a HELLO."""
@@ -185,7 +164,7 @@ class Guest(Mounts):
             if leaf in ("hostname", "hosts", "machine-id"):
                 os.symlink(path, f"/etc/{leaf}.belljar")
                 os.rename(f"/etc/{leaf}.belljar", f"/etc/{leaf}")
-        libc().mount(f"{RUN}/boot_id".encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
+        libc.mount(f"{RUN}/boot_id".encode(), BOOT_ID.encode(), b"none", libc.MS_BIND, b"")
 
     def _keep_features(self) -> None:
         """Likewise the payloads' features, as empty, open files: a clone's first file takes long."""
@@ -251,8 +230,8 @@ class Guest(Mounts):
     def renew_keys(self, words: Words) -> LongCall:
         """Give the ssh server keys that no other clone has. Making keys takes a while."""
         old, self.host_keys = self.host_keys, []
-        late = f"the guest had no ssh host keys of its own within {KEYS_PATIENCE} s"
-        return KEYS_PATIENCE, late, lambda: renew_host_keys(old, SSH)
+        late = f"the guest had no ssh host keys of its own within {Patience.KEYS} s"
+        return Patience.KEYS, late, lambda: renew_host_keys(old, SSH)
 
     def mount_packed(self, words: Words) -> LongCall:
         """Lay a packed folder at its place, as the user for a while."""
@@ -261,20 +240,14 @@ class Guest(Mounts):
         self.add_account(account)
         cwd = cwd or account.home_path
         self.make_place(cwd, account)
-        late = f"the packed folder was not mounted within {PACKED_PATIENCE} s"
+        late = f"the packed folder was not mounted within {Patience.PACKED} s"
         target = os.path.join(cwd, inside)
-        return PACKED_PATIENCE, late, lambda: mount_packed(name, device, checked_target(target), account)
+        return Patience.PACKED, late, lambda: mount_packed(name, device, checked_target(target), account)
 
     def add_account(self, account: Account) -> None:
         if account.key in self.known or account.is_plain_root():
             return
-        account.check()
-        passwd = read_file("/etc/passwd", MIB).decode("utf-8", "surrogateescape")
-        user = free_name(passwd, account.name, account.uid)
-        rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
-        rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
-        if os.path.exists("/etc/shadow"):
-            rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
+        add_to_files(account)
         home = account.home
         if home.startswith("/") and not os.path.exists(home):
             os.makedirs(os.path.dirname(home), exist_ok=True)

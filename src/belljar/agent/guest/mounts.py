@@ -10,17 +10,7 @@ import time
 from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account
-from belljar.agent.guest.system import (
-    Libc,
-    Refused,
-    kernel_events,
-    libc,
-    load_filesystems,
-    read_file,
-    say,
-    shown,
-    write_file,
-)  # fmt: skip
+from belljar.agent.guest.system import Refused, kernel_events, libc, load_filesystems, read_file, say, shown, write_file
 from belljar.agent.transfer.tar import ROOT
 from belljar.agent.wire import Words, join
 
@@ -53,11 +43,11 @@ class Mounts:
         kind = checked_kind(words.next())
         options, missing, patience, is_plugged = SHARES[kind]
         tag, target, how = words.next(), checked_target(words.next()), words.next()
-        flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
+        flags = libc.MS_NOSUID | libc.MS_NODEV | (0 if how == b"rw" else libc.MS_RDONLY)
         try:
             os.makedirs(target, exist_ok=True)
             load_filesystems(kind.decode("ascii"))
-            awaited(lambda: libc().mount(tag, target, kind, flags, options), missing, patience, rescan=is_plugged)
+            awaited(lambda: libc.mount(tag, target, kind, flags, options), missing, patience, rescan=is_plugged)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
@@ -81,8 +71,8 @@ class Mounts:
         try:
             os.makedirs(target, exist_ok=True)
             load_filesystems("ext4")
-            flags = Libc.MS_NOSUID | Libc.MS_NODEV | Libc.MS_NOATIME
-            libc().mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
+            flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME
+            libc.mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
             self.mounts.append(target)
             os.rmdir(target + b"/lost+found")
             os.chown(target, account.uid, account.gid)
@@ -95,7 +85,7 @@ class Mounts:
         """Unmount all, write everything out."""
         for target in reversed(self.mounts):
             try:
-                libc().unmount(target)
+                libc.unmount(target)
             except OSError as exc:
                 say(str(exc.strerror))
         self.mounts = []
@@ -171,13 +161,13 @@ def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) ->
         load_filesystems("squashfs", "overlay")
         for folder in (base + b"/disk", base + b"/below", upper + b"/changes", upper + b"/work"):
             os.makedirs(folder, mode=0o711)
-        libc().mount(device, base + b"/disk", b"squashfs", Libc.MS_RDONLY | Libc.MS_NODEV, b"")
+        libc.mount(device, base + b"/disk", b"squashfs", libc.MS_RDONLY | libc.MS_NODEV, b"")
         lower = base + b"/disk/" + ROOT.encode()
         packed = os.stat(lower)
         with_rights_of(account, lambda: make_writable_place(target))
         target = os.path.realpath(target)
         if os.listdir(target):
-            libc().mount(target, base + b"/below", b"none", Libc.MS_BIND, b"")
+            libc.mount(target, base + b"/below", b"none", libc.MS_BIND, b"")
             lower += b":" + base + b"/below"
         os.chown(upper + b"/changes", account.uid, account.gid)
         os.chmod(upper + b"/changes", stat.S_IMODE(packed.st_mode))
@@ -192,7 +182,7 @@ def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) ->
 def mount_overlay(target: bytes, layers: bytes) -> None:
     for options in OVERLAY_OPTIONS:
         try:
-            return libc().mount(b"belljar", target, b"overlay", 0, layers + options)
+            return libc.mount(b"belljar", target, b"overlay", 0, layers + options)
         except OSError as exc:
             if exc.errno != errno.EINVAL or not options:
                 raise

@@ -5,11 +5,9 @@ from __future__ import annotations
 import _socket
 import os
 import select
-import stat
 import time
-from _collections_abc import Callable
 
-from belljar.agent.wire import KIB, MIB
+from belljar.agent.wire import KIB
 
 MODPROBES = ("/sbin/modprobe", "/usr/sbin/modprobe")
 COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which file systems stamp
@@ -72,26 +70,6 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def rewrite(path: str, change: Callable[[str], str], mode: int) -> None:
-    """Change a text file of the system; only its end where that is enough."""
-    old = read_file(path, 16 * MIB).decode("utf-8", "surrogateescape")
-    new = change(old)
-    if new.startswith(old):
-        if new != old:
-            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), mode, os.O_APPEND)
-        return
-    before, draft = os.stat(path), path + ".belljar"
-    write_file(draft, new.encode("utf-8", "surrogateescape"), mode)
-    os.chmod(draft, stat.S_IMODE(before.st_mode))
-    os.chown(draft, before.st_uid, before.st_gid)
-    os.rename(draft, path)
-
-
-def make_folder(path: str, mode: int) -> None:
-    os.makedirs(path, exist_ok=True)
-    os.chmod(path, mode)
 
 
 def close_quietly(fd: int) -> None:
@@ -165,40 +143,27 @@ def next_stamp() -> int:
 
 
 class Libc:
-    """The few calls that Python does not have. Loaded at first use: ctypes is slow to import."""
+    """The few calls that Python does not have. ctypes is slow to import, so it comes with the first of them."""
 
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 1024, 4096, 2
     PR_SET_CHILD_SUBREAPER = 36
 
-    def __init__(self) -> None:
+    def _call(self, name: str, what: str, *words: bytes | int) -> None:
         import ctypes
 
-        self.errno = ctypes.get_errno
-        self.handle = ctypes.CDLL(None, use_errno=True)
-        self.unsigned_long = ctypes.c_ulong
-
-    def _check(self, result: int, what: str) -> None:
-        if result != 0:
-            number = self.errno()
+        library = ctypes.CDLL(None, use_errno=True)
+        if getattr(library, name)(*(ctypes.c_ulong(word) if type(word) is int else word for word in words)):
+            number = ctypes.get_errno()
             raise OSError(number, f"{what}: {os.strerror(number)}")
 
     def mount(self, source: bytes, target: bytes, kind: bytes, flags: int, options: bytes) -> None:
-        result = self.handle.mount(source, target, kind, self.unsigned_long(flags), options)
-        self._check(result, f"mount {shown(target)}")
+        self._call("mount", f"mount {shown(target)}", source, target, kind, flags, options)
 
     def unmount(self, target: bytes) -> None:
-        self._check(self.handle.umount2(target, self.MNT_DETACH), f"unmount {shown(target)}")
+        self._call("umount2", f"unmount {shown(target)}", target, self.MNT_DETACH)
 
     def adopt_orphans(self) -> None:
-        on, nothing = self.unsigned_long(1), self.unsigned_long(0)
-        self._check(self.handle.prctl(self.PR_SET_CHILD_SUBREAPER, on, nothing, nothing, nothing), "prctl")
+        self._call("prctl", "prctl", self.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-_libc: Libc | None = None
-
-
-def libc() -> Libc:
-    global _libc
-    if _libc is None:
-        _libc = Libc()
-    return _libc
+libc = Libc()

@@ -17,7 +17,6 @@ from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
-from belljar.agent.loop.streams import Inflow
 from belljar.agent.wire import (
     CALL,
     CREDIT,
@@ -111,7 +110,7 @@ class Agent(Channel):
         outflow = process.outflows.get(number) if process else None
         if process and inflow:
             if kind == DATA:
-                self._feed(process, inflow, body)
+                inflow.feed(body)
             elif kind == EOF:
                 inflow.end()
             elif kind == RESET:
@@ -122,12 +121,6 @@ class Agent(Channel):
             elif kind == RESET:
                 outflow.drop()
                 process.advance()
-
-    def _feed(self, process: Process, inflow: Inflow, body: bytes) -> None:
-        try:
-            inflow.feed(body)
-        except OSError as exc:  # only a script's file can fail: the guest is full
-            process.refuse("failed", f"cannot store the script: {exc.strerror}")
 
     def _call(self, number: int, body: bytes) -> None:
         words = Words(unstuffed(body).split(b"\0"))
@@ -180,11 +173,16 @@ class Agent(Channel):
         if number in self.processes:
             raise WireError(f"process {number} is there already")
         files = words.rows(4)
+        script, text = words.next(), words.next()
         words.words, words.at = words.words[words.at :], 0
         job = Job(words)
         self.guest.add_account(job.account)
         place(files, job.account, self.guest)
         self.guest.make_place(job.cwd, job.account)
+        if script:
+            name = os.path.basename(script.rstrip(b"/"))
+            job.path = self.guest.new_folder(job.account) + b"/" + (b"script" if name in (b"", b".", b"..") else name)
+            place([[job.path, b"%d" % 0o700, b"u", b"f" + text]], job.account, self.guest)
         if not job.builtin and not self.began:
             self.began = next_stamp() if self.has_put else stamp()
         self.has_put = self.has_put or job.builtin == b"put"
@@ -194,7 +192,7 @@ class Agent(Channel):
             zygote, self.zygote = self.zygote, None
         process = self.processes[number] = Process(self, self.guest, number, job, zygote, self._gone)
         try:
-            process.begin()
+            process.launch()
         except BaseException:
             process.drop_flows()
             process.close()

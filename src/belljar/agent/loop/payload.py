@@ -52,7 +52,6 @@ class Job:
         self.stdio = words.text()  # three of s: stream, n: null, c: closed; o, as the third: where the second goes
         window = words.next()  # "" without a terminal, else its rows and columns, 0 where they are not known
         self.terminal = [int(size) for size in window.split(b" ")] if window else None
-        self.script = words.next()  # "", or the name of the script that comes as a stream
         self.builtin = words.next()  # "", or "put" (argv: path, serial of an `Exchange` or "", name), or "get" (argv: path, serial, "all" or "changed", and what to skip), or "collect" (argv: paths)
         self.program = words.next()  # "", or what is executed with argv as it is
         self.lingers = words.next() == b"1"  # after TERM, what its leader leaves behind may end by itself
@@ -256,7 +255,7 @@ def write_to_stdout(data: bytes) -> None:
 
 
 # An order that asks for nothing.
-NOTHING = [b"sss", b"", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
+NOTHING = [b"sss", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
 NOTHING += [b"1", b"CPU", b"-1", b"-1", b"1", b"sh", b"1", b"PATH", b"/bin"]
 
 

@@ -14,8 +14,8 @@ from belljar.agent.guest.guest import Guest, LongCall
 from belljar.agent.guest.system import Refused, kill_quietly
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, three_pipes
-from belljar.agent.loop.streams import Inflow, Outflow, ScriptFlow
-from belljar.agent.wire import END, EXIT, FAILED, KIB, LEADER, REPLY, SCRIPT, STDIN
+from belljar.agent.loop.streams import Inflow, Outflow
+from belljar.agent.wire import END, EXIT, KIB, LEADER, REPLY, STDIN
 
 
 class Process:
@@ -45,32 +45,6 @@ class Process:
         self.is_over = False
 
     # -- the way in
-
-    def begin(self) -> None:
-        """Start it, once its script is there."""
-        if not self.job.script:
-            return self.launch()
-        name = os.path.basename(self.job.script.rstrip(b"/"))
-        name = b"script" if name in (b"", b".", b"..") else name
-        self.job.path = self.guest.new_folder(self.job.account) + b"/" + name
-        fd = os.open(self.job.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
-        os.fchmod(fd, 0o700)
-        self.guest.give(fd, self.job.account)
-        number = 4 * self.number + SCRIPT
-        self.inflows[number] = ScriptFlow(self.agent, number, fd, self.launch_or_refuse)
-
-    def launch_or_refuse(self) -> None:
-        try:
-            self.launch()
-        except OSError as exc:
-            self.refuse("failed", exc.strerror or str(exc))
-
-    def refuse(self, kind: str, message: str) -> None:
-        """It never came to be: an EXIT says why."""
-        self.drop_flows()
-        if not self.is_silent:
-            self._send_exit(FAILED << 8, (0.0, 0.0, 0), f"{kind}\0{message}")
-        self.close()
 
     def launch(self) -> None:
         """Hand the order to a child: to the one that is there already, or to a new one. From now on it is the payload, and the

@@ -97,8 +97,9 @@ class Inflow(Flow):
         if self.credit < 0 or self.is_ended:
             raise WireError(f"stream {self.number}: data without credit or after its end")
         if self.fd >= 0:
-            is_pumped, self.queue = bool(self.queue), self.queue + data
-            if not is_pumped:
+            is_waiting = bool(self.queue)
+            self.queue += data
+            if not is_waiting:
                 self.pump()
 
     def end(self) -> None:
@@ -107,27 +108,25 @@ class Inflow(Flow):
             self.finish()
 
     def pump(self, events: int = 0) -> None:
+        """Write as much as is taken at once. It is given back as credit."""
         try:
-            self.write_queue()
+            while self.queue:
+                written = os.write(self.fd, self.queue)
+                del self.queue[:written]
+                self.owed += written
         except BlockingIOError:
-            return self.agent.watch(self.fd, select.EPOLLOUT, self.pump)
+            self.agent.watch(self.fd, select.EPOLLOUT, self.pump)
         except OSError:  # the payload closed its end
             self.agent.send(RESET, self.number)
             return self.drop()
-        self.agent.unwatch(self.fd)
-        if self.is_ended:
-            self.finish()
-
-    def write_queue(self) -> None:
-        """All of it, or as much as is taken at once. What was written is given back as credit."""
-        while self.queue:
-            written = os.write(self.fd, self.queue)
-            del self.queue[:written]
-            self.owed += written
-            if self.owed >= WINDOW // 4:
-                self.credit += self.owed
-                self.agent.send(CREDIT, self.number, U32.pack(self.owed))
-                self.owed = 0
+        if self.owed >= WINDOW // 4:
+            self.credit += self.owed
+            self.agent.send(CREDIT, self.number, U32.pack(self.owed))
+            self.owed = 0
+        if not self.queue:
+            self.agent.unwatch(self.fd)
+            if self.is_ended:
+                self.finish()
 
     def finish(self) -> None:
         if self.is_terminal:
@@ -140,18 +139,3 @@ class Inflow(Flow):
     def drop(self) -> None:
         super().drop()
         self.queue.clear()
-
-
-class ScriptFlow(Inflow):
-    """A script too large for a call: goes to its file, then the payload starts."""
-
-    def __init__(self, agent: Channel, number: int, fd: int, then: Callable[[], None]) -> None:
-        super().__init__(agent, number, fd)
-        self.then = then
-
-    def pump(self, events: int = 0) -> None:
-        self.write_queue()
-
-    def finish(self) -> None:
-        self.drop()
-        self.then()
