@@ -99,10 +99,6 @@ def frame(kind: int, number: int, body: bytes = b"") -> bytes:
     return HEADER.pack(kind, 0, number, len(body)) + body
 
 
-def credit(number: int, amount: int) -> bytes:
-    return HEADER.pack(CREDIT, 0, number, 4) + U32.pack(amount)
-
-
 def join(*words: bytes) -> bytes:
     return b"\0".join(words)
 

@@ -102,7 +102,7 @@ class Downstream:
         await self._sink.write(data)
         self._owed += len(data)
         if self._owed >= wire.WINDOW // 4 and not self._is_ended:
-            self._send(wire.credit(self._number, self._owed))
+            self._send(wire.frame(wire.CREDIT, self._number, wire.U32.pack(self._owed)))
             self._held -= self._owed
             self._owed = 0
         return True

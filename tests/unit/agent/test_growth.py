@@ -79,7 +79,7 @@ def test_memory_that_was_not_asked_for_is_held_back_or_the_guest_says_no(
     held = tmp_path / "nr_hugepages"
     held.write_text("3\n")
     monkeypatch.setattr(growth, "HELD", str(held))
-    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    monkeypatch.setattr(growth, "meminfo", lambda name: 2 * MIB)
     hold_back(68 * MIB, 0, True)
     assert held.read_text().split()[0] == "37"
     monkeypatch.setattr(growth, "write_file", lambda *a, **k: None)  # a kernel that has no such pages left
@@ -93,7 +93,7 @@ def test_a_clone_holds_back_what_is_not_its_own_whatever_its_template_held(
     held = tmp_path / "nr_hugepages"
     held.write_text("47\n")  # 13 of the image's own
     monkeypatch.setattr(growth, "HELD", str(held))
-    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    monkeypatch.setattr(growth, "meminfo", lambda name: 2 * MIB)
     hold_back(0, 68 * MIB, True)
     assert int(held.read_text().split()[0]) == 13
     hold_back(100 * MIB, 0, True)
@@ -107,7 +107,7 @@ def test_whole_blocks_that_were_not_asked_for_go_offline_so_that_the_guest_does_
     held = kernel / "nr_hugepages"
     held.write_text("00\n")
     monkeypatch.setattr(growth, "HELD", str(held))
-    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    monkeypatch.setattr(growth, "meminfo", lambda name: 2 * MIB)
     write = system.write_file
 
     def refuse_the_kernels_own(path: str, data: bytes, **more: int) -> None:

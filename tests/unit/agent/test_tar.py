@@ -7,6 +7,7 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.agent.transfer import tar
-from belljar.agent.transfer.tar import DEEPEST, Packer, TransferError
+from belljar.agent.transfer.tar import CHUNK, DEEPEST, Packer, TransferError
 from belljar.agent.transfer.untar import TarSource, unpack
 
 MIB = 1 << 20
@@ -101,6 +102,55 @@ def test_holes_stay_holes(tmp_path: Path, parts: list[tuple[int, int]]) -> None:
     unpacked(data, copy)
     assert copy.read_bytes() == source.read_bytes()
     assert copy.stat().st_blocks <= source.stat().st_blocks + 64
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [*HOLES, [(5 * MIB + 100, 3 * CHUNK + 17)], [(0, 2 * CHUNK), (3 * CHUNK, 1), (8 * MIB - CHUNK - 1, CHUNK + 1)]],
+)
+def test_holes_stay_holes_where_the_file_system_does_not_tell_where_they_are(
+    tmp_path: Path, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """squashfs, for one: all of a file is data, says lseek, and it has few blocks, says stat."""
+    size, seek = 8 * MIB, os.lseek
+    untold = {os.SEEK_DATA: lambda at: at, os.SEEK_HOLE: lambda at: size}
+    monkeypatch.setattr(os, "lseek", lambda fd, at, how: untold[how](at) if how in untold else seek(fd, at, how))
+    source, copy = tmp_path / "sparse", tmp_path / "copy"
+    with source.open("wb") as file:
+        file.truncate(size)
+        for offset, length in parts:
+            file.seek(offset)
+            file.write(os.urandom(length))
+    data = packed(source)
+    assert len(data) < sum(length + 2 * CHUNK for _, length in parts) + 100_000
+    unpacked(data, copy)
+    assert copy.read_bytes() == source.read_bytes()
+
+
+@given(st.lists(st.sampled_from([b"\0", b"\0\0\0\0", b"x", b"xy\0z"]), max_size=40))
+def test_what_is_found_by_reading_is_all_that_is_not_zero(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    fd = os.memfd_create("data")
+    os.write(fd, data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tar, "CHUNK", 4)
+        parts = tar.parts_by_reading(fd, len(data))
+    os.close(fd)
+    back = bytearray(len(data))
+    for (begin, length), (following, _) in pairwise([*parts, (len(data) + 1, 0)]):
+        assert length > 0 and begin + length < following, "in order, and joined where they touch"
+        back[begin : begin + length] = data[begin : begin + length]
+    assert bytes(back) == data and sum(length for _, length in parts) <= 4 * len(data.replace(b"\0", b""))
+
+
+def test_a_file_that_may_be_compressed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "half").open("wb") as file:
+        file.write(os.urandom(2 * MIB))
+        file.truncate(4 * MIB)
+    monkeypatch.setattr(os, "lseek", lambda fd, at, how: at if how == os.SEEK_DATA else 4 * MIB)
+    read, seen = os.pread, list[int]()
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: seen.append(at) or read(fd, size, at))
+    assert len(packed(tmp_path / "half")) > 4 * MIB and len(seen) == len(set(seen))
 
 
 def test_other_tar_programs_read_what_is_packed(tmp_path: Path) -> None:

@@ -28,17 +28,11 @@ def abilities() -> list[str]:
     there = {
         "cpus": os.path.exists(HOTPLUG % "processor"),
         "memory": os.path.exists(HOTPLUG % "memory") and read_file(TAKES_BLOCKS).strip() not in (b"", b"offline"),
-        "less-memory": os.path.exists(HELD) and large_page() > 0,
+        "less-memory": os.path.exists(HELD) and meminfo("Hugepagesize") > 0,
         "disk": root_device() is not None,
         "card": os.path.exists(RESCAN) and os.path.exists("/sys/bus/virtio/drivers/virtio_net"),
     }
     return sorted(name for name, is_there in there.items() if is_there)
-
-
-def take_new_blocks() -> None:
-    """From now on the kernel takes new memory into use by itself, for anything: what never goes again need not be movable."""
-    if os.path.exists(TAKES_BLOCKS):
-        write_file(TAKES_BLOCKS, b"online", flags=0)
 
 
 def block_size() -> int:
@@ -102,13 +96,10 @@ class Growth:
             raise Refused("refused", f"the guest's kernel does not bring up its processor {path}")
 
 
-def total_memory() -> int:
-    return int(read_file("/proc/meminfo").split()[1]) * 1024
-
-
-def large_page() -> int:
-    for line in read_file("/proc/meminfo").splitlines():
-        if line.startswith(b"Hugepagesize:"):
+def meminfo(name: str) -> int:
+    """In bytes; 0 where the kernel does not count it."""
+    for line in read_file("/proc/meminfo").decode("ascii").splitlines():
+        if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     return 0
 
@@ -117,7 +108,7 @@ def hold_back(size: int, held: int, is_clone: bool) -> int:
     """Keep memory that nobody asked for from everybody, so the host never gives it: a clone's whole blocks go offline, the rest is in
     large pages that nobody uses; *held* bytes are kept so already. Returns how many bytes of what the guest still counts as its memory
     are so kept. Raises Refused."""
-    page, block = large_page(), block_size()
+    page, block = meminfo("Hugepagesize"), block_size()
     if is_clone and block:  # a template's clones may get back what it holds
         size -= block * put_offline((size - held) // block)
     pages = int(read_file(HELD)) - -(-held // page) + -(-size // page)

@@ -12,11 +12,11 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
-from belljar.agent.guest.growth import Growth, abilities, blocks, limit_for, take_new_blocks, total_memory
+from belljar.agent.guest.growth import TAKES_BLOCKS, Growth, abilities, blocks, limit_for, meminfo
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, Card, host_keys_since, renew_host_keys
 from belljar.agent.guest.system import has_filesystem, libc, load_filesystems, now, read_file, write_file, write_quietly
-from belljar.agent.wire import KIB, MIB, PROTOCOL, VERSION, Patience, Words, join
+from belljar.agent.wire import MIB, PROTOCOL, VERSION, Patience, Words, join
 
 LongCall = tuple[int, str, Callable[[], bytes | None]]  # seconds for it, how a late one is refused, and what may block
 RUN = "/run/belljar"
@@ -92,9 +92,9 @@ class Guest(Mounts):
         for path in (CGROUPS, folder):
             for controller in (b"+memory", b"+pids"):
                 write_quietly(path + "/cgroup.subtree_control", controller)
-        sizes = [int(word) * KIB for word in read_file("/proc/meminfo").split() if word.isdigit()]
-        self.used = sizes[0] - sizes[2]
-        write_quietly(folder + "/memory.max", b"%d" % limit_for(sizes[0], self.used, 0))
+        total = meminfo("MemTotal")
+        self.used = total - meminfo("MemAvailable")
+        write_quietly(folder + "/memory.max", b"%d" % limit_for(total, self.used, 0))
         write_quietly(folder + "/cpu.weight", BEFORE_SERVICES)
         return folder
 
@@ -110,7 +110,7 @@ class Guest(Mounts):
         self.held = surplus
 
         def work() -> bytes:
-            still_held, total = growth.take(), total_memory()
+            still_held, total = growth.take(), meminfo("MemTotal")
             if self.cgroup and is_other:
                 most = limit_for(total, self.used + plugged // 64, still_held)
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
@@ -330,7 +330,8 @@ class Guest(Mounts):
         self._keep_places()
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         load_filesystems("squashfs", "overlay")
-        take_new_blocks()
+        # The kernel takes new memory into use by itself, for anything: what never goes again need not be movable.
+        write_quietly(TAKES_BLOCKS, b"online")
         self.blocks = len(blocks())
         self.host_keys = host_keys_since(time.time() - time.monotonic(), SSH)
         self.after_payload()

@@ -164,7 +164,7 @@ def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) ->
         libc.mount(device, base + b"/disk", b"squashfs", libc.MS_RDONLY | libc.MS_NODEV, b"")
         lower = base + b"/disk/" + ROOT.encode()
         packed = os.stat(lower)
-        with_rights_of(account, lambda: make_writable_place(target))
+        make_place_as(account, target)
         target = os.path.realpath(target)
         if os.listdir(target):
             libc.mount(target, base + b"/below", b"none", libc.MS_BIND, b"")
@@ -188,20 +188,16 @@ def mount_overlay(target: bytes, layers: bytes) -> None:
                 raise
 
 
-def make_writable_place(target: bytes) -> None:
-    os.makedirs(target, exist_ok=True)
-    if not os.access(target, os.W_OK | os.X_OK, effective_ids=True):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def with_rights_of(account: Account, work: Callable[[], None]) -> None:
-    """In a child: what the account may not do is refused to us too."""
+def make_place_as(account: Account, target: bytes) -> None:
+    """In a child: what the account may not do is refused to us too. Raises OSError."""
     before = os.getgroups()
     os.setgroups(account.group_ids)
     os.setegid(account.gid)
     os.seteuid(account.uid)
     try:
-        work()
+        os.makedirs(target, exist_ok=True)
+        if not os.access(target, os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     finally:
         os.seteuid(0)
         os.setegid(0)

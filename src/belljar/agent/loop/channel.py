@@ -9,7 +9,7 @@ from _collections_abc import Callable
 
 from belljar.agent.wire import ERROR, KIB, MIB, TO_AGENT, Parser, WireError, frame
 
-Usage = tuple[float, float, int]  # processor seconds of the user's and the system's, KiB of memory at most
+Usage = tuple[float, float, int]  # processor seconds of the user's and the system's, bytes of memory at most
 
 
 class Channel:

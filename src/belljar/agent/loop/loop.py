@@ -19,26 +19,18 @@ from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
 from belljar.agent.wire import (
     CALL,
-    CREDIT,
-    DATA,
-    EOF,
     GREETING,
     HELLO,
     PING,
     PONG,
     REPLY,
-    RESET,
     RESIZE,
     SIGNAL,
-    STREAM_FRAMES,
-    U32,
-    WINDOW_SIZE,
     WireError,
     Words,
-    frame,
     greeting,
     unstuffed,
-)  # fmt: skip
+)
 
 
 class Agent(Channel):
@@ -54,7 +46,7 @@ class Agent(Channel):
         self.zygote: Zygote | None = None
         own = {b"add_account": self._add_account, b"place": self._place, b"settle": self._settle}
         self.calls = guest.calls | own
-        self.hello = frame(HELLO, 0, guest.describe())
+        self.hello = guest.describe()
         self.began, self.has_put = 0, False
         self._catch_signals()
 
@@ -88,39 +80,17 @@ class Agent(Channel):
     def _take(self, kind: int, number: int, body: bytes) -> None:
         if kind == CALL:
             self._call(number, body)
-        elif kind in STREAM_FRAMES:
-            self._stream(kind, number, body)
-        elif kind == SIGNAL:
-            if number in self.processes:
-                self.processes[number].signal(body[0])
-        elif kind == RESIZE:
-            if number in self.processes:
-                self.processes[number].resize(*WINDOW_SIZE.unpack(body))
         elif kind == PING:
             self.send(PONG, number, body)
         elif kind == GREETING:
             self._end_conversation()
             self.began, self.has_put = 0, False
-            self.out[:] = greeting(body) + self.hello
-
-    def _stream(self, kind: int, number: int, body: bytes) -> None:
-        """Frames for a stream that is gone crossed its end on the way: they mean nothing."""
-        process = self.processes.get(number >> 2)
-        inflow = process.inflows.get(number) if process else None
-        outflow = process.outflows.get(number) if process else None
-        if process and inflow:
-            if kind == DATA:
-                inflow.feed(body)
-            elif kind == EOF:
-                inflow.end()
-            elif kind == RESET:
-                inflow.drop()
-        elif process and outflow:
-            if kind == CREDIT:
-                outflow.grant(U32.unpack(body)[0])
-            elif kind == RESET:
-                outflow.drop()
-                process.advance()
+            self.out[:] = greeting(body)
+            self.send(HELLO, 0, self.hello)
+        else:
+            process = self.processes.get(number if kind in (SIGNAL, RESIZE) else number >> 2)
+            if process is not None:  # else the frame crossed its end on the way
+                process.take(kind, number, body)
 
     def _call(self, number: int, body: bytes) -> None:
         words = Words(unstuffed(body).split(b"\0"))
@@ -239,7 +209,7 @@ class Agent(Channel):
                 break
             ended = self.children.pop(pid, None)
             if ended is not None:
-                ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss))
+                ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
         if self.on_child is not None:
             self.on_child()
         for errand in list(self.errands):

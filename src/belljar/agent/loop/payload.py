@@ -12,9 +12,11 @@ from belljar.agent.guest.cgroups import Box
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.mounts import devices_of
 from belljar.agent.guest.system import Refused, close_quietly, read_file, shown, write_all
-from belljar.agent.transfer.tar import CHUNK, Exchange, Gatherer, Packer, has_large
+from belljar.agent.transfer.tar import CHUNK, Exchange, Gatherer, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.agent.wire import FAILED, KIB, NOT_EXECUTABLE, NOT_FOUND, Words, join, with_nul
+
+CODES = {"not-found": NOT_FOUND, "not-executable": NOT_EXECUTABLE}  # of what never began, as shells have them
 
 
 class Environment:
@@ -34,14 +36,6 @@ class Environment:
 
     def values(self) -> list[bytes]:
         return [value for _, value in self.pairs]
-
-
-class Trouble(Refused):
-    """Why the child could not become the payload."""
-
-    def __init__(self, code: int, kind: str, message: str) -> None:
-        super().__init__(kind, message)
-        self.code = code
 
 
 class Job:
@@ -97,14 +91,6 @@ def place(files: list[list[bytes]], account: Account, guest: Guest) -> None:
             os.close(fd)
 
 
-def stand_alone(guest: Guest, box: Box) -> None:
-    """A session and a box of one's own; the agent's signals are not ours."""
-    signal.set_wakeup_fd(-1)
-    os.setsid()
-    box.join()
-    guest.leave_agent()
-
-
 def become_payload(job: Job, guest: Guest, files: list[int], trouble: int) -> None:
     """Never returns."""
     code = FAILED
@@ -117,11 +103,12 @@ def become_payload(job: Job, guest: Guest, files: list[int], trouble: int) -> No
         guest.become(job.account)
         enter(job.cwd)
         if job.builtin:
-            code = run_builtin(job, trouble, exchange)
+            run_builtin(job, trouble, exchange)
+            code = 0
         else:
             execute(job)
-    except Trouble as exc:
-        code = exc.code
+    except Refused as exc:
+        code = CODES.get(exc.kind, FAILED)
         report(trouble, exc.kind, exc.message)
     except BaseException as exc:
         report(trouble, "failed", f"{type(exc).__name__}: {exc}")
@@ -168,7 +155,7 @@ def limit(rlimits: list[list[bytes]]) -> None:
                 few, many = (most if value < 0 else min(value, most) for value in values)
                 resource.setrlimit(number, (few, many))
         except (ValueError, OSError) as exc:
-            raise Trouble(FAILED, "rlimit", f"limit {name} to {values[0]}, {values[1]}: {exc}") from exc
+            raise Refused("rlimit", f"limit {name} to {values[0]}, {values[1]}: {exc}") from exc
 
 
 def enter(cwd: bytes) -> None:
@@ -176,16 +163,16 @@ def enter(cwd: bytes) -> None:
         os.chdir(cwd)
     except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", exc)
-        raise Trouble(FAILED, "no-cwd", f"{shown(cwd)}: cannot be the working directory: {why}") from exc
+        raise Refused("no-cwd", f"{shown(cwd)}: cannot be the working directory: {why}") from exc
 
 
 def execute(job: Job) -> None:
-    """Become the program: by its path, else the first that can be run in the payload's own PATH. Raises Trouble."""
+    """Become the program: by its path, else the first that can be run in the payload's own PATH. Raises Refused."""
     if job.path:
         job.argv[:1] = [job.path]
     name = job.program or (job.argv[0] if job.argv else b"")
     if not name:
-        raise Trouble(NOT_FOUND, "not-found", "an empty command")
+        raise Refused("not-found", "an empty command")
     path = dict(job.env.pairs).get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
     folders = [b""] if b"/" in name else [(folder or b".") + b"/" for folder in path.split(b":")]
     refusal = ""
@@ -195,17 +182,17 @@ def execute(job: Job) -> None:
         except OSError as exc:
             if exc.errno == errno.ENOENT and os.path.lexists(program):
                 why = f"{shown(program)}: its interpreter is missing"
-                raise Trouble(NOT_EXECUTABLE, "not-executable", why) from exc
+                raise Refused("not-executable", why) from exc
             if exc.errno == errno.ENOENT or (exc.errno == errno.ENOTDIR and b"/" not in name):
                 continue
             refusal = refusal or os.strerror(exc.errno or 0)
             if exc.errno != errno.EACCES:
                 break
         except ValueError as exc:
-            raise Trouble(NOT_EXECUTABLE, "not-executable", f"{shown(name)}: {exc}") from exc
+            raise Refused("not-executable", f"{shown(name)}: {exc}") from exc
     if refusal:
-        raise Trouble(NOT_EXECUTABLE, "not-executable", f"{shown(name)}: {refusal}")
-    raise Trouble(NOT_FOUND, "not-found", f"{shown(name)}: not found in the guest")
+        raise Refused("not-executable", f"{shown(name)}: {refusal}")
+    raise Refused("not-found", f"{shown(name)}: not found in the guest")
 
 
 def run_program(path: bytes, job: Job) -> None:
@@ -227,8 +214,8 @@ def exchange_of(job: Job) -> Exchange | None:
     return Exchange(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT), True)
 
 
-def run_builtin(job: Job, trouble: int, exchange: Exchange | None) -> int:
-    """Copy files as the user: the kernel itself checks what this user may do. The exit code is 0 or 1."""
+def run_builtin(job: Job, trouble: int, exchange: Exchange | None) -> None:
+    """Copy files as the user: the kernel itself checks what this user may do. Raises Refused."""
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > 2 and int(entry) not in (trouble, exchange.fd if exchange else -1):
             close_quietly(int(entry))  # no exec closes them: the channel, other payloads' pipes
@@ -241,13 +228,9 @@ def run_builtin(job: Job, trouble: int, exchange: Exchange | None) -> int:
         else:
             since = job.began if job.argv[2] == b"changed" else 0
             Packer(write_to_stdout, job.argv[3:], since, exchange).pack(path)
-    except Refused as exc:
-        report(trouble, exc.kind, exc.message)
-        return 1
     except OSError as exc:
-        report(trouble, "space" if exc.errno == errno.ENOSPC else "broken", f"{shown(path)}: {exc.strerror}")
-        return 1
-    return 0
+        kind = "space" if exc.errno == errno.ENOSPC else "broken"
+        raise TransferError(kind, f"{shown(path)}: {exc.strerror}") from exc
 
 
 def write_to_stdout(data: bytes) -> None:
@@ -282,7 +265,10 @@ class Zygote:
     def _wait(self, guest: Guest, orders: int, trouble: int) -> None:
         """In the child: all is ready but the order."""
         try:
-            stand_alone(guest, self.box)
+            signal.set_wakeup_fd(-1)  # the agent's signals are not ours
+            os.setsid()
+            self.box.join()
+            guest.leave_agent()
             for fd in (*self.outer, self.orders):  # else our own end would keep the payload's stdin open
                 os.close(fd)
             Job(Words(NOTHING)).read_rest()  # the pages this writes to are our own from now on

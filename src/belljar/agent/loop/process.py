@@ -15,7 +15,7 @@ from belljar.agent.guest.system import Refused, kill_quietly
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow
-from belljar.agent.wire import END, EXIT, KIB, LEADER, REPLY, STDIN
+from belljar.agent.wire import CREDIT, DATA, END, EOF, EXIT, LEADER, REPLY, RESET, RESIZE, SIGNAL, STDIN, WINDOW_SIZE
 
 
 class Process:
@@ -78,6 +78,25 @@ class Process:
 
     # -- while it runs
 
+    def take(self, kind: int, number: int, body: bytes) -> None:
+        """A frame of the host's. One for a stream that is gone means nothing."""
+        inflow, outflow = self.inflows.get(number), self.outflows.get(number)
+        if kind == SIGNAL:
+            self.signal(body[0])
+        elif kind == RESIZE:
+            self.resize(*WINDOW_SIZE.unpack(body))
+        elif inflow and kind == DATA:
+            inflow.feed(body)
+        elif inflow and kind == EOF:
+            inflow.end()
+        elif inflow and kind == RESET:
+            inflow.drop()
+        elif outflow and kind == CREDIT:
+            outflow.grant(int.from_bytes(body))
+        elif outflow and kind == RESET:
+            outflow.drop()
+            self.advance()
+
     def signal(self, number: int) -> None:
         """To its process group, or with LEADER to itself alone. What has ended is past hearing."""
         alone, number = number & LEADER, number & ~LEADER
@@ -127,8 +146,7 @@ class Process:
 
     def _send_exit(self, status: int, usage: Usage, trouble: str) -> None:
         is_killed = status & 0x7F == signal.SIGKILL  # to ask why takes a clone 4 ms
-        user, system, peak = usage
-        end = END.pack(status, user, system, peak * KIB, is_killed and self.box.has_oom_kill())
+        end = END.pack(status, *usage, is_killed and self.box.has_oom_kill())
         self.agent.send(EXIT, self.number, end + (trouble or "\0").encode("utf-8", "replace"))
 
     def _trouble_text(self) -> str:

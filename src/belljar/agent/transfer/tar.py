@@ -25,8 +25,11 @@ PLACE = "BELLJAR.place"  # of an extended header: where on the exchange the cont
 STEP = 4 * MIB  # copied at once there
 HOLES_FROM = MIB  # smaller files are sent with their zeros
 MOST_UNTOLD = 16 * MIB  # of a file that does not tell its size, such as those of /proc; it is held in memory
+MOSTLY = 4  # times what it takes: a file as large has its holes looked for by reading; a smaller one may be compressed
 REGULAR, HARD_LINK, SYMBOLIC_LINK, FOLDER = b"0", b"1", b"2", b"5"  # types of a member
 
+Write = Callable[[bytes], object]
+Headers = dict[str, str]
 Parts = list[tuple[int, int]]  # (offset, length) of what is stored of a file with holes
 
 
@@ -103,11 +106,7 @@ class Packer:
     """Writes a tar stream, without *skip*'s paths and what did not change *since*. Special files are left out."""
 
     def __init__(
-        self,
-        write: Callable[[bytes], object],
-        skip: Iterable[bytes] = (),
-        since: int = 0,
-        exchange: Exchange | None = None,
+        self, write: Write, skip: Iterable[bytes] = (), since: int = 0, exchange: Exchange | None = None
     ) -> None:
         self.write, self.since, self.exchange = write, since, exchange
         self.skip = {f"{ROOT}/{name_of(path)}" for path in skip}
@@ -229,9 +228,7 @@ class Packer:
             raise TransferError("broken", f"{shown(path)}: became shorter while it was read")
         return data
 
-    def _sparse_header(
-        self, name: str, status: os.stat_result, parts: Parts, stored: int, more: dict[str, str]
-    ) -> None:
+    def _sparse_header(self, name: str, status: os.stat_result, parts: Parts, stored: int, more: Headers) -> None:
         """GNU sparse format 1.0: the map of the parts goes before the data."""
         chart = "".join([f"{len(parts)}\n", *(f"{offset}\n{length}\n" for offset, length in parts)]).encode("ascii")
         chart += bytes(-len(chart) % BLOCK)
@@ -247,7 +244,7 @@ class Packer:
         kind: bytes,
         size: int = 0,
         link: str = "",
-        extra: dict[str, str] | None = None,
+        extra: Headers | None = None,
     ) -> None:
         import tarfile
 
@@ -306,4 +303,18 @@ def data_parts(fd: int, size: int) -> Parts:
         at = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
         if begin < at:
             parts.append((begin, at - begin))
+    if parts == [(0, size)] and os.fstat(fd).st_blocks * BLOCK * MOSTLY <= size:
+        parts = parts_by_reading(fd, size)  # squashfs, say, keeps holes, and does not tell where
     return parts if parts == [(0, size)] else [*parts, (size, 0)]
+
+
+def parts_by_reading(fd: int, size: int) -> Parts:
+    """What is not nothing but zeros, to a chunk. A file with holes is read twice so, and sent without."""
+    parts: Parts = []
+    zeros = bytes(CHUNK)
+    for at in range(0, size, CHUNK):
+        data = os.pread(fd, min(CHUNK, size - at), at)
+        if data != zeros[: len(data)]:
+            begin = parts.pop()[0] if parts and sum(parts[-1]) == at else at
+            parts.append((begin, min(at + CHUNK, size) - begin))
+    return parts

@@ -7,7 +7,7 @@ import os
 import stat
 from _collections_abc import Callable
 
-from belljar.agent.guest.system import shown
+from belljar.agent.guest.system import shown, write_all
 from belljar.agent.transfer.tar import BLOCK, CHUNK, DEEPEST, MOST_METADATA, PLACE, ROOT, Exchange, TransferError
 
 TYPE_CHECKING = False
@@ -221,31 +221,28 @@ class Unpacker:
         return int(place)
 
     def _fill(self, fd: int, offset: int, length: int) -> None:
+        os.lseek(fd, offset, os.SEEK_SET)
         while length:
             data = self.source.some(length)
+            write_all(fd, data)
             length -= len(data)
-            view = memoryview(data)
-            while view:
-                count = os.pwrite(fd, view, offset)
-                view = view[count:]
-                offset += count
 
     def _hard_link(self, folder: int, leaf: bytes, member: TarInfo) -> None:
         parts = self._parts(member.linkname)
         if len(parts) == 1:
             raise TransferError("unsafe", "a tar stream with a link to its own root")
-        here, opened = self.top, []
+        here = os.dup(self.top)
         try:
             for part in parts[:-1]:
-                here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-                opened.append(here)
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                os.close(here)
+                here = inner
             if not stat.S_ISREG(os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode):
                 raise TransferError("unsafe", "a tar stream with a hard link to something that is not a file")
             self._clear(folder, leaf)
             os.link(parts[-1], leaf, src_dir_fd=here, dst_dir_fd=folder, follow_symlinks=False)
         finally:
-            for fd in opened:
-                os.close(fd)
+            os.close(here)
 
     def _clear(self, folder: int, leaf: bytes) -> None:
         """Make room for a file. Only files and links are replaced."""
