@@ -14,19 +14,13 @@ from belljar.agent.wire import PORT
 
 def find_port(name: str) -> str:
     """The device of our virtio-serial port, as soon as its driver has it. No udev is needed."""
-    events = kernel_events()  # listen first, then look
-    while not (path := lookup_port(name)):
+    folder, events = "/sys/class/virtio-ports", kernel_events()
+    while True:
+        for entry in os.listdir(folder) if os.path.isdir(folder) else ():
+            is_ours = read_file(f"{folder}/{entry}/name", 256).strip() == name.encode("ascii")
+            if is_ours and os.path.exists("/dev/" + entry):
+                return "/dev/" + entry
         events.recv(8192)
-    return path
-
-
-def lookup_port(name: str) -> str:
-    folder = "/sys/class/virtio-ports"
-    for entry in os.listdir(folder) if os.path.isdir(folder) else ():
-        is_ours = read_file(f"{folder}/{entry}/name", 256).strip() == name.encode("ascii")
-        if is_ours and os.path.exists("/dev/" + entry):
-            return "/dev/" + entry
-    return ""
 
 
 def serve(fd: int, guest: Guest, is_port: bool) -> None:

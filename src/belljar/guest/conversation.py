@@ -68,6 +68,7 @@ class Conversation:
         self._number = 0
         self._channel: Channel | None = None
         self._hello: asyncio.Future[Hello] | None = None
+        self.hello: Hello | None = None  # what the agent said of itself, once it did
         self._exchange: ExchangeDisk | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._error: GuestError = AgentLost("the conversation with the guest has not begun")
@@ -78,22 +79,17 @@ class Conversation:
         self._lose(AgentLost("another conversation began"))
         loop = asyncio.get_running_loop()
         opening = wire.greeting(os.urandom(16))
-        self._hello = loop.create_future()
+        self._hello, self.hello = loop.create_future(), None
         self._channel = Channel(self._connection, wire.Parser(wire.TO_HOST, opening), self._receive, self._lose)
         self._channel.send(wire.PAD + opening)
         hello = await self._hello
         if hello.version != wire.PROTOCOL:
-            error = AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {wire.PROTOCOL}")
-            self._lose(error)
-            raise error
+            self._lose(
+                AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {wire.PROTOCOL}")
+            )
+            raise self._error
         self._heartbeat = loop.call_later(self._settings.heartbeat, self._beat)
         return hello
-
-    @property
-    def hello(self) -> Hello | None:
-        """What the agent said of itself, once it did."""
-        done = self._hello is not None and self._hello.done() and not self._hello.cancelled()
-        return self._hello.result() if done and self._hello is not None and not self._hello.exception() else None
 
     def close(self) -> None:
         self._lose(AgentLost("the conversation with the guest was closed"))
@@ -167,7 +163,8 @@ class Conversation:
             version = int(number)
         except ValueError as exc:
             raise wire.WireError("a hello without a version") from exc
-        self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, nine_p == "9p"))
+        self.hello = Hello(version, name, boot_nonce, system, kernel, nine_p == "9p")
+        self._hello.set_result(self.hello)
 
     async def _call(
         self, name: bytes, *words: bytes, answers: int | None = None, patience: float = 1, more: float = 0.0
@@ -203,9 +200,9 @@ class Conversation:
         await self._call(b"renew_keys", more=wire.Patience.KEYS)
 
     async def settle(self) -> frozenset[str]:
-        (said,) = await self._call(b"settle", answers=1, patience=10)
+        (abilities,) = await self._call(b"settle", answers=1, patience=10)
         self.close()  # the agent has done so too: it waits for the next greeting
-        return frozenset(said.split())
+        return frozenset(abilities.split())
 
     async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
         words = (b"%d" % number for number in (cpus, plugged, surplus, disk))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.agent.guest import growth, system
-from belljar.agent.guest.growth import Growth, hold_back, limit_for
+from belljar.agent.guest.growth import hold_back, limit_for, take_all
 
 MIB = 1 << 20
 
@@ -43,17 +43,17 @@ def test_new_processors_are_put_online_and_blocks_are_awaited_until_the_kernel_h
         (kernel / f"memory/memory{number}/state").write_text("online\n")
     (kernel / "cpu/cpu1").mkdir()
     (kernel / "cpu/cpu1/online").write_text("0\n")
-    Growth(4, 2, 256 * MIB, 0, 0, 0).take()
+    take_all(4, 2, 256 * MIB, 0, 0, 0)
     assert (kernel / "cpu/cpu1/online").read_text()[0] == "1"
     (kernel / "memory/memory33/state").write_text("offline\n")
     with pytest.raises(TimeoutError):
-        Growth(4, 2, 256 * MIB, 0, 0, 0).take()
+        take_all(4, 2, 256 * MIB, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("cpus", "plugged"), [(2, 128 * MIB), (3, 0)])
 def test_what_is_not_there_is_waited_for(kernel: Path, cpus: int, plugged: int) -> None:
     with pytest.raises(TimeoutError):
-        Growth(4, cpus, plugged, 0, 0, 0).take()
+        take_all(4, cpus, plugged, 0, 0, 0)
 
 
 def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, mon
         real(path, data, **more)
 
     monkeypatch.setattr(system, "write_file", write)
-    Growth(4, 2, 0, 0, 0, 0).take()
+    take_all(4, 2, 0, 0, 0, 0)
     assert not failures and (kernel / "cpu/cpu1/online").read_text()[0] == "1"
 
 

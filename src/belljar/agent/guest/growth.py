@@ -56,44 +56,37 @@ def root_device() -> str | None:
     return folder if any(row[1:3] == [b"/", b"ext4"] for row in mounts) else None
 
 
-class Growth:
-    """What the host says this clone has, to be made use of in a child of the agent."""
+def take_all(known: int, cpus: int, plugged: int, surplus: int, held: int, disk: int) -> int:
+    """Wait until all that a clone has is in use; whoever started this child puts an end to it. *known*: how many blocks of memory its
+    template had; *surplus*: bytes that are there and were not asked for; *held*: bytes that the template held back. Returns how many
+    bytes are held back. Raises Refused."""
+    count = known + plugged // (block_size() or 1)
+    events = kernel_events()  # listen first, then look
+    try:
+        while not has_memory(count) or not has_cpus(cpus):
+            events.recv(8192)
+    finally:
+        events.close()
+    if disk:
+        grow_root(disk)
+    return surplus if surplus == held else hold_back(surplus, held, known > 0)
 
-    def __init__(self, known: int, cpus: int, plugged: int, surplus: int, held: int, disk: int) -> None:
-        """*known*: how many blocks of memory the template had; *surplus*: bytes that are there and were not asked for; *held*: bytes
-        that the template held back."""
-        self.cpus, self.surplus, self.held, self.disk = cpus, surplus, held, disk
-        self.is_clone = known > 0  # of a template that has settled
-        self.blocks = known + plugged // (block_size() or 1) if plugged else known
 
-    def take(self) -> int:
-        """Wait until everything is in use. Whoever started this child puts an end to it. Returns how many bytes are held back."""
-        events = kernel_events()  # listen first, then look
-        try:
-            while not self._has_memory() or not self._has_cpus():
-                events.recv(8192)
-        finally:
-            events.close()
-        if self.disk:
-            grow_root(self.disk)
-        return self.surplus if self.surplus == self.held else hold_back(self.surplus, self.held, self.is_clone)
+def has_memory(count: int) -> bool:
+    """Are there so many blocks, all in use?"""
+    states = [read_file(folder + "/state").strip() for folder in blocks()]
+    return len(states) >= count and b"offline" not in states
 
-    def _has_memory(self) -> bool:
-        states = [read_file(folder + "/state").strip() for folder in blocks()]
-        return len(states) >= self.blocks and b"offline" not in states
 
-    def _has_cpus(self) -> bool:
-        for name in os.listdir(PROCESSORS):
-            path = f"{PROCESSORS}/{name}/online"
-            if name[:3] == "cpu" and name[3:].isdigit() and read_file(path).strip() == b"0":
-                self._bring_up(path)
-        return len(os.sched_getaffinity(0)) >= self.cpus
-
-    @staticmethod
-    def _bring_up(path: str) -> None:
-        """A kernel gives a processor ten seconds for its first sign of life, which on a busy host it may miss."""
-        if not any(write_quietly(path, b"1") for _ in range(TRIES)):
-            raise Refused("refused", f"the guest's kernel does not bring up its processor {path}")
+def has_cpus(count: int) -> bool:
+    """Are there so many processors, all brought up?"""
+    for name in os.listdir(PROCESSORS):
+        path = f"{PROCESSORS}/{name}/online"
+        is_down = name[:3] == "cpu" and name[3:].isdigit() and read_file(path).strip() == b"0"
+        # A kernel gives a processor ten seconds for its first sign of life, which on a busy host it may miss.
+        if is_down and not any(write_quietly(path, b"1") for _ in range(TRIES)):
+            raise Refused("refused", f"the guest's kernel does not bring up its processor {name}")
+    return len(os.sched_getaffinity(0)) >= count
 
 
 def meminfo(name: str) -> int:

@@ -12,7 +12,7 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
-from belljar.agent.guest.growth import TAKES_BLOCKS, Growth, abilities, blocks, limit_for, meminfo
+from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, Card, host_keys_since, renew_host_keys
 from belljar.agent.guest.system import has_filesystem, libc, load_filesystems, now, read_file, write_file, write_quietly
@@ -105,13 +105,11 @@ class Guest(Mounts):
     def grow(self, words: Words) -> LongCall:
         """Take all into use that this clone was given, then answer with the processors and the memory there are."""
         cpus, plugged, surplus, disk = words.number(), words.number(), words.number(), words.number()
-        growth = Growth(self.blocks, cpus, plugged, surplus, self.held, disk)
-        is_other = plugged or surplus != self.held
-        self.held = surplus
+        known, held, self.held = self.blocks, self.held, surplus
 
         def work() -> bytes:
-            still_held, total = growth.take(), meminfo("MemTotal")
-            if self.cgroup and is_other:
+            still_held, total = take_all(known, cpus, plugged, surplus, held, disk), meminfo("MemTotal")
+            if self.cgroup and (plugged or surplus != held):
                 most = limit_for(total, self.used + plugged // 64, still_held)
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
             return b"%d\0%d" % (len(os.sched_getaffinity(0)), total)

@@ -148,11 +148,13 @@ class Libc:
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 1024, 4096, 2
     PR_SET_CHILD_SUBREAPER = 36
 
+    library: object = None
+
     def _call(self, name: str, what: str, *words: bytes | int) -> None:
         import ctypes
 
-        library = ctypes.CDLL(None, use_errno=True)
-        if getattr(library, name)(*(ctypes.c_ulong(word) if type(word) is int else word for word in words)):
+        self.library = self.library or ctypes.CDLL(None, use_errno=True)
+        if getattr(self.library, name)(*(ctypes.c_ulong(word) if type(word) is int else word for word in words)):
             number = ctypes.get_errno()
             raise OSError(number, f"{what}: {os.strerror(number)}")
 
