@@ -165,11 +165,11 @@ PREFERENCE = (
 )
 
 
-def choose(wanted: Context, means: Means, name: str) -> Chosen:
+def choose(asked: Context, means: Means, name: str) -> Chosen:
     """The context for a guest of the image *name*. Raises UsageError, with what is missing, when one was asked for
     that the image cannot do."""
-    if wanted is not Context.AUTO:
-        return _insisted(wanted, means, name, "asked for")
+    if asked is not Context.AUTO:
+        return _insisted(asked, means, name, "asked for")
     if means.own is not Context.AUTO:
         return _insisted(means.own, means, name, "the image was imported so")
     for context, why in PREFERENCE:

@@ -92,28 +92,18 @@ def place(files: list[list[bytes]], account: Account, guest: Guest) -> None:
 
 
 def become_payload(job: Job, guest: Guest, files: list[int], trouble: int) -> None:
-    """Never returns."""
-    code = FAILED
-    try:
-        job.read_rest()
-        take_stdio(job, files)
-        limit(job.rlimits)
-        os.umask(job.umask)
-        exchange = exchange_of(job)  # only root may open it
-        guest.become(job.account)
-        enter(job.cwd)
-        if job.builtin:
-            run_builtin(job, trouble, exchange)
-            code = 0
-        else:
-            execute(job)
-    except Refused as exc:
-        code = CODES.get(exc.kind, FAILED)
-        report(trouble, exc.kind, exc.message)
-    except BaseException as exc:
-        report(trouble, "failed", f"{type(exc).__name__}: {exc}")
-    finally:
-        os._exit(code)
+    """Returns after a copy alone. Raises Refused, OSError."""
+    job.read_rest()
+    take_stdio(job, files)
+    limit(job.rlimits)
+    os.umask(job.umask)
+    exchange = exchange_of(job)  # only root may open it
+    guest.become(job.account)
+    enter(job.cwd)
+    if job.builtin:
+        run_builtin(job, trouble, exchange)
+    else:
+        execute(job)
 
 
 def report(fd: int, kind: str, message: str) -> None:
@@ -263,7 +253,8 @@ class Zygote:
         os.close(trouble)
 
     def _wait(self, guest: Guest, orders: int, trouble: int) -> None:
-        """In the child: all is ready but the order."""
+        """In the child: all is ready but the order. Never returns."""
+        code = FAILED
         try:
             signal.set_wakeup_fd(-1)  # the agent's signals are not ours
             os.setsid()
@@ -275,16 +266,22 @@ class Zygote:
             order = bytearray()
             while part := os.read(orders, 64 * KIB):
                 order += part
-            if not order:
-                os._exit(0)  # nobody needs us
-            words = bytes(order).split(b"\0")
-            job = Job(Words(words[2:]))
-            job.path, job.began = words[0], int(words[1])
-            files = self.inner if job.terminal else [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
+            if order:  # else nobody needs us
+                words = bytes(order).split(b"\0")
+                job = Job(Words(words[2:]))
+                job.path, job.began = words[0], int(words[1])
+                files = (
+                    self.inner if job.terminal else [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
+                )
+                become_payload(job, guest, files, trouble)
+            code = 0
+        except Refused as exc:
+            code = CODES.get(exc.kind, FAILED)
+            report(trouble, exc.kind, exc.message)
         except BaseException as exc:
             report(trouble, "failed", f"{type(exc).__name__}: {exc}")
-            os._exit(FAILED)
-        become_payload(job, guest, files, trouble)
+        finally:
+            os._exit(code)
 
     def _descriptor(self, index: int, kind: str) -> int:
         if kind == "n":
