@@ -64,7 +64,7 @@ def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         kernel = Kernel(*answers)
         monkeypatch.setattr(mounts, "libc", kernel)
         monkeypatch.setattr(mounts, "kernel_events", Events)
-        monkeypatch.setattr(mounts, "write_file", kernel.write_file)
+        monkeypatch.setattr(mounts, "write_quietly", kernel.write_file)
         play_modules(monkeypatch, kernel.loaded, lambda name: name.encode() in kernel.known.split())
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
@@ -110,7 +110,7 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
 
 
 def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mounts.SHARES, b"virtiofs", (b"", (errno.EINVAL,), 0.01, True))
+    monkeypatch.setitem(mounts.SHARES, b"virtiofs", (b"", (errno.EINVAL,), 0.01))
     _, mount = mounting(*([errno.EINVAL] * 100_000))
     with pytest.raises(Refused, match="cannot mount the share: Invalid argument"):
         mount()

@@ -10,21 +10,20 @@ import time
 from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account
-from belljar.agent.guest.system import Refused, kernel_events, libc, load_filesystems, read_file, say, shown, write_file
+from belljar.agent.guest.network import RESCAN
+from belljar.agent.guest.system import Refused, kernel_events, libc, load_filesystems, read_file, shown, write_quietly
 from belljar.agent.transfer.tar import ROOT
 from belljar.agent.wire import Words, join
 
 PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 # The newest kernel's way first; the last one is every kernel's.
 OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", b"")
-# Options; errors of a device whose driver is still being loaded, or whose tag the kernel does not know yet; seconds for it; does the
-# kernel have to look at its bus anew? cache=mmap: what the host changes is seen at once, and shared mappings work.
+# Options; errors of a device whose driver is still being loaded, or whose tag the kernel does not know yet; seconds for it.
+# cache=mmap: what the host changes is seen at once, and shared mappings work.
 SHARES = {
-    b"9p": (
-        b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client", (errno.ENOENT, errno.EBUSY), 5.0, False,
-    ),
-    b"virtiofs": (b"", (errno.EINVAL,), 15.0, True),
-}  # fmt: skip
+    b"9p": (b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client", (errno.ENOENT, errno.EBUSY), 5.0),
+    b"virtiofs": (b"", (errno.EINVAL,), 15.0),
+}
 DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
 
 
@@ -41,13 +40,13 @@ class Mounts:
     def mount(self, words: Words) -> bytes:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
         kind = checked_kind(words.next())
-        options, missing, patience, is_plugged = SHARES[kind]
+        options, missing, patience = SHARES[kind]
         tag, target, how = words.next(), checked_target(words.next()), words.next()
         flags = libc.MS_NOSUID | libc.MS_NODEV | (0 if how == b"rw" else libc.MS_RDONLY)
         try:
             os.makedirs(target, exist_ok=True)
             load_filesystems(kind.decode("ascii"))
-            awaited(lambda: libc.mount(tag, target, kind, flags, options), missing, patience, rescan=is_plugged)
+            awaited(lambda: libc.mount(tag, target, kind, flags, options), missing, patience)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
@@ -86,15 +85,15 @@ class Mounts:
         for target in reversed(self.mounts):
             try:
                 libc.unmount(target)
-            except OSError as exc:
-                say(str(exc.strerror))
+            except OSError:
+                pass  # the guest has unmounted it
         self.mounts = []
         os.sync()
 
 
-def awaited(attempt: Callable[[], None], missing: tuple[int, ...], patience: float, rescan: bool = False) -> None:
-    """Attempt it. Where it fails by one of the *missing* errors a driver or a device is still to come: with *rescan* the
-    kernel is told to look at the bus anew, and then each of its events is waited for, and it is tried again. Raises OSError."""
+def awaited(attempt: Callable[[], None], missing: tuple[int, ...], patience: float) -> None:
+    """Attempt it. Where it fails by one of the *missing* errors a driver or a device is still to come: the kernel is told to
+    look at the bus anew, then each of its events is waited for, and it is tried again. Raises OSError."""
     events, deadline = None, time.monotonic() + patience
     try:
         while True:
@@ -106,8 +105,7 @@ def awaited(attempt: Callable[[], None], missing: tuple[int, ...], patience: flo
                     raise
             if events is None:
                 events = kernel_events()  # listen first, then look once more
-                if rescan:
-                    write_file("/sys/bus/pci/rescan", b"1", flags=0)
+                write_quietly(RESCAN, b"1")
             else:
                 events.settimeout(left)
                 try:
@@ -130,7 +128,7 @@ def devices_of(serials: list[bytes]) -> list[bytes]:
             raise OSError(errno.ENXIO, ", ".join(missing))
 
     try:
-        awaited(look, (errno.ENXIO,), DISK_PATIENCE, rescan=True)
+        awaited(look, (errno.ENXIO,), DISK_PATIENCE)
     except OSError as exc:
         raise Refused("no-disk", f"the guest's kernel does not find the disk {exc.strerror}") from exc
     return [b"/dev/" + names[serial] for serial in serials]

@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 
-from belljar.agent.guest.system import Refused, kill_quietly, read_file, write_file
+from belljar.agent.guest.system import Refused, kill_quietly, read_file, write_quietly
 from belljar.agent.wire import U32
 
 RESCAN = "/sys/bus/pci/rescan"
@@ -65,12 +65,11 @@ def inet(address: bytes) -> bytes:
 
 def card_name() -> str:
     """A clone's card may be one that its template did not have: then the kernel is told to look at the bus anew. Raises Refused."""
-    for look_anew in (False, True):
-        if look_anew and os.path.exists(RESCAN):
-            write_file(RESCAN, b"1", flags=0)
+    for _ in range(2):
         for name in sorted(os.listdir("/sys/class/net")):
             if os.path.exists(f"/sys/class/net/{name}/device"):
                 return name
+        write_quietly(RESCAN, b"1")
     raise Refused("refused", "the guest has no network card, or its kernel no driver for it")
 
 
