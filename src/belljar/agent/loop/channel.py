@@ -7,9 +7,11 @@ import os
 import select
 from _collections_abc import Callable
 
-from belljar.agent.wire import ERROR, KIB, MIB, TO_AGENT, Parser, WireError, frame
+from belljar.agent.wire import ERROR, HEADER, KIB, MAX_DATA, MIB, TO_AGENT, Parser, WireError, frame
 
 Usage = tuple[float, float, int]  # processor seconds of the user's and the system's, bytes of memory at most
+
+PAGE = 4 * KIB  # a port gives so much at a time
 
 
 class Channel:
@@ -24,7 +26,8 @@ class Channel:
         self.parser = Parser(TO_AGENT)
         self.poll = select.epoll()
         self.ready: dict[int, Callable[[int], None]] = {}
-        self.out = bytearray()
+        self.out: list[bytes | memoryview] = []
+        self.out_size = 0
         self.waiting: list[Callable[[], None]] = []  # called when the host has taken what was too much
         self.later: list[Callable[[], None]] = []  # done once all that was ready has been looked at
         self.children: dict[
@@ -59,32 +62,37 @@ class Channel:
     # -- speaking
 
     def send(self, kind: int, number: int, body: bytes = b"") -> None:
-        self.out += frame(kind, number, body)
+        self.out.append(frame(kind, number, body))
+        self.out_size += HEADER.size + len(body)
 
     def refuse(self, number: int, kind: str, message: str) -> None:
         text = kind + "\0" + message[:8192].replace("\0", "?")
         self.send(ERROR, number, text.encode("utf-8", "replace"))
 
     def is_full(self) -> bool:
-        return len(self.out) >= self.MOST_OUT
+        return self.out_size >= self.MOST_OUT
 
     def flush(self) -> None:
         """Write what can be written. Frames go together, for each write wakes the host."""
         while self.out:
+            if len(self.out) > 1 and len(self.out[0]) < MAX_DATA // 2:
+                self.out[:8] = [b"".join(self.out[:8])]
             try:
-                del self.out[: os.write(self.fd, self.out)]
+                count = os.write(self.fd, self.out[0])
             except BlockingIOError:
                 break
             except OSError:
                 return self._hung_up()
-            if len(self.out) < self.MOST_OUT // 2:
+            self.out_size -= count
+            self.out[:1] = [memoryview(self.out[0])[count:]] if count < len(self.out[0]) else []
+            if self.out_size < self.MOST_OUT // 2:
                 waiting, self.waiting = self.waiting, []
                 for resume in waiting:
                     resume()
         self._listen()
 
     def _listen(self, edge: int = 0) -> None:
-        hears = select.EPOLLIN if len(self.out) < self.MOST_HEARD else 0
+        hears = select.EPOLLIN if self.out_size < self.MOST_HEARD else 0
         mask = hears | (select.EPOLLOUT if self.out else 0) | edge
         if mask != self.mask and not self.is_over:
             self.poll.modify(self.fd, mask)
@@ -97,7 +105,7 @@ class Channel:
             return
         for _ in range(self.READS):
             try:
-                data = os.read(self.fd, 64 * KIB)
+                data = os.read(self.fd, PAGE)
             except BlockingIOError:
                 return
             except OSError as exc:
@@ -107,7 +115,7 @@ class Channel:
                 return self._hung_up()
             self.parser.feed(data)
             self._take_all()
-            if len(data) < 4096 or len(self.out) > self.MOST_HEARD:  # a port gives a page at a time
+            if len(data) < PAGE or self.out_size > self.MOST_HEARD:
                 return
 
     def _take_all(self) -> None:
@@ -125,7 +133,7 @@ class Channel:
         """The host closed its end. A port may be opened again; a socket never."""
         self._end_conversation()
         self.parser = Parser(TO_AGENT)
-        self.out.clear()
+        self.out, self.out_size = [], 0
         self.waiting = []
         if not self.is_port:
             self.is_over = True

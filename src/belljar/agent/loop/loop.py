@@ -85,7 +85,8 @@ class Agent(Channel):
         elif kind == GREETING:
             self._end_conversation()
             self.began, self.has_put = 0, False
-            self.out[:] = greeting(body)
+            self.out = [greeting(body)]
+            self.out_size = len(self.out[0])
             self.send(HELLO, 0, self.hello)
         else:
             process = self.processes.get(number if kind in (SIGNAL, RESIZE) else number >> 2)

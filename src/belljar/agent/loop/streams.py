@@ -88,7 +88,7 @@ class Inflow(Flow):
     def __init__(self, agent: Channel, number: int, fd: int, is_terminal: bool = False) -> None:
         super().__init__(agent, number, fd)
         self.is_terminal = is_terminal
-        self.queue = bytearray()
+        self.queue: list[memoryview] = []
         self.owed = 0
         self.is_ended = False
 
@@ -96,10 +96,9 @@ class Inflow(Flow):
         self.credit -= len(data)
         if self.credit < 0 or self.is_ended:
             raise WireError(f"stream {self.number}: data without credit or after its end")
-        if self.fd >= 0:
-            is_waiting = bool(self.queue)
-            self.queue += data
-            if not is_waiting:
+        if self.fd >= 0 and data:
+            self.queue.append(memoryview(data))
+            if len(self.queue) == 1:
                 self.pump()
 
     def end(self) -> None:
@@ -111,8 +110,8 @@ class Inflow(Flow):
         """Write as much as is taken at once. It is given back as credit."""
         try:
             while self.queue:
-                written = os.write(self.fd, self.queue)
-                del self.queue[:written]
+                written = os.write(self.fd, self.queue[0])
+                self.queue[:1] = [self.queue[0][written:]] if written < len(self.queue[0]) else []
                 self.owed += written
         except BlockingIOError:
             self.agent.watch(self.fd, select.EPOLLOUT, self.pump)
