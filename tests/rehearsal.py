@@ -19,7 +19,7 @@ from belljar.agent.guest.cgroups import Family
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, libc, now
 from belljar.agent.main import serve
-from belljar.agent.wire import Words, hello_of, join
+from belljar.agent.wire import Words, join
 
 GUARD = b'\nif __name__ == "__main__":'
 
@@ -39,10 +39,7 @@ class Rehearsal(Guest):
         self.errands = {}
 
     def prepare(self) -> None:
-        libc().adopt_orphans()
-
-    def describe(self) -> bytes:
-        return hello_of(self.boot_nonce, "rehearsal", False)
+        libc.adopt_orphans()
 
     def identify(self, words: Words) -> bytes:
         name, machine_id, nonce, mac = words.next(), words.next(), words.next(), words.next()
@@ -103,7 +100,6 @@ def rehearse() -> Iterator[socket.socket]:
     ours, its = socket.socketpair()
     program = "\n\n".join(
         (
-            "from __future__ import annotations",
             agent.decode(),
             "import shutil, tempfile",
             *own,

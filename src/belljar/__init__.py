@@ -1,6 +1,6 @@
 """belljar runs every batch job in its own fresh virtual machine."""
 
-import _signal  # type: ignore[import-not-found]
+import _signal
 import sys
 
 if "".join(sys.argv[:1]).endswith("/belljar") and _signal.getsignal(2) is _signal.default_int_handler:

@@ -55,14 +55,8 @@ class Collector:
 
 def fed(parser: Parser, data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Every frame that is whole once these bytes came."""
-    view = memoryview(data)
-    while view:
-        room = parser.room()
-        count = min(len(room), len(view))
-        room[:count] = view[:count]
-        parser.filled(count)
-        view = view[count:]
-        yield from iter(parser.take, None)
+    parser.feed(data)
+    yield from iter(parser.take, None)
 
 
 @asynccontextmanager

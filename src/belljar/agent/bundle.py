@@ -2,7 +2,7 @@
 
 The sources are joined in their order; what they import of each other is in the same file then, so those lines go, and what
 they import of the standard library is said once, above. No name may mean two things in two modules, and none is renamed by
-an import; a test sees to both. Nothing is compiled or parsed here, lines are all it looks at: a start asks for the digest.
+an import; a test sees to both. A start asks for the digest alone, for which nothing is parsed.
 """
 
 import os
@@ -12,8 +12,8 @@ FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
 STAMP = "sources.sha256"  # an installed tree has it: its sources never change
 PARTS = (
     "wire.py", "guest/system.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py", "guest/mounts.py",
-    "guest/growth.py", "guest/cgroups.py", "guest/guest.py", "loop/payload.py", "loop/streams.py",
-    "loop/process.py", "loop/channel.py", "loop/loop.py", "main.py",
+    "guest/growth.py", "loop/channel.py", "guest/cgroups.py", "guest/guest.py", "loop/payload.py", "loop/streams.py",
+    "loop/process.py", "loop/loop.py", "main.py",
 )  # fmt: skip
 HEAD = '''\
 """belljar's guest agent: gives the guest its identity, runs payloads, carries their streams and files.
@@ -26,12 +26,9 @@ What is asked, and when, is decided outside (belljar.guest).
 
 def source() -> bytes:
     """The whole agent, the same bytes for the same sources."""
-    imports, bodies = set(), []
-    for name in PARTS:
-        about, imported, body = _taken_apart(_read(name).decode("utf-8"))
-        imports.update(imported)
-        bodies.append("\n\n# -- %s %s\n%s\n\n%s" % (name, "-" * (116 - len(name)), about, body))
-    return "".join([HEAD, "\n", *(line + "\n" for line in sorted(imports)), *bodies]).encode("utf-8")
+    imports: set[str] = set()
+    bodies = [f"\n\n# -- {name}\n{_without_imports(_read(name).decode(), imports)}" for name in PARTS]
+    return "\n".join([HEAD, *sorted(imports), *bodies]).encode()
 
 
 def key() -> bytes:
@@ -51,43 +48,28 @@ def stamp() -> None:
 def _digest() -> bytes:
     from hashlib import sha256
 
-    found = sha256()
+    digest = sha256()
     for name in ("bundle.py", *PARTS):
         text = _read(name)
-        found.update(b"%d\n" % len(text))
-        found.update(text)
-    return found.digest()
+        digest.update(b"%d\n" % len(text))
+        digest.update(text)
+    return digest.digest()
 
 
 def _read(name: str) -> bytes:
-    fd = os.open(FOLDER + name if name[0] != "/" else name, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        text = part = os.read(fd, 1 << 16)
-        while part:
-            part = os.read(fd, 1 << 16)
-            text += part
-        return text
-    finally:
-        os.close(fd)
+    with open(os.path.join(FOLDER, name), "rb", buffering=0) as file:
+        return file.read()
 
 
-def _taken_apart(text: str) -> tuple[str, list[str], str]:
-    """A module's docstring as a comment, what it imports of the standard library, and all that comes below its imports."""
-    about = ""
-    if text.startswith('"""'):
-        about, _, text = text[3:].partition('"""')
-    imports, lines, at, for_types = [], text.rstrip("\n").split("\n"), 0, False
-    while at < len(lines) and _is_head(lines[at]):
-        line = lines[at].strip()
-        if line and not lines[at].startswith(" "):
-            for_types = line.startswith("if ")
-        if line.startswith(("import ", "from ")) and not line.startswith("from belljar.") and not for_types:
-            imports.append(line)
-        at += 1
-    comment = "\n".join(("# " + line).rstrip() for line in about.strip().split("\n"))
-    return comment, imports, "\n".join(lines[at:]) + "\n"
+def _without_imports(text: str, imports: set[str]) -> str:
+    """A module's text below its imports, those of functions left in; adds to *imports* what it takes of the standard library."""
+    import ast
 
-
-def _is_head(line: str) -> bool:
-    """For the imports: `else` says what there is instead of them when the program runs."""
-    return not line or line.startswith(("import ", "from ", " ", ")", "TYPE_CHECKING = ", "if TYPE_CHECKING:", "else:"))
+    lines = text.splitlines(keepends=True)
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            first, last = node.lineno - 1, node.end_lineno or node.lineno
+            lines[first:last] = [""] * (last - first)
+            if not ast.unparse(node).startswith("from belljar."):
+                imports.add(ast.unparse(node))
+    return "".join(lines)

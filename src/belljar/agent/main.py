@@ -1,5 +1,8 @@
 """Where the agent begins."""
 
+from __future__ import annotations
+
+import _signal as signal
 import os
 import sys
 
@@ -8,36 +11,19 @@ from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, s
 from belljar.agent.loop.loop import Agent
 from belljar.agent.wire import PORT
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-
-else:  # what is below the library's modules of these names, and much quicker to import
-    import _signal as signal
-
 
 def find_port(name: str) -> str:
     """The device of our virtio-serial port, as soon as its driver has it. No udev is needed."""
-    path, events = lookup_port(name), None
-    while not path:
-        if events is None:
-            events = kernel_events()  # then look again: it may have come before we listened
-        else:
-            events.recv(8192)
-        path = lookup_port(name)
-    return path
+    folder, events = "/sys/class/virtio-ports", kernel_events()
+    while True:
+        for entry in os.listdir(folder) if os.path.isdir(folder) else ():
+            is_ours = read_file(f"{folder}/{entry}/name", 256).strip() == name.encode("ascii")
+            if is_ours and os.path.exists("/dev/" + entry):
+                return "/dev/" + entry
+        events.recv(8192)
 
 
-def lookup_port(name: str) -> str:
-    folder = "/sys/class/virtio-ports"
-    for entry in os.listdir(folder) if os.path.isdir(folder) else ():
-        is_ours = read_file("%s/%s/name" % (folder, entry), 256).strip() == name.encode("ascii")
-        if is_ours and os.path.exists("/dev/" + entry):
-            return "/dev/" + entry
-    return ""
-
-
-def serve(fd: int, guest: "Guest", is_port: bool) -> None:
+def serve(fd: int, guest: Guest, is_port: bool) -> None:
     """Until the channel is gone for good; then nothing of a payload is left."""
     agent = Agent(fd, guest, is_port=is_port)
     agent.run()
@@ -46,7 +32,7 @@ def serve(fd: int, guest: "Guest", is_port: bool) -> None:
     guest.release()
 
 
-def main(argv: "list[str]") -> int:
+def main(argv: list[str]) -> int:
     """As the guest's service."""
     if argv:
         say("usage: agent.pyc")

@@ -119,7 +119,7 @@ class Seed(Protocol):
         """For all that is on it, hexadecimal. Cheap: the disc need not be made for it."""
 
     def write(self, path: Path) -> None:
-        """Make the disc (0600). Nothing may be at *path* yet. Raises BadOption, NoSpace, HostError."""
+        """Make the disc (0600). Raises BadOption, NoSpace, HostError."""
 
 
 def filled_in(template: bytes, about: About, options: Mapping[str, bytes], files: Mapping[str, bytes]) -> bytes:
@@ -165,11 +165,11 @@ PREFERENCE = (
 )
 
 
-def choose(wanted: Context, means: Means, name: str) -> Chosen:
+def choose(asked: Context, means: Means, name: str) -> Chosen:
     """The context for a guest of the image *name*. Raises UsageError, with what is missing, when one was asked for
     that the image cannot do."""
-    if wanted is not Context.AUTO:
-        return _insisted(wanted, means, name, "asked for")
+    if asked is not Context.AUTO:
+        return _insisted(asked, means, name, "asked for")
     if means.own is not Context.AUTO:
         return _insisted(means.own, means, name, "the image was imported so")
     for context, why in PREFERENCE:
@@ -180,13 +180,12 @@ def choose(wanted: Context, means: Means, name: str) -> Chosen:
 
 def lacks(context: Context, means: Means) -> list[str]:
     """What an image is missing for this context; empty: nothing."""
+    systemd = ("systemd", means.init == "systemd")
     wants = {
-        Context.RAMDISK: (("kernel that belljar can start directly", means.ramdisk),),
-        Context.CLOUD_INIT: (
-            ("cloud-init", means.cloud_init), ("systemd", means.init == "systemd"),
-        ),
-        Context.INJECT: (("systemd", means.init == "systemd"),),
-    }  # fmt: skip
+        Context.RAMDISK: [("kernel that belljar can start directly", means.ramdisk)],
+        Context.CLOUD_INIT: [("cloud-init", means.cloud_init), systemd],
+        Context.INJECT: [systemd],
+    }
     return [what for what, has in wants.get(context, ()) if not has]
 
 

@@ -90,21 +90,21 @@ def _ec2(rest: list[str], instance: Instance) -> Page | None:
 
 def _identity(known: Mapping[str, str]) -> str:
     """As far as it is known; nobody signs it."""
-    facts = {name: known[leaf] for name, leaf in IDENTITY.items() if leaf in known}
-    return json.dumps({**facts, "architecture": "x86_64", "version": "2017-09-30"})
+    identity = {name: known[leaf] for name, leaf in IDENTITY.items() if leaf in known}
+    return json.dumps({**identity, "architecture": "x86_64", "version": "2017-09-30"})
 
 
 def leaves(instance: Instance) -> dict[str, str]:
     """What is below `meta-data/`."""
     card = f"network/interfaces/macs/{instance.mac}"
-    found = {
+    tree = {
         "ami-id": instance.uuid, "ami-launch-index": "0", "hostname": instance.hostname, "instance-action": "none",
         "instance-id": instance.uuid, "instance-type": instance.size, "local-hostname": instance.hostname,
         "local-ipv4": instance.address, "placement/availability-zone": instance.zone,
         "reservation-id": instance.uuid, "security-groups": "default", "mac": instance.mac,
         f"{card}/mac": instance.mac, f"{card}/device-number": "0" if instance.mac else "", f"{card}/local-ipv4s": instance.address if instance.mac else "",
     }  # fmt: skip
-    return {path: text for path, text in (found | dict(instance.told)).items() if text}
+    return {path: text for path, text in (tree | dict(instance.told)).items() if text}
 
 
 def _leaf_or_list(path: list[str], known: Mapping[str, str]) -> Page | None:
@@ -113,10 +113,9 @@ def _leaf_or_list(path: list[str], known: Mapping[str, str]) -> Page | None:
         return Page(known[name].encode())
     before = f"{name}/" if name else ""
     below = [leaf.removeprefix(before) for leaf in known if leaf.startswith(before)]
-    if name == KEYS:  # as EC2 lists them; cloud-init goes from `0=NAME` to 0/openssh-key
-        return (
-            _list(f"{number}=key-{number}" for number in (leaf.partition("/")[0] for leaf in below)) if below else None
-        )
+    if below and name == KEYS:  # as EC2 lists them; cloud-init goes from `0=NAME` to 0/openssh-key
+        numbers = (leaf.partition("/")[0] for leaf in below)
+        return _list(f"{number}=key-{number}" for number in numbers)
     return _list(dict.fromkeys("".join(leaf.partition("/")[:2]) for leaf in below)) if below else None
 
 

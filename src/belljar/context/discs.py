@@ -12,14 +12,13 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption
-from belljar.host.files import no_space_as_error, write_all
+from belljar.host.files import write_whole
 from belljar.host.python.interpreter import Interpreter, command
 from belljar.host.quick_imports import sha256
 from belljar.records import dataclass
@@ -95,9 +94,15 @@ class AgentSeed:
         return _digest(*(word.encode() for word in words), self.user_data)
 
     def write(self, path: Path) -> None:
-        user_data = multipart(boothook(self.unit), self.user_data)
-        files = _cloud_init(f"belljar-{self.digest[:16]}", user_data, grows=self.grows)
-        files |= {"network-config": NO_NETWORK.encode(), "agent.tar": self.agent.path.read_bytes()}
+        meta = {"instance-id": f"belljar-{self.digest[:16]}", "local-hostname": NOBODY}  # it gets its name later
+        vendor = VENDOR.format(growpart="auto" if self.grows else "off", resize=str(self.grows).lower())
+        files = {
+            "meta-data": _yaml(meta),
+            "user-data": multipart(boothook(self.unit), self.user_data),
+            "vendor-data": vendor.encode(),
+            "network-config": NO_NETWORK.encode(),
+            "agent.tar": self.agent.path.read_bytes(),
+        }
         write_disc(path, files)
 
 
@@ -133,37 +138,22 @@ class UserSeed:
 
 
 def write_disc(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make an ISO 9660 disc (0600) labelled `cidata`, as cloud-init's NoCloud reads it. Nothing may be at *path* yet. Raises
-    NoSpace, HostError."""
+    """Make an ISO 9660 disc (0600) labelled `cidata`, as cloud-init's NoCloud reads it. Raises NoSpace, HostError."""
     import pycdlib
 
-    disc, made, places = pycdlib.PyCdlib(), io.BytesIO(), {"": ""}
+    disc, image, folders = pycdlib.PyCdlib(), io.BytesIO(), {PurePosixPath("."): ""}
     disc.new(interchange_level=3, vol_ident=LABEL, joliet=3, rock_ridge="1.09")
     for number, (name, data) in enumerate(files.items()):
-        folder, _, leaf = name.rpartition("/")
-        for depth in range(folder.count("/") + 1 if folder else 0):
-            parts = folder.split("/")[: depth + 1]
-            above, here = "/".join(parts[:-1]), "/".join(parts)
-            if here not in places:
-                places[here] = f"{places[above]}/D{len(places)}"
-                disc.add_directory(places[here], rr_name=parts[-1], joliet_path=f"/{here}")
-        short = f"{places[folder]}/FILE{number}.;1"
-        disc.add_fp(io.BytesIO(data), len(data), short, rr_name=leaf, joliet_path=f"/{name}", file_mode=0o100444)
-    disc.write_fp(made)
+        place = PurePosixPath(name)
+        for folder in reversed(place.parents):
+            if folder not in folders:
+                folders[folder] = f"{folders[folder.parent]}/D{len(folders)}"
+                disc.add_directory(folders[folder], rr_name=folder.name, joliet_path=f"/{folder}")
+        short = f"{folders[place.parent]}/FILE{number}.;1"
+        disc.add_fp(io.BytesIO(data), len(data), short, rr_name=place.name, joliet_path=f"/{name}", file_mode=0o100444)
+    disc.write_fp(image)
     disc.close()
-    with no_space_as_error(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            write_all(descriptor, made.getvalue())
-        finally:
-            os.close(descriptor)
-
-
-def _cloud_init(instance: str, user_data: bytes, *, grows: bool) -> dict[str, bytes]:
-    """The files for a guest that gets its name later."""
-    vendor = VENDOR.format(growpart="auto" if grows else "off", resize=str(grows).lower())
-    meta = _yaml({"instance-id": instance, "local-hostname": NOBODY})
-    return {"meta-data": meta, "user-data": user_data, "vendor-data": vendor.encode()}
+    write_whole(path, image.getvalue())
 
 
 def _yaml(value: object) -> bytes:
@@ -194,9 +184,7 @@ def multipart(ours: bytes, users: bytes) -> bytes:
 
     if len(users) > LARGEST_USER_DATA:
         raise BadOption(f"user-data of {len(users)} bytes: at most {LARGEST_USER_DATA}")
-    boundary = sha256(ours + b"\0" + users).hexdigest()[
-        :40
-    ]  # always the same for the same data, and in none of the parts
+    boundary = sha256(ours + b"\0" + users).hexdigest()[:40]  # the same for the same data, and in none of the parts
     whole = MIMEMultipart(boundary=boundary)
     whole.attach(_part("cloud-boothook", ours))
     if users.strip():

@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -49,8 +50,7 @@ class Service:
         try:
             with suppress(*BROKEN):
                 talk = Talk(*await asyncio.open_connection(sock=connection.dup()), LIMITS)
-                guest = _Guest(self, talk, for_everybody, is_one_too_many)
-                await talk.serve(guest.respond, refuse)
+                await talk.serve(partial(self._respond, talk, for_everybody, is_one_too_many), refuse)
         finally:
             self._open -= 1
 
@@ -84,63 +84,55 @@ class Service:
         except (OSError, HostError):
             return None
 
-
-def refuse(rejected: Rejected) -> Answer:
-    allow = (("allow", "GET, HEAD"),) if rejected.status == 405 else ()
-    return Answer(rejected.status, f"{rejected}\n".encode(), (("content-type", TEXT), *allow))
-
-
-class _Guest:
-    """The requests of one connection."""
-
-    def __init__(self, service: Service, talk: Talk, for_everybody: bool, is_one_too_many: bool) -> None:
-        self._service, self._talk = service, talk
-        self._for_everybody, self._is_one_too_many = for_everybody, is_one_too_many
-
-    async def respond(self, request: Request) -> Answer:
+    async def _respond(self, talk: Talk, for_everybody: bool, is_one_too_many: bool, request: Request) -> Answer:
         """Answer one request. Raises Rejected."""
-        if self._is_one_too_many:
+        if is_one_too_many:
             raise Rejected(503, "too many connections")
         if len(request.target) > LONGEST_TARGET:
             raise Rejected(414, "the path is too long")
         parts = split(request.target)
         if parts is None:
             raise Rejected(400, "this service has no such path")
-        if self._for_everybody and parts[:1] not in OPEN:
+        if for_everybody and parts[:1] not in OPEN:
             raise Rejected(404, "not found")
         headers = dict(request.headers)
         if request.method == b"PUT":
-            return await self._put(parts, request, headers)
+            return await self._put(talk, parts, request, headers)
         if request.method not in (b"GET", b"HEAD"):
             raise Rejected(405, "GET, HEAD, and PUT of outputs only")
-        if parts[:1] not in OPEN and not self._service.admits(headers.get(TOKEN)):
+        if parts[:1] not in OPEN and not self.admits(headers.get(TOKEN)):
             raise Rejected(401, "a valid session token is needed: see IMDSv2")
-        page = self._service.page(parts)
+        page = self.page(parts)
         if page is None:
             raise Rejected(404, "not found")
-        await self._talk.body(request)
+        await talk.body(request)
         return Answer(200, page.data, (("content-type", page.kind),))
 
-    async def _put(self, parts: list[str], request: Request, headers: dict[bytes, bytes]) -> Answer:
+    async def _put(self, talk: Talk, parts: list[str], request: Request, headers: dict[bytes, bytes]) -> Answer:
         if parts == ["latest", "api", "token"]:
             ttl = headers.get(TTL, b"")
-            token = self._service.token(ttl)
-            await self._talk.body(request)
+            token = self.token(ttl)
+            await talk.body(request)
             return Answer(200, token, (("content-type", TEXT), (TTL.decode(), ttl.decode())))
         if parts[:1] != ["joboutputs"]:
             raise Rejected(405, "GET and HEAD only")
         if len(parts) != 2:
             raise Rejected(403, "exactly one name below joboutputs")
-        await self._take(parts[1], headers.get(b"content-length"))
+        await self._take(talk, parts[1], headers.get(b"content-length"))
         return Answer(201, headers=(("content-type", TEXT),))
 
-    async def _take(self, name: str, length: bytes | None) -> None:
+    async def _take(self, talk: Talk, name: str, length: bytes | None) -> None:
         """A file of the guest's. Raises Rejected; then, as when the guest goes away, nothing is left of it."""
-        draft = self._service.outputs.begin(name, None if length is None else int(length))
+        draft = self.outputs.begin(name, None if length is None else int(length))
         try:
             async with asyncio.timeout(FILE_TIMEOUT):
-                async for part in self._talk.parts():
+                async for part in talk.parts():
                     draft.write(part)
             draft.keep()
         finally:
             draft.drop()
+
+
+def refuse(rejected: Rejected) -> Answer:
+    allow = (("allow", "GET, HEAD"),) if rejected.status == 405 else ()
+    return Answer(rejected.status, f"{rejected}\n".encode(), (("content-type", TEXT), *allow))

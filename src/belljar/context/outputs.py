@@ -29,7 +29,7 @@ class Outputs:
     def __init__(self, folder: Path, *, most_bytes: int, most_files: int) -> None:
         self.folder, self.most_bytes, self._most_files = folder, most_bytes, most_files
         self.sizes: dict[str, int] = {}  # of what is there
-        self._coming: set[Draft] = set()
+        self.coming: set[Draft] = set()
         self._count = 0
 
     def begin(self, name: str, size: int | None) -> Draft:
@@ -38,9 +38,9 @@ class Outputs:
             raise Rejected(403, "a name has letters, digits and _.+- only, at most 128, and begins with no dot")
         if size is not None and size > self.most_bytes:
             raise Rejected(413, f"more than the {self.most_bytes} bytes this machine may leave")
-        if len(self._coming) >= MOST_AT_ONCE:
+        if len(self.coming) >= MOST_AT_ONCE:
             raise Rejected(503, f"{MOST_AT_ONCE} files are being uploaded already")
-        names = {*self.sizes, *(draft.name for draft in self._coming)}
+        names = {*self.sizes, *(draft.name for draft in self.coming)}
         if name not in names and len(names) >= self._most_files:
             raise Rejected(507, f"there are {self._most_files} files already")
         self.check(size or 0)
@@ -48,19 +48,14 @@ class Outputs:
         with _as_answer():
             self.folder.mkdir(mode=0o700, exist_ok=True)
             draft = Draft(self, name, self.folder / f".part-{self._count}")
-        self._coming.add(draft)
+        self.coming.add(draft)
         return draft
 
     def check(self, more: int) -> None:
         """Raises Rejected when there is no room for so many bytes more."""
-        used = sum(self.sizes.values()) + sum(draft.size for draft in self._coming)
+        used = sum(self.sizes.values()) + sum(draft.size for draft in self.coming)
         if used + more > self.most_bytes:
             raise Rejected(507, f"more than the {self.most_bytes} bytes this machine may leave in all")
-
-    def end(self, draft: Draft, *, is_whole: bool) -> None:
-        self._coming.discard(draft)
-        if is_whole:
-            self.sizes[draft.name] = draft.size
 
 
 class Draft:
@@ -70,33 +65,29 @@ class Draft:
         self.name, self.size = name, 0
         self._outputs, self._path = outputs, path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(path, flags, 0o600)
+        self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 
     def write(self, data: bytes) -> None:
         """Raises Rejected."""
         self._outputs.check(len(data))
         self.size += len(data)
         with _as_answer():
-            write_all(self._descriptor, data)
+            write_all(self._file.fileno(), data)
 
     def keep(self) -> None:
         """Keep the file; it replaces an older one of its name. Raises Rejected."""
         with _as_answer():
-            self._close()
+            self._file.close()
             os.rename(self._path, self._outputs.folder / self.name)
-        self._outputs.end(self, is_whole=True)
+        self._outputs.coming.discard(self)
+        self._outputs.sizes[self.name] = self.size
 
     def drop(self) -> None:
         """Remove it. Nothing happens to a file that is kept."""
-        self._outputs.end(self, is_whole=False)
-        self._close()
+        self._outputs.coming.discard(self)
+        self._file.close()
         with suppress(OSError):
             os.unlink(self._path)
-
-    def _close(self) -> None:
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
 
 
 @contextmanager
@@ -104,6 +95,7 @@ def _as_answer() -> Iterator[None]:
     """Turn an error of the host's file system into an answer for the guest, without details of the host."""
     try:
         yield
-    except OSError as error:
-        is_full = error.errno in NO_ROOM
-        raise Rejected(507 if is_full else 500, "no room on the host" if is_full else "the host failed") from error
+    except OSError as exc:
+        if exc.errno in NO_ROOM:
+            raise Rejected(507, "no room on the host") from exc
+        raise Rejected(500, "the host failed") from exc

@@ -41,7 +41,7 @@ def fill_in(template: bytes, values: Mapping[str, bytes]) -> bytes:
     check_size(template, "the template")
     if template.startswith(PACKED):
         return template  # nothing can be replaced in it, and nothing of it may be
-    data = PATTERN.sub(lambda found: values.get(found[1].decode(), b""), template)
+    data = PATTERN.sub(lambda match: values.get(match[1].decode(), b""), template)
     check_size(data, "with its values filled in, it")
     return data
 

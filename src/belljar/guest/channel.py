@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from belljar.agent.wire import Parser, WireError
 from belljar.errors import AgentLost, GuestError, ProtocolViolation
 
 READS = 16  # of the socket, before other callbacks of the loop have their turn
-TOGETHER = 1 << 18  # small frames are written together up to this size
+TOGETHER = 1 << 18  # bytes read at once
 
 
 class Channel:
@@ -28,7 +27,7 @@ class Channel:
         lost: Callable[[GuestError], None],
     ) -> None:
         self._socket, self._parser, self._receive, self._lost = connection, parser, receive, lost
-        self._out: deque[bytes | memoryview] = deque()
+        self._out = bytearray()
         self._loop = asyncio.get_running_loop()
         self._is_writing = False
         self._is_open = True
@@ -45,7 +44,7 @@ class Channel:
         """Queue a frame. What is sent to a closed channel is lost, as on any wire."""
         if not self._is_open:
             return
-        self._out.append(data)
+        self._out += data
         if not self._is_writing:
             self._write()
 
@@ -65,28 +64,26 @@ class Channel:
 
     def _readable(self) -> None:
         for _ in range(READS):
-            room = self._parser.room()
             try:
-                count = self._socket.recv_into(room)
-            except (BlockingIOError, InterruptedError):
+                data = self._socket.recv(TOGETHER)
+            except BlockingIOError:
                 return
             except OSError as exc:
                 return self._fail(AgentLost(f"the channel to the guest broke: {exc.strerror}"))
-            if not count:
+            if not data:
                 return self._fail(AgentLost("the channel to the guest was closed"))
             self.last_heard = self._loop.time()
-            self._parser.filled(count)
+            self._parser.feed(data)
             self._take_all()
-            if not self._is_open or count < len(room):
+            if not self._is_open or len(data) < TOGETHER:
                 return
 
     def _take_all(self) -> None:
         try:
             while self._is_open:
-                found = self._parser.take()
-                if found is None:
+                if (received := self._parser.take()) is None:
                     return
-                self._receive(*found)
+                self._receive(*received)
         except WireError as exc:
             self._fail(ProtocolViolation(f"what came over the channel is not the agent's protocol: {exc}"))
         except GuestError as exc:
@@ -95,12 +92,9 @@ class Channel:
     def _write(self) -> None:
         try:
             while self._out:
-                data = self._next()
-                count = self._socket.send(data)
-                if count < len(data):
-                    self._out.appendleft(memoryview(data)[count:])
-        except (BlockingIOError, InterruptedError):
-            self._out.appendleft(data)
+                del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            pass
         except OSError:  # the reader learns why
             self._out.clear()
         if bool(self._out) is not self._is_writing:
@@ -109,13 +103,3 @@ class Channel:
                 self._loop.add_writer(self._descriptor, self._write)
             else:
                 self._loop.remove_writer(self._descriptor)
-
-    def _next(self) -> bytes | memoryview:
-        data = self._out.popleft()
-        if not self._out or len(data) >= TOGETHER:
-            return data
-        parts, size = [data], len(data)
-        while self._out and size + len(self._out[0]) <= TOGETHER:
-            size += len(self._out[0])
-            parts.append(self._out.popleft())
-        return b"".join(parts)

@@ -15,7 +15,7 @@ from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import ExchangeDisk, Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
-from belljar.guest.process import SCRIPT, Running, read_words, refusal
+from belljar.guest.process import Running, read_words, refusal
 from belljar.hints import Protocol
 from belljar.model import Account, Payload, PlainFile, Share, StdinKind, Transfer
 
@@ -68,6 +68,7 @@ class Conversation:
         self._number = 0
         self._channel: Channel | None = None
         self._hello: asyncio.Future[Hello] | None = None
+        self.hello: Hello | None = None  # what the agent said of itself, once it did
         self._exchange: ExchangeDisk | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._error: GuestError = AgentLost("the conversation with the guest has not begun")
@@ -78,22 +79,17 @@ class Conversation:
         self._lose(AgentLost("another conversation began"))
         loop = asyncio.get_running_loop()
         opening = wire.greeting(os.urandom(16))
-        self._hello = loop.create_future()
+        self._hello, self.hello = loop.create_future(), None
         self._channel = Channel(self._connection, wire.Parser(wire.TO_HOST, opening), self._receive, self._lose)
         self._channel.send(wire.PAD + opening)
         hello = await self._hello
         if hello.version != wire.PROTOCOL:
-            error = AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {wire.PROTOCOL}")
-            self._lose(error)
-            raise error
+            self._lose(
+                AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {wire.PROTOCOL}")
+            )
+            raise self._error
         self._heartbeat = loop.call_later(self._settings.heartbeat, self._beat)
         return hello
-
-    @property
-    def hello(self) -> Hello | None:
-        """What the agent said of itself, once it did."""
-        done = self._hello is not None and self._hello.done() and not self._hello.cancelled()
-        return self._hello.result() if done and self._hello is not None and not self._hello.exception() else None
 
     def close(self) -> None:
         self._lose(AgentLost("the conversation with the guest was closed"))
@@ -167,7 +163,8 @@ class Conversation:
             version = int(number)
         except ValueError as exc:
             raise wire.WireError("a hello without a version") from exc
-        self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, nine_p == "9p"))
+        self.hello = Hello(version, name, boot_nonce, system, kernel, nine_p == "9p")
+        self._hello.set_result(self.hello)
 
     async def _call(
         self, name: bytes, *words: bytes, answers: int | None = None, patience: float = 1, more: float = 0.0
@@ -200,16 +197,16 @@ class Conversation:
         return IdentityProof(hostname, machine_id, nonce, mac, sample, skew)
 
     async def renew_keys(self) -> None:
-        await self._call(b"renew_keys", more=wire.KEYS_PATIENCE)
+        await self._call(b"renew_keys", more=wire.Patience.KEYS)
 
     async def settle(self) -> frozenset[str]:
-        (said,) = await self._call(b"settle", answers=1, patience=10)
+        (abilities,) = await self._call(b"settle", answers=1, patience=10)
         self.close()  # the agent has done so too: it waits for the next greeting
-        return frozenset(said.split())
+        return frozenset(abilities.split())
 
     async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
         words = (b"%d" % number for number in (cpus, plugged, surplus, disk))
-        seen, memory = await self._call(b"grow", *words, answers=2, more=wire.GROW_PATIENCE)
+        seen, memory = await self._call(b"grow", *words, answers=2, more=wire.Patience.GROW)
         try:
             return int(seen), int(memory)
         except ValueError as exc:
@@ -244,7 +241,7 @@ class Conversation:
 
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
         words = (text(name), text(device), os.fsencode(inside), cwd or b"", *account_words(account))
-        await self._call(b"mount_packed", *words, more=wire.PACKED_PATIENCE)
+        await self._call(b"mount_packed", *words, more=wire.Patience.PACKED)
 
     async def prepare_for(self, what: str) -> None:
         await self._call(b"prepare", text(what), patience=10)
@@ -257,17 +254,13 @@ class Conversation:
 
     async def start(self, payload: Payload, streams: Streams) -> Running:
         process = self._begin(order_of(payload, streams), streams)
-        if payload.script is not None:
-            from belljar.guest.stdio import BytesSource
-
-            process.send_from(SCRIPT, BytesSource(payload.script))
         await process.started
         return process
 
     async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
         """Start the agent's own tar reader or writer as the user. See files.py."""
         letters = b"".join(b"s" if stream else b"n" for stream in (streams.stdin, streams.stdout, None))
-        head = (b"0", letters, b"", b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
+        head = (b"0", b"", b"", letters, b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
         process = self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
         await process.started
         return process
@@ -319,10 +312,11 @@ def order_of(payload: Payload, streams: Streams) -> list[bytes]:
     """The words of a `start`: see `_start` and `Job` in the agent."""
     letters = b"".join(LETTERS[kind] for kind in (payload.stdin, payload.stdout, payload.stderr))
     window = b"%d %d" % (streams.window or (0, 0)) if payload.terminal else b""
-    script = b"" if payload.script is None else (payload.argv[0] if payload.argv else b"") or b"script"
+    name = (payload.argv[0] if payload.argv else b"") or b"script"
+    script = (b"", b"") if payload.script is None else (name, wire.without_nul(payload.script))
     program = payload.program or b""
     lingers = b"1" if payload.lingers else b""
-    head = (letters, window, script, b"", program, lingers, b"%d" % payload.umask, payload.cwd or b"")
+    head = (*script, letters, window, b"", program, lingers, b"%d" % payload.umask, payload.cwd or b"")
     account = account_words(payload.account)
     limits = [word for name, soft, hard in payload.rlimits for word in (text(name), b"%d" % soft, b"%d" % hard)]
     env = [word for pair in payload.env for word in pair]

@@ -1,4 +1,4 @@
-"""Files and folders to and from the guest, as tar streams. The tar code itself is the agent's (belljar/agent/tar.py).
+"""Files and folders to and from the guest, as tar streams. The tar code itself is the agent's (belljar/agent/transfer).
 
 Inside, a process of the account's own does the copy, so that the guest's kernel checks what it may do. Outside, a thread
 reads or writes the files; a `Bridge` stands between that thread and the event loop.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ROOT = Account("root", 0, 0, "root", home="/root")
 SAFE_MODE = 0o777  # a file from the guest gets no set-uid bit on the host
-BROKEN_OFF = "over"
+BROKEN_OFF = "broken"
 
 
 async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None, by: ExchangeDisk | None) -> None:
@@ -70,13 +70,8 @@ async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None,
     """See `Guest.get`."""
     source, target = os.fsencode(item.inside), os.fsencode(item.outside)
     bridge = Bridge(by)
-    order = [
-        b"get",
-        source,
-        by.serial if by else b"",
-        b"changed" if item.changed_only else b"all",
-        *map(os.fsencode, item.skip),
-    ]
+    which = b"changed" if item.changed_only else b"all"
+    order = [b"get", source, by.serial if by else b"", which, *map(os.fsencode, item.skip)]
     process = await begin(order, account, cwd, Streams(None, bridge, None))
     unpacking = asyncio.ensure_future(in_thread(lambda: bridge.unpack(target, _name_of(source))))
     try:

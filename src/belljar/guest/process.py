@@ -7,17 +7,15 @@ import errno
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
 from belljar.guest import ExitStatus, Sink, Source, Streams
 from belljar.guest.channel import Channel
-from belljar.hints import Any
 from belljar.model import Usage
 
-STDIN, STDOUT, STDERR, SCRIPT = range(4)
 LONGEST_MESSAGE = 1000
 LONGEST_TIME = 1e12  # seconds
 Send = Callable[[bytes], None]
@@ -104,7 +102,7 @@ class Downstream:
         await self._sink.write(data)
         self._owed += len(data)
         if self._owed >= wire.WINDOW // 4 and not self._is_ended:
-            self._send(wire.credit(self._number, self._owed))
+            self._send(wire.frame(wire.CREDIT, self._number, wire.U32.pack(self._owed)))
             self._held -= self._owed
             self._owed = 0
         return True
@@ -118,57 +116,36 @@ class Running:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()
         self._status: asyncio.Future[ExitStatus] = loop.create_future()
-        self._upstreams: dict[int, Upstream] = {}
-        self._downstreams: dict[int, Downstream] = {}
-        self._sources: dict[int, asyncio.Task[None]] = {}
-        self._sinks: list[asyncio.Task[None]] = []
-        if streams.stdin is not None:
-            self.send_from(STDIN, streams.stdin)
-        for index, sink in ((STDOUT, streams.stdout), (STDERR, streams.stderr)):
-            if sink is not None:
-                self._receive_into(index, sink)
-
-    def send_from(self, index: int, source: Any) -> None:
-        """Feed one of the process's streams from a source."""
-        number = 4 * self._number + index
-        stream = self._upstreams[number] = Upstream(number, source, self._channel.send)
-        self._sources[number] = self._task(stream.run())
-
-    def _receive_into(self, index: int, sink: Sink) -> None:
-        number = 4 * self._number + index
-        stream = self._downstreams[number] = Downstream(number, sink, self._channel.send)
-        self._sinks.append(self._task(stream.run()))
-
-    @staticmethod
-    def _task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work)
+        sinks = {4 * number + wire.STDOUT: streams.stdout, 4 * number + wire.STDERR: streams.stderr}
+        self._outputs = {id: Downstream(id, sink, channel.send) for id, sink in sinks.items() if sink is not None}
+        self._writing = [loop.create_task(output.run()) for output in self._outputs.values()]
+        self._input = None if streams.stdin is None else Upstream(4 * number, streams.stdin, channel.send)
+        self._reading = None if self._input is None else loop.create_task(self._input.run())
 
     # -- what the caller does
 
     async def wait(self) -> ExitStatus:
         """May be cancelled and called again."""
         status = await asyncio.shield(self._status)
-        if self._sinks:
-            await asyncio.wait(self._sinks)
-        for task in self._sinks:
+        if self._writing:
+            await asyncio.wait(self._writing)
+        for task in self._writing:
             if not task.cancelled() and (broken := task.exception()) is not None:
                 raise broken
-        for number, stream in self._downstreams.items():
-            if stream.error is not None:
-                raise sink_error(number & 3, stream.error) from stream.error
+        for number, output in self._outputs.items():
+            if output.error is not None:
+                raise sink_error(number & 3, output.error) from output.error
         return status
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
-        if not self._status.done():
-            self._channel.send(
-                wire.frame(wire.SIGNAL, self._number, bytes([number | wire.LEADER if alone else number]))
-            )
+        self._send(wire.SIGNAL, bytes([number | wire.LEADER if alone else number]))
 
     async def resize(self, rows: int, columns: int) -> None:
+        self._send(wire.RESIZE, wire.WINDOW_SIZE.pack(min(rows, 65535), min(columns, 65535)))
+
+    def _send(self, kind: int, body: bytes) -> None:
         if not self._status.done():
-            self._channel.send(
-                wire.frame(wire.RESIZE, self._number, wire.WINDOW_SIZE.pack(min(rows, 65535), min(columns, 65535)))
-            )
+            self._channel.send(wire.frame(kind, self._number, body))
 
     # -- what the guest says
 
@@ -177,14 +154,15 @@ class Running:
         return self._status.done()
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
-        if kind == wire.DATA and number in self._downstreams:
-            self._downstreams[number].feed(body)
-        elif kind == wire.CREDIT and number in self._upstreams:
-            self._upstreams[number].grant(wire.U32.unpack(body)[0])
-        elif kind == wire.EOF and number in self._downstreams:
-            self._downstreams[number].end()
-        elif kind == wire.RESET and number in self._sources:
-            self._sources[number].cancel()  # the payload closed its end
+        output = self._outputs.get(number)
+        if kind == wire.DATA and output is not None:
+            output.feed(body)
+        elif kind == wire.CREDIT and self._input is not None and number == 4 * self._number:
+            self._input.grant(wire.U32.unpack(body)[0])
+        elif kind == wire.EOF and output is not None:
+            output.end()
+        elif kind == wire.RESET and self._reading is not None and number == 4 * self._number:
+            self._reading.cancel()  # the payload closed its end
         elif kind in (wire.REPLY, wire.ERROR):
             self._begun(kind, body)
         elif kind == wire.EXIT:
@@ -201,15 +179,15 @@ class Running:
     def _ended(self, status: ExitStatus) -> None:
         if self._status.done() or not self.started.done():
             raise wire.WireError(f"an end of process {self._number} at a wrong time")
-        for task in self._sources.values():
-            task.cancel()
-        for stream in self._downstreams.values():
-            stream.end()
+        if self._reading is not None:
+            self._reading.cancel()
+        for output in self._outputs.values():
+            output.end()
         self._status.set_result(status)
 
     def fail(self, error: GuestError) -> None:
         """It cannot be started, or the guest is lost."""
-        for task in (*self._sources.values(), *self._sinks):
+        for task in (*self._writing, *([self._reading] if self._reading else [])):
             task.cancel()
         for future in (self.started, self._status):
             if not future.done():
@@ -272,7 +250,7 @@ def refusal(body: bytes) -> GuestError:
 
 def sink_error(index: int, error: OSError) -> HostError:
     """Why bytes of the payload could not be written outside."""
-    name = {STDOUT: "stdout", STDERR: "stderr"}.get(index, "output")
+    name = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}.get(index, "output")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         hint = "Free space where it is written to, or send it elsewhere."
         return NoSpace(f"the payload's {name}: {error.strerror}", hint=hint)

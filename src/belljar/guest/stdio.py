@@ -15,48 +15,44 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 
-from belljar.hints import Generic, TypeVar
 from belljar.host.threads import begin_thread
 
-T = TypeVar("T")
 LOOK_AGAIN = 0.1  # seconds
+Order = tuple[Callable[[], None], asyncio.Future[None]]
 
 
-Order = tuple[Callable[[], T], asyncio.Future[T]]
-
-
-class _Worker(Generic[T]):
+class _Worker:
     """Does one blocking call after the other, in a thread that ends when nobody has the worker any more."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._orders: SimpleQueue[Order[T] | None] | None = None
+        self._orders: SimpleQueue[Order | None] | None = None
 
-    async def do(self, call: Callable[[], T]) -> T:
-        """The call's result. Cancelling stops the waiting, not the call."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    async def do(self, call: Callable[[], None]) -> None:
+        """Make the call. Cancelling stops the waiting, not the call."""
+        future = asyncio.get_running_loop().create_future()
         if self._orders is None:
-            orders: SimpleQueue[Order[T] | None] = SimpleQueue()
-            begin_thread(_work, orders, name=self._name)
-            self._orders = orders
+            self._orders = SimpleQueue()
+            begin_thread(_work, self._orders, name=self._name)
         self._orders.put((call, future))
-        return await future
+        await future
 
     def __del__(self) -> None:
         if self._orders is not None:
             self._orders.put(None)
 
 
-def _work(orders: SimpleQueue[Order[T] | None]) -> None:
+def _work(orders: SimpleQueue[Order | None]) -> None:
     """Knows the orders alone, so that it keeps nobody alive while it waits for the next."""
     while (order := orders.get()) is not None:
         _carry_out(*order)
         del order
 
 
-def _carry_out(call: Callable[[], T], future: asyncio.Future[T]) -> None:
+def _carry_out(call: Callable[[], None], future: asyncio.Future[None]) -> None:
     try:
-        answer = partial(future.set_result, call())
+        call()
+        answer = partial(future.set_result, None)
     except BaseException as exc:
         answer = partial(future.set_exception, exc)
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -68,7 +64,7 @@ class FdSource:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._worker: _Worker[None] = _Worker(f"read {descriptor}")
+        self._worker = _Worker(f"read {descriptor}")
         self._taken = b""
 
     async def read(self, limit: int) -> bytes:
@@ -121,7 +117,7 @@ class FdSink:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._worker: _Worker[None] = _Worker(f"write {descriptor}")
+        self._worker = _Worker(f"write {descriptor}")
 
     async def write(self, data: bytes) -> None:
         """Raises BrokenPipeError when the reader is gone, another OSError when the bytes cannot be taken."""

@@ -17,7 +17,7 @@ import pytest
 from belljar.agent import bundle
 
 FOLDER = Path(bundle.FOLDER)
-OUTSIDE = {"__init__.py", "bundle.py", "roles.py"}  # what stays on the host
+OUTSIDE = {"__init__.py", "bundle.py"}  # what stays on the host
 
 
 def tree_of(part: str) -> ast.Module:
@@ -70,8 +70,7 @@ def test_a_module_imports_names_as_they_are_of_modules_before_it(part: str) -> N
 
 
 def test_nobody_is_imported_by_whom_he_imports_not_even_for_a_type() -> None:
-    """The parts know each other's roles (`roles.py`): a part is of a kind that is asked for, or it is not."""
-    known = {"bundle.py", *bundle.PARTS, "roles.py"}
+    known = {"bundle.py", *bundle.PARTS}
     names = {f"belljar.agent.{part.removesuffix('.py').replace('/', '.')}": part for part in known}
     asked = {part: {names[str(node.module)] for node in own_imports(tree_of(part))} for part in known}
     order: list[str] = []
@@ -155,10 +154,7 @@ def test_a_change_of_any_module_changes_the_file_and_its_key(
 
 
 MODULE = '''\
-"""What it is for.
-
-And more.
-"""
+"""What it is for."""
 
 import os
 
@@ -166,15 +162,6 @@ from belljar.agent.wire import (
     MIB,
     Words,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-
-    from collections import deque
-    from belljar.agent.loop import Agent
-else:  # quicker
-    import _signal as signal
 
 # Why one.
 ONE = 1
@@ -193,5 +180,5 @@ def test_only_the_imports_above_are_taken_out(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(bundle, "PARTS", (f"{tmp_path}/one.py",))
     made = bundle.source().decode()
     head, _, rest = made.removeprefix(bundle.HEAD).partition("\n\n\n# -- ")
-    assert head == "\nimport _signal as signal\nimport os"
-    assert rest.partition("\n")[2] == f"# What it is for.\n#\n# And more.\n\n{BODY}"
+    assert head == "\nimport os"
+    assert rest.partition("\n")[2].split("\n", 1)[1].lstrip() == BODY

@@ -65,7 +65,7 @@ def call(number: int, *words: bytes) -> bytes:
     return wire.frame(wire.CALL, number, wire.join(*words))
 
 
-LATE = ("refused", "not done in time")
+LATE = "not done in time"
 PING = wire.frame(wire.PING, 0, bytes(8))
 
 

@@ -65,15 +65,15 @@ def test_what_the_disk_has_no_room_for_goes_by_the_stream(tmp_path: Path, disk: 
 def test_a_file_system_without_direct_access_is_used_through_its_cache(
     tmp_path: Path, disk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, changes, write = by_disk(large(tmp_path / "file"), disk), list[bool](), os.writev
+    stream, changes, write = by_disk(large(tmp_path / "file"), disk), list[bool](), os.pwritev
 
-    def refuse(fd: int, data: Any) -> int:
+    def refuse(fd: int, data: Any, offset: int) -> int:
         if changes[-1]:
             raise OSError(errno.EINVAL, "no O_DIRECT here, as 9p says at the first write")
-        return write(fd, data)
+        return write(fd, data, offset)
 
     monkeypatch.setattr(tar, "set_direct", lambda fd, on: changes.append(on) or True)
-    monkeypatch.setattr(os, "writev", refuse)
+    monkeypatch.setattr(os, "pwritev", refuse)
     unpack(io.BytesIO(stream).read, os.fsencode(tmp_path / "copy"), b"x", exchange=Exchange(disk, True))
     assert facts(tmp_path / "copy") == facts(tmp_path / "file")
     assert True in changes and False in changes

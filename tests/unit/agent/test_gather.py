@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent.transfer.tar import DEEPEST, Gatherer, TransferError
+from belljar.agent.transfer.tar import DEEPEST, Gatherer
 
 
 def gathered(*paths: Path | str) -> tarfile.TarFile:
@@ -92,6 +92,6 @@ def test_it_stops_when_nobody_takes_more(tmp_path: Path) -> None:
         if len(taken) > 2:
             raise BrokenPipeError(32, "Broken pipe")
 
-    with pytest.raises(TransferError, match="cut off"):
+    with pytest.raises(BrokenPipeError):
         Gatherer(take).gather([os.fsencode(tmp_path)])
     assert len(taken) == 3, "it does not go on to the next file"

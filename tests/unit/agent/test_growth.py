@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.agent.guest import growth, system
-from belljar.agent.guest.growth import Growth, hold_back, limit_for
+from belljar.agent.guest.growth import hold_back, limit_for, take_all
 
 MIB = 1 << 20
 
@@ -43,17 +43,17 @@ def test_new_processors_are_put_online_and_blocks_are_awaited_until_the_kernel_h
         (kernel / f"memory/memory{number}/state").write_text("online\n")
     (kernel / "cpu/cpu1").mkdir()
     (kernel / "cpu/cpu1/online").write_text("0\n")
-    Growth(4, 2, 256 * MIB, 0, 0, 0).take()
+    take_all(4, 2, 256 * MIB, 0, 0, 0)
     assert (kernel / "cpu/cpu1/online").read_text()[0] == "1"
     (kernel / "memory/memory33/state").write_text("offline\n")
     with pytest.raises(TimeoutError):
-        Growth(4, 2, 256 * MIB, 0, 0, 0).take()
+        take_all(4, 2, 256 * MIB, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("cpus", "plugged"), [(2, 128 * MIB), (3, 0)])
 def test_what_is_not_there_is_waited_for(kernel: Path, cpus: int, plugged: int) -> None:
     with pytest.raises(TimeoutError):
-        Growth(4, cpus, plugged, 0, 0, 0).take()
+        take_all(4, cpus, plugged, 0, 0, 0)
 
 
 def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,13 +61,15 @@ def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, mon
     (kernel / "cpu/cpu1/online").write_text("0\n")
     failures = [OSError(5, "I/O error")] * 2
 
+    real = system.write_file
+
     def write(path: str, data: bytes, **more: int) -> None:
         if failures:
             raise failures.pop()
-        system.write_file(path, data, **more)
+        real(path, data, **more)
 
-    monkeypatch.setattr(growth, "write_file", write)
-    Growth(4, 2, 0, 0, 0, 0).take()
+    monkeypatch.setattr(system, "write_file", write)
+    take_all(4, 2, 0, 0, 0, 0)
     assert not failures and (kernel / "cpu/cpu1/online").read_text()[0] == "1"
 
 
@@ -77,7 +79,7 @@ def test_memory_that_was_not_asked_for_is_held_back_or_the_guest_says_no(
     held = tmp_path / "nr_hugepages"
     held.write_text("3\n")
     monkeypatch.setattr(growth, "HELD", str(held))
-    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    monkeypatch.setattr(growth, "meminfo", lambda name: 2 * MIB)
     hold_back(68 * MIB, 0, True)
     assert held.read_text().split()[0] == "37"
     monkeypatch.setattr(growth, "write_file", lambda *a, **k: None)  # a kernel that has no such pages left
@@ -91,7 +93,7 @@ def test_a_clone_holds_back_what_is_not_its_own_whatever_its_template_held(
     held = tmp_path / "nr_hugepages"
     held.write_text("47\n")  # 13 of the image's own
     monkeypatch.setattr(growth, "HELD", str(held))
-    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    monkeypatch.setattr(growth, "meminfo", lambda name: 2 * MIB)
     hold_back(0, 68 * MIB, True)
     assert int(held.read_text().split()[0]) == 13
     hold_back(100 * MIB, 0, True)
@@ -105,7 +107,7 @@ def test_whole_blocks_that_were_not_asked_for_go_offline_so_that_the_guest_does_
     held = kernel / "nr_hugepages"
     held.write_text("00\n")
     monkeypatch.setattr(growth, "HELD", str(held))
-    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    monkeypatch.setattr(growth, "meminfo", lambda name: 2 * MIB)
     write = system.write_file
 
     def refuse_the_kernels_own(path: str, data: bytes, **more: int) -> None:
@@ -113,7 +115,7 @@ def test_whole_blocks_that_were_not_asked_for_go_offline_so_that_the_guest_does_
             raise OSError(16, "Device or resource busy")
         write(path, data, **more)
 
-    monkeypatch.setattr(growth, "write_file", refuse_the_kernels_own)
+    monkeypatch.setattr(system, "write_file", refuse_the_kernels_own)
     assert hold_back(300 * MIB, 0, True) == 44 * MIB
     states = [(kernel / f"memory/memory{number}/state").read_text() for number in range(4)]
     assert [state.startswith("offline") for state in states] == [False, True, True, False]

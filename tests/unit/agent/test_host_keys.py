@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,17 +102,17 @@ def test_without_new_keys_the_guest_says_so_and_keeps_the_old_ones(
 def test_only_an_ssh_server_is_told_to_read_its_keys_anew(
     folder: Path, key: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, str]] = []
+    restarted: list[int] = []
     pid = folder / "sshd.pid"
     pid.write_text(f"{os.getpid()}\n")  # this process's name is another one
     monkeypatch.setattr(network, "SSHD_PIDS", (str(pid),))
-    monkeypatch.setattr(network, "restart_sshd", lambda *words: told.append(words))
+    monkeypatch.setattr(network, "restart_sshd", restarted.append)
     renew_host_keys([key("ed25519")], str(folder))
-    assert told == []
+    assert restarted == []
     real = read_file
     monkeypatch.setattr(network, "read_file", lambda path, most: b"sshd\n" if "comm" in path else real(path, most))
     renew_host_keys([key("ed25519")], str(folder))
-    assert told == [(os.getpid(), str(pid))]
+    assert restarted == [os.getpid()]
 
 
 @pytest.mark.parametrize(
@@ -143,36 +142,15 @@ def test_a_server_of_systemd_is_restarted_by_systemd(
     monkeypatch.setattr(network, "read_file", lambda path, most=0: b"0::/system.slice/ssh.service\n")
     if status:
         with pytest.raises(Refused, match=r"ssh\.service.*did not start again"):
-            network.restart_sshd(1, str(folder / "sshd.pid"))
+            network.restart_sshd(1)
     else:
-        network.restart_sshd(1, str(folder / "sshd.pid"))
+        network.restart_sshd(1)
     assert called.read_text() == "restart ssh.service\n"
 
 
-HEARS = ("env", "--default-signal=HUP")  # also where these tests were started by nohup
-SERVER = """\
-trap 'rm "$0"; echo "$$" > "$0.new"; mv "$0.new" "$0"; echo again; echo "$$" > "$0"; exit' HUP
-echo ready
-while :; do sleep 0.05; done
-"""
-
-
-def test_the_server_is_waited_for_until_it_listens_again(folder: Path) -> None:
-    pid = folder / "sshd.pid"
-    pid.write_text("1\n")
-    with subprocess.Popen([*HEARS, "sh", "-c", SERVER, str(pid)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None and server.stdout.readline() == "ready\n"
-        network.restart_sshd(server.pid, str(pid))
-        assert pid.read_text() in (f"{server.pid}\n", "")  # it is written once more, and empty for a moment then
-        assert server.wait(10) == 0 and pid.read_text() == f"{server.pid}\n"
-
-
-def test_a_server_that_stays_away_is_not_waited_for_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(network, "SSHD_PATIENCE", 0.1)
-    monkeypatch.setattr(network, "say", said.append)
-    pid = folder / "sshd.pid"
-    pid.write_text("1\n")
-    with subprocess.Popen([*HEARS, "sleep", "60"]) as server:
-        network.restart_sshd(server.pid, str(pid))
-    assert server.returncode == -signal.SIGHUP and len(said) == 1
+def test_any_other_server_reads_its_keys_at_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(network, "read_file", lambda path, most=0: b"0::/\n")
+    monkeypatch.setattr(network, "kill_quietly", lambda *words: signals.append(words))
+    network.restart_sshd(7)
+    assert signals == [(7, signal.SIGHUP)]

@@ -49,7 +49,7 @@ ACCOUNT = {
     "groups": 0,
 }
 ORDER: dict[str, Any] = {
-    "files": [], "stdio": "ssn", "window": "", "script": "", "builtin": "", "program": "", "lingers": "", "umask": 18, "cwd": "/", **ACCOUNT,
+    "files": [], "script": "", "text": "", "stdio": "ssn", "window": "", "builtin": "", "program": "", "lingers": "", "umask": 18, "cwd": "/", **ACCOUNT,
     "limits": [], "argv": ["/bin/sleep", "1000"], "env": [],
 }  # fmt: skip
 

@@ -22,8 +22,8 @@ from belljar.agent.transfer.untar import TarSource, unpack
 MIB = 1 << 20
 
 
-def pack(source: bytes, write: Callable[[bytes], object], skip: tuple[bytes, ...] = (), since: int = 0) -> list[bytes]:
-    return Packer(write, skip, since).pack(source)
+def pack(source: bytes, write: Callable[[bytes], object], skip: tuple[bytes, ...] = (), since: int = 0) -> None:
+    Packer(write, skip, since).pack(source)
 
 
 def packed(source: Path) -> bytes:
@@ -196,13 +196,11 @@ def plant(path: Path, tree: Any) -> None:
         plant(path / os.fsdecode(name), inner)
 
 
-def test_special_files_are_left_out_and_named(tmp_path: Path) -> None:
+def test_special_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     os.mkfifo(tmp_path / "tree/pipe")
     (tmp_path / "tree/file").write_bytes(b"x")
-    parts: list[bytes] = []
-    assert pack(os.fsencode(tmp_path / "tree"), parts.append) == [os.fsencode(tmp_path / "tree/pipe")]
-    unpacked(b"".join(parts), tmp_path / "copy")
+    copied(tmp_path / "tree", tmp_path / "copy")
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["file"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.rehearsal import Rehearsal
 
-from belljar.agent.guest import mounts
+from belljar.agent.guest import mounts, system
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words
@@ -51,16 +51,21 @@ class Events:
         pass
 
 
+def play_modules(monkeypatch: pytest.MonkeyPatch, loaded: list[str], has: Callable[[str], bool]) -> None:
+    """A kernel with these file systems, whose modules are only noted."""
+    monkeypatch.setattr(system, "has_filesystem", has)
+    monkeypatch.setattr(system, "MODPROBES", ("/",))
+    monkeypatch.setattr(os, "spawnv", lambda how, program, argv: loaded.append(argv[-1]))
+
+
 @pytest.fixture
 def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Kernel, Callable[[], bytes]]]:
     def prepare(*answers: int, how: bytes = b"rw") -> tuple[Kernel, Callable[[], bytes]]:
         kernel = Kernel(*answers)
-        monkeypatch.setattr(mounts, "libc", lambda: kernel)
-        monkeypatch.setattr(mounts, "Libc", Kernel)
+        monkeypatch.setattr(mounts, "libc", kernel)
         monkeypatch.setattr(mounts, "kernel_events", Events)
-        monkeypatch.setattr(mounts, "write_file", kernel.write_file)
-        monkeypatch.setattr(mounts, "filesystems", lambda: kernel.known)
-        monkeypatch.setattr(mounts, "load_modules", kernel.loaded.extend)
+        monkeypatch.setattr(mounts, "write_quietly", kernel.write_file)
+        play_modules(monkeypatch, kernel.loaded, lambda name: name.encode() in kernel.known.split())
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
         return kernel, lambda: guest.calls[b"mount"](Words([b"virtiofs", b"share0", target, how])) or guest.mounts[-1]
@@ -105,7 +110,7 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
 
 
 def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mounts.SHARES, b"virtiofs", (b"", (errno.EINVAL,), 0.01, True))
+    monkeypatch.setitem(mounts.SHARES, b"virtiofs", (b"", (errno.EINVAL,), 0.01))
     _, mount = mounting(*([errno.EINVAL] * 100_000))
     with pytest.raises(Refused, match="cannot mount the share: Invalid argument"):
         mount()
@@ -113,7 +118,7 @@ def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: 
 
 def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[str]()
-    monkeypatch.setattr(mounts, "load_modules", loaded.extend)
+    play_modules(monkeypatch, loaded, lambda name: False)
     Guest().prepare_for(Words([b"virtiofs"]))
     assert loaded == ["virtiofs"]
     with pytest.raises(Refused):

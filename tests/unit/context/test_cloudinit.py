@@ -59,12 +59,12 @@ def test_a_disc_has_the_four_files_and_the_label_that_cloud_init_looks_for(tmp_p
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_disc_never_overwrites_and_follows_no_link(tmp_path: Path) -> None:
+def test_a_disc_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
     victim, path = tmp_path / "victim", tmp_path / "seed.iso"
     victim.write_bytes(b"precious")
     path.symlink_to(victim)
-    with pytest.raises(FileExistsError):
-        SEED.write(path)
+    SEED.write(path)
+    assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600
     assert victim.read_bytes() == b"precious"
 
 

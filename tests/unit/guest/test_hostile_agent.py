@@ -36,7 +36,6 @@ from belljar.agent.wire import (
     U32,
     WINDOW,
     Parser,
-    credit,
     frame,
     join,
 )
@@ -312,7 +311,7 @@ async def test_credit_is_given_back_only_for_what_was_taken() -> None:
         out = 4 * number + 1
         for _ in range(3):
             await agent.say(frame(DATA, out, bytes(MAX_DATA)))
-            assert await agent.heard() == credit(out, MAX_DATA)
+            assert await agent.heard() == frame(CREDIT, out, U32.pack(MAX_DATA))
         await agent.say(frame(EOF, out) + frame(EXIT, number, ended(0)))
         assert (await process.wait()).exit_code == 0
     assert len(sink.data) == 3 * MAX_DATA

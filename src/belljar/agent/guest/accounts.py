@@ -1,18 +1,25 @@
-"""Accounts: pure functions from the text of a file to its next text."""
+"""Accounts: from the text of a file to its next text."""
 
-from belljar.agent.guest.system import Refused
-from belljar.agent.wire import Words, join
+from __future__ import annotations
+
+import os
+import stat
+from _collections_abc import Callable
+
+from belljar.agent.guest.system import Refused, read_file, write_file
+from belljar.agent.wire import MIB, Words, join
 
 
 class Account:
     """Who a payload is."""
 
-    def __init__(self, words: "Words") -> None:
+    def __init__(self, words: Words) -> None:
         begin = words.at
         self.name, self.uid, self.gid = words.text(), words.number(), words.number()
         self.group, self.home, self.shell = words.text(), words.text(), words.text()
-        pairs = words.some(2)
-        self.groups = [(int(pairs[at]), Words(pairs[at + 1 : at + 2]).text()) for at in range(0, len(pairs), 2)]
+        self.groups = [(int(pair[0]), Words([pair[1]]).text()) for pair in words.rows(2)]
+        self.group_ids = [self.gid, *(number for number, _ in self.groups if number != self.gid)]
+        self.home_path = self.home.encode("utf-8", "surrogateescape")
         self.key = join(*words.words[begin : words.at])
 
     def check(self) -> None:
@@ -34,7 +41,7 @@ def free_name(text: str, name: str, number: int) -> str:
     for line in text.splitlines():
         fields = line.split(":")
         if fields[0] == name and fields[2:3] != [str(number)]:
-            return "%s_%d" % (name, number)
+            return f"{name}_{number}"
     return name
 
 
@@ -45,7 +52,7 @@ def with_user(text: str, account: Account) -> str:
     rows = [line.split(":") for line in text.splitlines()]
     if any(row[0] == name for row in rows) or (uid == 0 and any(row[2:3] == ["0"] for row in rows)):
         return text
-    line = "%s:x:%d:%d::%s:%s\n" % (name, uid, account.gid, account.home, account.shell)
+    line = f"{name}:x:{uid}:{account.gid}::{account.home}:{account.shell}\n"
     if any(row[2:3] == [str(uid)] for row in rows):
         return line + text
     return ended(text) + line
@@ -67,11 +74,36 @@ def with_groups(text: str, account: Account, user: str) -> str:
             if fields[2:3] == [str(gid)] and len(fields) == 4:
                 members = [member for member in fields[3].split(",") if member]
                 if is_member and gid != account.gid and user not in members:
-                    lines[index] = ":".join(fields[:3] + [",".join(members + [user])])
+                    lines[index] = ":".join([*fields[:3], ",".join([*members, user])])
                 break
         else:
-            lines.append("%s:x:%d:%s" % (free_name(text, name, gid), gid, user if is_member else ""))
+            lines.append(f"{free_name(text, name, gid)}:x:{gid}:{user if is_member else ''}")
     return "".join(line + "\n" for line in lines)
+
+
+def add_to_files(account: Account) -> None:
+    """Write the account into /etc/passwd, /etc/group and /etc/shadow. Raises Refused."""
+    account.check()
+    user = free_name(read_file("/etc/passwd", MIB).decode("utf-8", "surrogateescape"), account.name, account.uid)
+    rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
+    rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
+    if os.path.exists("/etc/shadow"):
+        rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
+
+
+def rewrite(path: str, change: Callable[[str], str], mode: int) -> None:
+    """Change a text file of the system; only its end where that is enough."""
+    old = read_file(path, 16 * MIB).decode("utf-8", "surrogateescape")
+    new = change(old)
+    if new.startswith(old):
+        if new != old:
+            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), mode, os.O_APPEND)
+        return
+    before, draft = os.stat(path), path + ".belljar"
+    write_file(draft, new.encode("utf-8", "surrogateescape"), mode)
+    os.chmod(draft, stat.S_IMODE(before.st_mode))
+    os.chown(draft, before.st_uid, before.st_gid)
+    os.rename(draft, path)
 
 
 def ended(text: str) -> str:

@@ -1,19 +1,15 @@
 """What keeps a payload's processes together: a control group, or its session where the kernel has none."""
 
+from __future__ import annotations
+
+import _signal as signal
 import os
 import select
+from _collections_abc import Callable
 
-from belljar.agent.guest.system import is_below, kill_quietly, processes, read_file, say, write_file
+from belljar.agent.guest.system import is_below, kill_quietly, processes, read_file, say, write_quietly
+from belljar.agent.loop.channel import Channel
 from belljar.agent.wire import MIB
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from typing import Callable
-
-    from belljar.agent.roles import Reactor
-else:  # what is below the library's modules of these names, and much quicker to import
-    import _signal as signal
 
 
 class Cgroup:
@@ -24,56 +20,51 @@ class Cgroup:
 
     def __init__(self, parent: str) -> None:
         Cgroup.count += 1
-        self.path = "%s/%d.%d" % (parent, os.getpid(), Cgroup.count)
+        self.path = f"{parent}/{os.getpid()}.{Cgroup.count}"
         os.mkdir(self.path)
         self.procs = os.open(self.path + "/cgroup.procs", os.O_RDWR | os.O_CLOEXEC)
         self.events = os.open(self.path + "/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-        self.then = None  # type: Callable[[], None] | None
+        self.then: Callable[[], None] | None = None
 
     def join(self) -> None:
+        """In the child."""
         os.write(self.procs, b"0")
 
-    def clear(self, reactor: "Reactor", pid: int, then: "Callable[[], None]") -> None:
+    def clear(self, agent: Channel, pid: int, then: Callable[[], None]) -> None:
+        """Kill all that is left, unless patient; call *then* once nothing is."""
         if self._is_empty():
             return then()
-        self.then = then
-        reactor.watch(self.events, select.EPOLLPRI, lambda events: self._changed(reactor))
-        self._changed(reactor)
+        self.agent, self.then = agent, then
+        agent.watch(self.events, select.EPOLLPRI, self._look)
+        self._look()
 
-    def _changed(self, reactor: "Reactor") -> None:
-        then = self.then
-        if then is None:
-            return
-        if self._is_empty():
-            self.then = None
-            reactor.unwatch(self.events)
-            then()
-        elif not self.is_patient:
-            self._kill()
-
-    def hurry(self, reactor: "Reactor") -> None:
+    def hurry(self) -> None:
+        """No patience any more."""
         self.is_patient = False
-        self._changed(reactor)
+        self._look()
+
+    def _look(self, events: int = 0) -> None:
+        then = self.then
+        if then is not None and self._is_empty():
+            self.then = None
+            self.agent.unwatch(self.events)
+            then()
+        elif then is not None and not self.is_patient:
+            self._kill()
 
     def _is_empty(self) -> bool:
         return b"populated 0" in os.pread(self.events, 256, 0)
 
     def _kill(self) -> None:
-        try:
-            write_file(self.path + "/cgroup.kill", b"1", flags=0)
-        except OSError:  # older than Linux 5.14: what is frozen cannot fork away from us
-            try:
-                write_file(self.path + "/cgroup.freeze", b"1", flags=0)
-            except OSError:
-                pass
-            for pid in os.pread(self.procs, MIB, 0).split():
-                kill_quietly(int(pid), signal.SIGKILL)
+        if write_quietly(self.path + "/cgroup.kill", b"1"):
+            return
+        write_quietly(self.path + "/cgroup.freeze", b"1")  # before Linux 5.14: what is frozen cannot fork away from us
+        for pid in os.pread(self.procs, MIB, 0).split():
+            kill_quietly(int(pid), signal.SIGKILL)
 
     def has_oom_kill(self) -> bool:
-        for line in read_file(self.path + "/memory.events", 512).splitlines():
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1]) > 0
-        return False
+        counts = read_file(self.path + "/memory.events", 512).splitlines()
+        return any(line.startswith(b"oom_kill ") and line != b"oom_kill 0" for line in counts)
 
     def discard(self) -> None:
         os.close(self.procs)
@@ -81,39 +72,43 @@ class Cgroup:
         try:
             os.rmdir(self.path)
         except OSError as exc:
-            say("%s: %s" % (self.path, exc.strerror))
+            say(f"{self.path}: {exc.strerror}")
 
 
 class Family:
     """Without control groups: the payload's session, and orphans; one with a new session is the last payload's."""
 
-    live = []  # type: list[Family]
+    live: list[Family] = []
     is_patient = False  # what is left may end by itself
 
     def __init__(self) -> None:
         self.pid = 0
-        self.then = None  # type: Callable[[], None] | None
+        self.then: Callable[[], None] | None = None
         Family.live.append(self)
 
     def join(self) -> None:
         pass
 
-    def clear(self, reactor: "Reactor", pid: int, then: "Callable[[], None]") -> None:
+    def clear(self, agent: Channel, pid: int, then: Callable[[], None]) -> None:
         self.pid, self.then = pid, then
-        reactor.on_child = self._look_again
-        self._look_again()
+        agent.on_child = self._look
+        self._look()
+
+    def hurry(self) -> None:
+        self.is_patient = False
+        self._look()
 
     @staticmethod
-    def _look_again() -> None:
+    def _look() -> None:
         for family in list(Family.live):
             if family.then is not None and not family._kill():
                 then, family.then = family.then, None
                 then()
 
     def _kill(self) -> bool:
-        """Kill what is left; False when nothing is. The end of each is told to us by SIGCHLD."""
+        """Kill what is left; False when nothing is. SIGCHLD reports the end of each."""
         rows = processes()
-        others = set(family.pid for family in Family.live if family.then is None)
+        others = {family.pid for family in Family.live if family.then is None}
         doomed = [pid for pid, row in rows.items() if row[1] == self.pid]
         if not others:
             doomed += [pid for pid in rows if is_below(os.getpid(), pid, rows)]
@@ -121,12 +116,11 @@ class Family:
             kill_quietly(pid, signal.SIGKILL)
         return bool(doomed)
 
-    def hurry(self, reactor: "Reactor") -> None:
-        self.is_patient = False
-        self._look_again()
-
     def has_oom_kill(self) -> bool:
         return False
 
     def discard(self) -> None:
         Family.live.remove(self)
+
+
+Box = Cgroup | Family

@@ -1,14 +1,17 @@
 """A clone that is larger than its template: what was plugged in while nobody looked is taken into use before the payload.
 
 The kernel adds memory in a thread of its own, and brings up no processor by itself. The host says how much there is to be;
-when all of it is in use it is told so, and without that no payload is started.
+it hears when all of it is in use, and without that no payload is started.
 """
 
+from __future__ import annotations
+
+import fcntl
 import os
 import struct
 
 from belljar.agent.guest.network import RESCAN
-from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file
+from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file, write_quietly
 
 BLOCKS = "/sys/devices/system/memory"
 TAKES_BLOCKS = BLOCKS + "/auto_online_blocks"
@@ -20,102 +23,76 @@ TRIES = 8  # to bring up a processor
 EXT4_IOC_RESIZE_FS = 0x40086610
 
 
-def abilities() -> "list[str]":
+def abilities() -> list[str]:
     """For a clone of this guest: in what it can be another than its template."""
     there = {
         "cpus": os.path.exists(HOTPLUG % "processor"),
         "memory": os.path.exists(HOTPLUG % "memory") and read_file(TAKES_BLOCKS).strip() not in (b"", b"offline"),
-        "less-memory": os.path.exists(HELD) and large_page() > 0,
+        "less-memory": os.path.exists(HELD) and meminfo("Hugepagesize") > 0,
         "disk": root_device() is not None,
         "card": os.path.exists(RESCAN) and os.path.exists("/sys/bus/virtio/drivers/virtio_net"),
     }
     return sorted(name for name, is_there in there.items() if is_there)
 
 
-def take_new_blocks() -> None:
-    """From now on the kernel takes new memory into use by itself, for anything: what never goes again need not be movable."""
-    if os.path.exists(TAKES_BLOCKS):
-        write_file(TAKES_BLOCKS, b"online", flags=0)
-
-
 def block_size() -> int:
     return int(read_file(BLOCKS + "/block_size_bytes").strip() or b"0", 16)
 
 
-def blocks() -> "list[str]":
-    """The folders of all blocks of memory."""
-    if not os.path.isdir(BLOCKS):
-        return []
-    return [BLOCKS + "/" + name for name in os.listdir(BLOCKS) if name[:6] == "memory" and name[6:].isdigit()]
+def blocks() -> list[str]:
+    """The folders of all blocks of memory, the lowest first."""
+    names = os.listdir(BLOCKS) if os.path.isdir(BLOCKS) else []
+    numbers = sorted(int(name[6:]) for name in names if name[:6] == "memory" and name[6:].isdigit())
+    return [f"{BLOCKS}/memory{number}" for number in numbers]
 
 
-def root_device() -> "str | None":
+def root_device() -> str | None:
     """The folder of the whole disk that the root file system fills, where that is one that grows; None elsewhere."""
-    facts = os.stat("/")
-    folder = "/sys/dev/block/%d:%d" % (os.major(facts.st_dev), os.minor(facts.st_dev))
+    device = os.stat("/").st_dev
+    folder = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
     if not os.path.exists(folder + "/size") or os.path.exists(folder + "/partition"):
         return None
-    kinds = [line.split() for line in read_file("/proc/mounts").splitlines()]
-    return folder if any(row[1:3] == [b"/", b"ext4"] for row in kinds) else None
+    mounts = [line.split() for line in read_file("/proc/mounts").splitlines()]
+    return folder if any(row[1:3] == [b"/", b"ext4"] for row in mounts) else None
 
 
-class Growth:
-    """What the host says this clone has, to be made use of in a child of the agent."""
-
-    def __init__(self, known: int, cpus: int, plugged: int, surplus: int, held: int, disk: int) -> None:
-        """*known*: how many blocks of memory the template had; *surplus*: bytes that are there and were not asked for; *held*: bytes
-        that the template held back."""
-        self.cpus, self.surplus, self.held, self.disk = cpus, surplus, held, disk
-        size = block_size() if plugged else 1
-        self.is_clone = known > 0  # of a template that has settled
-        self.blocks = known + (plugged // size if size else 0)
-
-    def take(self) -> None:
-        """Wait until everything is in use. Whoever started this child puts an end to it."""
-        events = kernel_events()  # listen first, then look
-        try:
-            while not self._has_memory() or not self._has_cpus():
-                events.recv(8192)
-        finally:
-            events.close()
-        if self.surplus != self.held:
-            self.surplus = hold_back(self.surplus, self.held, self.is_clone)
-        if self.disk:
-            grow_root(self.disk)
-
-    def _has_memory(self) -> bool:
-        states = [read_file(folder + "/state").strip() for folder in blocks()]
-        return len(states) >= self.blocks and b"offline" not in states
-
-    def _has_cpus(self) -> bool:
-        for name in os.listdir(PROCESSORS):
-            path = "%s/%s/online" % (PROCESSORS, name)
-            if name[:3] == "cpu" and name[3:].isdigit() and read_file(path).strip() == b"0":
-                self._bring_up(path)
-        return len(os.sched_getaffinity(0)) >= self.cpus
-
-    @staticmethod
-    def _bring_up(path: str) -> None:
-        """A kernel gives a processor ten seconds for its first sign of life, which on a busy host it may miss."""
-        for left in reversed(range(TRIES)):
-            try:
-                return write_file(path, b"1", flags=0)
-            except OSError:
-                if not left:
-                    raise
-
-    def seen(self) -> bytes:
-        """How many processors and bytes of memory a payload could have."""
-        return b"%d\0%d" % (len(os.sched_getaffinity(0)), total_memory())
+def take_all(known: int, cpus: int, plugged: int, surplus: int, held: int, disk: int) -> int:
+    """Wait until all that a clone has is in use; whoever started this child puts an end to it. *known*: how many blocks of memory its
+    template had; *surplus*: bytes that are there and were not asked for; *held*: bytes that the template held back. Returns how many
+    bytes are held back. Raises Refused."""
+    count = known + plugged // (block_size() or 1)
+    events = kernel_events()  # listen first, then look
+    try:
+        while not has_memory(count) or not has_cpus(cpus):
+            events.recv(8192)
+    finally:
+        events.close()
+    if disk:
+        grow_root(disk)
+    return surplus if surplus == held else hold_back(surplus, held, known > 0)
 
 
-def total_memory() -> int:
-    return int(read_file("/proc/meminfo").split()[1]) * 1024
+def has_memory(count: int) -> bool:
+    """Are there so many blocks, all in use?"""
+    states = [read_file(folder + "/state").strip() for folder in blocks()]
+    return len(states) >= count and b"offline" not in states
 
 
-def large_page() -> int:
-    for line in read_file("/proc/meminfo").splitlines():
-        if line.startswith(b"Hugepagesize:"):
+def has_cpus(count: int) -> bool:
+    """Are there so many processors, all brought up?"""
+    for name in os.listdir(PROCESSORS):
+        path = f"{PROCESSORS}/{name}/online"
+        is_down = name[:3] == "cpu" and name[3:].isdigit() and read_file(path).strip() == b"0"
+        # A kernel gives a processor ten seconds for its first sign of life, which on a busy host it may miss.
+        if is_down and not any(write_quietly(path, b"1") for _ in range(TRIES)):
+            raise Refused("refused", f"the guest's kernel does not bring up its processor {name}")
+    return len(os.sched_getaffinity(0)) >= count
+
+
+def meminfo(name: str) -> int:
+    """In bytes; 0 where the kernel does not count it."""
+    for line in read_file("/proc/meminfo").decode("ascii").splitlines():
+        if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     return 0
 
@@ -124,45 +101,37 @@ def hold_back(size: int, held: int, is_clone: bool) -> int:
     """Keep memory that nobody asked for from everybody, so the host never gives it: a clone's whole blocks go offline, the rest is in
     large pages that nobody uses; *held* bytes are kept so already. Returns how many bytes of what the guest still counts as its memory
     are so kept. Raises Refused."""
-    page, block = large_page(), block_size()
+    page, block = meminfo("Hugepagesize"), block_size()
     if is_clone and block:  # a template's clones may get back what it holds
         size -= block * put_offline((size - held) // block)
-    wanted = int(read_file(HELD)) - -(-held // page) + -(-size // page)
-    write_file(HELD, b"%d" % wanted, flags=0)
-    if int(read_file(HELD)) != wanted:
-        raise Refused(
-            "refused", "the guest does not hold back just the %d MiB of memory that were not asked for" % (size >> 20)
-        )
+    pages = int(read_file(HELD)) - -(-held // page) + -(-size // page)
+    write_file(HELD, b"%d" % pages, flags=0)
+    if int(read_file(HELD)) != pages:
+        message = f"the guest does not hold back just the {size >> 20} MiB of memory that were not asked for"
+        raise Refused("refused", message)
     return size
 
 
 def put_offline(most: int) -> int:
-    """Take up to so many blocks of memory out of use, the lowest first. Returns how many went."""
+    """Take up to so many blocks of memory out of use, the lowest first. Returns how many went; a block may hold what cannot be moved."""
     count = 0
-    for folder in sorted(blocks(), key=lambda path: int(path.rpartition("memory")[2])):
-        if count >= most:
-            break
-        try:
-            write_file(folder + "/state", b"offline", flags=0)
+    for folder in blocks():
+        if count < most and write_quietly(folder + "/state", b"offline"):
             count += 1
-        except OSError:
-            pass  # it holds what cannot be moved
     return count
 
 
 def grow_root(size: int) -> None:
     """The root file system is to fill its disk of *size* bytes. No tool of the image is needed. Raises Refused."""
-    import fcntl
-
     device = root_device()
-    there = int(read_file("%s/size" % device).strip() or b"0") * 512
+    there = int(read_file(f"{device}/size").strip() or b"0") * 512
     if device is None or there < size:
-        raise Refused("refused", "the guest's disk has %d bytes, not %d" % (there, size))
+        raise Refused("refused", f"the guest's disk has {there} bytes, not {size}")
     fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, EXT4_IOC_RESIZE_FS, struct.pack("Q", size // os.fstatvfs(fd).f_bsize))
     except OSError as exc:
-        raise Refused("refused", "the guest's file system does not grow with its disk: %s" % exc.strerror)
+        raise Refused("refused", f"the guest's file system does not grow with its disk: {exc.strerror}") from exc
     finally:
         os.close(fd)
 

@@ -1,24 +1,24 @@
 """Where the agent runs: a real guest. Who it is, its control groups, its users; its mounts are in mounts.py."""
 
+from __future__ import annotations
+
+import _socket
 import errno
+import fcntl
 import os
 import struct
 import time
+from _collections_abc import Callable
 
-from belljar.agent.guest.accounts import Account, free_name, with_groups, with_shadow, with_user
-from belljar.agent.guest.cgroups import Cgroup, Family
-from belljar.agent.guest.growth import Growth, abilities, blocks, limit_for, take_new_blocks, total_memory
-from belljar.agent.guest.mounts import PACKED_MODULES, Mounts, checked_target, mount_packed
+from belljar.agent.guest.accounts import Account, add_to_files
+from belljar.agent.guest.cgroups import Box, Cgroup, Family
+from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, limit_for, meminfo, take_all
+from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, Card, host_keys_since, renew_host_keys
-from belljar.agent.guest.system import Libc, libc, load_modules, make_folder, now, read_file, rewrite, write_file
-from belljar.agent.wire import GROW_PATIENCE, KEYS_PATIENCE, KIB, MIB, PACKED_PATIENCE, Words, hello_of
+from belljar.agent.guest.system import has_filesystem, libc, load_filesystems, now, read_file, write_file, write_quietly
+from belljar.agent.wire import MIB, PROTOCOL, VERSION, Patience, Words, join
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable  # noqa: F401
-
-    from belljar.agent.roles import Box, Late, Work
-
+LongCall = tuple[int, str, Callable[[], bytes | None]]  # seconds for it, how a late one is refused, and what may block
 RUN = "/run/belljar"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
@@ -26,8 +26,8 @@ BEFORE_SERVICES = b"1000"  # the weight of payloads; a service of the guest's ha
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 # Files that every payload gets; see `features` of the machine room.
 FEATURES = {
-    b"machinefeatures": (b"total_cpu",),
-    b"jobfeatures": (b"allocated_cpu", b"grace_secs_job", b"job_id", b"jobstart_secs", b"max_rss_bytes"),
+    "machinefeatures": ("total_cpu",),
+    "jobfeatures": ("allocated_cpu", "grace_secs_job", "job_id", "jobstart_secs", "max_rss_bytes"),
 }
 # The names of a guest that waits for its own.
 NOBODY = [b"belljar-000000000000", b"0" * 32, b"0" * 32, b"", b"", b"", b"", b"00" * 64]
@@ -47,37 +47,35 @@ class Guest(Mounts):
     quiet = 0.3  # seconds between the last thing that settling does and its answer
 
     def __init__(self) -> None:
-        Mounts.__init__(self)
-        self.boot_nonce = os.urandom(16).hex().encode("ascii")
-        self.known = set()  # type: set[bytes]
-        self.ioctl = None  # type: Any
-        self.set_hostname = None  # type: Any
-        self.names = {}  # type: dict[str, int]
-        self.kept = {}  # type: dict[bytes, int]
-        self.sizes = {}  # type: dict[str, int]
+        super().__init__()
+        self.boot_nonce = os.urandom(16).hex()
+        self.known: set[bytes] = set()
+        self.names: dict[str, int] = {}
+        self.kept: dict[bytes, int] = {}
+        self.sizes: dict[str, int] = {}
         self.hosts = b""
         self.random = -1
-        self.host_keys = []  # type: list[str]
+        self.host_keys: list[str] = []
         self.jobs = RUN + "/job"
         self.cgroup = ""
         self.used = 0  # bytes of memory that the kernel and we have at the boot
         self.blocks = 0  # of memory, in the template
         self.held = 0  # bytes of memory that were not asked for
-        self.spare = None  # type: Cgroup | None
-        self.spare_places = []  # type: list[bytes]
+        self.spare: Cgroup | None = None
+        self.spare_places: list[bytes] = []
         self.folders = 0
-        self.calls.update({b"identify": self.identify, b"set_clock": self.set_clock})
-        self.errands = {
+        self.calls |= {b"identify": self.identify, b"set_clock": self.set_clock}
+        self.errands: dict[bytes, Callable[[Words], LongCall]] = {
             b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
-        }  # type: dict[bytes, Callable[[Words], tuple[int, Late, Work]]]  # fmt: skip
+        }  # fmt: skip
 
     def prepare(self) -> None:
         """Once per boot, before the first conversation."""
         for path in (RUN, self.jobs):
-            make_folder(path, 0o711)
+            os.makedirs(path, 0o711, exist_ok=True)
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
             self.jobs = "/var/lib/belljar/job"
-            make_folder(self.jobs, 0o711)
+            os.makedirs(self.jobs, 0o711, exist_ok=True)
         write_file("/proc/self/oom_score_adj", b"-1000")
         self.random = os.open("/dev/urandom", os.O_RDWR | os.O_CLOEXEC)
         self.cgroup = self._make_cgroup()
@@ -87,58 +85,47 @@ class Guest(Mounts):
         guest's services, which a clone's new name and clock wake."""
         folder = CGROUPS + "/belljar"
         if not os.path.exists(CGROUPS + "/cgroup.controllers"):
-            libc().adopt_orphans()
+            libc.adopt_orphans()
             return ""
-        make_folder(folder, 0o755)
-        try:
-            write_file(folder + "/cgroup.kill", b"1", flags=0)  # what an agent that died has left
-        except OSError:
-            pass
+        os.makedirs(folder, 0o755, exist_ok=True)
+        write_quietly(folder + "/cgroup.kill", b"1")  # what an agent that died has left
         for path in (CGROUPS, folder):
             for controller in (b"+memory", b"+pids"):
-                try:
-                    write_file(path + "/cgroup.subtree_control", controller, flags=0)
-                except OSError:
-                    pass  # this kernel does without
-        sizes = [int(word) * KIB for word in read_file("/proc/meminfo").split() if word.isdigit()]
-        self.used = sizes[0] - sizes[2]
-        limits = ("memory.max", b"%d" % limit_for(sizes[0], self.used, 0)), ("cpu.weight", BEFORE_SERVICES)
-        for leaf, value in limits:
-            try:
-                write_file(folder + "/" + leaf, value, flags=0)
-            except OSError:
-                pass  # this kernel does without
+                write_quietly(path + "/cgroup.subtree_control", controller)
+        total = meminfo("MemTotal")
+        self.used = total - meminfo("MemAvailable")
+        write_quietly(folder + "/memory.max", b"%d" % limit_for(total, self.used, 0))
+        write_quietly(folder + "/cpu.weight", BEFORE_SERVICES)
         return folder
 
     def growth(self) -> bytes:
         """In what a clone of this guest can be another."""
         return " ".join(abilities()).encode("ascii")
 
-    def grow(self, words: Words) -> "tuple[int, Late, Work]":
-        """Take all into use that this clone was given, then say what there is."""
+    def grow(self, words: Words) -> LongCall:
+        """Take all into use that this clone was given, then answer with the processors and the memory there are."""
         cpus, plugged, surplus, disk = words.number(), words.number(), words.number(), words.number()
-        growth = Growth(self.blocks, cpus, plugged, surplus, self.held, disk)
-        is_other = plugged or surplus != self.held
-        self.held = surplus
+        known, held, self.held = self.blocks, self.held, surplus
 
         def work() -> bytes:
-            growth.take()
-            if self.cgroup and is_other:
-                most = limit_for(total_memory(), self.used + plugged // 64, growth.surplus)
+            still_held, total = take_all(known, cpus, plugged, surplus, held, disk), meminfo("MemTotal")
+            if self.cgroup and (plugged or surplus != held):
+                most = limit_for(total, self.used + plugged // 64, still_held)
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
-            return growth.seen()
+            return b"%d\0%d" % (len(os.sched_getaffinity(0)), total)
 
-        late = "the guest did not take what it was given into use within %d s" % GROW_PATIENCE
-        return GROW_PATIENCE, ("refused", late), work
+        late = f"the guest did not take what it was given into use within {Patience.GROW} s"
+        return Patience.GROW, late, work
 
     def describe(self) -> bytes:
         """The words of a HELLO."""
         lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
-        names = [value.strip("\"'") for key, _, value in lines if key == "PRETTY_NAME"]
+        system = [value.strip("\"'") for key, _, value in lines if key == "PRETTY_NAME"] or [""]
         kernel = os.uname().release
-        folders = ("/lib/modules/%s/kernel/fs/9p" % kernel, "/sys/module/9p")
-        has_9p = b"\t9p\n" in read_file("/proc/filesystems") or any(map(os.path.exists, folders))
-        return hello_of(self.boot_nonce, (names or [""])[0], has_9p)
+        folders = (f"/lib/modules/{kernel}/kernel/fs/9p", "/sys/module/9p")
+        has_9p = has_filesystem("9p") or any(map(os.path.exists, folders))
+        texts = (str(PROTOCOL), VERSION, self.boot_nonce, system[0], kernel, "9p" if has_9p else "")
+        return join(*(text.encode("utf-8", "replace").replace(b"\0", b"?") for text in texts))
 
     def identify(self, words: Words) -> bytes:
         """Become who the host says; answer what the kernel then says."""
@@ -148,7 +135,7 @@ class Guest(Mounts):
         mac, address, gateway, dns = words.text(), words.text(), words.text(), words.next()
         self._stir(bytes.fromhex(words.text()))
         time.clock_settime(time.CLOCK_REALTIME, words.number() / 1e6)
-        self.set_hostname(name)
+        _socket.sethostname(name.decode())
         self._put("hostname", name + b"\n")
         self._put("hosts", self.hosts + b"127.0.1.1 " + name + b"\n")
         self._put("machine-id", machine_id + b"\n")
@@ -164,34 +151,30 @@ class Guest(Mounts):
     def _keep_names_in_memory(self) -> None:
         """The files that name the guest move to memory, and stay open: a clone then renames itself by a few writes. The
         nonce becomes the boot's id for everyone who asks the kernel: our file is mounted over the kernel's."""
-        import _socket
-        import fcntl
-
-        self.ioctl, self.set_hostname = fcntl.ioctl, _socket.sethostname
         lines = [line for line in read_file("/etc/hosts").splitlines(True) if not line.startswith(b"127.0.1.1")]
         if not any(b"localhost" in line for line in lines):
             lines = [b"127.0.0.1 localhost\n", b"::1 localhost ip6-localhost ip6-loopback\n"]
         self.hosts = b"".join(lines)
         for leaf in ("hostname", "hosts", "machine-id", "nonce", "boot_id"):
-            path = RUN + "/" + leaf
+            path = f"{RUN}/{leaf}"
             write_file(path, b"", 0o644 if leaf[:4] == "host" else 0o444)
             self.names[leaf] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             if leaf in ("hostname", "hosts", "machine-id"):
-                os.symlink(path, "/etc/%s.belljar" % leaf)
-                os.rename("/etc/%s.belljar" % leaf, "/etc/" + leaf)
-        libc().mount((RUN + "/boot_id").encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
+                os.symlink(path, f"/etc/{leaf}.belljar")
+                os.rename(f"/etc/{leaf}.belljar", f"/etc/{leaf}")
+        libc.mount(f"{RUN}/boot_id".encode(), BOOT_ID.encode(), b"none", libc.MS_BIND, b"")
 
     def _keep_features(self) -> None:
         """Likewise the payloads' features, as empty, open files: a clone's first file takes long."""
         for folder, leaves in FEATURES.items():
-            if os.path.lexists(b"/etc/" + folder):
+            if os.path.lexists("/etc/" + folder):
                 continue
-            os.mkdir(RUN.encode() + b"/" + folder, 0o755)
-            os.symlink(RUN.encode() + b"/" + folder, b"/etc/" + folder)
+            os.mkdir(f"{RUN}/{folder}", 0o755)
+            os.symlink(f"{RUN}/{folder}", "/etc/" + folder)
             for leaf in leaves:
-                path = b"/etc/" + folder + b"/" + leaf
-                write_file(path.decode(), b"", 0o644)
-                self.kept[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                path = f"/etc/{folder}/{leaf}"
+                write_file(path, b"", 0o644)
+                self.kept[path.encode()] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
     def _keep_places(self) -> None:
         """Likewise folders, for a working directory that the guest does not have."""
@@ -214,9 +197,9 @@ class Guest(Mounts):
 
     def _stir(self, entropy: bytes) -> None:
         """Fresh entropy into the kernel's pool, and from there into its generator at once."""
-        self.ioctl(self.random, RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
+        fcntl.ioctl(self.random, RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
         try:
-            self.ioctl(self.random, RNDRESEEDCRNG)
+            fcntl.ioctl(self.random, RNDRESEEDCRNG)
         except OSError as exc:
             if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
                 raise
@@ -225,17 +208,16 @@ class Guest(Mounts):
         """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
         card = Card()
         try:
-            name = card.name()
-            mac = card.set_mac(name, mac)
+            mac = card.set_mac(mac)
             if address:
-                card.configure(name, address, gateway)
-            if dns:
-                if os.path.islink("/etc/resolv.conf"):
-                    os.unlink("/etc/resolv.conf")
-                write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
-            return mac
+                card.configure(address, gateway)
         finally:
             card.close()
+        if dns:
+            if os.path.islink("/etc/resolv.conf"):
+                os.unlink("/etc/resolv.conf")
+            write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
+        return mac
 
     def set_clock(self, words: Words) -> bytes:
         """Take the time over, or step *by* so much. In microseconds, as all times on the wire."""
@@ -243,36 +225,30 @@ class Guest(Mounts):
         time.clock_settime(time.CLOCK_REALTIME, time.time() + amount if how == b"by" else amount)
         return now()
 
-    def renew_keys(self, words: Words) -> "tuple[int, Late, Work]":
+    def renew_keys(self, words: Words) -> LongCall:
         """Give the ssh server keys that no other clone has. Making keys takes a while."""
         old, self.host_keys = self.host_keys, []
-        late = "the guest had no ssh host keys of its own within %d s" % KEYS_PATIENCE
-        return KEYS_PATIENCE, ("refused", late), lambda: renew_host_keys(old, SSH)
+        late = f"the guest had no ssh host keys of its own within {Patience.KEYS} s"
+        return Patience.KEYS, late, lambda: renew_host_keys(old, SSH)
 
-    def mount_packed(self, words: Words) -> "tuple[int, Late, Work]":
+    def mount_packed(self, words: Words) -> LongCall:
         """Lay a packed folder at its place, as the user for a while."""
         name, device, inside, cwd = words.next(), words.next(), words.next(), words.next()
         account = Account(words)
         self.add_account(account)
-        cwd = cwd or account.home.encode("utf-8", "surrogateescape")
+        cwd = cwd or account.home_path
         self.make_place(cwd, account)
-        late = ("refused", "the packed folder was not mounted within %d s" % PACKED_PATIENCE)
+        late = f"the packed folder was not mounted within {Patience.PACKED} s"
         target = os.path.join(cwd, inside)
-        return PACKED_PATIENCE, late, lambda: mount_packed(name, device, checked_target(target), account)
+        return Patience.PACKED, late, lambda: mount_packed(name, device, checked_target(target), account)
 
     def add_account(self, account: Account) -> None:
         if account.key in self.known or account.is_plain_root():
             return
-        account.check()
-        passwd = read_file("/etc/passwd", MIB).decode("utf-8", "surrogateescape")
-        user = free_name(passwd, account.name, account.uid)
-        rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
-        rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
-        if os.path.exists("/etc/shadow"):
-            rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
+        add_to_files(account)
         home = account.home
         if home.startswith("/") and not os.path.exists(home):
-            os.makedirs(os.path.dirname(home) or "/", exist_ok=True)
+            os.makedirs(os.path.dirname(home), exist_ok=True)
             os.mkdir(home, 0o700)
             os.chown(home, account.uid, account.gid)
         self.known.add(account.key)
@@ -304,12 +280,12 @@ class Guest(Mounts):
 
     def new_folder(self, account: Account) -> bytes:
         self.folders += 1
-        folder = ("%s/%d.%d" % (self.jobs, os.getpid(), self.folders)).encode()
+        folder = f"{self.jobs}/{os.getpid()}.{self.folders}".encode()
         os.mkdir(folder, 0o700)
         self.give(folder, account)
         return folder
 
-    def box(self) -> "Box":
+    def box(self) -> Box:
         if not self.cgroup:
             return Family()
         ready, self.spare = self.spare or Cgroup(self.cgroup), None
@@ -320,7 +296,7 @@ class Guest(Mounts):
         if self.cgroup and self.spare is None:
             self.spare = Cgroup(self.cgroup)
 
-    def give(self, what: "int | bytes", account: Account, group: "int | None" = None) -> None:
+    def give(self, what: int | bytes, account: Account, group: int | None = None) -> None:
         """Make a pipe, a terminal or a folder the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
         if account.uid:
             os.chown(what, account.uid, account.gid if group is None else group)
@@ -331,19 +307,17 @@ class Guest(Mounts):
 
     def become(self, account: Account) -> None:
         """In the child: from the agent to the user."""
-        gid, uid = account.gid, account.uid
-        os.setgroups([gid] + [number for number, _ in account.groups if number != gid])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+        os.setgroups(account.group_ids)
+        os.setresgid(account.gid, account.gid, account.gid)
+        os.setresuid(account.uid, account.uid, account.uid)
 
-    def warm(self, fork: "Callable[[], None]") -> None:
+    def warm(self, fork: Callable[[], None]) -> None:
         """Go once through what every clone will do, so that a template has it ready; *fork* makes the next process."""
-        import fcntl
         import resource
         import tarfile
         import termios
 
-        assert tarfile and fcntl and resource and termios
+        assert tarfile and resource and termios
         for name in WARM:
             for folder in ("/usr/bin/", "/bin/"):
                 if read_file(folder + name, 4 * MIB):
@@ -353,30 +327,29 @@ class Guest(Mounts):
         find_room()
         self._keep_places()
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
-        load_modules(PACKED_MODULES)
-        take_new_blocks()
+        load_filesystems("squashfs", "overlay")
+        # The kernel takes new memory into use by itself, for anything: what never goes again need not be movable.
+        write_quietly(TAKES_BLOCKS, b"online")
         self.blocks = len(blocks())
         self.host_keys = host_keys_since(time.time() - time.monotonic(), SSH)
         self.after_payload()
         self._keep_features()
-        self.identify(Words(NOBODY + [now()]))
+        self.identify(Words([*NOBODY, now()]))
         if self.cgroup:
             fork()
             # Once more: what the fork has left shared is copied now, not by each clone.
-            self.identify(Words(NOBODY + [now()]))
+            self.identify(Words([*NOBODY, now()]))
 
 
 def find_room() -> None:
     """Make folders and remove them: what the disk tells of free room, all over it, is in memory then. A clone would read it for its
     first folder, such as the payload's working directory."""
     for place in ("", "/home"):
-        made = []
+        paths = [f"{place}/.belljar-{number}" for number in range(16)]
         try:
-            for number in range(16):
-                path = "%s/.belljar-%d" % (place, number)
+            for path in paths:
                 os.mkdir(path, 0o700)
-                made.append(path)
+            for path in paths:
+                os.rmdir(path)
         except OSError:
             pass  # nothing can be written there
-        for path in made:
-            os.rmdir(path)

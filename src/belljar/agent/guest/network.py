@@ -3,127 +3,114 @@
 The card is set up by ioctl: no tool of the image is needed.
 """
 
+from __future__ import annotations
+
+import _signal as signal
+import _socket
+import fcntl
 import os
-import select
 import stat
 import struct
-import time
 
-from belljar.agent.guest.system import Refused, kill_quietly, libc, read_file, say, write_file
+from belljar.agent.guest.system import Refused, kill_quietly, read_file, write_quietly
 from belljar.agent.wire import U32
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-else:  # what is below the library's modules of these names, and much quicker to import
-    import _signal as signal
 
 RESCAN = "/sys/bus/pci/rescan"
 SSH = "/etc/ssh"
 SSH_KEYGEN = "/usr/bin/ssh-keygen"
 KEY_KINDS = ("ed25519", "ecdsa")
 SSHD_PIDS = ("/run/sshd.pid", "/var/run/sshd.pid")
-SSHD_PATIENCE = 20  # seconds, of these, for the server to listen again
+SIOCADDRT, SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x890B, 0x8913, 0x8914, 0x8916, 0x891C
+SIOCSIFHWADDR, SIOCGIFHWADDR, ARPHRD_ETHER, IFF_UP = 0x8924, 0x8927, 1, 1
+ROUTE, RTF_UP_GATEWAY = struct.Struct("@L16s16s16sH62x"), 3  # of `struct rtentry` what is not zero
 
 
 class Card:
     """The guest's one network card."""
 
     def __init__(self) -> None:
-        import _socket as socket
-        import fcntl
-
-        self.socket, self.ioctl = socket, fcntl.ioctl
-        self.control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self.control = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+        self.name = card_name().encode()
 
     def close(self) -> None:
         self.control.close()
 
-    def name(self) -> str:
-        """A clone's card may be one that its template did not have: then the kernel is told to look at the bus anew."""
-        for look_anew in (False, True):
-            if look_anew and os.path.exists(RESCAN):
-                write_file(RESCAN, b"1", flags=0)
-            for name in sorted(os.listdir("/sys/class/net")):
-                if os.path.exists("/sys/class/net/%s/device" % name):
-                    return name
-        raise Refused("refused", "the guest has no network card, or its kernel no driver for it")
+    def _ask(self, request: int, value: bytes = b"") -> bytes:
+        return fcntl.ioctl(self.control, request, struct.pack("16s24s", self.name, value))[16:]
 
-    def _ask(self, request: int, name: str, value: bytes = b"") -> bytes:
-        answer = self.ioctl(self.control, request, struct.pack("16s24s", name.encode(), value))
-        return bytes(answer)[16:]
-
-    def _address(self, text: str) -> bytes:
-        return struct.pack("=HH4s8x", self.socket.AF_INET, 0, self.socket.inet_aton(text))
-
-    def up(self, name: str) -> None:
-        flags = struct.unpack("=H", self._ask(0x8913, name)[:2])[0]  # SIOCGIFFLAGS
-        if not flags & 1:
-            self._ask(0x8914, name, struct.pack("=H", flags | 1))  # SIOCSIFFLAGS, IFF_UP
-
-    def set_mac(self, name: str, mac: str) -> str:
+    def set_mac(self, mac: str) -> str:
         """Returns what the kernel says afterwards."""
-        octets = bytes(int(octet, 16) for octet in mac.split(":"))
-        self._ask(0x8924, name, struct.pack("=H6s", 1, octets))  # SIOCSIFHWADDR, ARPHRD_ETHER
-        answer = self._ask(0x8927, name)  # SIOCGIFHWADDR
-        return ":".join("%02x" % octet for octet in answer[2:8])
+        self._ask(SIOCSIFHWADDR, struct.pack("=H6s", ARPHRD_ETHER, bytes.fromhex(mac.replace(":", ""))))
+        return self._ask(SIOCGIFHWADDR)[2:8].hex(":")
 
-    def configure(self, name: str, address: str, gateway: str) -> None:
+    def configure(self, address: str, gateway: str) -> None:
         number, _, prefix = address.partition("/")
         mask = (0xFFFFFFFF << (32 - int(prefix))) & 0xFFFFFFFF
-        self._ask(0x8916, name, self._address(number))  # SIOCSIFADDR
-        self._ask(0x891C, name, self._address(self.socket.inet_ntoa(U32.pack(mask))))  # SIOCSIFNETMASK
-        self.up(name)
+        self._ask(SIOCSIFADDR, inet(_socket.inet_aton(number)))
+        self._ask(SIOCSIFNETMASK, inet(U32.pack(mask)))
+        (flags,) = struct.unpack_from("=H", self._ask(SIOCGIFFLAGS))
+        self._ask(SIOCSIFFLAGS, struct.pack("=H", flags | IFF_UP))
         if gateway:
-            anywhere = self._address("0.0.0.0")
-            route = struct.pack(
-                "@L16s16s16sHhLPhPLLH", 0, anywhere, self._address(gateway), anywhere, 3, 0, 0, 0, 0, 0, 0, 0, 0
-            )
+            route = ROUTE.pack(0, inet(bytes(4)), inet(_socket.inet_aton(gateway)), inet(bytes(4)), RTF_UP_GATEWAY)
             try:
-                self.ioctl(self.control, 0x890B, route)  # SIOCADDRT, RTF_UP | RTF_GATEWAY
+                fcntl.ioctl(self.control, SIOCADDRT, route)
             except FileExistsError:
                 pass
 
 
-def host_keys_since(boot: float, folder: str) -> "list[str]":
+def inet(address: bytes) -> bytes:
+    """A `struct sockaddr_in` without a port."""
+    return struct.pack("=HH4s8x", _socket.AF_INET, 0, address)
+
+
+def card_name() -> str:
+    """A clone's card may be one that its template did not have: then the kernel is told to look at the bus anew. Raises Refused."""
+    for _ in range(2):
+        for name in sorted(os.listdir("/sys/class/net")):
+            if os.path.exists(f"/sys/class/net/{name}/device"):
+                return name
+        write_quietly(RESCAN, b"1")
+    raise Refused("refused", "the guest has no network card, or its kernel no driver for it")
+
+
+def host_keys_since(boot: float, folder: str) -> list[str]:
     """Host keys made since this moment: the template's, which its clones would share. Older ones are the image's."""
-    found = []
+    keys = []
     for leaf in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        path = folder + "/" + leaf
+        path = f"{folder}/{leaf}"
         if leaf.startswith("ssh_host_") and leaf.endswith("_key"):
-            facts = os.lstat(path)
-            if stat.S_ISREG(facts.st_mode) and facts.st_mtime >= boot:
-                found.append(path)
-    return found
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and status.st_mtime >= boot:
+                keys.append(path)
+    return keys
 
 
-def renew_host_keys(old: "list[str]", folder: str) -> None:
+def renew_host_keys(old: list[str], folder: str) -> None:
     """Replace these keys, for the server that runs too. By no RSA key: an emulated guest takes a minute for one."""
     if not old:
         return
-    new = []  # type: list[str]
-    for kind in KEY_KINDS:
-        path = "%s/ssh_host_%s_key" % (folder, kind)
-        if path in old or (kind == KEY_KINDS[0] and not new):
-            for leaf in (path + ".new", path + ".new.pub"):
-                if os.path.lexists(leaf):
-                    os.unlink(leaf)
-            status = os.spawnv(os.P_WAIT, SSH_KEYGEN, ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", path + ".new"])
-            if status:
-                raise Refused("refused", "ssh-keygen ended with %d: no host keys of its own" % status)
-            new.append(path)
+    paths = {kind: f"{folder}/ssh_host_{kind}_key" for kind in KEY_KINDS}
+    new = {kind: path for kind, path in paths.items() if path in old} or {KEY_KINDS[0]: paths[KEY_KINDS[0]]}
+    for kind, path in new.items():
+        remove(path + ".new", path + ".new.pub")
+        status = os.spawnv(os.P_WAIT, SSH_KEYGEN, ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", path + ".new"])
+        if status:
+            raise Refused("refused", f"ssh-keygen ended with {status}: no host keys of its own")
     for path in old:
-        for leaf in (path, path + ".pub", path + "-cert.pub"):
-            if os.path.lexists(leaf):
-                os.unlink(leaf)
-    for path in new:
+        remove(path, path + ".pub", path + "-cert.pub")
+    for path in new.values():
         for end in ("", ".pub"):
-            os.rename(path + ".new" + end, path + end)
+            os.rename(f"{path}.new{end}", path + end)
     for path in SSHD_PIDS:
         number = read_file(path, 16).strip()
-        if number.isdigit() and read_file("/proc/%d/comm" % int(number), 16).strip() == b"sshd":
-            restart_sshd(int(number), path)
-            break
+        if number.isdigit() and read_file(f"/proc/{int(number)}/comm", 16).strip() == b"sshd":
+            return restart_sshd(int(number))
+
+
+def remove(*paths: str) -> None:
+    for path in paths:
+        if os.path.lexists(path):
+            os.unlink(path)
 
 
 def service_of(cgroups: bytes) -> str:
@@ -135,29 +122,11 @@ def service_of(cgroups: bytes) -> str:
     return ""
 
 
-def restart_sshd(pid: int, pid_file: str) -> None:
-    """Have it read its keys, and return when it listens again. One of systemd's may have its sockets from systemd, and would not
-    get them again by itself; any other writes its pid when it listens."""
-    unit = service_of(read_file("/proc/%d/cgroup" % pid))
-    if unit:
-        status = os.spawnvp(os.P_WAIT, "systemctl", ["systemctl", "restart", unit])
-        if status:
-            raise Refused("refused", "the ssh server (%s) did not start again with its own keys: %d" % (unit, status))
-        return
-    written = libc().watch_writes(os.path.dirname(pid_file).encode())
-    try:
-        before = os.stat(pid_file)
-        kill_quietly(pid, signal.SIGHUP)
-        deadline = time.monotonic() + SSHD_PATIENCE
-        while True:
-            try:
-                now = os.stat(pid_file)
-                if (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns) and now.st_size:
-                    return
-            except FileNotFoundError:
-                pass
-            if not select.select([written], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return say("sshd has not said within %d s that it read its keys anew" % SSHD_PATIENCE)
-            os.read(written, 4096)
-    finally:
-        os.close(written)
+def restart_sshd(pid: int) -> None:
+    """Have it read its keys. One of systemd's may have its sockets from systemd, and would not get them again by itself."""
+    unit = service_of(read_file(f"/proc/{pid}/cgroup"))
+    if not unit:
+        return kill_quietly(pid, signal.SIGHUP)
+    status = os.spawnvp(os.P_WAIT, "systemctl", ["systemctl", "restart", unit])
+    if status:
+        raise Refused("refused", f"the ssh server ({unit}) did not start again with its own keys: {status}")

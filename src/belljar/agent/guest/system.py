@@ -1,15 +1,13 @@
 """Small words of the operating system: files, processes, events of the kernel, the C library, and how a call is refused."""
 
+from __future__ import annotations
+
+import _socket
 import os
 import select
-import stat
 import time
 
-from belljar.agent.wire import KIB, MIB
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Iterable
+from belljar.agent.wire import KIB
 
 MODPROBES = ("/sbin/modprobe", "/usr/sbin/modprobe")
 COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which file systems stamp
@@ -19,7 +17,7 @@ class Refused(Exception):
     """A call that cannot be done: goes back to the host as an ERROR."""
 
     def __init__(self, kind: str, message: str) -> None:
-        Exception.__init__(self, message)
+        super().__init__(message)
         self.kind, self.message = kind, message
 
 
@@ -31,7 +29,7 @@ def shown(path: bytes) -> str:
 def say(message: str) -> None:
     """One line on the guest's console."""
     try:
-        os.write(2, ("belljar-agent: %s\n" % message).encode("utf-8", "replace"))
+        os.write(2, f"belljar-agent: {message}\n".encode("utf-8", "replace"))
     except OSError:
         pass
 
@@ -59,33 +57,19 @@ def write_file(path: str, data: bytes, mode: int = 0o644, flags: int = os.O_TRUN
         os.close(fd)
 
 
+def write_quietly(path: str, data: bytes) -> bool:
+    """To a file of the kernel's. False where this kernel has none, or does not take it."""
+    try:
+        write_file(path, data, flags=0)
+        return True
+    except OSError:
+        return False
+
+
 def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def rewrite(path: str, change: "Callable[[str], str]", mode: int) -> None:
-    """Change a text file of the system; only its end where that is enough."""
-    old = read_file(path, 16 * MIB).decode("utf-8", "surrogateescape")
-    new = change(old)
-    if new.startswith(old):
-        if new != old:
-            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), mode, os.O_APPEND)
-        return
-    facts, draft = os.stat(path), path + ".belljar"
-    write_file(draft, new.encode("utf-8", "surrogateescape"), mode)
-    os.chmod(draft, stat.S_IMODE(facts.st_mode))
-    os.chown(draft, facts.st_uid, facts.st_gid)
-    os.rename(draft, path)
-
-
-def make_folder(path: str, mode: int) -> None:
-    try:
-        os.makedirs(path)
-        os.chmod(path, mode)
-    except FileExistsError:
-        pass
 
 
 def close_quietly(fd: int) -> None:
@@ -102,18 +86,18 @@ def kill_quietly(pid: int, number: int) -> None:
         pass
 
 
-def processes() -> "dict[int, tuple[int, int]]":
+def processes() -> dict[int, tuple[int, int]]:
     """pid -> (parent, session) of every process that is not a zombie."""
-    found = {}
+    rows = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            words = read_file("/proc/%s/stat" % entry, 1024).rpartition(b")")[2].split()
+            words = read_file(f"/proc/{entry}/stat", 1024).rpartition(b")")[2].split()
             if len(words) > 3 and words[0] not in (b"Z", b"X"):
-                found[int(entry)] = (int(words[1]), int(words[3]))
-    return found
+                rows[int(entry)] = (int(words[1]), int(words[3]))
+    return rows
 
 
-def is_below(ancestor: int, pid: int, rows: "dict[int, tuple[int, int]]") -> bool:
+def is_below(ancestor: int, pid: int, rows: dict[int, tuple[int, int]]) -> bool:
     while pid in rows:
         pid = rows[pid][0]
         if pid == ancestor:
@@ -121,88 +105,67 @@ def is_below(ancestor: int, pid: int, rows: "dict[int, tuple[int, int]]") -> boo
     return False
 
 
-def load_modules(names: "Iterable[str]") -> None:
-    """As the kernel would by itself, where it is told how. What is built in, or is not there, is not a mistake."""
-    for program in MODPROBES:
-        if os.path.exists(program):
-            for name in names:
-                os.spawnv(os.P_WAIT, program, ["modprobe", "-q", name])
-            return
+def has_filesystem(name: str) -> bool:
+    return b"\t%s\n" % name.encode() in read_file("/proc/filesystems")
 
 
-def filesystems() -> bytes:
-    return read_file("/proc/filesystems")
+def load_filesystems(*names: str) -> None:
+    """As the kernel would by itself, where it is told how. What it does not have is not a mistake yet."""
+    missing = [name for name in names if not has_filesystem(name)]
+    program = next(filter(os.path.exists, MODPROBES), "")
+    for name in missing if program else ():
+        os.spawnv(os.P_WAIT, program, ["modprobe", "-q", name])
 
 
-def kernel_events() -> "Any":
+def kernel_events() -> _socket.socket:
     """A socket that hears of every device that comes or goes."""
-    import _socket as socket
-
-    events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 15)  # NETLINK_KOBJECT_UEVENT
+    events = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC, 15)  # NETLINK_KOBJECT_UEVENT
     events.bind((0, 1))
     return events
 
 
 def now() -> bytes:
     """The time in microseconds."""
-    return b"%d" % int(time.time() * 1000000)
+    return b"%d" % (time.time_ns() // 1000)
 
 
 def stamp() -> int:
-    """What a file written now is stamped with, in nanoseconds; a microsecond less, for a float is not exact."""
-    return int(time.clock_gettime(COARSE_CLOCK) * 1e9) - 1000
+    """What a file written now is stamped with, in nanoseconds."""
+    return time.clock_gettime_ns(COARSE_CLOCK)
 
 
 def next_stamp() -> int:
     """The stamp after the present one: what was written before bears an older one. Some milliseconds away."""
-    now = stamp()
-    while stamp() == now:
+    present = stamp()
+    while stamp() == present:
         select.select([], [], [], 0.0005)
     return stamp()
 
 
 class Libc:
-    """The few calls that Python does not have. Loaded at first use: ctypes is slow to import."""
+    """The few calls that Python does not have. ctypes is slow to import, so it comes with the first of them."""
 
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 1024, 4096, 2
-    PR_SET_CHILD_SUBREAPER, IN_CLOSE_WRITE = 36, 8
+    PR_SET_CHILD_SUBREAPER = 36
 
-    def __init__(self) -> None:
+    library: object = None
+
+    def _call(self, name: str, what: str, *words: bytes | int) -> None:
         import ctypes
 
-        self.errno = ctypes.get_errno
-        self.handle = ctypes.CDLL(None, use_errno=True)
-        self.unsigned_long = ctypes.c_ulong
-
-    def _check(self, result: int, what: str) -> None:
-        if result != 0:
-            number = self.errno()
-            raise OSError(number, "%s: %s" % (what, os.strerror(number)))
+        self.library = self.library or ctypes.CDLL(None, use_errno=True)
+        if getattr(self.library, name)(*(ctypes.c_ulong(word) if type(word) is int else word for word in words)):
+            number = ctypes.get_errno()
+            raise OSError(number, f"{what}: {os.strerror(number)}")
 
     def mount(self, source: bytes, target: bytes, kind: bytes, flags: int, options: bytes) -> None:
-        found = self.handle.mount(source, target, kind, self.unsigned_long(flags), options)
-        self._check(found, "mount %s" % shown(target))
+        self._call("mount", f"mount {shown(target)}", source, target, kind, flags, options)
 
     def unmount(self, target: bytes) -> None:
-        self._check(self.handle.umount2(target, self.MNT_DETACH), "unmount %s" % shown(target))
+        self._call("umount2", f"unmount {shown(target)}", target, self.MNT_DETACH)
 
     def adopt_orphans(self) -> None:
-        one, nothing = self.unsigned_long(1), self.unsigned_long(0)
-        self._check(self.handle.prctl(self.PR_SET_CHILD_SUBREAPER, one, nothing, nothing, nothing), "prctl")
-
-    def watch_writes(self, folder: bytes) -> int:
-        """A descriptor to be read from when a file in there was written and closed."""
-        fd = self.handle.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)  # type: int
-        self._check(min(fd, 0), "inotify")
-        self._check(min(self.handle.inotify_add_watch(fd, folder, self.IN_CLOSE_WRITE), 0), "watch %s" % shown(folder))
-        return fd
+        self._call("prctl", "prctl", self.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-_libc = None  # type: Libc | None
-
-
-def libc() -> Libc:
-    global _libc
-    if _libc is None:
-        _libc = Libc()
-    return _libc
+libc = Libc()

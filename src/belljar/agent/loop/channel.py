@@ -1,21 +1,21 @@
 """The agent's end of the channel: frames out, frames in, and the one epoll that all waits are in. What is asked, loop.py does."""
 
+from __future__ import annotations
+
 import errno
 import os
 import select
+from _collections_abc import Callable
 
 from belljar.agent.wire import ERROR, HEADER, KIB, MAX_DATA, MIB, TO_AGENT, Parser, WireError, frame
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections import deque
-    from typing import Callable
-else:  # what is below the library's module of this name, and much quicker to import
-    from _collections import deque
+Usage = tuple[float, float, int]  # processor seconds of the user's and the system's, bytes of memory at most
+
+PAGE = 4 * KIB  # a port gives so much at a time
 
 
 class Channel:
-    """Without a program of its own: `_take` and `_end_conversation` are for the one who makes something of it."""
+    """One thread, one epoll. `_take` and `_end_conversation` are for the class that makes a program of it."""
 
     MOST_OUT = 512 * KIB  # with so much unsent the payloads' pipes are left alone
     MOST_HEARD = 4 * MIB  # with so much unsent the host itself is not heard
@@ -25,10 +25,15 @@ class Channel:
         self.fd, self.is_port = fd, is_port
         self.parser = Parser(TO_AGENT)
         self.poll = select.epoll()
-        self.ready = {}  # type: dict[int, Callable[[int], None]]
-        self.out = deque()  # type: deque[bytes | memoryview]
+        self.ready: dict[int, Callable[[int], None]] = {}
+        self.out: list[bytes | memoryview] = []
         self.out_size = 0
-        self.waiting = []  # type: list[Callable[[], None]]
+        self.waiting: list[Callable[[], None]] = []  # called when the host has taken what was too much
+        self.later: list[Callable[[], None]] = []  # done once all that was ready has been looked at
+        self.children: dict[
+            int, Callable[[int, Usage], None]
+        ] = {}  # by pid: called with how it ended, and with what it used
+        self.on_child: Callable[[], None] | None = None  # called after any child has ended
         self.is_over = False
         self.mask = select.EPOLLIN
         os.set_blocking(fd, False)
@@ -43,7 +48,7 @@ class Channel:
 
     # -- what to wait for
 
-    def watch(self, fd: int, events: int, action: "Callable[[int], None]") -> None:
+    def watch(self, fd: int, events: int, action: Callable[[int], None]) -> None:
         if fd in self.ready:
             self.poll.modify(fd, events)
         else:
@@ -61,40 +66,29 @@ class Channel:
         self.out_size += HEADER.size + len(body)
 
     def refuse(self, number: int, kind: str, message: str) -> None:
-        text = "%s\0%s" % (kind, message[:8192].replace("\0", "?"))
+        text = kind + "\0" + message[:8192].replace("\0", "?")
         self.send(ERROR, number, text.encode("utf-8", "replace"))
 
     def is_full(self) -> bool:
         return self.out_size >= self.MOST_OUT
 
     def flush(self) -> None:
-        """Write what can be written; small frames go together, for each write wakes the host."""
-        try:
-            while self.out:
-                data = self.out.popleft()
-                if self.out and len(data) < MAX_DATA // 2:
-                    parts, size = [data], len(data)
-                    while self.out and size < MAX_DATA:
-                        size += len(self.out[0])
-                        parts.append(self.out.popleft())
-                    data = b"".join(parts)
-                try:
-                    count = os.write(self.fd, data)
-                except BlockingIOError:
-                    count = 0
-                self.out_size -= count
-                if count < len(data):
-                    self.out.appendleft(memoryview(data)[count:])
-                    if not count:
-                        break
-        except OSError:
-            return self._hung_up()
-        if self.waiting and self.out_size < self.MOST_OUT // 2:
-            waiting, self.waiting = self.waiting, []
-            for resume in waiting:
-                resume()
-            if self.out_size:
-                return self.flush()
+        """Write what can be written. Frames go together, for each write wakes the host."""
+        while self.out:
+            if len(self.out) > 1 and len(self.out[0]) < MAX_DATA // 2:
+                self.out[:8] = [b"".join(self.out[:8])]
+            try:
+                count = os.write(self.fd, self.out[0])
+            except BlockingIOError:
+                break
+            except OSError:
+                return self._hung_up()
+            self.out_size -= count
+            self.out[:1] = [memoryview(self.out[0])[count:]] if count < len(self.out[0]) else []
+            if self.out_size < self.MOST_OUT // 2:
+                waiting, self.waiting = self.waiting, []
+                for resume in waiting:
+                    resume()
         self._listen()
 
     def _listen(self, edge: int = 0) -> None:
@@ -110,29 +104,26 @@ class Channel:
         if not events & ~select.EPOLLOUT:
             return
         for _ in range(self.READS):
-            room = self.parser.room()
             try:
-                count = os.readv(self.fd, [room])
+                data = os.read(self.fd, PAGE)
             except BlockingIOError:
                 return
             except OSError as exc:
-                if self.is_port and exc.errno in (errno.ENODEV, errno.EIO):
-                    self.is_over = True
-                count = 0
-            if not count:
+                self.is_over = self.is_port and exc.errno in (errno.ENODEV, errno.EIO)
+                data = b""
+            if not data:
                 return self._hung_up()
-            self.parser.filled(count)
+            self.parser.feed(data)
             self._take_all()
-            if count < 4096 or self.out_size > self.MOST_HEARD:  # a port gives a page at a time
+            if len(data) < PAGE or self.out_size > self.MOST_HEARD:
                 return
 
     def _take_all(self) -> None:
         while True:
             try:
-                found = self.parser.take()
-                if found is None:
+                if (received := self.parser.take()) is None:
                     return
-                self._take(*found)
+                self._take(*received)
             except WireError as exc:
                 self.refuse(0, "protocol", str(exc))
                 self.parser.forget()
@@ -142,8 +133,7 @@ class Channel:
         """The host closed its end. A port may be opened again; a socket never."""
         self._end_conversation()
         self.parser = Parser(TO_AGENT)
-        self.out.clear()
-        self.out_size = 0
+        self.out, self.out_size = [], 0
         self.waiting = []
         if not self.is_port:
             self.is_over = True

@@ -5,67 +5,48 @@ that is what costs: not loops, but each new piece of Python, libc and kernel. So
 payload's first instruction nothing is imported, parsed, forked or created that could have been before (see `settle`).
 """
 
+from __future__ import annotations
+
+import _signal as signal
 import os
 import select
 
 from belljar.agent.guest.accounts import Account
+from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
-from belljar.agent.loop.channel import Channel
+from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
-from belljar.agent.loop.streams import Inflow
 from belljar.agent.wire import (
     CALL,
-    CREDIT,
-    DATA,
-    EOF,
     GREETING,
     HELLO,
     PING,
     PONG,
     REPLY,
-    RESET,
     RESIZE,
     SIGNAL,
-    STREAM_FRAMES,
-    U32,
-    WINDOW_SIZE,
     WireError,
     Words,
-    frame,
     greeting,
     unstuffed,
-)  # fmt: skip
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from collections import deque
-    from typing import Any, Callable  # noqa: F401
-
-    from belljar.agent.guest.guest import Guest
-else:  # what is below the library's modules of these names, and much quicker to import
-    import _signal as signal
-    from _collections import deque
+)
 
 
 class Agent(Channel):
     """One thread, one epoll: the channel, the children, their pipes."""
 
-    def __init__(self, fd: int, guest: "Guest", *, is_port: bool) -> None:
-        Channel.__init__(self, fd, is_port)
+    def __init__(self, fd: int, guest: Guest, *, is_port: bool) -> None:
+        super().__init__(fd, is_port)
         self.guest = guest
-        self.processes = {}  # type: dict[int, Process]
-        self.dying = []  # type: list[Process]
-        self.children = {}  # type: dict[int, Callable[[int, Any], None]]
-        self.on_child = None  # type: Callable[[], None] | None
-        self.later = deque()  # type: deque[Callable[[], None]]
-        self.ending = []  # type: list[int]
-        self.errands = []  # type: list[Errand]
-        self.zygote = None  # type: Zygote | None
-        self.calls = dict(guest.calls)
-        self.calls.update({b"add_account": self._add_account, b"place": self._place, b"settle": self._settle})
-        self.hello = frame(HELLO, 0, guest.describe())
+        self.processes: dict[int, Process] = {}
+        self.dying: list[Process] = []
+        self.ending: list[int] = []
+        self.errands: list[Errand] = []
+        self.zygote: Zygote | None = None
+        own = {b"add_account": self._add_account, b"place": self._place, b"settle": self._settle}
+        self.calls = guest.calls | own
+        self.hello = guest.describe()
         self.began, self.has_put = 0, False
         self._catch_signals()
 
@@ -92,64 +73,32 @@ class Agent(Channel):
                     action(events)
             self.flush()
             while self.later:
-                self.later.popleft()()
+                self.later.pop(0)()
 
     # -- hearing
 
     def _take(self, kind: int, number: int, body: bytes) -> None:
         if kind == CALL:
             self._call(number, body)
-        elif kind in STREAM_FRAMES:
-            self._stream(kind, number, body)
-        elif kind == SIGNAL:
-            if number in self.processes:
-                self.processes[number].signal(body[0])
-        elif kind == RESIZE:
-            if number in self.processes:
-                self.processes[number].resize(*WINDOW_SIZE.unpack(body))
         elif kind == PING:
             self.send(PONG, number, body)
         elif kind == GREETING:
             self._end_conversation()
             self.began, self.has_put = 0, False
-            self.out.clear()
-            answer = greeting(body) + self.hello
-            self.out.append(answer)
-            self.out_size = len(answer)
-
-    def _stream(self, kind: int, number: int, body: bytes) -> None:
-        """Frames for a stream that is gone crossed its end on the way: they mean nothing."""
-        process = self.processes.get(number >> 2)
-        if process is None:
-            return
-        if number in process.inflows:
-            inflow = process.inflows[number]
-            if kind == DATA:
-                self._feed(process, inflow, body)
-            elif kind == EOF:
-                inflow.end()
-            elif kind == RESET:
-                inflow.drop()
-            return
-        outflow = process.outflows.get(number)
-        if outflow is not None and kind == CREDIT:
-            outflow.grant(U32.unpack(body)[0])
-        elif outflow is not None and kind == RESET:
-            outflow.drop()
-            process.advance()
-
-    def _feed(self, process: Process, inflow: Inflow, body: bytes) -> None:
-        try:
-            inflow.feed(body)
-        except OSError as exc:  # only a script's file can fail: the guest is full
-            process.refuse("failed", "cannot store the script: %s" % exc.strerror)
+            self.out = [greeting(body)]
+            self.out_size = len(self.out[0])
+            self.send(HELLO, 0, self.hello)
+        else:
+            process = self.processes.get(number if kind in (SIGNAL, RESIZE) else number >> 2)
+            if process is not None:  # else the frame crossed its end on the way
+                process.take(kind, number, body)
 
     def _call(self, number: int, body: bytes) -> None:
         words = Words(unstuffed(body).split(b"\0"))
         name = words.next()
         try:
             if not 0 < number < 1 << 30:
-                raise WireError("call number %d" % number)
+                raise WireError(f"call number {number}")
             answer = self._do(name, number, words)
             if answer is not None:
                 self.send(REPLY, number, answer)
@@ -159,11 +108,11 @@ class Agent(Channel):
             self.refuse(number, exc.kind, exc.message)
         except OSError as exc:
             what = os.fsencode(exc.filename) if exc.filename else name
-            self.refuse(number, "refused", "%s: %s" % (shown(what), exc.strerror or exc))
+            self.refuse(number, "refused", f"{shown(what)}: {exc.strerror or exc}")
         except Exception as exc:
-            self.refuse(number, "bad-call", "%s: %s: %s" % (shown(name), type(exc).__name__, exc))
+            self.refuse(number, "bad-call", f"{shown(name)}: {type(exc).__name__}: {exc}")
 
-    def _do(self, name: bytes, number: int, words: Words) -> "bytes | None":
+    def _do(self, name: bytes, number: int, words: Words) -> bytes | None:
         """The answer to a call; None when it comes later."""
         if name == b"start":
             self._start(number, words)
@@ -171,21 +120,21 @@ class Agent(Channel):
         if name in self.calls:
             return self.calls[name](words)
         if name in self.guest.errands:
-            Errand(self, self.errands, [number], *self.guest.errands[name](words))
+            Errand(self, self.errands, number, self.guest.errands[name](words))
             return None
         if name == b"end_payload":
             self.ending.append(number)
             self._abandon_all()
             self._check_ending()
             return None
-        raise Refused("bad-call", "no call is named %s" % shown(name))
+        raise Refused("bad-call", f"no call is named {shown(name)}")
 
     def _add_account(self, words: Words) -> bytes:
         self.guest.add_account(Account(words))
         return b""
 
     def _place(self, words: Words) -> bytes:
-        files = words.some(4)
+        files = words.rows(4)
         account = Account(words)
         self.guest.add_account(account)
         place(files, account, self.guest)
@@ -193,13 +142,18 @@ class Agent(Channel):
 
     def _start(self, number: int, words: Words) -> None:
         if number in self.processes:
-            raise WireError("process %d is there already" % number)
-        files = words.some(4)
+            raise WireError(f"process {number} is there already")
+        files = words.rows(4)
+        script, text = words.next(), words.next()
         words.words, words.at = words.words[words.at :], 0
         job = Job(words)
         self.guest.add_account(job.account)
         place(files, job.account, self.guest)
         self.guest.make_place(job.cwd, job.account)
+        if script:
+            name = os.path.basename(script.rstrip(b"/"))
+            job.path = self.guest.new_folder(job.account) + b"/" + (b"script" if name in (b"", b".", b"..") else name)
+            place([[job.path, b"%d" % 0o700, b"u", b"f" + text]], job.account, self.guest)
         if not job.builtin and not self.began:
             self.began = next_stamp() if self.has_put else stamp()
         self.has_put = self.has_put or job.builtin == b"put"
@@ -209,7 +163,7 @@ class Agent(Channel):
             zygote, self.zygote = self.zygote, None
         process = self.processes[number] = Process(self, self.guest, number, job, zygote, self._gone)
         try:
-            process.begin()
+            process.launch()
         except BaseException:
             process.drop_flows()
             process.close()
@@ -233,6 +187,12 @@ class Agent(Channel):
 
     def _fork_ahead(self) -> None:
         self.zygote = self.zygote or Zygote(self.guest, self.guest.box(), *three_pipes())
+        self.children[self.zygote.pid] = self._forget_zygote
+
+    def _forget_zygote(self, status: int, usage: Usage) -> None:
+        zygote, self.zygote = self.zygote, None
+        if zygote is not None:
+            zygote.discard()
 
     # -- endings
 
@@ -250,7 +210,7 @@ class Agent(Channel):
                 break
             ended = self.children.pop(pid, None)
             if ended is not None:
-                ended(status, usage)
+                ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
         if self.on_child is not None:
             self.on_child()
         for errand in list(self.errands):

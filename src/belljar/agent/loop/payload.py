@@ -1,52 +1,41 @@
 """A payload's process: what the child does, from the fork to the payload's first instruction; and the child that is forked before
 its payload is known."""
 
+from __future__ import annotations
+
+import _signal as signal
 import errno
 import os
 
 from belljar.agent.guest.accounts import Account
+from belljar.agent.guest.cgroups import Box
+from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.mounts import devices_of
 from belljar.agent.guest.system import Refused, close_quietly, read_file, shown, write_all
 from belljar.agent.transfer.tar import CHUNK, Exchange, Gatherer, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.agent.wire import FAILED, KIB, NOT_EXECUTABLE, NOT_FOUND, Words, join, with_nul
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import signal
-    from typing import NoReturn
-
-    from belljar.agent.guest.guest import Guest
-    from belljar.agent.roles import Box
-else:  # what is below the library's modules of these names, and much quicker to import
-    import _signal as signal
+CODES = {"not-found": NOT_FOUND, "not-executable": NOT_EXECUTABLE}  # of what never began, as shells have them
 
 
 class Environment:
     """Looks like a dictionary to execve, but keeps order and repeated names."""
 
-    def __init__(self, names: "list[bytes]", contents: "list[bytes]") -> None:
-        self.names, self.contents = names, contents
+    def __init__(self, pairs: list[list[bytes]]) -> None:
+        self.pairs = pairs
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.pairs)
 
     def __getitem__(self, name: bytes) -> bytes:
-        return dict(zip(self.names, self.contents))[name]
+        return dict(self.pairs)[name]
 
-    def keys(self) -> "list[bytes]":
-        return self.names
+    def keys(self) -> list[bytes]:
+        return [name for name, _ in self.pairs]
 
-    def values(self) -> "list[bytes]":
-        return self.contents
-
-
-class Trouble(Exception):
-    """Why the child could not become the payload."""
-
-    def __init__(self, code: int, kind: str, message: str) -> None:
-        Exception.__init__(self, message)
-        self.code, self.kind, self.message = code, kind, message
+    def values(self) -> list[bytes]:
+        return [value for _, value in self.pairs]
 
 
 class Job:
@@ -57,92 +46,71 @@ class Job:
         self.stdio = words.text()  # three of s: stream, n: null, c: closed; o, as the third: where the second goes
         window = words.next()  # "" without a terminal, else its rows and columns, 0 where they are not known
         self.terminal = [int(size) for size in window.split(b" ")] if window else None
-        self.script = words.next()  # "", or the name of the script that comes as a stream
         self.builtin = words.next()  # "", or "put" (argv: path, serial of an `Exchange` or "", name), or "get" (argv: path, serial, "all" or "changed", and what to skip), or "collect" (argv: paths)
         self.program = words.next()  # "", or what is executed with argv as it is
         self.lingers = words.next() == b"1"  # after TERM, what its leader leaves behind may end by itself
         self.umask = words.number()
         cwd = words.next()
         self.account = Account(words)
-        self.cwd = cwd or self.account.home.encode("utf-8", "surrogateescape")
+        self.cwd = cwd or self.account.home_path
         self.path = b""  # of the script, once it is there
         self.began = 0  # when the first payload did, in the clock that files are stamped with
 
     def read_rest(self) -> None:
-        limits, self.argv, pairs = self.words.some(3), self.words.some(), self.words.some(2)
+        self.rlimits, self.argv, self.env = self.words.rows(3), self.words.some(), Environment(self.words.rows(2))
         if self.words.at != len(self.words.words):
             raise ValueError("more words than an order has")
-        self.rlimits = [(limits[at], limits[at + 1], limits[at + 2]) for at in range(0, len(limits), 3)]
-        self.env = Environment(pairs[0::2], pairs[1::2])
 
 
-def place(words: "list[bytes]", account: Account, guest: "Guest") -> None:
+def place(files: list[list[bytes]], account: Account, guest: Guest) -> None:
     """Files of a payload, before it starts: path, mode, "u" or "r" (whose), and "f" with the content or "d"."""
-    for at in range(0, len(words), 4):
-        path, mode, content = words[at], int(words[at + 1]), words[at + 3]
+    for path, mode, owner, content in files:
         if not path.startswith(b"/"):
-            raise Refused("refused", "%s: not an absolute path" % shown(path))
+            raise Refused("refused", f"{shown(path)}: not an absolute path")
+        is_file = content[:1] == b"f"
         kept = guest.kept.pop(path, -1)
+        is_as_made = kept >= 0 and is_file and (mode, owner) == (b"420", b"r")
+        if is_as_made:
+            os.pwrite(kept, with_nul(content[1:]), 0)
         if kept >= 0:
-            is_as_made = words[at + 1 : at + 3] == [b"420", b"r"] and content[:1] == b"f"
-            if is_as_made:
-                os.pwrite(kept, with_nul(content[1:]), 0)
             os.close(kept)
-            if is_as_made:
-                continue
-        folder = path if content[:1] == b"d" else os.path.dirname(path)
+        if is_as_made:
+            continue
+        folder = os.path.dirname(path) if is_file else path
         if not os.path.isdir(folder):
             os.makedirs(folder, 0o755)
-        flags = os.O_RDONLY | os.O_DIRECTORY
-        if content[:1] == b"f":
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if is_file else os.O_RDONLY | os.O_DIRECTORY
         fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
-            if content[:1] == b"f":
+            if is_file:
                 write_all(fd, with_nul(content[1:]))
-            if words[at + 2] == b"u":
+            if owner == b"u":
                 guest.give(fd, account)
-            os.fchmod(fd, mode)
+            os.fchmod(fd, int(mode))
         finally:
             os.close(fd)
 
 
-def stand_alone(guest: "Guest", box: "Box") -> None:
-    """A session and a box of one's own; the agent's signals are not ours."""
-    signal.set_wakeup_fd(-1)
-    os.setsid()
-    box.join()
-    guest.leave_agent()
-
-
-def become_payload(job: Job, guest: "Guest", files: "list[int]", trouble: int) -> "NoReturn":
-    code = FAILED
-    try:
-        job.read_rest()
-        take_stdio(job, files)
-        limit(job.rlimits)
-        os.umask(job.umask)
-        exchange = exchange_of(job)  # only root may open it
-        guest.become(job.account)
-        enter(job.cwd)
-        if job.builtin:
-            code = run_builtin(job, trouble, exchange)
-        else:
-            execute(job)
-    except Trouble as exc:
-        code = exc.code
-        report(trouble, exc.kind, exc.message)
-    except BaseException as exc:
-        report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
-    finally:
-        os._exit(code)
+def become_payload(job: Job, guest: Guest, files: list[int], trouble: int) -> None:
+    """Returns after a copy alone. Raises Refused, OSError."""
+    job.read_rest()
+    take_stdio(job, files)
+    limit(job.rlimits)
+    os.umask(job.umask)
+    exchange = exchange_of(job)  # only root may open it
+    guest.become(job.account)
+    enter(job.cwd)
+    if job.builtin:
+        run_builtin(job, trouble, exchange)
+    else:
+        execute(job)
 
 
 def report(fd: int, kind: str, message: str) -> None:
     os.write(fd, (kind + "\0" + message).encode("utf-8", "backslashreplace")[:4096])
 
 
-def take_stdio(job: Job, files: "list[int]") -> None:
+def take_stdio(job: Job, files: list[int]) -> None:
     """Put the ends where the payload expects them; -1 is a descriptor that is to be closed."""
     for number, fd in enumerate(files):
         if fd >= 0:
@@ -156,78 +124,65 @@ def take_stdio(job: Job, files: "list[int]") -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def limit(rlimits: "list[tuple[bytes, bytes, bytes]]") -> None:
-    """Limits as outside. A guest's kernel may allow fewer open files than the host's."""
+def limit(rlimits: list[list[bytes]]) -> None:
+    """Limits as outside. A guest's kernel may allow fewer open files than the host's: then as many as it allows."""
     if not rlimits:
         return
     import resource
 
-    for limit_name, least, most in rlimits:
-        name, soft, hard = limit_name.decode("ascii"), int(least), int(most)
+    for kind, soft, hard in rlimits:
+        name, values = kind.decode("ascii"), (int(soft), int(hard))
         number = getattr(resource, "RLIMIT_" + name, None)
         if number is None:
             continue
         try:
-            if name == "NOFILE":
-                limit_files(number, soft, hard)
-            else:
-                resource.setrlimit(number, (soft, hard))
+            try:
+                resource.setrlimit(number, values)
+            except (ValueError, OSError):
+                if name != "NOFILE":
+                    raise
+                most = int(read_file("/proc/sys/fs/nr_open") or b"1048576")
+                few, many = (most if value < 0 else min(value, most) for value in values)
+                resource.setrlimit(number, (few, many))
         except (ValueError, OSError) as exc:
-            raise Trouble(FAILED, "rlimit", "limit %s to %d, %d: %s" % (name, soft, hard, exc))
-
-
-def limit_files(number: int, soft: int, hard: int) -> None:
-    """A guest's kernel may allow fewer open files than the host's: then as many as it allows."""
-    import resource
-
-    try:
-        if soft < 0 or hard < 0:
-            raise ValueError("no kernel allows any number")
-        resource.setrlimit(number, (soft, hard))
-    except (ValueError, OSError):
-        most = int(read_file("/proc/sys/fs/nr_open") or b"1048576")
-        soft, hard = [most if value < 0 or value > most else value for value in (soft, hard)]
-        resource.setrlimit(number, (soft, hard))
+            raise Refused("rlimit", f"limit {name} to {values[0]}, {values[1]}: {exc}") from exc
 
 
 def enter(cwd: bytes) -> None:
     try:
         os.chdir(cwd)
     except (OSError, ValueError) as exc:
-        raise Trouble(
-            FAILED, "no-cwd", "%s: cannot be the working directory: %s" % (shown(cwd), getattr(exc, "strerror", exc))
-        )
+        why = getattr(exc, "strerror", exc)
+        raise Refused("no-cwd", f"{shown(cwd)}: cannot be the working directory: {why}") from exc
 
 
 def execute(job: Job) -> None:
-    """Become the program: by its path, else the first that can be run in the payload's own PATH. Raises Trouble."""
+    """Become the program: by its path, else the first that can be run in the payload's own PATH. Raises Refused."""
     if job.path:
         job.argv[:1] = [job.path]
     name = job.program or (job.argv[0] if job.argv else b"")
     if not name:
-        raise Trouble(NOT_FOUND, "not-found", "an empty command")
-    if b"/" in name:
-        candidates = [name]
-    else:
-        path = job.env[b"PATH"] if b"PATH" in job.env.names else b"/usr/local/bin:/usr/bin:/bin"
-        candidates = [(folder or b".") + b"/" + name for folder in path.split(b":")]
-    refusal = None  # type: OSError | None
-    for candidate in candidates:
+        raise Refused("not-found", "an empty command")
+    path = dict(job.env.pairs).get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
+    folders = [b""] if b"/" in name else [(folder or b".") + b"/" for folder in path.split(b":")]
+    refusal = ""
+    for program in [folder + name for folder in folders]:
         try:
-            run_program(candidate, job)
+            run_program(program, job)
         except OSError as exc:
-            if exc.errno == errno.ENOENT and os.path.lexists(candidate):
-                raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: its interpreter is missing" % shown(candidate))
+            if exc.errno == errno.ENOENT and os.path.lexists(program):
+                why = f"{shown(program)}: its interpreter is missing"
+                raise Refused("not-executable", why) from exc
             if exc.errno == errno.ENOENT or (exc.errno == errno.ENOTDIR and b"/" not in name):
                 continue
-            refusal = refusal or exc
+            refusal = refusal or os.strerror(exc.errno or 0)
             if exc.errno != errno.EACCES:
                 break
         except ValueError as exc:
-            raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: %s" % (shown(name), exc))
-    if refusal is not None:
-        raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: %s" % (shown(name), refusal.strerror))
-    raise Trouble(NOT_FOUND, "not-found", "%s: not found in the guest" % shown(name))
+            raise Refused("not-executable", f"{shown(name)}: {exc}") from exc
+    if refusal:
+        raise Refused("not-executable", f"{shown(name)}: {refusal}")
+    raise Refused("not-found", f"{shown(name)}: not found in the guest")
 
 
 def run_program(path: bytes, job: Job) -> None:
@@ -237,10 +192,10 @@ def run_program(path: bytes, job: Job) -> None:
         if exc.errno != errno.ENOEXEC:
             raise
     # A file without a format the kernel knows is a script for sh: so do shells.
-    os.execve(b"/bin/sh", [b"/bin/sh", path] + job.argv[1:], job.env)  # type: ignore[arg-type]
+    os.execve(b"/bin/sh", [b"/bin/sh", path, *job.argv[1:]], job.env)  # type: ignore[arg-type]
 
 
-def exchange_of(job: Job) -> "Exchange | None":
+def exchange_of(job: Job) -> Exchange | None:
     """The disk of that serial, where there is something for it."""
     serial = job.argv[1] if job.builtin in (b"put", b"get") else b""
     if not serial or (job.builtin == b"get" and not has_large(os.path.join(job.cwd, job.argv[0]))):
@@ -249,8 +204,8 @@ def exchange_of(job: Job) -> "Exchange | None":
     return Exchange(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT), True)
 
 
-def run_builtin(job: Job, trouble: int, exchange: "Exchange | None") -> int:
-    """Copy files as the user: the kernel itself checks what this user may do. The exit code is 0 or 1."""
+def run_builtin(job: Job, trouble: int, exchange: Exchange | None) -> None:
+    """Copy files as the user: the kernel itself checks what this user may do. Raises Refused."""
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > 2 and int(entry) not in (trouble, exchange.fd if exchange else -1):
             close_quietly(int(entry))  # no exec closes them: the channel, other payloads' pipes
@@ -263,13 +218,9 @@ def run_builtin(job: Job, trouble: int, exchange: "Exchange | None") -> int:
         else:
             since = job.began if job.argv[2] == b"changed" else 0
             Packer(write_to_stdout, job.argv[3:], since, exchange).pack(path)
-    except TransferError as exc:
-        report(trouble, exc.kind, exc.message)
-        return 1
     except OSError as exc:
-        report(trouble, "space" if exc.errno == errno.ENOSPC else "broken", "%s: %s" % (shown(path), exc.strerror))
-        return 1
-    return 0
+        kind = "space" if exc.errno == errno.ENOSPC else "broken"
+        raise TransferError(kind, f"{shown(path)}: {exc.strerror}") from exc
 
 
 def write_to_stdout(data: bytes) -> None:
@@ -277,11 +228,11 @@ def write_to_stdout(data: bytes) -> None:
 
 
 # An order that asks for nothing.
-NOTHING = [b"sss", b"", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
+NOTHING = [b"sss", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
 NOTHING += [b"1", b"CPU", b"-1", b"-1", b"1", b"sh", b"1", b"PATH", b"/bin"]
 
 
-def three_pipes() -> "tuple[list[int], list[int]]":
+def three_pipes() -> tuple[list[int], list[int]]:
     """The payload's ends, and ours."""
     pipes = [os.pipe() for _ in range(3)]
     return [pipes[0][0], pipes[1][1], pipes[2][1]], [pipes[0][1], pipes[1][0], pipes[2][0]]
@@ -291,7 +242,7 @@ class Zygote:
     """A child that is forked before it knows its payload, with its session, its box and its standard streams; a pipe tells it
     its order. A template holds one, so that the payload of a clone need not wait for a fork."""
 
-    def __init__(self, guest: "Guest", box: "Box", inner: "list[int]", outer: "list[int]") -> None:
+    def __init__(self, guest: Guest, box: Box, inner: list[int], outer: list[int]) -> None:
         self.box, self.inner, self.outer = box, inner, outer
         self.trouble, trouble = os.pipe()
         orders, self.orders = os.pipe()
@@ -301,29 +252,36 @@ class Zygote:
         os.close(orders)
         os.close(trouble)
 
-    def _wait(self, guest: "Guest", orders: int, trouble: int) -> "NoReturn":
-        """In the child: all is ready but the order."""
+    def _wait(self, guest: Guest, orders: int, trouble: int) -> None:
+        """In the child: all is ready but the order. Never returns."""
+        code = FAILED
         try:
-            stand_alone(guest, self.box)
-            for fd in self.outer + [self.orders]:  # else our own end would keep the payload's stdin open
+            signal.set_wakeup_fd(-1)  # the agent's signals are not ours
+            os.setsid()
+            self.box.join()
+            guest.leave_agent()
+            for fd in (*self.outer, self.orders):  # else our own end would keep the payload's stdin open
                 os.close(fd)
             Job(Words(NOTHING)).read_rest()  # the pages this writes to are our own from now on
-            parts = []
-            while True:
-                part = os.read(orders, 64 * KIB)
-                if not part:
-                    break
-                parts.append(part)
-            if not parts:
-                os._exit(0)  # nobody needs us
-            words = b"".join(parts).split(b"\0")
-            job = Job(Words(words[2:]))
-            job.path, job.began = words[0], int(words[1])
-            files = self.inner if job.terminal else [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
+            order = bytearray()
+            while part := os.read(orders, 64 * KIB):
+                order += part
+            if order:  # else nobody needs us
+                words = bytes(order).split(b"\0")
+                job = Job(Words(words[2:]))
+                job.path, job.began = words[0], int(words[1])
+                files = (
+                    self.inner if job.terminal else [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
+                )
+                become_payload(job, guest, files, trouble)
+            code = 0
+        except Refused as exc:
+            code = CODES.get(exc.kind, FAILED)
+            report(trouble, exc.kind, exc.message)
         except BaseException as exc:
-            report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
-            os._exit(FAILED)
-        become_payload(job, guest, files, trouble)
+            report(trouble, "failed", f"{type(exc).__name__}: {exc}")
+        finally:
+            os._exit(code)
 
     def _descriptor(self, index: int, kind: str) -> int:
         if kind == "n":
@@ -333,13 +291,14 @@ class Zygote:
         return self.inner[index] if kind == "s" else -1
 
     def go(self, job: Job) -> None:
-        """Hand over the order. Raises OSError when the child is gone: then nothing has happened."""
-        data = memoryview(join(job.path, b"%d" % job.began, *job.words.words))
-        while data:
-            data = data[os.write(self.orders, data) :]
+        """Hand over the order. A child that has ended meanwhile says why."""
+        try:
+            write_all(self.orders, join(job.path, b"%d" % job.began, *job.words.words))
+        except BrokenPipeError:
+            pass
         os.close(self.orders)
 
     def discard(self) -> None:
         """Without an order it ends by itself."""
-        for fd in self.inner + self.outer + [self.trouble, self.orders]:
+        for fd in {*self.inner, *self.outer, self.trouble, self.orders}:
             close_quietly(fd)

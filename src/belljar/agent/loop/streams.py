@@ -1,24 +1,19 @@
 """Streams between the channel and a payload's pipes."""
 
+from __future__ import annotations
+
 import os
 import select
+from _collections_abc import Callable
 
+from belljar.agent.loop.channel import Channel
 from belljar.agent.wire import CREDIT, DATA, EOF, MAX_CREDIT, MAX_DATA, RESET, U32, WINDOW, WireError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections import deque
-    from typing import Callable
-
-    from belljar.agent.roles import Reactor
-else:  # what is below the library's modules of these names, and much quicker to import
-    from _collections import deque
 
 
 class Flow:
     """Our end of a pipe of the payload."""
 
-    def __init__(self, agent: "Reactor", number: int, fd: int) -> None:
+    def __init__(self, agent: Channel, number: int, fd: int) -> None:
         self.agent, self.number, self.fd = agent, number, fd
         self.credit = WINDOW
         os.set_blocking(fd, False)
@@ -34,8 +29,8 @@ class Flow:
 class Outflow(Flow):
     """A pipe of the payload, read as far as the host gives credit."""
 
-    def __init__(self, agent: "Reactor", number: int, fd: int, ended: "Callable[[], None]") -> None:
-        Flow.__init__(self, agent, number, fd)
+    def __init__(self, agent: Channel, number: int, fd: int, ended: Callable[[], None]) -> None:
+        super().__init__(agent, number, fd)
         self.ended = ended
         self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
         agent.watch(fd, select.EPOLLIN, self.pump)
@@ -72,7 +67,7 @@ class Outflow(Flow):
     def grant(self, amount: int) -> None:
         was_dry, self.credit = not self.credit, self.credit + amount
         if self.credit > MAX_CREDIT:
-            raise WireError("stream %d: too much credit" % self.number)
+            raise WireError(f"stream {self.number}: too much credit")
         if was_dry:
             self.resume()
 
@@ -90,17 +85,17 @@ class Outflow(Flow):
 class Inflow(Flow):
     """Bytes for a pipe of the payload. What the payload has not read yet costs the host its credit."""
 
-    def __init__(self, agent: "Reactor", number: int, fd: int, is_terminal: bool = False) -> None:
-        Flow.__init__(self, agent, number, fd)
+    def __init__(self, agent: Channel, number: int, fd: int, is_terminal: bool = False) -> None:
+        super().__init__(agent, number, fd)
         self.is_terminal = is_terminal
-        self.queue = deque()  # type: deque[memoryview]
+        self.queue: list[memoryview] = []
         self.owed = 0
         self.is_ended = False
 
     def feed(self, data: bytes) -> None:
         self.credit -= len(data)
         if self.credit < 0 or self.is_ended:
-            raise WireError("stream %d: data without credit or after its end" % self.number)
+            raise WireError(f"stream {self.number}: data without credit or after its end")
         if self.fd >= 0 and data:
             self.queue.append(memoryview(data))
             if len(self.queue) == 1:
@@ -112,30 +107,25 @@ class Inflow(Flow):
             self.finish()
 
     def pump(self, events: int = 0) -> None:
+        """Write as much as is taken at once. It is given back as credit."""
         try:
             while self.queue:
                 written = os.write(self.fd, self.queue[0])
-                self._owe(written)
-                if written < len(self.queue[0]):
-                    self.queue[0] = self.queue[0][written:]
-                else:
-                    self.queue.popleft()
+                self.queue[:1] = [self.queue[0][written:]] if written < len(self.queue[0]) else []
+                self.owed += written
         except BlockingIOError:
             self.agent.watch(self.fd, select.EPOLLOUT, self.pump)
-            return
         except OSError:  # the payload closed its end
             self.agent.send(RESET, self.number)
             return self.drop()
-        self.agent.unwatch(self.fd)
-        if self.is_ended:
-            self.finish()
-
-    def _owe(self, count: int) -> None:
-        self.owed += count
         if self.owed >= WINDOW // 4:
             self.credit += self.owed
             self.agent.send(CREDIT, self.number, U32.pack(self.owed))
             self.owed = 0
+        if not self.queue:
+            self.agent.unwatch(self.fd)
+            if self.is_ended:
+                self.finish()
 
     def finish(self) -> None:
         if self.is_terminal:
@@ -146,25 +136,5 @@ class Inflow(Flow):
         self.drop()
 
     def drop(self) -> None:
-        Flow.drop(self)
+        super().drop()
         self.queue.clear()
-
-
-class ScriptFlow(Inflow):
-    """A script too large for a call: goes to its file, then the payload starts."""
-
-    def __init__(self, agent: "Reactor", number: int, fd: int, then: "Callable[[], None]") -> None:
-        Inflow.__init__(self, agent, number, fd)
-        self.then = then
-
-    def pump(self, events: int = 0) -> None:
-        while self.queue:
-            data = self.queue.popleft()
-            while data:
-                written = os.write(self.fd, data)
-                self._owe(written)
-                data = data[written:]
-
-    def finish(self) -> None:
-        self.drop()
-        self.then()

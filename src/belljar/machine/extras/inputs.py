@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from belljar.agent.transfer.tar import BLOCK, Packer, TransferError
+from belljar.agent.transfer.tar import BLOCK, REGULAR, Packer, TransferError
 from belljar.errors import CommandFailed, InputMissing, NoPackedFolders, NoSpace
 from belljar.guest import Guest
 from belljar.host.commands import SEARCH_PATH, run, which
@@ -118,7 +118,7 @@ class Filler(Packer):
         self.holes += max(facts.st_size - facts.st_blocks * BLOCK, 0)
         if self.holes > MOST_HOLES:
             raise TooManyHoles
-        self._header(name, facts, self.tarfile.REGTYPE, size=facts.st_size)
+        self._header(name, facts, REGULAR, size=facts.st_size)
         self._copy(fd, path, 0, facts.st_size)
         self.write(bytes(-facts.st_size % BLOCK))
 
