@@ -4,6 +4,9 @@ verifier that is up to date, an uninstallation that leaves nothing."""
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from tests.batch.lab.gridengine import CELL, ROOT, until
 from tests.batch.lab.gridengine_cell import IN_MACHINE, SETTINGS, WITH_BELLJAR, WITHOUT, Cell, cell  # noqa: F401
 
@@ -45,6 +48,24 @@ def test_an_announced_end_comes(cell: Cell) -> None:
         cell.lab.run("qdel", job, user="bjalice")
     for ended in [cell.ended(job, timeout=60) for job in jobs]:
         assert ended.exit == 7 and b"got USR2" in ended.out and b"got TERM" in ended.out
+    cell.clean()
+
+
+@pytest.mark.parametrize("queue", [IN_MACHINE, WITH_BELLJAR])
+def test_an_announced_end_comes_without_the_method(cell: Cell, queue: tuple[str, ...]) -> None:
+    method = cell.site.top / "libexec/gridengine/belljar-method"
+    text = method.read_text()
+    method.write_text("#!/bin/sh\nexit 0\n")
+    try:
+        job = cell.submit(ANNOUNCED, "-notify", *queue)
+        cell.started(job)
+        begin = time.monotonic()
+        cell.lab.run("qdel", job, user="bjalice")
+        ended = cell.ended(job, timeout=60)
+    finally:
+        method.write_text(text)
+    assert time.monotonic() - begin > 5, "it had its time"
+    assert b"got USR2" in ended.out and ended.exit == (7 if queue is IN_MACHINE else 137)
     cell.clean()
 
 

@@ -18,7 +18,8 @@ from contextlib import suppress
 from belljar.guest import Streams
 from belljar.guest.stdio import BytesSource, FdSink, FdSource
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
-from belljar.machine.orders import Ended, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
+from belljar.jobs.notice import LATE, Notice
+from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 from belljar.records import replace
 
@@ -84,14 +85,17 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
         loop.close()
 
 
-def attend(house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False) -> Outcome:
+def attend(
+    house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
+) -> Outcome:
     """Keep the machine to its end, with this process's streams and signals. *stdin* replaces descriptor 0. *alone*:
-    signals but TERM go to the payload's first process, not to its group."""
+    signals but TERM go to the payload's first process, not to its group. When TERM does not follow a *notice* in time,
+    it is assumed."""
     payload = request.work.payload if isinstance(request.work, RunPayload) else None
 
     async def keep(loop: StoppableLoop) -> Outcome:
         terminal = RawTerminal() if payload and payload.terminal else None
-        orders = listen(loop, terminal, alone)
+        orders = listen(loop, terminal, alone, notice)
         streams = streams_of(payload) if payload else Streams(None, None, None)
         if stdin is not None:
             streams = replace(streams, stdin=BytesSource(stdin))
@@ -141,6 +145,34 @@ def build_template(house: House, request: Request, *, exact: bool) -> Template:
         die_by(ended.number or signal.SIGKILL)
 
 
+class Announced(Orders):
+    """Orders of a job whose system announces its end. Grid Engine sends the notice to its own terminate method too;
+    when that dies of it, no order to end follows."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, orders: Orders, notice: Notice) -> None:
+        self._loop, self._orders, (self._number, self._seconds) = loop, orders, notice
+        self._due: asyncio.TimerHandle | None = None
+        self._is_given = self._is_lost = False
+
+    def give(self, order: Order) -> None:
+        """Pass it on. TERM that comes after all, when it was given up, is not a second one."""
+        is_end = isinstance(order, Signal) and order.number == signal.SIGTERM
+        if is_end and self._is_lost:
+            self._is_lost = False
+            return
+        if is_end:
+            self._is_given = True
+            if self._due is not None:
+                self._due.cancel()
+        elif isinstance(order, Signal) and order.number == self._number and self._due is None and not self._is_given:
+            self._due = self._loop.call_later(self._seconds + LATE, self._end)
+        self._orders.give(order)
+
+    def _end(self) -> None:
+        self.give(Signal(signal.SIGTERM))
+        self._is_lost = True
+
+
 def streams_of(payload: Payload) -> Streams:
     """This process's own 0, 1 and 2 where the payload has streams."""
     if payload.terminal:
@@ -154,13 +186,16 @@ def streams_of(payload: Payload) -> Streams:
     )
 
 
-def listen(loop: StoppableLoop, terminal: RawTerminal | None = None, alone: bool = False) -> Orders:
+def listen(
+    loop: StoppableLoop, terminal: RawTerminal | None = None, alone: bool = False, notice: Notice | None = None
+) -> Orders:
     """Turn signals into orders. A signal the caller ignores (nohup, background jobs) stays ignored."""
     orders = Orders()
+    give = Announced(loop, orders, notice).give if notice else orders.give
     for name in FORWARDED:
         number = getattr(signal, f"SIG{name}")
         if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, orders.give, Signal(number, alone))
+            loop.add_signal_handler(number, give, Signal(number, alone))
     if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGTSTP, lambda: loop.create_task(suspend(loop, orders, terminal)))
     loop.add_signal_handler(signal.SIGCONT, orders.give, Resume())

@@ -172,6 +172,10 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
     ignored = ignored_by_parent() if job.inherits_ignored else 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
+    if job.notice is not None:
+        from belljar.jobs.notice import stand_by
+
+        stand_by(job.notice)
     command = job.native
     if command.stdin is not None:
         reader, writer = os.pipe()  # both end with this program; the reader's copy stays
@@ -245,7 +249,7 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
             raise
         raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
     command = job.inside if job.inside.argv else job.native
-    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all)
+    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
 
 
 def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:

@@ -1,0 +1,71 @@
+"""Ends jobs without a machine whose announced end does not come.
+
+Grid Engine sends the notice of `qsub -notify` to its own running terminate method too, and starts no other one when
+that dies of it. The job would then run on, and no `qdel` would reach it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from contextlib import suppress
+
+Notice = tuple[int, float]  # (signal, seconds until the end)
+LATE = 5.0  # seconds for an announced end to be late
+IGNORED = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "XCPU", "PIPE")
+
+
+def stand_by(notice: Notice) -> None:
+    """Start a guard that is no child of this process, holds none of its streams and ends with it. It kills our process
+    group when the notice came and the end did not. Where it cannot be started, the job goes without."""
+    number = notice[0]
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # one that comes now is the guard's to see as well
+    try:
+        with suppress(OSError):
+            _leave_behind(os.pidfd_open(os.getpid()), os.getpgrp(), notice)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+
+
+def _leave_behind(descriptor: int, group: int, notice: Notice) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            _let_go(descriptor, notice[0])
+            if os.fork() == 0:
+                _guard(descriptor, group, notice)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(descriptor)
+
+
+def _let_go(descriptor: int, number: int) -> None:
+    """For all that is the job's. Done before the job begins."""
+    os.setsid()
+    os.chdir("/")
+    os.closerange(0, descriptor)
+    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    for other in {getattr(signal, f"SIG{name}") for name in IGNORED} - {number}:
+        signal.signal(other, signal.SIG_IGN)
+
+
+def _guard(descriptor: int, group: int, notice: Notice) -> None:
+    number, seconds = notice
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer)
+    signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    if not _has_ended(descriptor, reader) and not _has_ended(descriptor, timeout=seconds + LATE):
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _has_ended(descriptor: int, reader: int | None = None, timeout: float | None = None) -> bool:
+    """Wait for the process's end, at most until something can be read from *reader*, or for the *timeout*."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    if reader is not None:
+        poller.register(reader, select.POLLIN)
+    found = poller.poll(None if timeout is None else timeout * 1000)
+    return any(one == descriptor for one, _ in found)
