@@ -267,4 +267,4 @@ def test_without_a_folder_for_machines_nothing_is_installed(tmp_path: Path) -> N
     folder = next(
         one for one in SITE.pieces(replace(place(tmp_path), node=tmp_path / "node")) if isinstance(one, Change)
     )
-    assert folder.is_done(b"1777 0\n") and not folder.is_done(b"711 0\n")
+    assert folder.is_done("1777 0\n") and not folder.is_done("711 0\n")

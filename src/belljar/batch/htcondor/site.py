@@ -72,7 +72,7 @@ class HTCondorSite:
             node = str(place.node)
             yield Change(
                 f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node),
-                lambda printed: printed.split() == [b"1777", b"0"],
+                lambda printed: printed.split() == ["1777", "0"],
                 (("mkdir", "-p", "--", node), ("chmod", "1777", "--", node)),
             )  # fmt: skip
         yield OurFile("settings of HTCondor", place.folder / CONFIG, config)

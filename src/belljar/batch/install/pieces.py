@@ -6,11 +6,8 @@ system's own database, advice for a person. What the site has of its own is neve
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -104,54 +101,41 @@ class Piece:
 
 @dataclass(frozen=True)
 class OurFolder(Piece):
-    """A folder that is ours alone, name -> content. The path is a link, so that another version takes its place at once."""
+    """A folder that is ours alone, name -> content. Each file is replaced as a whole."""
 
     path: Path
     files: Mapping[str, bytes]
 
     def look(self, place: Place) -> Step:
-        there = {path.name: (path.read_bytes(), mode_at(path)) for path in self.path.glob("*") if path.is_file()}
-        wanted = {name: (content, mode_of(content)) for name, content in self.files.items()}
-        if there and not {*there} & {*wanted}:
+        present = {path.name: (path.read_bytes(), mode_at(path)) for path in self.path.glob("*") if path.is_file()}
+        expected = {name: (content, mode_of(content)) for name, content in self.files.items()}
+        if present and not {*present} & {*expected}:
             return Step(self, Status.CLASH, "somebody else's folder: move it away, or choose another --prefix")
-        wrong = sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))
-        status = Status.MISSING if not there else Status.DIFFERENT if wrong else Status.THERE
-        changed = [name for name in wrong if name in there]
-        diff = [difference(self.path / name, there[name][0], self.files.get(name, b"")) for name in changed]
+        wrong = sorted(name for name in {*present, *expected} if present.get(name) != expected.get(name))
+        status = Status.MISSING if not present else Status.DIFFERENT if wrong else Status.THERE
+        changed = [name for name in wrong if name in present]
+        diff = [difference(self.path / name, present[name][0], self.files.get(name, b"")) for name in changed]
         return Step(self, status, ", ".join(wrong), "".join(diff))
 
     def put(self, place: Place) -> None:
-        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o755)
         for name, content in self.files.items():
-            write_whole(fresh / name, content, mode=mode_of(content), durable=True)
-        fresh.chmod(0o755)
-        link = fresh / ".link"
-        link.symlink_to(fresh.name)
-        before = os.readlink(self.path) if self.path.is_symlink() else ""
-        if not before and self.path.is_dir():  # a copy from another host
-            shutil.rmtree(self.path)
-        os.rename(link, self.path)
-        self._drop_all_but(fresh.name, before)  # other hosts may follow a link of NFS to the one before for a while
+            write_whole(self.path / name, content, mode=mode_of(content), durable=True)
+        for path in self.path.glob("*"):
+            if path.name not in self.files:
+                path.unlink()
 
     def take(self, place: Place) -> str:
-        if self.look(place).status is Status.CLASH:
+        if not self.path.exists() or self.look(place).status is Status.CLASH:
             return ""
-        is_there = self.path.exists()
-        if self.path.is_symlink():
-            self.path.unlink()
-        elif is_there:
-            shutil.rmtree(self.path)
-        self._drop_all_but()
-        with suppress(OSError):  # other systems' folders are there, or nothing is
+        # What another version left goes first: a folder with nothing else in it would look like somebody else's.
+        for path in sorted(self.path.glob("*"), key=lambda path: path.name in self.files):
+            path.unlink()
+        self.path.rmdir()
+        with suppress(OSError):  # other systems' folders are there
             self.path.parent.rmdir()
-        return f"removed {self.path}" if is_there else ""
-
-    def _drop_all_but(self, *kept: str) -> None:
-        """What older installations, or one that was killed, have left."""
-        for old in self.path.parent.glob(f".{self.path.name}-*"):
-            if old.name not in kept:
-                shutil.rmtree(old)
+        return f"removed {self.path}"
 
 
 @dataclass(frozen=True)
@@ -232,14 +216,14 @@ class Change(Piece):
     """A setting made by the system's own command."""
 
     probe: Argv  # prints the present state; to some systems asking for what does not exist is an error
-    is_done: Callable[[bytes], bool]
+    is_done: Callable[[str], bool]
     do: tuple[Argv, ...]
     undo: tuple[Argv, ...] = ()
     undo_hint: str | None = None  # what to do where the system refuses to undo it
 
     def look(self, place: Place) -> Step:
         try:
-            is_done = self.is_done(place.run(self.probe))
+            is_done = self.is_done(place.output(*self.probe))
         except (CommandFailed, CommandMissing) as exc:
             return Step(self, Status.MISSING, exc.message)
         return Step(self, Status.THERE if is_done else Status.MISSING)

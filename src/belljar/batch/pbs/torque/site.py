@@ -60,7 +60,7 @@ def _server(place: Place) -> Piece:
         )  # fmt: skip
     return Change(
         "a job for which no machine could be started is queued again", ("qmgr", "-c", "print server"),
-        lambda out: wanted.encode() in out.splitlines(), (("qmgr", "-c", wanted),),
+        lambda printed: wanted in printed.splitlines(), (("qmgr", "-c", wanted),),
         (("qmgr", "-c", f"unset server {REQUEUE}"),),
     )  # fmt: skip
 
