@@ -125,6 +125,18 @@ class Member:
     is_known: bool = False  # the system's own configuration has it; else it adds itself
 
 
+def joining(
+    script: bytes, member: Member, env: Mapping[str, str], files: tuple[PlainFile, ...] = (), copies: tuple[Path, ...] = ()
+) -> Joining:  # fmt: skip
+    """*env*: what a system's script needs besides the node's name, its hosts and its user's account."""
+    words = {
+        "NODE": member.name, "HOSTS": member.hosts, "PASSWD": "".join(member.account[:1]),
+        "GROUPS_OF": "\n".join(member.account[1:]), "HOME": "/root",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **env,
+    }  # fmt: skip
+    return Joining(script, tuple((key.encode(), value.encode()) for key, value in words.items()), files, copies)
+
+
 class Revoked(Enum):
     """Does a node's daemon know that a job was taken back? Then it starts nothing of it."""
 
@@ -139,8 +151,6 @@ class Client(Protocol):
     # The tasks of an array that wait can be told where to run only together: they come to one bait, and move one by one.
     moves_whole_arrays: bool = False
 
-    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command: ...
-    def submitted(self, printed: bytes) -> JobId: ...
     def query(self, mark: str) -> Command:
         """The one command that tells of all jobs. *mark*: letters nobody could guess, which a job's own text cannot hold."""
 

@@ -28,15 +28,6 @@ class GridEngineClient(Client):
     def __init__(self, bait: str = "") -> None:
         self.bait = bait
 
-    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command:
-        return ("qsub", "-terse", *options, script)
-
-    def submitted(self, printed: bytes) -> JobId:
-        job = printed.decode("ascii", "replace").strip().partition(".")[0]
-        if whole(job) is None:
-            raise ValueError(f"qsub printed {job[:60]!r} where the job's number is expected")
-        return job
-
     def query(self, mark: str) -> Command:
         """What users wrote comes escaped, as XML has it: no mark is needed."""
         return ("qstat", "-u", "*", "-r", "-g", "d", "-xml")

@@ -28,6 +28,7 @@ from belljar.pool.terms import (
     NodeState,
     NodeView,
     Pool,
+    joining,
     machine_of,
 )
 from belljar.records import replace
@@ -140,13 +141,8 @@ class GridEngineNodes(Nodes):
                 f"{conf_file}: security_mode {mode[1].decode(errors='replace')}: no key for it is given to machines"
             )
         common = conf_file.parent
-        env = {
-            "NODE": member.name, "HOSTS": member.hosts, "PASSWD": "".join(member.account[:1]),
-            "GROUPS_OF": "\n".join(member.account[1:]), "SGE_ROOT": str(common.parents[1]), "SGE_CELL": common.parent.name,
-            "HOME": "/root", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        }  # fmt: skip
-        pairs = tuple((key.encode(), value.encode()) for key, value in env.items())
-        return Joining(JOIN, pairs, (), (conf_file, common / "act_qmaster"))
+        env = {"SGE_ROOT": str(common.parents[1]), "SGE_CELL": common.parent.name}
+        return joining(JOIN, member, env, copies=(conf_file, common / "act_qmaster"))
 
 
 class GridEnginePool(Pool):

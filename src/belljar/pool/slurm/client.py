@@ -47,15 +47,6 @@ LIMITED = ("Assoc", "BeginTime", "Dependency", "JobArrayTaskLimit", "Licenses", 
 class SlurmClient(Client):
     """The client's side."""
 
-    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command:
-        return ("sbatch", "--parsable", *options, script)
-
-    def submitted(self, printed: bytes) -> JobId:
-        job = printed.decode("ascii", "replace").strip().partition(";")[0]
-        if whole(job) is None:
-            raise ValueError(f"sbatch printed {job[:60]!r} where the job's number is expected")
-        return job
-
     def query(self, mark: str) -> Command:
         first, *others = FIELDS
         words = [f"{first[0]}:.{first[1]}{mark}", *(f"{name}:{width}|" for name, width in others)]

@@ -27,6 +27,7 @@ from belljar.pool.terms import (
     NodeState,
     NodeView,
     Pool,
+    joining,
 )
 
 OURS = "belljar:"
@@ -112,19 +113,16 @@ class SlurmNodes(Nodes):
 
         known, addresses = member.hosts.split(), heads(text.decode("utf-8", "replace"), ()).items()
         resolved = (f"{it} {name}" for name, it in addresses if name not in (*known, it) and it[:4] not in ("", "127."))
-        hosts = "\n".join((member.hosts, *resolved))
         conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
-        passwd, groups = member.account[:1], member.account[1:]
         env = {
-            "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": hosts, "PASSWD": "".join(passwd),
-            "GROUPS_OF": "\n".join(groups), "JOB_UID": "".join(passwd).split(":")[2] if passwd else "", "JOB_ID": member.job, "SLURM_CONF": str(conf_file), "HOME": "/root",
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOSTS": "\n".join((member.hosts, *resolved)), "CONF": "" if member.is_known else conf, "JOB_ID": member.job,
+            "JOB_UID": member.account[0].split(":")[2] if member.account else "", "SLURM_CONF": str(conf_file),
         }  # fmt: skip
         files = (
             PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known)),
             PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
-        return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
+        return joining(JOIN, member, env, files)
 
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
