@@ -131,7 +131,7 @@ class SlurmNodes(Nodes):
 
         yield fitness.whole(text)
         yield fitness.head(text, hosts)
-        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature, text)
+        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature)
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
