@@ -27,7 +27,7 @@ from pathlib import Path
 from belljar.batch.gridengine.dialect import GRACE, spool_config
 from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
-from belljar.host.processes import PROC, all_pids, command_line, is_stopped, start_time
+from belljar.host.processes import PROC, all_pids, command_line, is_stopped
 
 PAUSE = 10.0  # seconds the wrapper may take to halt the vcpus and stop
 PAUSE_LOOK = 0.01  # seconds between two looks: only the parent of a process is told that it has stopped
@@ -51,7 +51,6 @@ def run(call: Call) -> int:
 
 def suspend(pid: int, grace: float, spool: Path) -> None:
     """Halt the job."""
-    _await_earlier(pid, spool)
     if is_wrapper(pid):
         os.kill(pid, signal.SIGTSTP)
         # STOP before it is done would leave the order to stop behind: it would be obeyed after the next CONT.
@@ -63,7 +62,6 @@ def suspend(pid: int, grace: float, spool: Path) -> None:
 
 def resume(pid: int, grace: float, spool: Path) -> None:
     """Let the job go on."""
-    _await_earlier(pid, spool)
     _signal_all(pid, signal.SIGCONT, spool)
 
 
@@ -91,33 +89,6 @@ def is_wrapper(pid: int) -> bool:
 METHODS: dict[str, Callable[[int, float, Path], None]] = {
     "suspend": suspend, "resume": resume, "terminate": terminate,
 }  # fmt: skip
-
-
-def _await_earlier(pid: int, spool: Path) -> None:
-    """Wait for methods that were started before: a resume that overtakes a suspend leaves the job halted."""
-    mine = start_time(os.getppid()) or start_time(os.getpid()) or 0
-    deadline = time.monotonic() + PAUSE
-    for one in list(_methods(pid, spool)):
-        began = start_time(one)
-        if began is not None and (began, one) < (mine, os.getppid()):
-            with suppress(ProcessLookupError):
-                descriptor = os.pidfd_open(one)
-                try:
-                    _ended(descriptor, deadline - time.monotonic())
-                finally:
-                    os.close(descriptor)
-
-
-def _methods(pid: int, spool: Path) -> Iterator[int]:
-    """Shells and interpreters that carry out a suspend or resume method of the job, this one's own not among them."""
-    family = {os.getpid(), os.getppid()}
-    group, wanted = _additional_group(spool), str(pid).encode()
-    for one in all_pids():
-        with suppress(OSError):
-            words = b" ".join(command_line(one)).split() if one not in family else []
-            is_method = wanted in words and (b"suspend" in words or b"resume" in words)
-            if is_method and os.getpgid(one) != os.getpgrp() and (group is None or group in _groups(one)):
-                yield one
 
 
 def _ended(descriptor: int, timeout: float) -> bool:
