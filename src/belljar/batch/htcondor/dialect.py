@@ -21,7 +21,6 @@ from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surro
 from belljar.batch.job.verdict import delay, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
-from belljar.records import dataclass
 
 # For the ad, for `+VmImage = "..."` and its like in a submit file.
 IMAGE, DISK = "VmImage", "VmDisk"
@@ -44,21 +43,12 @@ UNTIL_LEFT = b"""trap "trap '' USR1; exec sleep infinity" USR1; sleep 180 & wait
 JOB_ID = re.compile(r"[0-9]+\.[0-9]+\Z")
 
 
-@dataclass(frozen=True)
-class CondorJob(Job):
-    """A job, with what is needed to answer it."""
-
-    error_file: bytes = b""
-    chirp: tuple[str, ...] = ()  # variables by which condor_chirp finds the starter
-    starts: int = 1  # of its shadow, this one counted
-
-
 class HTCondor(Dialect):
     """None of its commands counts starts: a node may not ask or write the schedd's queue. NumShadowStarts in the ad has to do."""
 
     name = "htcondor"
 
-    def read(self, here: Surroundings) -> CondorJob:
+    def read(self, here: Surroundings) -> Job:
         if not here.var(JOB_AD) or not here.argv:
             raise NotInAJob(f"${JOB_AD} is not set, or there is no program to run: HTCondor did not start this")
         try:
@@ -70,33 +60,30 @@ class HTCondor(Dialect):
             raise NotInAJob(f"{here.var(JOB_AD)}: holds no ClusterId and ProcId")
         slot = _slot(here)
         chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
-        starts = ad.number("NumShadowStarts") or 1
-        before = max(starts - 1, ad.number("NumJobStarts") or 0)
+        starts = ad.number("NumShadowStarts") or 1  # this one counted
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
-        return CondorJob(
+        return Job(
             system=self.name, id=(id := f"{cluster}.{proc}"), aliases=_aliases(ad), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native, visitor=_visitor(here.argv, ad, id),
             inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
-            disk=disk_of(ad), wall=_wall(ad), started_before=before, grace=_grace(ad), signals_reach_all=False,
-            inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
-            starts=starts,
+            disk=disk_of(ad), wall=_wall(ad), started_before=starts - 1, grace=_grace(ad), signals_reach_all=False,
+            inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), answer=os.fsencode(here.var(ERROR_FILE)), ask_env=chirp,
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        assert isinstance(job, CondorJob)
         reason = why(outcome, tries, verdict, settings)
         failed = Ending(exit_code=OUR_FAILURE)
         match verdict:
             case Verdict.MIRROR:
                 return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
-            case Verdict.REQUEUE if job.error_file:
+            case Verdict.REQUEUE if job.answer:
                 # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
                 text = reason.encode("ascii", "replace") + b"\n"
-                folder = os.path.dirname(job.error_file)
-                return Ending(1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings))
+                files, folder = ((job.answer, text),), os.path.dirname(job.answer)
+                return Ending(1, files=files, opens=folder, delay=delay(tries, settings))
             case Verdict.HOLD:
-                return _held(job.chirp, job.starts, reason, failed)
+                return _held(job.ask_env, job.started_before + 1, reason, failed)
             case _:
                 return failed
 
@@ -114,8 +101,8 @@ class HTCondor(Dialect):
         return frozenset(id for _, id in lines if id != "undefined")
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
-        told = string(reason).strip('"')[:200]
-        return (("mkdir", "-p", os.path.dirname(CLOSED)), ("ln", "-sfn", "--", told, CLOSED))
+        text = string(reason).strip('"')[:200]
+        return (("mkdir", "-p", os.path.dirname(CLOSED)), ("ln", "-sfn", "--", text, CLOSED))
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
         return (("rm", "-f", CLOSED),)
