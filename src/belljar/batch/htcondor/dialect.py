@@ -40,7 +40,7 @@ OUR_WORD = b"belljar"
 SHELL = "belljar-shell"  # beside the launchers
 # For the job of `condor_submit -i`, which only sleeps until somebody comes: USR1 says that somebody is there.
 UNTIL_LEFT = b"""trap "trap '' USR1; exec sleep infinity" USR1; sleep 180 & wait"""
-JOB_ID = re.compile(r"[0-9]+\.[0-9]+\Z")
+JOB_ID = re.compile(r"([0-9]+\.[0-9]+|undefined)\Z")
 
 
 class HTCondor(Dialect):
@@ -63,7 +63,7 @@ class HTCondor(Dialect):
         starts = ad.number("NumShadowStarts") or 1  # this one counted
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
         return Job(
-            system=self.name, id=(id := f"{cluster}.{proc}"), aliases=_aliases(ad), name=ad.text("JobBatchName"),
+            system=self.name, id=(id := f"{cluster}.{proc}"), aliases=tuple(filter(None, [ad.text("GlobalJobId")[:300]])), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native, visitor=_visitor(here.argv, ad, id),
             inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
@@ -92,13 +92,10 @@ class HTCondor(Dialect):
 
     def living(self, printed: bytes) -> frozenset[str]:
         """A line for each slot. No line at all is not an answer: a node in service has at least one."""
-        lines = [line.split() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
-        if not lines or any(len(words) != 2 for words in lines):
-            raise ValueError("condor_status printed no list of slots")
-        for _, id in lines:
-            if id != "undefined" and not JOB_ID.match(id):
-                raise ValueError(f"condor_status printed {id[:40]!r} for a job's id")
-        return frozenset(id for _, id in lines if id != "undefined")
+        rows = [line.split() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
+        if not rows or not all(len(row) == 2 and JOB_ID.match(row[1]) for row in rows):
+            raise ValueError(f"condor_status printed {printed[:60]!r} where a list of slots is expected")
+        return frozenset(id for _, id in rows if id != "undefined")
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         text = string(reason).strip('"')[:200]
@@ -139,12 +136,6 @@ def _visitor(argv: tuple[bytes, ...], ad: Ad, id: str) -> Callable[[Path], Comma
     return sshd
 
 
-def _aliases(ad: Ad) -> tuple[str, ...]:
-    """The id that is unique over all schedds."""
-    whole = ad.text("GlobalJobId")
-    return (whole,) if whole and len(whole) < 300 else ()
-
-
 def image_of(ad: Ad) -> str:
     """What is asked for. A thing that is not a string is handed on as it is written: the rules refuse it with a sentence."""
     value = ad.get(IMAGE)
@@ -176,8 +167,7 @@ def disk_of(ad: Ad) -> int | None:
 
 def _wall(ad: Ad) -> float | None:
     limits = [ad.number(name) for name in ("AllowedExecuteDuration", "AllowedJobDuration")]
-    known = [float(limit) for limit in limits if limit]
-    return min(known) if known else None
+    return min((float(limit) for limit in limits if limit), default=None)
 
 
 def _grace(ad: Ad) -> float:

@@ -166,8 +166,7 @@ def _memory(here: Surroundings, cpus: int) -> int | None:
     if limit and limit[1].isdigit():
         return int(limit[1])
     per_node, per_cpu = whole(here.var("SLURM_MEM_PER_NODE")), whole(here.var("SLURM_MEM_PER_CPU"))
-    known = [size for size in (per_node, per_cpu and per_cpu * cpus) if size]
-    return min(known) * MIB if known else None
+    return min((size * MIB for size in (per_node, per_cpu and per_cpu * cpus) if size), default=None)
 
 
 def _wall(here: Surroundings) -> float | None:

@@ -124,12 +124,8 @@ def _is_login(here: Surroundings, interactive: bool) -> bool:
         text = here.read(home.encode("utf-8", "surrogateescape") + b"/mom_priv/config") if home else b""
     except OSError:
         return True
-    is_login = True
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == key:
-            is_login = words[1].decode("ascii", "replace").lower() not in NO
-    return is_login
+    values = [words[1] for words in map(bytes.split, text.splitlines()) if len(words) > 1 and words[0] == key]
+    return not values or values[-1].decode("ascii", "replace").lower() not in NO
 
 
 def _record(here: Surroundings) -> tuple[dict[str, str], str]:
@@ -147,5 +143,4 @@ def _record(here: Surroundings) -> tuple[dict[str, str], str]:
 def _memory(asked: dict[str, str], nodes: int, cpus: int) -> int | None:
     """For the job on this node: `mem` is for all nodes together, `pmem` for each process."""
     whole_job, process = size(asked.get("mem", "")), size(asked.get("pmem", ""))
-    known = [amount for amount in (whole_job and whole_job // nodes, process and process * cpus) if amount]
-    return min(known) if known else None
+    return min((part for part in (whole_job and whole_job // nodes, process and process * cpus) if part), default=None)
