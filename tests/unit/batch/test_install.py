@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.install import files as install_files
 from belljar.batch.install import pieces as install_pieces
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.engine import Installation
@@ -270,7 +269,7 @@ def test_what_was_killed_at_any_step_can_be_repeated_and_taken_out(
         bench.launchers["wrap-paper"] = b"#!newer\n"
     with monkeypatch.context() as patch:
         for place, name in (
-            (install_files, "write_whole"), (install_pieces, "write_whole"), (Path, "unlink"), (Path, "rmdir"),
+            (install_pieces, "write_whole"), (Path, "unlink"), (Path, "rmdir"),
             (bench.system, "run"),
         ):  # fmt: skip
             patch.setattr(place, name, dying(getattr(place, name)))

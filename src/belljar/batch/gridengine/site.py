@@ -20,8 +20,7 @@ from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled
-from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Clash, Finding, OurFile, Piece, Place
+from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Clash, Finding, OurFile, Piece, Place, filled
 from belljar.errors import BadOption, BelljarError
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"

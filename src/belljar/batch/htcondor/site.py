@@ -16,8 +16,18 @@ from pathlib import Path
 from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, SHELL, WORKS, of_this_host
 from belljar.batch.htcondor.rules import requirement_lines, start
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled, names, read
-from belljar.batch.install.pieces import HOOK_DEADLINE, Change, Clash, Finding, OurFile, Piece, Place
+from belljar.batch.install.pieces import (
+    HOOK_DEADLINE,
+    Change,
+    Clash,
+    Finding,
+    OurFile,
+    Piece,
+    Place,
+    filled,
+    names,
+    read,
+)
 from belljar.errors import BadOption, BelljarError
 
 HERE = Path(__file__).parent

@@ -9,8 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled, names, outside, read
-from belljar.batch.install.pieces import Advice, Clash, Finding, OurFile, OurLines, Piece, Place, hook_text
+from belljar.batch.install.pieces import (
+    Advice,
+    Clash,
+    Finding,
+    OurFile,
+    OurLines,
+    Piece,
+    Place,
+    filled,
+    hook_text,
+    names,
+    outside,
+    read,
+)
 from belljar.batch.slurm import lua as slurm_lua
 from belljar.batch.slurm.lua import quoted
 from belljar.errors import BadOption, BelljarError

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled
-from belljar.batch.install.pieces import Advice, Change, Clash, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.install.pieces import Advice, Change, Clash, Finding, OurFile, OurLines, Piece, Place, filled
 from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError
