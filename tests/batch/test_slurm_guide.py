@@ -209,12 +209,11 @@ def test_a_feature_stands_for_an_image(cluster: Cluster) -> None:
         assert "no image is called nope here" in sentence(cluster, "-C", "vm_nope")
 
 
-def test_a_long_name_needs_the_longer_line(cluster: Cluster) -> None:
+def test_a_name_that_no_line_can_hold_is_refused(cluster: Cluster) -> None:
     with installed(cluster):
         assert "the name of the image is too long" in sentence(cluster, f"--comment=vm={LONG}")
-    with installed(cluster, "line=255"):
         ended = cluster.run(
-            "hostname; cat $JOBFEATURES/wall_limit_secs", f"--comment=vm={LONG}", "--time=9-0", "--tmp=9000"
+            "hostname; cat $JOBFEATURES/wall_limit_secs", f"--comment=vm={IMAGE}", "--time=9-0", "--tmp=9000"
         )
         host, limit = ended.out.split()
         assert host.startswith(b"belljar-") and 777000 < int(limit) <= 777600

@@ -210,47 +210,22 @@ def clashes(
     return {one.purpose: one.text for one in SITE.pieces(where) if isinstance(one, Clash)}
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """A file of settings of the site's, beside ours."""
-    ours = tmp_path / "config.d/90-belljar.conf"
-    ours.parent.mkdir()
-    ours.write_text("USER_JOB_WRAPPER = /opt/belljar/libexec/htcondor/wrap-htcondor\n")
-    return tmp_path / "config.d/50-site.conf"
-
-
-def files_of(site: Path) -> dict[str, bytes]:
-    return {"-config": f"Local:\n\t{site}\n\t{site.with_name('90-belljar.conf')}\n\t{site}.none\n".encode()}
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("# USER_JOB_WRAPPER = /own\n", ""), ("\nuser_job_wrapper=/own\n", "/own"), ("USER_JOB_WRAPPER =\n", "")],
-)
-def test_a_setting_of_the_sites_that_ours_would_hide_is_named_with_file_and_line(
-    site: Path, text: str, value: str
-) -> None:
-    """condor_config_val tells the last value alone, and that is ours, an older one of ours too."""
-    site.write_text(text)
-    found = clashes(site.parents[1], **files_of(site))
-    assert ("USER_JOB_WRAPPER" in found) is bool(value)
-    assert not value or f"/own ({site}, line 2): " in found["USER_JOB_WRAPPER"]
-
-
-def test_a_wrapper_or_hook_of_the_sites_is_not_overridden(site: Path) -> None:
-    site.write_text("\n\nUSER_JOB_WRAPPER = /site/wrap\nSTARTER_JOB_HOOK_KEYWORD = SITE\n")
-    assert clashes(site.parents[1]) == {}
-    found = clashes(site.parents[1], **files_of(site))
+def test_a_wrapper_or_hook_of_the_sites_is_not_overridden(tmp_path: Path) -> None:
+    assert clashes(tmp_path) == {}
+    found = clashes(tmp_path, USER_JOB_WRAPPER=b"/site/wrap\n", STARTER_JOB_HOOK_KEYWORD=b"SITE\n")
     text = found["USER_JOB_WRAPPER"]
-    assert f"/site/wrap ({site}, line 3)" in text and "--set wrapper=site" in text
+    assert (
+        text.startswith("/site/wrap (`condor_config_val -subsystem STARTER -verbose") and "--set wrapper=site" in text
+    )
     text = found["STARTER_JOB_HOOK_KEYWORD"]
-    assert text.startswith(f"SITE ({site}, line 4)") and "take it out" in text
+    assert text.startswith("SITE (") and "take it out" in text
+    ours = str(place(tmp_path).wrapper).encode()
+    assert clashes(tmp_path, USER_JOB_WRAPPER=ours + b"\n", STARTER_DEFAULT_JOB_HOOK_KEYWORD=b"BELLJAR\n") == {}
 
 
-def test_a_site_may_call_ours_from_its_own(site: Path) -> None:
-    site.write_text("USER_JOB_WRAPPER = /site/wrap\n")
-    tmp_path, chosen = site.parents[1], {"wrapper": "site"}
-    assert clashes(tmp_path, options=chosen, **files_of(site)) == {}
+def test_a_site_may_call_ours_from_its_own(tmp_path: Path) -> None:
+    chosen = {"wrapper": "site"}
+    assert clashes(tmp_path, options=chosen, USER_JOB_WRAPPER=b"/site/wrap\n") == {}
     (config,) = [
         one
         for one in SITE.pieces(replace(place(tmp_path), options=chosen))

@@ -20,7 +20,18 @@ from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Clash, Finding, OurFile, Piece, Place, filled
+from belljar.batch.install.pieces import (
+    HOOK_DEADLINE,
+    Advice,
+    Change,
+    Clash,
+    Finding,
+    OurFile,
+    Piece,
+    Place,
+    SiteOfSystem,
+    filled,
+)
 from belljar.errors import BadOption, BelljarError
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
@@ -40,7 +51,7 @@ def _cell(folder: Path) -> dict[str, str]:
     return {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name}
 
 
-class GridEngineSite:
+class GridEngineSite(SiteOfSystem):
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/var/lib/gridengine/default/common")
@@ -74,9 +85,6 @@ class GridEngineSite:
             "complexes: the image and the disk", ("qconf", "-sc"), partial(_has_complexes, {ASKED, ASKED_DISK}),
             do=((*ours, "complexes", "add"),), undo=((*ours, "complexes", "remove", ASKED, ASKED_DISK),), undo_hint=IN_USE,
         )  # fmt: skip
-
-    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        return ()  # the server hears of every change, and tells the hosts
 
     def findings(self, place: Place) -> Iterator[Finding]:
         host = os.uname().nodename

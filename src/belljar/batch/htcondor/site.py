@@ -117,8 +117,9 @@ def _clashes(place: Place) -> Iterator[Clash]:
         advice = "take it out, and do what its prepare hook does in a wrapper of your own (`--set wrapper=site`)"
         if name == "USER_JOB_WRAPPER":
             advice = f"let it call {place.wrapper} and install with `--set wrapper=site`, or take it out"
-        theirs, where = _set_by_site(place, name)
+        theirs = ask(place, "STARTER", name)
         if theirs not in ("", value):
+            where = f"`condor_config_val -subsystem STARTER -verbose {name}` tells where"
             yield Clash(name, f"{theirs} ({where}): belljar's would take its place; {advice}")
     if place.node is None:
         yield Clash(
@@ -126,20 +127,6 @@ def _clashes(place: Place) -> Iterator[Clash]:
             "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine; write"
             ' `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml',
         )
-
-
-def _set_by_site(place: Place, name: str) -> tuple[str, str]:
-    """(the value, the file and line that set it last), our own file apart; empty where no other sets it."""
-    setting = re.compile(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", re.IGNORECASE)
-    last = "", ""
-    with suppress(BelljarError, OSError):  # whether HTCondor answers at all is a finding
-        for file in place.output("condor_config_val", "-config").split():
-            is_theirs = file.startswith("/") and file != str(place.folder / CONFIG)
-            text = (read(Path(file)) or b"").decode(errors="replace") if is_theirs else ""
-            for number, line in enumerate(text.splitlines(), 1):
-                if match := setting.fullmatch(line):
-                    last = match[1], f"{file}, line {number}"
-    return last
 
 
 def ask(place: Place, daemon: str, name: str) -> str:

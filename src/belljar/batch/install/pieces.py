@@ -277,10 +277,11 @@ class SiteOfSystem(Protocol):
         """Everything to be put in place, in order. Raises BadOption for options it cannot use."""
 
     def findings(self, place: Place) -> Iterable[Finding]:
-        """What is right and wrong beyond the pieces: versions, daemons that did not reread, settings that hurt."""
+        """What is right and wrong beyond the pieces: daemons that did not reread, settings that hurt."""
 
     def after(self, place: Place) -> tuple[Argv, ...]:
         """Commands that make the system read its files again."""
+        return ()
 
 
 def hook_text(place: Place, system: str, verb: str) -> bytes:

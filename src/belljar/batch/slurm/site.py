@@ -44,9 +44,8 @@ class SlurmSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
-        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `bait`, partitions
-        whose jobs get nodes of their own; `line`, how much of a
-        `#!` line a node's kernel reads; `submit`: `lua`, or `hand` if users write that line themselves."""
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `bait`, partitions whose
+        jobs get nodes of their own; `submit`: `lua`, or `hand` if users write the first line of a script themselves."""
         conf, pieces, lines = _conf(place), list[Piece](), list[str]()
         if _asks_at_submission(place):
             pieces += self._at_submission(place, conf)

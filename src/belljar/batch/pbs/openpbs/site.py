@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Change, Finding, OurFile, Piece, Place
+from belljar.batch.install.pieces import Change, Finding, OurFile, Piece, Place, SiteOfSystem
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
 from belljar.batch.pbs.common import ANSWERS, QUEUES, roles
@@ -31,7 +31,7 @@ BUSY = (
 )
 
 
-class OpenPbsSite:
+class OpenPbsSite(SiteOfSystem):
     """`folder` is PBS_HOME. What it holds tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/pbs")
@@ -47,9 +47,6 @@ class OpenPbsSite:
         config = OurFile("settings of the hooks", place.wrapper.with_name("belljar.json"), config_of(place))
         hooks = [OurFile(name, place.wrapper.with_name(f"{name}.py"), text_of(name)) for name in HOOKS]
         return [config, *hooks, *(_server(config, hooks) if is_server else ())]
-
-    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        return ()
 
     def findings(self, place: Place) -> Iterator[Finding]:
         """A classic epilogue does not run beside a hook for the same event."""
