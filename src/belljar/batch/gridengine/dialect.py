@@ -17,14 +17,14 @@ from collections.abc import Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
-from belljar.batch.job.verdict import delay, has_begun, why
+from belljar.batch.job.verdict import delay, has_begun, mirror, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
 from belljar.records import replace
 
 NAME = "gridengine"
 RESCHEDULE, APP_ERROR = 99, 100
-KILL = 9
+KILL = 9  # by which Grid Engine itself ends a job
 UNSTARTED = ("not-found", "not-executable")  # where the shepherd's own execvlp would have failed: Eqw
 IMAGE, MEMORY, WALL, DISK, RERUN = "VM_IMAGE", "BELLJAR_MEMORY", "BELLJAR_WALL", "BELLJAR_DISK", "BELLJAR_RERUN"
 OF_THE_STARTER = (b"SGE_STARTER_SHELL_PATH", b"SGE_STARTER_SHELL_START_MODE", b"SGE_STARTER_USE_LOGIN_SHELL")
@@ -69,7 +69,7 @@ class GridEngine(Dialect):
         if verdict is Verdict.MIRROR and outcome.error in UNSTARTED:
             return _hold(job, why(outcome, tries, verdict, settings))
         if verdict is Verdict.MIRROR:
-            return _mirror(outcome)
+            return mirror(outcome, KILL)
         if verdict is not Verdict.FAIL and has_begun(outcome) and not job.reruns:
             return Ending(exit_code=OUR_FAILURE)
         reason = why(outcome, tries, verdict, settings)
@@ -156,13 +156,6 @@ def reserved_memory(asked: str, slots: int) -> int | None:
     """For the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
     size = memory(asked.removesuffix("*"))
     return size * slots if size is not None and asked.endswith("*") else size
-
-
-def _mirror(outcome: Outcome) -> Ending:
-    """As the payload ended. One that was ended before it could say how ends as Grid Engine's own kill would end it."""
-    if outcome.payload_ran:
-        return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
-    return Ending(signal=KILL)
 
 
 def _requeue(job: Job, tries: int, reason: str, pause: float, ended: float) -> Ending:

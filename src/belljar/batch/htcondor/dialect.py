@@ -18,7 +18,7 @@ from pathlib import Path
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import Ad, Expression, parse, string
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict
-from belljar.batch.job.verdict import delay, why
+from belljar.batch.job.verdict import delay, mirror, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
 
@@ -76,7 +76,7 @@ class HTCondor(Dialect):
         failed = Ending(exit_code=OUR_FAILURE)
         match verdict:
             case Verdict.MIRROR:
-                return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
+                return mirror(outcome)
             case Verdict.REQUEUE if job.answer:
                 # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
                 text = reason.encode("ascii", "replace") + b"\n"
