@@ -124,17 +124,15 @@ class Member:
     job: str = ""  # the one job that may start there, by its number; "": each of that user's
     is_known: bool = False  # the system's own configuration has it; else it adds itself
 
-
-def joining(
-    script: bytes, member: Member, env: Mapping[str, str], files: tuple[PlainFile, ...] = (), copies: tuple[Path, ...] = ()
-) -> Joining:  # fmt: skip
-    """*env*: what a system's script needs besides the node's name, its hosts and its user's account."""
-    words = {
-        "NODE": member.name, "HOSTS": member.hosts, "PASSWD": "".join(member.account[:1]),
-        "GROUPS_OF": "\n".join(member.account[1:]), "HOME": "/root",
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **env,
-    }  # fmt: skip
-    return Joining(script, tuple((key.encode(), value.encode()) for key, value in words.items()), files, copies)
+    def joining(
+        self, script: bytes, env: Mapping[str, str], *, files: tuple[PlainFile, ...] = (), copies: tuple[Path, ...] = ()
+    ) -> Joining:  # fmt: skip
+        """*env*: what a system's script needs besides the node's name, its hosts and its user's account."""
+        words = {
+            "NODE": self.name, "HOSTS": self.hosts, "PASSWD": "".join(self.account[:1]), "GROUPS_OF": "\n".join(self.account[1:]),
+            "HOME": "/root", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **env,
+        }  # fmt: skip
+        return Joining(script, tuple((key.encode(), value.encode()) for key, value in words.items()), files, copies)
 
 
 class Revoked(Enum):

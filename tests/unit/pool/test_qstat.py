@@ -8,7 +8,7 @@ import pytest
 
 from belljar.errors import BadOption
 from belljar.pool import load
-from belljar.pool.pbs.openpbs.qstat import jobs_of
+from belljar.pool.pbs.openpbs.pilots import jobs_of
 
 JOBS = Path(__file__).parents[2] / "recordings/openpbs/qstat-jobs.json"
 

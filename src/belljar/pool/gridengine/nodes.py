@@ -28,7 +28,6 @@ from belljar.pool.terms import (
     NodeState,
     NodeView,
     Pool,
-    joining,
     machine_of,
 )
 from belljar.records import replace
@@ -142,7 +141,7 @@ class GridEngineNodes(Nodes):
             )
         common = conf_file.parent
         env = {"SGE_ROOT": str(common.parents[1]), "SGE_CELL": common.parent.name}
-        return joining(JOIN, member, env, copies=(conf_file, common / "act_qmaster"))
+        return member.joining(JOIN, env, copies=(conf_file, common / "act_qmaster"))
 
 
 class GridEnginePool(Pool):

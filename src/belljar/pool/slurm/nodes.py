@@ -27,7 +27,6 @@ from belljar.pool.terms import (
     NodeState,
     NodeView,
     Pool,
-    joining,
 )
 
 OURS = "belljar:"
@@ -122,7 +121,7 @@ class SlurmNodes(Nodes):
             PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known)),
             PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
-        return joining(JOIN, member, env, files)
+        return member.joining(JOIN, env, files=files)
 
     def needs(
         self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
