@@ -111,10 +111,10 @@ def _signal_all(pid: int, number: int, spool: Path) -> None:
     if group is None:
         return
     spared = {os.getpgrp(), *_groups_of_methods(spool)}
-    for one in all_pids():
+    for other in all_pids():
         with suppress(OSError, ValueError):
-            if group in _groups(one) and os.getpgid(one) not in spared:
-                os.kill(one, number)
+            if group in _groups(other) and os.getpgid(other) not in spared:
+                os.kill(other, number)
 
 
 def _groups_of_methods(spool: Path) -> Iterator[int]:
@@ -122,10 +122,10 @@ def _groups_of_methods(spool: Path) -> Iterator[int]:
     with suppress(OSError, ValueError):
         shepherd = int((spool / "pid").read_text())
         job = int((spool / "job_pid").read_text())
-        for one in all_pids():
+        for pid in all_pids():
             with suppress(OSError):
-                if one != job and _parent(one) == shepherd:
-                    yield one
+                if pid != job and _parent(pid) == shepherd:
+                    yield pid
 
 
 def _additional_group(spool: Path) -> int | None:

@@ -80,8 +80,7 @@ def _jobs(entry: str, bait: str) -> list[JobView]:
     number, letters = _one(entry, "JB_job_number"), _one(entry, "state")
     if whole(number) is None:
         raise ValueError("qstat printed a job without a number")
-    found = re.findall(r'<hard_request name="([a-z_]+)"[^>]*>([^<]*)</hard_request>', entry)
-    asked = {name: value for name, value in found}
+    asked = dict(re.findall(r'<hard_request name="([a-z_]+)"[^>]*>([^<]*)</hard_request>', entry))
     slots = whole(_one(entry, "slots")) or 1
     instance = _one(entry, "queue_name")
     queue, _, host = instance.partition("@")

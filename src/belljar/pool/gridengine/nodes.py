@@ -95,23 +95,23 @@ class GridEngineNodes(Nodes):
 
     def create(self, node: str, job: JobView) -> tuple[Command, ...]:
         """The queue takes the host up, by which it becomes one; for nobody but the job's owner."""
-        one, users = one_node(node), f"{USERS}{node}"
-        image = (("qconf", "-aattr", "exechost", "complex_values", f"vm_image={job.image}", one),) if job.image else ()
+        host, users = one_node(node), f"{USERS}{node}"
+        image = (("qconf", "-aattr", "exechost", "complex_values", f"vm_image={job.image}", host),) if job.image else ()
         return (
-            ("qconf", "-aattr", "queue", "hostlist", one, self.queue),
-            ("qconf", "-aattr", "queue", "slots", f"[{one}={job.cpus}]", self.queue),
+            ("qconf", "-aattr", "queue", "hostlist", host, self.queue),
+            ("qconf", "-aattr", "queue", "slots", f"[{host}={job.cpus}]", self.queue),
             ("qconf", "-au", job.owner, users),
-            ("qconf", "-aattr", "queue", "user_lists", f"[{one}={users}]", self.queue),
+            ("qconf", "-aattr", "queue", "user_lists", f"[{host}={users}]", self.queue),
             *image,
         )
 
     def remove(self, node: str) -> tuple[Command, ...]:
-        one = one_node(node)
+        host = one_node(node)
         return (
-            ("qconf", "-dattr", "queue", "hostlist", one, self.queue),
-            ("qconf", "-purge", "queue", "*", f"{self.queue}@{one}"),
-            ("qconf", "-dul", f"{USERS}{one}"),
-            ("qconf", "-de", one),
+            ("qconf", "-dattr", "queue", "hostlist", host, self.queue),
+            ("qconf", "-purge", "queue", "*", f"{self.queue}@{host}"),
+            ("qconf", "-dul", f"{USERS}{host}"),
+            ("qconf", "-de", host),
         )
 
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:

@@ -69,7 +69,7 @@ class SlurmNodes(Nodes):
         text = printed.decode("utf-8", "replace")
         if len(printed) > LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
             raise ValueError(f"scontrol printed {text[:60]!r} where the list of nodes begins")
-        return {one.name: one for line in text.splitlines() if (one := _node(line)) is not None}
+        return {node.name: node for line in text.splitlines() if (node := _node(line)) is not None}
 
     def open(self, node: str) -> Command:
         return ("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME")
@@ -141,7 +141,7 @@ def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
         if (key.split() or ["#"])[0] in left_out or line.lstrip().startswith("#"):
             continue
         if key == "authinfo":  # the munged of the guest has its usual socket
-            kept = [one for one in line.partition("=")[2].split(",") if not one.strip().startswith("socket=")]
+            kept = [word for word in line.partition("=")[2].split(",") if not word.strip().startswith("socket=")]
             line = f"AuthInfo={','.join(kept)}" if kept else ""
         lines.append(line)
     return ("\n".join(filter(None, lines)) + "\n" + GUESTS).encode("utf-8", "surrogateescape")
@@ -157,7 +157,7 @@ def _node(line: str) -> NodeView | None:
     reason = re.search(r"\sReason=(.*)$", line)
     features = () if match[2] == "(null)" else tuple(match[2].split(","))
     sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory"))
-    cpus, memory = (int(one[1]) if one else 0 for one in sizes)
+    cpus, memory = (int(size[1]) if size else 0 for size in sizes)
     why = one_line(reason[1].strip()) if reason else ""
     queues = tuple(re.sub(r".*\sPartitions=(\S*).*|.*", r"\1", line).split(","))
     return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, queues)

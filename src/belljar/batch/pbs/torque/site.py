@@ -51,7 +51,7 @@ class TorqueSite:
 
 def _server(place: Place) -> Piece:
     """A clash where the site uses the one requeue code there is for something of its own."""
-    present, wanted = _attribute(place, REQUEUE), f"set server {REQUEUE} = {AGAIN_STATUS}"
+    present, directive = _attribute(place, REQUEUE), f"set server {REQUEUE} = {AGAIN_STATUS}"
     if present not in ("", str(AGAIN_STATUS)):
         return Clash(
             REQUEUE, f"{present}: the site has a use for it, and Torque has only one. Unset it (`qmgr -c 'unset server {REQUEUE}'`),"
@@ -59,7 +59,7 @@ def _server(place: Place) -> Piece:
         )  # fmt: skip
     return Change(
         "a job for which no machine could be started is queued again", ("qmgr", "-c", "print server"),
-        lambda printed: wanted in printed.splitlines(), (("qmgr", "-c", wanted),),
+        lambda printed: directive in printed.splitlines(), (("qmgr", "-c", directive),),
         (("qmgr", "-c", f"unset server {REQUEUE}"),),
     )  # fmt: skip
 
