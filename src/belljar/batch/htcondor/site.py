@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
 PERIOD = 60  # seconds between two looks at the node, and at the pool
-SETTING = re.compile(r"(?m)^(\w+) = (.*)$")
+SETTING = re.compile(r"(?m)^(\w+(?<!_PERIOD)) = (.*)$")  # a period is the site's affair
 OF_SCHEDD, OF_STARTD = (
     ("SCHEDD_", "SUBMIT_", "SYSTEM_"),
     re.compile("START$|STARTD_"),
