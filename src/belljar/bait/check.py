@@ -17,7 +17,7 @@ from belljar.errors import BelljarError
 from belljar.host.commands import run, which
 from belljar.host.files import read_capped
 from belljar.model import MIB, Share
-from belljar.pool import Member, Need, NodeState, Pool
+from belljar.pool import Member, Need, NodeState, Pool, fitness_of
 from belljar.records import replace
 
 LEAST_SECRET = 32  # bytes, as munge has it
@@ -53,7 +53,8 @@ def needs(
     yield Need("conf", wrong, "Name the system's settings in bait.toml: `conf`.")
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
     try:
-        yield from pool.nodes.needs(ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
+        of_system = fitness_of(settings.system)
+        yield from of_system(pool.nodes, ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
     except (BelljarError, ValueError) as exc:
         why = str(getattr(exc, "message", exc)).replace("\n", " ")
         yield Need(settings.system, why, "Is it there, and does it answer on this host?")

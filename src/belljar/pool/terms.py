@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -242,12 +242,6 @@ class Nodes(Protocol):
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*, *text*: the system's settings on this host."""
-
-    def needs(
-        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterable[Need]:  # fmt: skip
-        """Can machines join, and baits take jobs for them? *ask*: carries out a command, raises BelljarError; *text*: as above."""
-        return ()
 
 
 @dataclass(frozen=True)

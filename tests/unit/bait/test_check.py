@@ -35,7 +35,7 @@ def slurm(config: str = CONFIG, partition: str = PARTITION) -> Callable[..., str
 
 
 def wrong(ask: Callable[..., str], conf: str = "SlurmctldHost=head(10.0.0.1)", *hosts: str) -> dict[str, str]:
-    found = list(POOL.nodes.needs(ask, conf, ("bait1",), "belljar", "belljar", hosts))
+    found = list(fitness.needs(POOL.nodes, ask, conf, ("bait1",), "belljar", "belljar", hosts))
     assert all(one.remedy for one in found)
     return {one.what: one.wrong for one in found if one.wrong}
 
@@ -80,7 +80,7 @@ def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know
     prolog.write_text("exit 0\n")
     found = wrong(slurm(said(Prolog=str(prolog))))
     assert found == {"Prolog": f"{prolog} has no `belljar bait arrive`: jobs would run on the bait itself"}
-    other = list(POOL.nodes.needs(slurm(), "", ("wn7",), "belljar", "belljar", ()))
+    other = list(fitness.needs(POOL.nodes, slurm(), "", ("wn7",), "belljar", "belljar", ()))
     assert (
         Need(
             "bait wn7",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from belljar.errors import CommandFailed
-from belljar.pool import load
+from belljar.pool import fitness_of, load
 
 BAIT = "qname vm.q\npe_list smp\nprolog root@/etc/gridengine/bait \\\n $job_id $ja_task_id\n"
 GOOD = {
@@ -25,7 +25,7 @@ def wrong(answers: dict[tuple[str, ...], str]) -> dict[str, str]:
         return answers[argv]
 
     said: Callable[..., str] = ask
-    found = list(NODES.needs(said, "", ("vm.q@wn01",), "belljar", "f", ()))
+    found = list(fitness_of("gridengine")(NODES, said, "", ("vm.q@wn01",), "belljar", "f", ()))
     assert all(one.remedy for one in found) and len(found) == 5
     return {one.what: one.wrong for one in found if one.wrong}
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from belljar.errors import BelljarError
+from belljar.pool.gridengine.nodes import GridEngineNodes
 from belljar.pool.terms import Need
 
 PAGE = "docs/bait/reference.md, Grid Engine"
 
 
-def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Need]:
-    """*ask*: carries out a command, raises BelljarError; *hosts*: name -> address of those that machines may become."""
+def needs(
+    nodes: GridEngineNodes, ask: Callable[..., str], conf: str, baits: tuple[str, ...], queue: str, feature: str,
+    hosts: tuple[str, ...],
+) -> Iterator[Need]:  # fmt: skip
+    """*ask*: carries out a command, raises BelljarError."""
+    bait = baits[0]
     managers = ask("qconf", "-sm").split()
     yield Need("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
     yield Need(f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE}).")
@@ -21,7 +26,7 @@ def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, st
     unfit = _asked(lambda: _environments(ask, bait, queue))
     remedy = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
     yield Need("parallel environments", unfit, remedy)
-    wrong = ", ".join(name for name, address in hosts.items() if not _is_known(ask, name, address))
+    wrong = ", ".join(name for name, address in nodes.hosts.items() if not _is_known(ask, name, address))
     remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
     yield Need("names of machines", f"not known by name and address: {wrong}" if wrong else "", remedy)
 

@@ -10,26 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
 
 from belljar.batch.job.terms import one_node
 from belljar.errors import BadOption
 from belljar.pool.gridengine.client import CLIENT, GridEngineClient
-from belljar.pool.terms import (
-    LARGEST_ANSWER,
-    Command,
-    JobView,
-    Joining,
-    Member,
-    Need,
-    Nodes,
-    NodeState,
-    NodeView,
-    Pool,
-    machine_of,
-)
+from belljar.pool.terms import LARGEST_ANSWER, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
 from belljar.records import replace
 
 INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -47,25 +35,25 @@ class GridEngineNodes(Nodes):
     packages = ("gridengine-exec",)
 
     def __init__(self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "") -> None:
-        self.queue, self._hosts, self._feature = queue, dict(hosts or {}), feature
-        self._names = {_ending(address): name for name, address in self._hosts.items()}
+        self.queue, self.hosts, self._feature = queue, dict(hosts or {}), feature
+        self._names = {_ending(address): name for name, address in self.hosts.items()}
 
     def new_machine(self, nodes: Collection[str]) -> str:
         """Any of the free names: the qmaster may still believe that the one used last is there."""
-        free = sorted(set(self._hosts) - set(nodes))
+        free = sorted(set(self.hosts) - set(nodes))
         if not free:
             return ""
         random = os.urandom(6)
-        return f"{random[:4].hex()}{_ending(self._hosts[free[int.from_bytes(random[4:], 'big') % len(free)]])}"
+        return f"{random[:4].hex()}{_ending(self.hosts[free[int.from_bytes(random[4:], 'big') % len(free)]])}"
 
     def name_of(self, machine: str) -> str:
         return self._names.get(machine[-4:]) or super().name_of(machine)
 
     def machine_of(self, node: str) -> str:
-        return f"00000000{_ending(self._hosts[node])}" if node in self._hosts else machine_of(node)
+        return f"00000000{_ending(self.hosts[node])}" if node in self.hosts else super().machine_of(node)
 
     def address_of(self, machine: str) -> str:
-        return self._hosts.get(self.name_of(machine), "")
+        return self.hosts.get(self.name_of(machine), "")
 
     def query(self) -> Command:
         return ("qhost", "-xml", "-q")
@@ -76,7 +64,7 @@ class GridEngineNodes(Nodes):
         if len(printed) > LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
             raise ValueError("qhost printed no list of hosts, or one that was cut off")
         views = (view for entry in text.split("<host name=")[1:] for view in _views(entry, self.queue))
-        ours = dict.fromkeys(self._hosts, (self._feature,))
+        ours = dict.fromkeys(self.hosts, (self._feature,))
         return {view.name: replace(view, features=ours.get(view.name, ())) for view in views if view.name != "global"}
 
     def open(self, node: str) -> Command:
@@ -124,13 +112,6 @@ class GridEngineNodes(Nodes):
         """Grid Engine takes a start time of the wall clock only; its own next cycle comes later anyway."""
         alter = ("qalter", "-q", queue or "*", job.number)
         return (alter,) if stays_held else (alter, CLIENT.release(job.id))
-
-    def needs(
-        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Need]:  # fmt: skip
-        from belljar.pool.gridengine import fitness  # no job needs it
-
-        yield from fitness.needs(ask, baits[0], queue, self._hosts)
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*: the cell's bootstrap. Raises BadOption where its daemons prove themselves by more than their addresses."""

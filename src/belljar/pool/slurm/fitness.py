@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from belljar.errors import BelljarError
-from belljar.pool.terms import Need, NodeView
+from belljar.pool.terms import Need, Nodes
 
 Ask = Callable[..., str]  # what a command prints; raises BelljarError
 MOST_OF_A_SCRIPT = 1 << 20
@@ -17,25 +17,26 @@ ON_ITSELF = "jobs would run on the bait itself"
 HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:\(([^)\s]+)\))?")
 
 
-def needs(ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue: str, feature: str) -> Iterator[Need]:
-    """*baits*: their names. Raises BelljarError where slurmctld does not answer."""
+def needs(
+    nodes: Nodes, ask: Ask, conf: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
+) -> Iterator[Need]:  # fmt: skip
+    """*conf*: the text of slurm.conf; *baits*: their names; *hosts*: lines for a machine's /etc/hosts. Raises BelljarError where slurmctld
+    does not answer."""
+    wrong = "it includes other files, which machines do not get" if re.search(r"(?im)^\s*include\s", conf) else ""
+    yield Need("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
+    yield head(conf, hosts)
+    known = nodes.nodes(ask(*nodes.query()).encode())
     config = settings_of(ask("scontrol", "show", "config"))
     for name in baits:
-        wrong = "" if name in nodes else "slurmctld knows no such node"
+        wrong = "" if name in known else "slurmctld knows no such node"
         yield Need(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
     most = config.get("MaxNodeCount", "")
-    wrong = "" if most.isdigit() and int(most) > len(nodes) else f"{most or 'not told'}: no node can join {len(nodes)}"
+    wrong = "" if most.isdigit() and int(most) > len(known) else f"{most or 'not told'}: no node can join {len(known)}"
     yield Need("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
     wrong = _prolog(config.get("Prolog", "(null)"))
     yield Need("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
     line = f"NodeSet={queue} Feature={feature} and PartitionName={queue} Nodes={queue} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"
     yield Need(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
-
-
-def whole(conf: str) -> Need:
-    """What slurm.conf includes is not copied to machines with it."""
-    wrong = "it includes other files, which machines do not get" if re.search(r"(?im)^\s*include\s", conf) else ""
-    return Need("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
 
 
 def head(conf: str, hosts: tuple[str, ...]) -> Need:

@@ -10,24 +10,12 @@ deleted while it still sent something there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
 from belljar.model import MIB, PlainFile
 from belljar.pool.slurm.client import CLIENT
-from belljar.pool.terms import (
-    LARGEST_ANSWER,
-    Command,
-    JobView,
-    Joining,
-    Member,
-    Need,
-    Nodes,
-    NodeState,
-    NodeView,
-    Pool,
-)
+from belljar.pool.terms import LARGEST_ANSWER, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
 
 OURS = "belljar:"
 # `State=` is one base state and flags. https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
@@ -122,15 +110,6 @@ class SlurmNodes(Nodes):
             PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
         return member.joining(JOIN, env, files=files)
-
-    def needs(
-        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Need]:  # fmt: skip
-        from belljar.pool.slurm import fitness  # no job needs it
-
-        yield fitness.whole(text)
-        yield fitness.head(text, hosts)
-        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature)
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
