@@ -112,19 +112,18 @@ def _signal_all(pid: int, number: int, spool: Path) -> None:
         return
     spared = {os.getpgrp(), *_groups_of_methods(spool)}
     for other in all_pids():
-        with suppress(OSError, ValueError):
-            if group in _groups(other) and os.getpgid(other) not in spared:
+        with suppress(OSError, KeyError):
+            if str(group) in _status(other)["Groups"] and os.getpgid(other) not in spared:
                 os.kill(other, number)
 
 
 def _groups_of_methods(spool: Path) -> Iterator[int]:
     """The process groups in which the shepherd runs its methods: its children that are not the job."""
-    with suppress(OSError, ValueError):
-        shepherd = int((spool / "pid").read_text())
-        job = int((spool / "job_pid").read_text())
+    with suppress(OSError):
+        shepherd, job = ((spool / name).read_text().strip() for name in ("pid", "job_pid"))
         for pid in all_pids():
-            with suppress(OSError):
-                if pid != job and _parent(pid) == shepherd:
+            with suppress(OSError, KeyError):
+                if _status(pid)["PPid"] == [shepherd] and str(pid) != job:
                     yield pid
 
 
@@ -137,14 +136,6 @@ def _additional_group(spool: Path) -> int | None:
     return group if settings.get("enable_addgrp_kill") == b"1" and group > 0 and group in os.getgroups() else None
 
 
-def _groups(pid: int) -> set[int]:
-    """Supplementary groups of a process."""
-    for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
-        if line.startswith("Groups:"):
-            return {int(word) for word in line.split()[1:]}
-    return set()
-
-
-def _parent(pid: int) -> int:
-    text = (PROC / str(pid) / "stat").read_bytes()
-    return int(text[text.rindex(b")") + 2 :].split()[1])
+def _status(pid: int) -> dict[str, list[str]]:
+    rows = (line.partition(":") for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines())
+    return {name: value.split() for name, _, value in rows}
