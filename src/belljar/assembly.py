@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from belljar.guest.conversation import Conversation
     from belljar.hypervisor import Hypervisor
     from belljar.image.images import Images
-    from belljar.image.store.qcow2 import DiskOverlays
+    from belljar.image.store.qcow2 import Overlays
     from belljar.machine.cleaning.reaper import Reaper
     from belljar.machine.outside.registry import Machines
     from belljar.machine.supervisor import Supervisor
@@ -75,13 +75,13 @@ class House:
         from belljar.image.images import Images
 
         paths = self.settings.paths
-        return Images(paths.store, paths.site_store, self.settings.image, self._templates_of)
+        return Images(paths.store, paths.site_store, self.settings.image, self._templates_of, self._survey)
 
     @cached_property
-    def overlays(self) -> DiskOverlays:
-        from belljar.image.store.qcow2 import DiskOverlays
+    def overlays(self) -> Overlays:
+        from belljar.image.store.qcow2 import Overlays
 
-        return DiskOverlays(self.settings.image)
+        return Overlays(self.settings.image)
 
     @cached_property
     def hypervisor(self) -> Hypervisor:
@@ -140,6 +140,11 @@ class House:
             for item in self.hypervisor.templates()
             if item.facts.get("image_digest") == digest
         ]
+
+    def _survey(self, disk: Path, size: int, target: Path) -> None:
+        from belljar.jobs.disks import survey
+
+        survey(self, disk, size, target)
 
     def _showing(self, what: str) -> AbstractContextManager[object]:
         """Say what a job waits for, where a person watches or -v was given: else stderr is the payload's alone."""

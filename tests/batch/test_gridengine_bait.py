@@ -37,7 +37,7 @@ def test_what_a_bait_needs_is_there(worker: GridEngineWorker) -> None:
     words = worker.argv("bait", "check", str(file))
     done = subprocess.run(words, env={**worker.belljar.env, **ENV}, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
-    assert f"ok   bait {BAIT}" in done.stdout.decode()
+    assert f"ok    bait {BAIT}" in done.stdout.decode()
 
 
 def test_a_job_runs_on_a_host_that_is_made_for_it(worker: GridEngineWorker) -> None:

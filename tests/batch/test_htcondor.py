@@ -323,7 +323,7 @@ def test_a_node_whose_folder_keeps_users_out_takes_no_more_jobs_and_loses_none(p
 def check(pool: Pool) -> list[str]:
     """What is wrong."""
     said = pool.condor.belljar("batch", "check", "htcondor", check=False).stdout.decode()
-    return re.findall(r"^BAD  ([^:\n]+)", said, re.MULTILINE)
+    return re.findall(r"^fail  ([^:\n]+)", said, re.MULTILINE)
 
 
 def test_check_judges_what_all_files_say_together(pool: Pool) -> None:

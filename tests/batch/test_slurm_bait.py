@@ -77,9 +77,9 @@ def checked(worker: Worker, *words: str, **settings: str) -> dict[str, str]:
     argv = worker.argv("bait", "check", str(file), "--format", "json", *words)
     done = subprocess.run(argv, env=env, capture_output=True, timeout=300, check=False)
     assert done.returncode in (0, 1), done.stderr
-    needs = json.loads(done.stdout)["needs"]
-    assert not words or needs[-1]["what"] == "a machine joins", needs
-    return {one["what"]: one["wrong"] for one in needs if one["wrong"]}
+    findings = json.loads(done.stdout)["findings"]
+    assert not words or findings[-1]["name"] == "a machine joins", findings
+    return {finding["name"]: finding["text"] for finding in findings if finding["text"]}
 
 
 def test_check_proves_a_join_with_a_tiny_machine(worker: Worker, tmp_path: Path) -> None:

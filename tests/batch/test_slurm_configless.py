@@ -126,7 +126,7 @@ def test_check_finds_all_in_place_on_the_node(cluster: Configless) -> None:
         str(cluster.site.belljar), "--config", str(cluster.site.config), "batch", "check", "slurm",
         "--folder", str(cluster.lab.etc), "--prefix", str(cluster.prefix), "--format", "json", check=False,
     )  # fmt: skip
-    assert [one for one in json.loads(said)["findings"] if not one["is_good"]] == []
+    assert [one for one in json.loads(said)["findings"] if one["grade"] == "fail"] == []
 
 
 def test_uninstall_on_the_node_leaves_nothing_there(cluster: Configless) -> None:

@@ -105,7 +105,7 @@ def installed(cluster: Cluster, *options: str) -> Iterator[str]:
 def check(cluster: Cluster) -> list[str]:
     """What `check` finds wrong with submission."""
     said = json.loads(cluster.belljar("batch", "check", "slurm", *words(cluster), "--format=json", check=False))
-    return [one["detail"] for one in said["findings"] if not one["is_good"]]
+    return [one["text"] for one in said["findings"] if one["grade"] == "fail"]
 
 
 def sentence(cluster: Cluster, *options: str) -> str:

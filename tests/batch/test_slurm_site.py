@@ -41,7 +41,7 @@ def test_twice_is_as_once_and_check_finds_all_in_place(cluster: Cluster) -> None
     assert b"All is in place." in cluster.belljar("batch", "install", "slurm", *words(cluster))
     assert settings_of(cluster) == before
     said = json.loads(cluster.belljar("batch", "check", "slurm", *words(cluster), "--format", "json"))
-    assert [one for one in said["findings"] if not one["is_good"]] == []
+    assert [one for one in said["findings"] if one["grade"] == "fail"] == []
 
 
 def test_a_partition_with_an_image_that_slurm_does_not_have_is_told_by_check(cluster: Cluster) -> None:
@@ -49,7 +49,7 @@ def test_a_partition_with_an_image_that_slurm_does_not_have_is_told_by_check(clu
     try:
         cluster.site.config.write_text(text.replace("queue_images = [", 'queue_images = ["nihgt=debian12", '))
         found = cluster.belljar("batch", "check", "slurm", *words(cluster), check=False)
-        assert found.count(b"BAD  batch.queue_images") == 1 and b"slurm has no queue nihgt" in found
+        assert found.count(b"fail  batch.queue_images") == 1 and b"slurm has no queue nihgt" in found
     finally:
         cluster.site.config.write_text(text)
 

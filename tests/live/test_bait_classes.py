@@ -131,10 +131,10 @@ def test_nodes_reach_their_own_class_and_the_services_and_a_closed_one_nothing_e
     router = ("10.98.0.99:22", "10.98.0.99:6817")
     before = {one: nodes.reaches(one, other["open" if one == "a" else "closed"], *outside, *here) for one in "ac"}
     assert all(all(found) for found in before.values()), before  # nothing was in the way
-    assert nodes.checked() == "BAD  network classes: no rules keep them apart: there is no table inet belljar_bait"
+    assert nodes.checked() == "fail  network classes: no rules keep them apart: there is no table inet belljar_bait"
     for _ in range(2):  # again and again
         nodes.guard()
-    assert nodes.checked() == "ok   network classes"
+    assert nodes.checked() == "ok    network classes"
     service = ["host 6817", "host 6817"]
     assert nodes.reaches("a", own["open"], other["open"]) == ["b", ""]
     assert nodes.reaches("a", *outside) == ["world 22", "world 22", "world 6817"]

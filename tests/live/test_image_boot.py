@@ -23,7 +23,7 @@ from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.build import debian as build
 from belljar.image.build.debian import Recipe
-from belljar.image.store.qcow2 import DiskOverlays
+from belljar.image.store.qcow2 import Overlays
 from belljar.image.store.store import Store
 
 SECONDS = 120.0
@@ -75,7 +75,7 @@ def booted(
     store: Store, image: Image, folder: Path, *, words: str = "", memory: int = 512, disk: int | None = None
 ) -> Iterator[Guest]:
     boot, overlay = store.boot_files(image), folder / f"overlay-{time.monotonic_ns()}.qcow2"
-    DiskOverlays(store.settings).create(overlay, image, disk)
+    Overlays(store.settings).create(overlay, image, disk)
     ends = [*socket.socketpair(), *socket.socketpair()]
     argv = [
         "qemu-system-x86_64", "-M", "q35,sata=off,usb=off,smbus=off", "-accel", "tcg", "-cpu", "Nehalem", "-m", str(memory),

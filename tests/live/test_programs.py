@@ -84,7 +84,9 @@ def test_wait_exits_as_the_payload_did_and_followers_end_with_the_machine(bellja
 
 
 def test_doctor_finds_this_host_fit(belljar: Belljar) -> None:
-    findings: dict[str, Any] = {one["check"]: one for one in json.loads(belljar("doctor", "--format", "json").stdout)}
+    findings: dict[str, Any] = {
+        finding["name"]: finding for finding in json.loads(belljar("doctor", "--format", "json").stdout)["findings"]
+    }
     failed = {name: one["text"] for name, one in findings.items() if one["grade"] == "fail"}
     assert failed == {}
     assert findings["accelerator"]["text"].startswith(("kvm: ", "tcg: "))

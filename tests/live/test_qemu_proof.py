@@ -59,7 +59,7 @@ def test_a_kernel_without_a_root_that_panics_has_booted_too(guests: Tiny, tmp_pa
 
 
 @pytest.mark.usefixtures("emulated")
-def test_without_a_kernel_a_boot_sector_is_proof_where_the_processor_can(
+def test_without_a_kernel_the_firmware_is_proof_where_the_processor_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof, "has_native_flag", lambda cpuinfo: True)

@@ -34,9 +34,7 @@ import json, os, select, socket, sys, time
 from belljar.network import bridge
 ID, MAC, kept_by = "0123456789ab", "52:01:02:03:04:05", sys.argv[1]
 name = "bj" + ID
-tap = bridge.make_tap(name, "br0")
-if "port" in kept_by:
-    bridge.guard_port(name)
+tap = bridge.make_tap(name, "br0", is_guarded="port" in kept_by)
 if "rules" in kept_by:
     bridge.make_table(ID, name, MAC, "")
 def read(path):

@@ -14,10 +14,11 @@ from belljar.bait.acts import command
 from belljar.bait.machines.keeper import GRACE, LARGEST_CONF, joining_request, last_line, line_of, secret, why_ended
 from belljar.bait.networks.classes import FAMILIES, TABLE
 from belljar.errors import BelljarError
+from belljar.findings import Finding, fail_if
 from belljar.host.commands import run, which
 from belljar.host.files import read_capped
 from belljar.model import MIB, Share
-from belljar.pool import Member, Need, NodeState, Pool, fitness_of
+from belljar.pool import Member, NodeState, Pool, fitness_of
 from belljar.records import replace
 
 LEAST_SECRET = 32  # bytes, as munge has it
@@ -26,41 +27,41 @@ TINY = 256 * MIB
 
 def needs(
     settings: Settings, pool: Pool, image: Callable[[str], str], shares: tuple[Share, ...] = (), *, has_addresses: bool
-) -> Iterator[Need]:
+) -> Iterator[Finding]:
     """*image*: what is wrong with an image of this name; *has_addresses*: `network.bridge_addresses` is set."""
     packages = " ".join(pool.nodes.packages) or "..."
     for name in settings.images:
-        yield Need(f"image {name}", image(name), f"belljar image build debian --name {name} --packages {packages}")
+        yield fail_if(f"image {name}", image(name), f"belljar image build debian --name {name} --packages {packages}")
     for kind, bridge in settings.networks:
         wrong = "" if os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK) else "this host has none"
-        yield Need(f"bridge {bridge}", wrong, f"Make it, or correct `networks.{kind}`.")
+        yield fail_if(f"bridge {bridge}", wrong, f"Make it, or correct `networks.{kind}`.")
     if len(settings.networks) > 1 or settings.closed:
-        yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait/guide.md)")
+        yield fail_if("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait/guide.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
-    yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
+    yield fail_if("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
     for share in shares:
         wrong = "" if os.path.isdir(share.source) else "this host has no such folder"
-        yield Need(f"share {share.source}", wrong, "Make it, or correct `shares` in bait.toml.")
+        yield fail_if(f"share {share.source}", wrong, "Make it, or correct `shares` in bait.toml.")
     wrong = "" if settings.max_cpus <= (most := os.cpu_count() or 1) else f"{settings.max_cpus}: this host has {most}"
-    yield Need("max_cpus", wrong, "Correct `max_cpus` in bait.toml, or leave it out.")
+    yield fail_if("max_cpus", wrong, "Correct `max_cpus` in bait.toml, or leave it out.")
     if settings.key != Path():
-        yield Need("key", _key(settings), "Name the pool's key in bait.toml: `key`.")
+        yield fail_if("key", _key(settings), "Name the pool's key in bait.toml: `key`.")
     text = wrong = ""
     try:
         text = read_capped(settings.conf, LARGEST_CONF).decode("utf-8", "replace")
     except OSError as exc:
         wrong = f"{settings.conf}: {exc.strerror}"
-    yield Need("conf", wrong, "Name the system's settings in bait.toml: `conf`.")
+    yield fail_if("conf", wrong, "Name the system's settings in bait.toml: `conf`.")
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
     try:
         of_system = fitness_of(settings.system)
         yield from of_system(pool.nodes, ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
     except (BelljarError, ValueError) as exc:
         why = str(getattr(exc, "message", exc)).replace("\n", " ")
-        yield Need(settings.system, why, "Is it there, and does it answer on this host?")
+        yield fail_if(settings.system, why, "Is it there, and does it answer on this host?")
 
 
-async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Need:
+async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Finding:
     """A tiny machine becomes a node, and goes. So image, key, addresses, hosts, shares and feature prove themselves."""
     why, id = "", pool.nodes.new_machine(())
     name = pool.nodes.name_of(id)
@@ -79,7 +80,7 @@ async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Ne
                     await command(argv)
     except (BelljarError, OSError, ValueError) as exc:
         why = line_of(exc)
-    return Need("a machine joins", why, "The reason is the last line of what the machine wrote: `belljar logs ID`.")
+    return fail_if("a machine joins", why, "The reason is the last line of what the machine wrote: `belljar logs ID`.")
 
 
 async def _joined(machine: api.Machine, name: str, settings: Settings, pool: Pool) -> str:

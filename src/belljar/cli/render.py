@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from belljar.hints import Any
+from belljar.hints import TYPE_CHECKING, Any
 from belljar.jobs import plain
+
+if TYPE_CHECKING:
+    from belljar.findings import Finding
 
 TIMES = {"began", "created", "ended", "started", "time"}  # seconds since the epoch; JSON has them as RFC 3339, too
 
@@ -48,6 +51,22 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_jsonable(item) for item in value]
     return to_json(value)
+
+
+def show_findings(findings: Iterable[Finding], *, as_: str) -> int:
+    """A line for each as soon as it is there, or all of them in JSON. Returns the exit code: 1 where one failed."""
+    shown = []
+    for finding in findings:
+        shown.append(finding)
+        if as_ != "json":
+            first, *more = f"{finding.name}: {finding.text}".removesuffix(": ").splitlines()
+            print(f"{finding.grade.value:<5} {plain(first)}", flush=True)
+            remedies = (f"-> {line}" for line in finding.remedy.splitlines())
+            print("".join(f"      {plain(line)}\n" for line in (*more, *remedies)), end="", flush=True)
+    is_good = all(finding.is_good for finding in shown)
+    if as_ == "json":
+        print(as_json({"ok": is_good, "findings": shown}))
+    return 0 if is_good else 1
 
 
 def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]], *, as_: str) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import LockTimeout
 
 
 class Lock:
-    """One lock. Held by the open file: released by `release`, by the end of the process, by nothing else."""
+    """One lock. Held by the open file: released by `release` or at the end of a `with`, by the end of the process, by nothing else."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -28,6 +27,12 @@ class Lock:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
 
 
 def try_lock(path: Path, *, shared: bool = False) -> Lock | None:
@@ -62,14 +67,9 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-@contextmanager
-def locked(path: Path, *, timeout: float, what: str, shared: bool = False) -> Iterator[Lock]:
-    """Hold the lock inside. Waits for the holder's end, in the kernel, until *timeout* seconds passed: LockTimeout."""
-    lock = try_lock(path, shared=shared) or _wait(path, timeout, what, shared)
-    try:
-        yield lock
-    finally:
-        lock.release()
+def locked(path: Path, *, timeout: float, what: str, shared: bool = False) -> Lock:
+    """The lock. Waits for its holder's end, in the kernel, until *timeout* seconds passed: LockTimeout."""
+    return try_lock(path, shared=shared) or _wait(path, timeout, what, shared)
 
 
 def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:

@@ -61,15 +61,13 @@ async def in_thread(call: Callable[[], T], *, undo: Callable[[T], object] | None
         raise
 
 
-async def wholly_in_thread(call: Callable[[], T], *, give_up: Callable[[], object] | None = None) -> T:
-    """The call's result. Cancelled, it waits for the end of the call all the same, which is to have a deadline of its own,
-    or to end soon after *give_up* was called: whoever undoes what it makes comes after it."""
+async def wholly_in_thread(call: Callable[[], T]) -> T:
+    """The call's result. Cancelled, it waits for the end of the call all the same, which is to have a deadline of its own:
+    whoever undoes what it makes comes after it."""
     work = asyncio.ensure_future(in_thread(call))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        if give_up is not None:
-            give_up()
         with suppress(Exception, asyncio.CancelledError):
             await to_its_end(work)
         raise

@@ -16,7 +16,7 @@ LARGEST_FILE = 1 << 20
 
 @dataclass(frozen=True)
 class Mistake:
-    """`origin, key: what; hint`."""
+    """`origin, key: what (hint)`. Not a Finding: it says file, line and key, and stops the program that reads the file."""
 
     origin: str  # file with line, or variable
     key: str  # "section.key", or "" where the whole file is meant

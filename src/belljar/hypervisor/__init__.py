@@ -16,6 +16,7 @@ from pathlib import Path
 from belljar.errors import BadSetting, BelljarError, TemplateError
 from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
+from belljar.host.quick_imports import sha256
 from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting
 from belljar.records import dataclass, field, replace
 
@@ -159,9 +160,14 @@ class DomainSpec:
         return replace(self, cpus=frame.cpus, memory=frame.memory, disk_size=frame.disk, nic=card, boot=boot)
 
     @property
+    def served(self) -> tuple[SharedFolder, ...]:
+        """The folders that a process beside QEMU serves."""
+        return tuple(share for share in self.shares if share.kind.is_served)
+
+    @property
     def warm(self) -> tuple[str, ...]:
-        """What a template's guest has loaded beyond the usual, for folders that a process beside QEMU serves."""
-        return tuple(sorted({share.kind.value for share in self.shares if share.kind.is_served}))
+        """What a template's guest has loaded beyond the usual, for such folders."""
+        return tuple(sorted({share.kind.value for share in self.served}))
 
     @property
     def plugged(self) -> int:
@@ -178,11 +184,11 @@ class DomainSpec:
     def growth(self) -> frozenset[str]:
         """In what it differs from its template."""
         then = self.of_template
-        said = (
+        differences = (
             self.cpus > then.cpus, self.plugged > 0, self.surplus > 0,
             self.disk_size > then.disk_size, (self.nic is None) != (then.nic is None),
         )  # fmt: skip
-        return frozenset(name for name, differs in zip(GROWTHS, said, strict=True) if differs)
+        return frozenset(name for name, differs in zip(GROWTHS, differences, strict=True) if differs)
 
     @property
     def is_like_template(self) -> bool:
@@ -331,7 +337,7 @@ class Hypervisor(Protocol):
 
     def templates(self) -> list[Template]: ...
     def verify_template(self, template: Template) -> list[str]:
-        """What is wrong with it (digests, owner, mode, versions); empty: nothing."""
+        """What is wrong with it (size, times, owner, mode, versions); empty: nothing."""
 
     def remove_template(self, key: str) -> None: ...
     def expire_templates(self, now: float) -> list[str]:
@@ -358,9 +364,8 @@ def cloning_of(hypervisor: Hypervisor) -> Templates:
 
 def guest_uuid(id: MachineId) -> str:
     """The UUID of a machine, as its firmware tells it to a guest that was not cloned."""
-    from belljar.hypervisor.qemu.cmdline import machine_uuid
-
-    return machine_uuid(id)
+    digits = sha256(b"belljar uuid " + id.encode("ascii", "replace")).hexdigest()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
 
 
 def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:

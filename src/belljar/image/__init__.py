@@ -7,16 +7,14 @@ folder; a user's private store stands before the site's read-only one. A machine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
-from belljar.hints import TYPE_CHECKING, Any, Protocol
-from belljar.model import GIB, MIB, Context, Firmware, MachineId, setting
+from belljar.hints import TYPE_CHECKING, Any
+from belljar.model import GIB, MIB, Firmware, setting
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
-    from belljar.host.python.interpreter import Interpreter
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,7 @@ class Settings:
         3600.0, "longest wait for another process that fetches or builds the same image", unit="seconds"
     )
     reserve: int = setting(256 * MIB, "free space the scratch disk must have for a machine to start", unit="bytes")
-    mirror: str = setting(
-        "", "Debian mirror for image builds; empty: as apt on this host is configured, else the suite's default"
-    )
+    mirror: str = setting("", "Debian mirror for image builds; empty: deb.debian.org")
     sources: tuple[str, ...] = setting(
         (),
         "where images that are not here are looked for, in this order: repositories, in lines ADDRESS#sha256=DIGEST as"
@@ -49,11 +45,8 @@ class Settings:
     )
     cache_limit: int = setting(
         0,
-        "while all images take more than this, those from sources go, the least recently used first; 0: no limit",
+        "while all images take more than this, those from sources go, the least recently used first, but image.default; 0: no limit",
         unit="bytes",
-    )
-    keep: tuple[str, ...] = setting(
-        (), "names, as in debian*, that the limit does not touch; nor does it image.default"
     )
 
 
@@ -108,60 +101,18 @@ UNIT_PATH = "/etc/systemd/system/belljar-agent.service"
 
 HOLD_TIMEOUT = 10.0  # seconds; an exclusive lock on an image is held for a short check or a removal only
 Users = Callable[[str], list[str]]  # digest -> what still needs the image, in words ("template 3f2a...")
+# Looks into a qcow2 disk of so many bytes, and writes what it saw to a file: see `intake.survey`.
+Surveyor = Callable[[Path, int, Path], object]
 
 
 def nobody(digest: str) -> list[str]:
     return []
 
 
-class ImageStore(Protocol):
-    """Images by name or digest, as the keeper of machines needs them."""
-
-    def resolve(self, reference: str) -> Image:
-        """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was
-        stored (size, mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt."""
-
-    def ensure(self, reference: str) -> None:
-        """Make sure that the image of this name or digest is here: sync it from a source, or build it where it is the default.
-        No source is asked for an image that is here. An image that no source offers is refused by `resolve`."""
-
-    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
-        """What to boot it with, for a context that `Image.facts` allow. An image that is booted directly has one ramdisk for
-        all: RAMDISK (and AUTO) end in belljar's own init with the present agent; CLOUD_INIT and NONE in the image's init
-        (`belljar.init=`); INJECT too, after agent and unit were written into the root file system (`belljar.inject`).
-        With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
-
-    def interpreter(self) -> Interpreter:
-        """The agent with this host's Python, packed for guests. Raises HostError, LockTimeout, NoSpace."""
-
-    def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> AbstractContextManager[None]:
-        """Keep the image from being removed inside the block. The hold ends when the process that holds it dies."""
-
-    def work_folder(self, name: str) -> Path:
-        """A folder beside the images, made when it is missing."""
-
-
-class Overlays(Protocol):
-    """Writable disks on top of images."""
-
-    def size(self, image: Image, wanted: int | None) -> int:
-        """The size a machine's disk gets, in bytes. Raises ImpossibleSize."""
-
-    def create(self, path: Path, image: Image, size: int | None) -> int:
-        """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
-        Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
-
-    def check_room(self, folder: Path) -> None:
-        """Raise NoSpace where less than `image.reserve` is free for one more machine's disk."""
-
-    def discard(self, path: Path) -> None:
-        """Remove it. Missing is success."""
-
-
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
     from belljar.errors import BadSetting
-    from belljar.image.site import mistakes
+    from belljar.image.site import source_of
     from belljar.image.store.store import NAME
 
     if not (is_source(settings.default) or NAME.fullmatch(settings.default.removeprefix("sha256:"))):
@@ -169,7 +120,11 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
             "`belljar image list` shows the names; a digest, an http(s) address or a path from the root will do, too."
         )
         yield "default", BadSetting(f"{settings.default!r}: an image cannot have this name", hint=hint)
-    yield from mistakes(settings)
+    for line in settings.sources:  # none is asked
+        try:
+            source_of(line)
+        except BadSetting as exc:
+            yield "sources", exc
 
 
 def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:

@@ -1,68 +1,68 @@
-"""The store as programs use it: an image that is missing comes from a source or is built, what nobody can use is removed, and
-what the importer of an image said of it can be changed."""
+"""Is this image here? `Images.ensure` sees to it, for a name, a digest, an address or a path: nothing else asks a source or builds.
+
+images/named/<key>.json      the `Note` of an address or a path
+images/named/<key>.lock      held by the process that asks or imports
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import ImageNotAllowed, ImageUnfit, ImageUnknown, NoStore
-from belljar.hints import Any
-from belljar.image import Image
-from belljar.image.store import manifest
-from belljar.image.store.store import DEFAULT_NAME, PREFIX, Store
-from belljar.model import Context, Firmware
+from belljar.errors import BelljarError, ImageNotAllowed, ImageUnknown, NoStore
+from belljar.hints import TYPE_CHECKING
+from belljar.host.files import read_json, write_whole
+from belljar.host.locks import try_lock
+from belljar.image import is_source, name_of
+from belljar.image.store.store import PREFIX, Store
+from belljar.records import dataclass
+
+if TYPE_CHECKING:
+    from belljar.image.intake.sources import Order
+
+DEFAULT_NAME = "debian12"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What was known of an address or a path when it was asked last."""
+
+    version: str = ""  # as the source calls it; "" where it does not say
+    asked: float = 0.0
+    problem: str = ""  # why it could not be asked, or its image not imported
 
 
 class Images(Store):
-    """Implements `ImageStore`."""
+    """A store that gets what it lacks."""
 
-    _builds = True
+    _is_of_job = False
 
-    def ensure_default(self) -> Image:
-        """The default image, built now (single flight, progress on stderr) when it is missing and is `debian12`."""
-        try:
-            return self.resolve(self.settings.default)
-        except ImageUnknown:
-            if self.settings.default != DEFAULT_NAME:
-                raise
-        if not self._builds:
-            raise NoStore(
-                f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job",
-                hint=f"The site has to put it there: `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root.",
-            )
-        from belljar.image.build.debian import Recipe, build
-
-        return build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
-
-    def ensure(self, reference: str) -> None:
-        """See `ImageStore`: from a source that offers it, or built where it is the default."""
-        with suppress(ImageUnknown):
-            self._find(reference)
-            return
-        if self.settings.sources:
-            from belljar.image.site.sync import pull
-
-            try:
-                pull(self, reference)
-                return
-            except ImageUnknown:
-                if reference != self.settings.default:
-                    raise
-        if reference == self.settings.default:
-            self.ensure_default()
+    def ensure(self, reference: str, *, public_only: bool = False, now: float | None = None) -> str:
+        """Make sure that the image of this name, digest, address or path is here. A name is brought from the first source that
+        offers it, or built where it is the default; no source is asked for one that is here, and one that no source offers is
+        refused by `resolve`. An address or a path is imported, and again when it has another version, for which it is asked no
+        more often than `image.sync_interval` says. *public_only*: an address leads to public hosts only. Returns why another
+        version could not be had, "" where nothing is wrong. Raises what keeps a missing image from coming."""
+        if not is_source(reference):
+            if not self._has(reference):
+                self._get(reference)
+            return ""
+        if self._is_of_job:
+            return ""  # a batch job's image is not imported
+        return self._ensure_source(reference, public_only, time.time() if now is None else now)
 
     def settle(self, reference: str, *, own: bool) -> None:
         """For a batch job: from now on this name means the image in the site's store, even where a private one has the same name.
-        Where the site has none: a private image with *own*, else only one that a source offers. Nothing is built from now
-        on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
-        self._builds = False
+        Where the site has none: a private image with *own*, else only one that a source offers. Nothing is built or imported
+        from now on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
+        self._is_of_job = True
         if self.shared:
             return
         with suppress(ImageUnknown):
-            found, _ = self._find_in([self.site] if self.site else [], reference)
-            self._settled[reference] = found.name.removeprefix(PREFIX)
+            folder, _ = self._find_in([self.site] if self.site else [], reference)
+            self._settled[reference] = folder.name.removeprefix(PREFIX)
             return
         if own:
             return
@@ -83,31 +83,79 @@ class Images(Store):
 
         return sweep(self, dry_run=dry_run)
 
-    def amend(
-        self,
-        image: Image,
-        *,
-        context: Context | None = None,
-        firmware: Firmware | None = None,
-    ) -> Image:
-        """Change what the importer of an image said of it; None leaves a thing as it is. Running machines are not touched,
-        older templates of the image are not used any more. Raises ImageUnfit, NotPermitted."""
-        self._ours(image, "changed")
-        changes: dict[str, Any] = {}
-        if context is not None:
-            changes["context"] = None if context is Context.AUTO else context.value
-        if firmware is not None:
-            _check(image, firmware)
-            changes["use_firmware"] = firmware.value
-        manifest.set_facts(image.disk.parent, changes, mode=self.file_mode)
-        return manifest.read(image.disk.parent, image.names)
+    def _has(self, reference: str) -> bool:
+        with suppress(ImageUnknown):
+            self._find(reference)
+            return True
+        return False
+
+    def _get(self, reference: str) -> None:
+        """Bring it from a source that offers it, or build it where it is the default (one process, progress on stderr)."""
+        if self.settings.sources:
+            from belljar.image.site.sync import pull
+
+            try:
+                pull(self, reference)
+                return
+            except ImageUnknown:
+                if reference != self.settings.default:
+                    raise
+        if reference != self.settings.default:
+            return
+        if reference != DEFAULT_NAME:
+            self._find(reference)  # raises
+        if self._is_of_job:
+            hint = (
+                f"The site has to put it there: `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root."
+            )
+            raise NoStore(f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job", hint=hint)
+        from belljar.image.build.debian import Recipe, build
+
+        build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
+
+    def _ensure_source(self, source: str, public_only: bool, now: float) -> str:
+        """An image that is here is used at once: while another process asks or imports, and where the source cannot be asked."""
+        from belljar.image.intake import fetch, intake, sources
+        from belljar.image.progress import shown
+
+        order = sources.Order(source, name_of(source), kind="auto", public_only=public_only)
+        path = self.work_folder("named") / f"{fetch.key(source)}.json"
+        if not self._has(source):
+            with shown() as progress, intake.alone(self, path.stem, f"import {fetch.shown(source)}", progress, "named"):
+                if not self._has(source):
+                    version = sources.version(order, self.settings)
+                    sources.bring(self, order)
+                    _write(path, fetch.shown(source), Note(version, now))
+        note = _read(path)
+        if note.asked <= now < note.asked + self.settings.sync_interval:
+            return note.problem
+        if (lock := try_lock(path.with_suffix(".lock"))) is None:
+            return note.problem
+        with lock:
+            note = self._renewed(order, note, now)
+            _write(path, fetch.shown(source), note)
+            return note.problem
+
+    def _renewed(self, order: Order, note: Note, now: float) -> Note:
+        from belljar.image.intake import sources
+
+        try:
+            version = sources.version(order, self.settings)
+            if version and version != note.version:
+                sources.bring(self, order)
+            return Note(version or note.version, now)
+        except BelljarError as exc:
+            return Note(note.version, now, exc.message)
 
 
-def _check(image: Image, firmware: Firmware) -> None:
-    if image.kernel is not None:
-        raise ImageUnfit(
-            "the image is booted directly, by a kernel that was taken out of it",
-            hint=f"Remove it, and import its disk again with `--firmware {firmware.value}`.",
-        )
-    if firmware.value not in image.facts.get("firmware", ()):
-        raise ImageUnfit(f"the image's disk has no boot loader for {firmware.value}")
+def _read(path: Path) -> Note:
+    with suppress(OSError, ValueError, KeyError, TypeError, BelljarError):
+        value = read_json(path)
+        return Note(str(value["version"]), float(value["asked"]), str(value["problem"]))
+    return Note()
+
+
+def _write(path: Path, source: str, note: Note) -> None:
+    import json
+
+    write_whole(path, json.dumps({"source": source, **vars(note)}).encode())

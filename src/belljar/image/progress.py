@@ -10,13 +10,13 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 SOON = 1.0  # seconds; what ends before is not worth a line
 
 
-class Progress(Protocol):
-    """Gets the steps of something that takes long."""
+class Progress:
+    """Gets the steps of something that takes long. This one shows nothing."""
 
     def step(self, text: str) -> None:
         """Something new begins."""
@@ -25,40 +25,27 @@ class Progress(Protocol):
         """So many bytes of the current step are done."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def step(self, text: str) -> None: ...
-    def amount(self, done: int, total: int | None) -> None: ...
-
-
-class Lines:
+class Lines(Progress):
     """One line per step: for logs and pipes."""
 
-    def __init__(self, out: IO[str] | None = None) -> None:
-        self.out = out or sys.stderr
-
     def step(self, text: str) -> None:
-        print(f"belljar: {text}", file=self.out, flush=True)
-
-    def amount(self, done: int, total: int | None) -> None: ...
+        print(f"belljar: {text}", file=sys.stderr, flush=True)
 
 
-class Screen:
+class Screen(Progress):
     """A moving line at a terminal, drawn by rich."""
 
     def __init__(self, bars: Any) -> None:
         self.bars = bars
-        self.task: Any = None
+        self.task = bars.add_task("", total=None, visible=False, amount="")
 
     def step(self, text: str) -> None:
-        if self.task is not None:
-            self.bars.update(self.task, visible=False)
-        self.task = self.bars.add_task(text, total=None)
+        self.bars.update(self.task, visible=False)
+        self.task = self.bars.add_task(text, total=None, amount="")
 
     def amount(self, done: int, total: int | None) -> None:
-        if self.task is not None:
-            self.bars.update(self.task, completed=done, total=total)
+        amount = f"{done / total:.0%} of {total / 1e6:.1f} MB" if total else ""
+        self.bars.update(self.task, completed=done, total=total, amount=amount)
 
 
 @contextmanager
@@ -81,31 +68,19 @@ def shown() -> Iterator[Progress]:
     try:
         is_terminal = sys.stderr.isatty()
     except (AttributeError, ValueError):  # closed
-        yield Silent()
+        yield Progress()
         return
-    if not is_terminal:
-        yield Lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.text import Text
+    if is_terminal:
+        from rich import progress
+        from rich.console import Console
 
-    class Bytes(DownloadColumn):
-        """How much of it is done, where that is known."""
-
-        def render(self, task: Any) -> Any:
-            return Text(f"{task.percentage:.0f}% of ").append(super().render(task)) if task.total else ""
-
-    console = Console(stderr=True)
-    if console.is_dumb_terminal:  # it cannot go back in a line
-        yield Lines()
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        Bytes(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        yield Screen(bars)
+        console = Console(stderr=True)
+        if not console.is_dumb_terminal:  # such a one cannot go back in a line
+            text = [
+                progress.TextColumn(words, markup=False) for words in ("{task.description}", "{task.fields[amount]}")
+            ]
+            columns = (progress.SpinnerColumn(), text[0], progress.BarColumn(20), text[1], progress.TimeElapsedColumn())
+            with progress.Progress(*columns, console=console, transient=True) as bars:
+                yield Screen(bars)
+            return
+    yield Lines()

@@ -18,8 +18,7 @@ from contextlib import suppress
 from belljar.guest import Streams
 from belljar.guest.stdio import BytesSource, FdSink, FdSource
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
-from belljar.jobs.notice import LATE, Notice
-from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
+from belljar.machine.orders import Ended, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 from belljar.records import replace
 
@@ -85,19 +84,14 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
         loop.close()
 
 
-def attend(
-    house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
-) -> Outcome:
+def attend(house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False) -> Outcome:
     """Keep the machine to its end, with this process's streams and signals. *stdin* replaces descriptor 0. *alone*:
-    signals but TERM go to the payload's first process, not to its group. When TERM does not follow a *notice* in time,
-    it is assumed."""
-    work = request.work
-    payload = work.payload if isinstance(work, RunPayload) else None
+    signals but TERM go to the payload's first process, not to its group."""
+    payload = request.work.payload if isinstance(request.work, RunPayload) else None
 
     async def keep(loop: StoppableLoop) -> Outcome:
-        orders = Orders()
-        terminal = raw_terminal() if payload and payload.terminal else None
-        listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
+        terminal = RawTerminal() if payload and payload.terminal else None
+        orders = listen(loop, terminal, alone)
         streams = streams_of(payload) if payload else Streams(None, None, None)
         if stdin is not None:
             streams = replace(streams, stdin=BytesSource(stdin))
@@ -117,10 +111,15 @@ def attend_alone(
     when its other end is closed, the machine is stopped."""
 
     async def keep(loop: StoppableLoop) -> Outcome:
-        orders = Orders()
-        listen(loop, orders, None, alone=False)
+        orders = listen(loop)
+
+        def look_at_tie(tie: int) -> None:
+            if not os.read(tie, 1 << 12):  # what is written there means nothing
+                loop.remove_reader(tie)
+                orders.give(Stop())
+
         if tie is not None:
-            loop.add_reader(tie, _let_go, loop, tie, orders)
+            loop.add_reader(tie, look_at_tie, tie)
         return await house.supervisor().keep(request, streams, orders, claimed=claimed)
 
     return in_loop(keep)
@@ -132,58 +131,22 @@ def build_template(house: House, request: Request, *, exact: bool) -> Template:
     from belljar.host.processes import die_by
 
     house.images.ensure(request.machine.image)
-    loop, orders = StoppableLoop(), Orders()
-    listen(loop, orders, None, alone=False)
+
+    async def build(loop: StoppableLoop) -> Template:
+        return await unless_cancelled(house.supervisor().make_template(request, exact=exact), listen(loop))
+
     try:
-        work = house.supervisor().make_template(request, exact=exact)
-        return loop.run_until_complete(unless_cancelled(work, orders))
+        return in_loop(build)
     except Ended as ended:
         die_by(ended.number or signal.SIGKILL)
-    finally:
-        loop.close()
-
-
-def _let_go(loop: StoppableLoop, tie: int, orders: Orders) -> None:
-    """Whoever asked is gone, or let go; what it may write there means nothing."""
-    if not os.read(tie, 1 << 12):
-        loop.remove_reader(tie)
-        orders.give(Stop())
-
-
-class Announced(Orders):
-    """Orders of a job whose system announces its end. Grid Engine sends the notice to its own terminate method too;
-    when that dies of it, no order to end follows."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, orders: Orders, notice: Notice) -> None:
-        self._loop, self._orders, (self._number, self._seconds) = loop, orders, notice
-        self._due: asyncio.TimerHandle | None = None
-        self._is_given = self._is_lost = False
-
-    def give(self, order: Order) -> None:
-        """Pass it on. TERM that comes after all, when it was given up, is not a second one."""
-        is_end = isinstance(order, Signal) and order.number == signal.SIGTERM
-        if is_end and self._is_lost:
-            self._is_lost = False
-            return
-        if is_end:
-            self._is_given = True
-            if self._due is not None:
-                self._due.cancel()
-        elif isinstance(order, Signal) and order.number == self._number and self._due is None and not self._is_given:
-            self._due = self._loop.call_later(self._seconds + LATE, self._end)
-        self._orders.give(order)
-
-    def _end(self) -> None:
-        self.give(Signal(signal.SIGTERM))
-        self._is_lost = True
 
 
 def streams_of(payload: Payload) -> Streams:
     """This process's own 0, 1 and 2 where the payload has streams."""
-    carried = StdinKind.STREAM
     if payload.terminal:
-        size = os.get_terminal_size(0)
-        return Streams(FdSource(0), FdSink(1), None, (size.lines, size.columns))
+        columns, lines = os.get_terminal_size(0)
+        return Streams(FdSource(0), FdSink(1), None, (lines, columns))
+    carried = StdinKind.STREAM
     return Streams(
         FdSource(0) if payload.stdin is carried else None,
         FdSink(1) if payload.stdout is carried else None,
@@ -191,8 +154,9 @@ def streams_of(payload: Payload) -> Streams:
     )
 
 
-def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None, alone: bool) -> None:
+def listen(loop: StoppableLoop, terminal: RawTerminal | None = None, alone: bool = False) -> Orders:
     """Turn signals into orders. A signal the caller ignores (nohup, background jobs) stays ignored."""
+    orders = Orders()
     for name in FORWARDED:
         number = getattr(signal, f"SIG{name}")
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -203,6 +167,7 @@ def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None, al
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # the source of stdin knows when it may not read a terminal
     if terminal is not None:
         loop.add_signal_handler(signal.SIGWINCH, tell_size, orders)
+    return orders
 
 
 def tell_size(orders: Orders) -> None:
@@ -228,32 +193,26 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
         tell_size(orders)  # of a change while we were stopped only those in the foreground were told
 
 
-def raw_terminal() -> RawTerminal:
-    terminal = RawTerminal(0)
-    terminal.enter()
-    return terminal
-
-
 class RawTerminal:
     """The caller's terminal, of which every byte goes to the guest, which echoes and interprets them; and always back again."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self) -> None:
         import atexit
         import termios
 
-        self._descriptor = descriptor
-        self._before: list[Any] = termios.tcgetattr(descriptor)
+        self._before: list[Any] = termios.tcgetattr(0)
         atexit.register(self.restore)
+        self.enter()
 
     def enter(self) -> None:
         import termios
         import tty
 
-        tty.setraw(self._descriptor, termios.TCSADRAIN)
+        tty.setraw(0, termios.TCSADRAIN)
 
     def restore(self) -> None:
         """Give it back as it was. Restoring twice, or a terminal that is gone, is fine."""
         import termios
 
         with suppress(termios.error):
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+            termios.tcsetattr(0, termios.TCSADRAIN, self._before)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.batch.install.commands import Client
-from belljar.batch.install.pieces import Finding, Place
+from belljar.batch.install.pieces import Place
 from belljar.batch.job import policy
 from belljar.errors import BelljarError
+from belljar.findings import Finding, examine, expect, fail, fail_if, ok
 from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
-from belljar.jobs import doctor
-from belljar.jobs.doctor import node, qemu
-from belljar.jobs.node import of_users, tester, without_template
+from belljar.jobs.doctor import KVM, node, of_users, qemu
+from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
 from belljar.model import Share
 from belljar.network import shortfalls
@@ -28,8 +30,8 @@ from belljar.network import shortfalls
 if TYPE_CHECKING:
     from belljar.jobs import House
 
-EVERYBODY_ENTERS = stat.S_IXOTH
 FIRST_USER = 1000  # below are system users
+QUEUES = "batch.queue_images"
 LAUNCH = 10.0  # seconds for a launcher to start on a busy node
 
 
@@ -40,8 +42,8 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     if house.config_file is not None:
         yield from _entered_by_all("the settings file", house.config_file.absolute())
         yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
-    yield _told("paths.node", node, house)
-    yield _told("QEMU", qemu, house)
+    yield examine("node", lambda: node(house))
+    yield examine("qemu", lambda: qemu(house))
     yield _kvm(house)
     yield from _images(house, place)
     yield _shares(house)
@@ -56,8 +58,8 @@ def commands(ours: Client, place: Place) -> Iterator[Finding]:
     remedy = f"`belljar batch install {system}` where they are in PATH, or with --commands DIR."
     missing = ours.missing(batch.load(system).site.needs)
     where = " ".join(dict.fromkeys(os.path.dirname(path) for path in ours.programs.values()))
-    detail = f"not found: {', '.join(missing)}" if missing else where
-    yield Finding(f"commands of {system}", not missing, detail, remedy)
+    text = f"not found: {', '.join(missing)}" if missing else where
+    yield expect(f"commands of {system}", not missing, text, remedy)
     if place.belljar.exists():
         yield _asked(system, place)
     yield from _queues(system, place)
@@ -67,85 +69,72 @@ def _queues(system: str, place: Place) -> Iterator[Finding]:
     """A queue of `batch.queue_images` that the system does not have: its jobs would run without a machine."""
     command, pattern = batch.load(system).site.needs.queues
     with suppress(BelljarError):  # told with the commands, or with the rules
-        wanted = policy.queue_images(place.settings) if command else {}
-        known = re.findall(pattern, place.output(*command)) if wanted else []
-        for queue in sorted({*wanted} - {*known}):
-            detail, remedy = f"{system} has no queue {queue}", f"Correct the name; there are: {', '.join(known)}."
-            yield Finding("batch.queue_images", False, detail, remedy)
+        named = policy.queue_images(place.settings) if command else {}
+        known = re.findall(pattern, place.output(*command)) if named else []
+        remedy = f"Correct the name; there are: {', '.join(known)}."
+        yield from (fail(QUEUES, f"{system} has no queue {queue}", remedy) for queue in sorted({*named} - {*known}))
 
 
 def _asked(system: str, place: Place) -> Finding:
-    what, argv = f"a job's user can ask {system}", [str(place.belljar), "internal", "ask", system]
+    name, argv = f"a job's user can ask {system}", [str(place.belljar), "internal", "ask", system]
     timeout = place.settings.ask_timeout + LAUNCH
     user = tester() if os.geteuid() == 0 else user_of(str(os.geteuid()))
-
-    def ask() -> bytes:
-        done = run(argv, timeout=timeout, env={}, check=False)
-        return (b"-" + done.err if done.code else b"+" + done.out)[:1000]
-
     try:
-        said = as_user(user, ask, timeout=timeout + LAUNCH, what="ask").decode(errors="replace")
+        ask = partial(run, argv, timeout=timeout, env={})
+        printed = as_user(user, lambda: ask().out[:1000], timeout=timeout + LAUNCH, what="ask")
     except BelljarError as exc:
-        said = f"-{exc.message}"
-    detail = f"as {user.name}: {said[1:].partition(chr(10))[0]}"
-    return Finding(what, said.startswith("+"), detail, f"Try as {user.name}: {' '.join(argv)}")
+        why = exc.message.removeprefix(f"ask as {user.name}: ")
+        return fail(name, f"as {user.name}: {why}", f"Try as {user.name}: {' '.join(argv)}")
+    return ok(name, f"as {user.name}: {printed.decode(errors='replace').partition(chr(10))[0]}")
 
 
 def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
     """A job runs as its user: each folder on the way must let everybody through."""
-    closed = [one for one in path.parents if _mode(one) is not None and not (_mode(one) or 0) & EVERYBODY_ENTERS]
+    closed = [str(folder) for folder in reversed(path.parents) if not _mode(folder) & stat.S_IXOTH]
     if closed:
-        detail = f"{path}: users cannot pass {', '.join(map(str, reversed(closed)))}"
-        yield Finding(what, False, detail, "Open those folders (chmod o+x), or install belljar elsewhere (--prefix).")
-    elif (mode := _mode(path)) is not None and not mode & stat.S_IROTH:
-        yield Finding(what, False, f"{path}: users cannot read it", f"chmod o+r {path}")
+        remedy = "Open those folders (chmod o+x), or install belljar elsewhere (--prefix)."
+        yield fail(what, f"{path}: users cannot pass {', '.join(closed)}", remedy)
+    elif not _mode(path) & stat.S_IROTH:
+        yield fail(what, f"{path}: users cannot read it", f"chmod o+r {path}")
 
 
 def _is_the_sites(path: Path) -> Iterator[Finding]:
     """In a job, a settings file that a user could change is a user's."""
     if not only_root_writes(path):
-        detail = (
+        text = (
             f"{path}: others than root can change it, or a folder on the way: jobs take nothing from it that is locked"
         )
-        remedy = f"chown root {path}; chmod go-w {path}, and its folders likewise."
-        yield Finding("the settings file", False, detail, remedy)
+        yield fail("the settings file", text, f"chown root {path}; chmod go-w {path}, and its folders likewise.")
 
 
-def _mode(path: Path) -> int | None:
+def _mode(path: Path) -> int:
+    """All of it for what is not there: another check says that."""
     try:
         return os.stat(path).st_mode
     except OSError:
-        return None
-
-
-def _told(what: str, look: Callable[[House], doctor.Finding], house: House) -> Finding:
-    """What doctor finds."""
-    seen = doctor.Check(what, "", look).examine(house)
-    return Finding(what, seen.grade is not doctor.Grade.FAIL, seen.text, seen.remedy)
+        return 0o777
 
 
 def _kvm(house: House) -> Finding:
     """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
     from belljar.hypervisor import Accelerator
 
-    if house.settings.qemu.accelerator is Accelerator.TCG:
-        return Finding("/dev/kvm", True, "not used: qemu.accelerator is tcg")
-    right = of_users()
-    return Finding("/dev/kvm", not right.is_lost, right.text, right.remedy)
+    is_used = house.settings.qemu.accelerator is not Accelerator.TCG
+    return of_users() if is_used else ok(KVM, "not used: qemu.accelerator is tcg")
 
 
 def _images(house: House, place: Place) -> Iterator[Finding]:
-    wanted, lacking, test = list[str](), list[str](), place.wrapper.name.replace("wrap-", "belljar batch node ", 1)
+    names, lacking, test = list[str](), list[str](), place.wrapper.name.replace("wrap-", "belljar batch node ", 1)
     with suppress(BelljarError):  # told with the rules
-        wanted = policy.images_of(place.settings)
+        names = policy.images_of(place.settings)
     with suppress(BelljarError):  # told here
         lacking = without_template(house)
     for name in lacking:
-        yield Finding(f"template of {name}", True, f"none yet: each user's first job boots; `{test} test` makes one")
-    for name in wanted:
-        found = os.path.lexists(place.store / "images/names" / name)
-        remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."
-        yield Finding(f"image {name}", found, "" if found else f"not in {place.store}", remedy)
+        yield ok(f"template of {name}", f"none yet: each user's first job boots; `{test} test` makes one")
+    remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."
+    for name in names:
+        is_here = os.path.lexists(place.store / "images/names" / name)
+        yield fail_if(f"image {name}", "" if is_here else f"not in {place.store}", remedy)
 
 
 def _shares(house: House) -> Finding:
@@ -154,38 +143,32 @@ def _shares(house: House) -> Finding:
     try:
         shares = of_site(house.settings.batch.shares, missing.append)
     except BelljarError as exc:
-        return Finding(what, False, f"{_file(house)}: {exc.message}", exc.hint)
+        return fail(what, f"{_file(house)}: {exc.message}", exc.hint)
     if missing:
-        detail = f"{_file(house)}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
-        return Finding(what, False, detail, "Make or mount it, or take it out of the setting.")
-    return Finding(what, True, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
+        text = f"{_file(house)}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
+        return fail(what, text, "Make or mount it, or take it out of the setting.")
+    return ok(what, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
 
 
 def _out_of_shares(house: House) -> Iterator[Finding]:
     """Templates and users' images are read with the user's rights on the node: no machine may write them."""
-    paths, shares = house.settings.paths, list[Share]()
+    node, shares = house.settings.paths.node, list[Share]()
     with suppress(BelljarError):  # told with the shares
         shares += of_site(house.settings.batch.shares)
-    places = [str(paths.node)] if paths.node is not None else _homes()
-    what = f"paths.node = {paths.node}" if paths.node else "the folders of users' templates and images, in their homes,"
+    homes = (user.pw_dir for user in pwd.getpwall() if user.pw_uid >= FIRST_USER)  # of those who may submit jobs
+    places = [str(node)] if node else [home for home in homes if home.startswith("/")]
+    what = f"paths.node = {node}" if node else "the folders of users' templates and images, in their homes,"
+    remedy = "Set `paths.node` to a local folder outside of all shares."
     for source in [share.source for share in shares if not share.readonly]:
         if any(f"{os.path.realpath(place)}/".startswith(f"{source.rstrip('/')}/") for place in places):
-            detail = f"{what} can be written by every machine, as a part of the share {source}"
-            remedy = "Set `paths.node` to a local folder outside of all shares."
-            yield Finding("folders out of reach", False, detail, remedy)
-
-
-def _homes() -> list[str]:
-    """For those who may submit jobs."""
-    import pwd
-
-    return [one.pw_dir for one in pwd.getpwall() if one.pw_uid >= FIRST_USER and one.pw_dir.startswith("/")]
+            text = f"{what} can be written by every machine, as a part of the share {source}"
+            yield fail("folders out of reach", text, remedy)
 
 
 def _bridges(house: House) -> Iterator[Finding]:
     """Jobs' machines are made without root's rights."""
     for text in shortfalls(house.settings.network, is_root=False):
-        yield Finding("network.anti_spoofing", False, f"{_file(house)}: {text}", 'Set it to "required" or to "off".')
+        yield fail("network.anti_spoofing", f"{_file(house)}: {text}", 'Set it to "required" or to "off".')
 
 
 def _file(house: House) -> str:
@@ -193,12 +176,6 @@ def _file(house: House) -> str:
 
 
 def _rules(house: House) -> Iterator[Finding]:
-    yield _tried("batch.allow", lambda: f"{len(policy.rules(house.settings.batch))} rules")
-    yield _tried("batch.queue_images", lambda: f"{len(policy.queue_images(house.settings.batch))} queues")
-
-
-def _tried(what: str, ask: Callable[[], str]) -> Finding:
-    try:
-        return Finding(what, True, ask())
-    except (BelljarError, OSError) as exc:
-        return Finding(what, False, str(exc), getattr(exc, "hint", "See the detail."))
+    settings = house.settings.batch
+    yield examine("batch.allow", lambda: ok("batch.allow", f"{len(policy.rules(settings))} rules"))
+    yield examine(QUEUES, lambda: ok(QUEUES, f"{len(policy.queue_images(settings))} queues"))

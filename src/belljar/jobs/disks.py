@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from belljar.errors import ImageUnknown, MachineBusy, NoSuchMachine, OutputUnwri
 from belljar.host import commands
 from belljar.host.files import named_when_whole, write_all
 from belljar.host.threads import in_thread
-from belljar.image.intake import intake
+from belljar.image.intake import intake, sandbox
 from belljar.image.intake.survey import WANTED
 from belljar.image.progress import shown
 from belljar.image.store import qcow2
@@ -43,14 +44,13 @@ def is_archive(path: Path) -> bool:
 def extract(house: House, disk: str, paths: Sequence[str], target: Path) -> None:
     """Copy these paths of an image or a kept machine's disk into a folder or a new archive. Raises OutputUnwritable,
     ImageUnknown, MachineBusy."""
-    if not is_archive(target):
-        with ExitStack() as held:
-            asyncio.run(house.workshop().extract(_found(house, disk, held), paths, target.absolute()))
-        return
-    with _named_when_whole(target) as descriptor, ExitStack() as held:
-        sink = ArchiveSink(descriptor, is_packed=target.name.endswith(TAR_GZ), largest=house.settings.image.max_size)
-        asyncio.run(house.workshop().archive(_found(house, disk, held), paths, sink))
-        sink.finish()
+    with ExitStack() as held:
+        if is_archive(target):
+            descriptor = held.enter_context(_named_when_whole(target))
+            sink = held.enter_context(_archive(house, descriptor, is_packed=target.name.endswith(TAR_GZ)))
+            asyncio.run(house.workshop().archive(_held(house, disk, held), paths, sink))
+        else:
+            asyncio.run(house.workshop().extract(_held(house, disk, held), paths, target.absolute()))
 
 
 def survey(house: House, disk: Path, size: int, target: Path) -> None:
@@ -59,9 +59,8 @@ def survey(house: House, disk: Path, size: int, target: Path) -> None:
     house.images.resolve(house.settings.image.default)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        sink = ArchiveSink(descriptor, is_packed=False, largest=house.settings.image.max_size)
-        asyncio.run(house.workshop().survey(kept_disk(disk, size), WANTED, sink))
-        sink.finish()
+        with _archive(house, descriptor) as sink:
+            asyncio.run(house.workshop().survey(kept_disk(disk, size), WANTED, sink))
     finally:
         os.close(descriptor)
 
@@ -72,15 +71,14 @@ def told_of(image: Image) -> str:
     chosen = choose(Context.AUTO, means, image.called).context
     if image.is_disc or (image.kernel is not None and chosen is not Context.NONE):
         return ""
-    start = "a kernel starts it directly" if image.kernel is not None else "it boots by firmware"
+    agent = NOT_LOOKED_INTO
     if chosen is not Context.NONE:
         agent = f"its guests get the agent by {chosen.value}"
     elif means.agent:
         agent = "it starts the agent itself"
     elif means.is_known:
         agent = "nothing in it is known to start the agent: install that (`belljar image agent --help`)"
-    else:
-        agent = NOT_LOOKED_INTO
+    start = "it boots by firmware" if image.kernel is None else "a kernel starts it directly"
     return f"image {image.called}: {start}; {agent}"
 
 
@@ -99,9 +97,9 @@ def insert(house: House, reference: str, items: Sequence[Item], name: str) -> Im
             asyncio.run(house.workshop().insert(overlay, items))
             progress.step("Writing the disk anew")
             argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
-            commands.run(argv, timeout=intake.CONVERT_TIMEOUT, bound=True)
+            commands.run(argv, timeout=sandbox.CONVERSION, bound=True)
             overlay.unlink()
-            return intake.take(store, folder, raw, _origin(image, name), progress, lambda *told: survey(house, *told))
+            return intake.take(store, folder, raw, _origin(image, name), progress)
 
 
 def _origin(image: Image, name: str) -> intake.Origin:
@@ -125,40 +123,40 @@ def _named_when_whole(output: Path) -> Iterator[int]:
         raise OutputUnwritable(f"{output}: {exc.strerror}") from exc
 
 
+@contextmanager
+def _archive(house: House, descriptor: int, *, is_packed: bool = False) -> Iterator[ArchiveSink]:
+    """Everything is in the file at the end. Raises OutputUnwritable when it is not."""
+    sink = ArchiveSink(descriptor, is_packed, house.settings.image.max_size)
+    yield sink
+    if sink.left < 0:
+        raise OutputUnwritable("the archive is larger than `image.max_size`", hint="Name fewer paths.")
+    write_all(descriptor, sink.packer.flush() if sink.packer else b"")
+    os.fsync(descriptor)
+
+
 class ArchiveSink:
     """Writes what the machine sends into a file, packed or not, up to a limit."""
 
-    def __init__(self, descriptor: int, *, is_packed: bool, largest: int) -> None:
-        import zlib
-
-        self._descriptor, self._left = descriptor, largest
-        self._packer = zlib.compressobj(6, wbits=31) if is_packed else None
+    def __init__(self, descriptor: int, is_packed: bool, largest: int) -> None:
+        self._descriptor, self.left = descriptor, largest
+        self.packer = zlib.compressobj(6, wbits=31) if is_packed else None
 
     async def write(self, data: bytes) -> None:
-        self._left -= len(data)
-        if self._left < 0:
+        self.left -= len(data)
+        if self.left < 0:
             raise BrokenPipeError  # the machine's tar ends by that
-        await in_thread(lambda: write_all(self._descriptor, self._packer.compress(data) if self._packer else data))
+        await in_thread(lambda: write_all(self._descriptor, self.packer.compress(data) if self.packer else data))
 
     async def close(self) -> None:
         pass
 
-    def finish(self) -> None:
-        """Everything is in the file. Raises OutputUnwritable when it is not."""
-        if self._left < 0:
-            raise OutputUnwritable("the archive is larger than `image.max_size`", hint="Name fewer paths.")
-        write_all(self._descriptor, self._packer.flush() if self._packer else b"")
-        os.fsync(self._descriptor)
 
-
-def _found(house: House, reference: str, held: ExitStack) -> Image:
+def _held(house: House, reference: str, held: ExitStack) -> Image:
     """The image of this name, or the kept disk of this machine, held while it is worked on."""
-    try:
+    with suppress(ImageUnknown):
         image: Image = house.images.resolve(reference)
         held.enter_context(house.images.hold(image, "extract"))
         return image
-    except ImageUnknown:
-        pass
     try:
         _, machine = reach(house, reference)
     except NoSuchMachine:

@@ -3,18 +3,20 @@ guest, once per kernel, and `clone` runs a machine, whose template stays for the
 
 from __future__ import annotations
 
+import grp
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.errors import BelljarError, HostError, ImageUnknown
+from belljar.errors import BelljarError, ImageUnknown
+from belljar.findings import Finding, expect, fail, ok, warn
 from belljar.host import commands, files
+from belljar.host.privileges import User, as_user
 from belljar.jobs import size
 from belljar.model import GIB, MIB
-from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.jobs import House
@@ -24,9 +26,7 @@ DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
 )  # fmt: skip
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
-QEMU = "qemu-system-x86_64"
-PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
-    (QEMU, "qemu-system-x86", "qemu-kvm", "runs the machines", True),
+PROGRAMS = (  # beside QEMU: program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
     ("qemu-img", "qemu-utils", "qemu-img", "makes and checks disks", True),
     ("setpriv", "util-linux", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
     ("curl", "curl", "curl", "fetches images, user data and vacuum pipes from http(s) addresses", False),
@@ -36,111 +36,72 @@ PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is 
     ("mksquashfs", "squashfs-tools", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
     ("busybox", "busybox-static", "busybox", "makes the small initramfs of images", False),
 )  # fmt: skip
+KVM = "/dev/kvm"
+DEVICE, CPUINFO = Path(KVM), Path("/proc/cpuinfo")
+NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights
+PATIENCE = 10.0  # seconds for a try to open the device
+REMEDY = (
+    'Let everybody use it: a udev rule `KERNEL=="kvm", MODE="0666"` (EL has one), or put users into its group:'
+    " `usermod --append --groups kvm USER`."
+)
 BUILT = "It is built on first use: `belljar run -- true`, or `belljar image build debian`."
-
-
-class Grade(str, Enum):
-    OK = "ok"
-    WARN = "warn"  # machines run, but something is slow, tight or impossible
-    FAIL = "fail"  # no machine runs
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was seen, and what to do about it."""
-
-    grade: Grade
-    text: str
-    remedy: str = ""
-
-
-def ok(text: str) -> Finding:
-    return Finding(Grade.OK, text)
-
-
-def warn(text: str, remedy: str) -> Finding:
-    return Finding(Grade.WARN, text, remedy)
-
-
-def fail(text: str, remedy: str) -> Finding:
-    return Finding(Grade.FAIL, text, remedy)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One question to the host."""
-
-    name: str
-    meaning: str
-    look: Callable[[House], Finding]
-
-    def examine(self, house: House) -> Finding:
-        """Look. A check that breaks is a failed one."""
-        try:
-            return self.look(house)
-        except BelljarError as exc:
-            return fail(exc.message, "" if exc.hint == HostError.hint else exc.hint)  # that one is to ask us
-        except Exception as exc:  # whatever this host does to one check, the others are made
-            text = f"the check broke: {type(exc).__name__}: {exc}"
-            return fail(text, "This is a defect of belljar or of the host.")
 
 
 def programs(house: House) -> Finding:
     """the programs belljar calls are installed"""
-    named = {QEMU} if house.settings.qemu.binary else set()  # no package makes this one right
-    missing = [entry for entry in PROGRAMS if entry[0] not in named and not _program(house, entry[0])]
+    missing = [entry for entry in PROGRAMS if not commands.which(entry[0])]
     if not missing:
-        return ok("all there" + _without_virtiofs(house))
+        return ok("programs", "all there" + _without_virtiofs(house))
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
-    grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
-    if commands.which("apt-get") or not commands.which("dnf"):
-        return Finding(grade, text, f"apt-get install --no-install-recommends {_words(one[1] for one in missing)}")
-    return Finding(grade, text, f"dnf install {_words(one[2] for one in missing)} (some are in EPEL)")
+    debian = " ".join(sorted({package for _, package, _, _, _ in missing}))
+    el = " ".join(sorted({package for _, _, package, _, _ in missing if package}))
+    is_debian = commands.which("apt-get") or not commands.which("dnf")
+    remedy = (
+        f"apt-get install --no-install-recommends {debian}" if is_debian else f"dnf install {el} (some are in EPEL)"
+    )
+    return (fail if any(vital for *_, vital in missing) else warn)("programs", text, remedy)
 
 
 def qemu(house: House) -> Finding:
     """QEMU is new enough and has the devices machines are made of"""
     import re
 
-    from belljar.hypervisor.qemu.abilities import TRIED
+    from belljar.hypervisor.qemu.abilities import TRIED, find
 
-    binary = _qemu(house)
-    said = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
-    found = re.search(r"(?<=emulator )version (\d+)\.(\d+)(\.\d+)?", said)
-    if found is None:
-        return fail(f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
-    is_tried = (int(found[1]), int(found[2])) in TRIED
-    tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{one}.{two}' for one, two in TRIED)})"
+    binary = find(house.settings.qemu.binary)
+    printed = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
+    version = re.search(r"(?<=emulator )version (\d+)\.(\d+)(\.\d+)?", printed)
+    if version is None:
+        return fail("qemu", f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
+    is_tried = (int(version[1]), int(version[2])) in TRIED
+    tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})"
     devices = commands.run([binary, "-device", "help"], timeout=20)
     lacking = [name for name in DEVICES if f'name "{name}"'.encode() not in devices.out + devices.err]
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
         lacking.append("-netdev user")
     if lacking:
         remedy = "What needs these will be refused; install a full QEMU."
-        return warn(f"{binary} {found[0][8:]} lacks {', '.join(lacking)}", remedy)
-    return ok(f"{binary}, {found[0]}, with all devices{tried}")
+        return warn("qemu", f"{binary} {version[0][8:]} lacks {', '.join(lacking)}", remedy)
+    return ok("qemu", f"{binary}, {version[0]}, with all devices{tried}")
 
 
 def accelerator(house: House) -> Finding:
     """what runs the guests: the processor itself (kvm) or software (tcg)"""
     from belljar.hypervisor import Accelerator, Boot
-    from belljar.jobs.node import of_users
 
+    right = of_users()
     try:
         image = house.images.resolve(house.settings.image.default)
     except BelljarError as exc:
-        flags = Path("/proc/cpuinfo").read_text()
-        hint = "has" if "vmx" in flags or "svm" in flags else "does not have"
-        return warn(f"not tried: {exc.message} (the cpu {hint} vmx or svm)", _remedy(house, exc))
+        return warn("accelerator", f"not tried: {exc.message} ({right.text})", _remedy(house, exc))
     boot = house.images.boot_files(image)
     chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
-    right = of_users()
-    if chosen is Accelerator.KVM:
-        if right.is_lost:  # as root: jobs are other users'
-            return warn(f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
-        return ok(f"kvm: {why}")
-    slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
-    return warn(f"tcg: {why}", f"{slow} {right.remedy}".strip())
+    if chosen is not Accelerator.KVM:
+        slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
+        return warn("accelerator", f"tcg: {why}", f"{slow} {right.remedy}".strip())
+    if not right.is_good:  # as root: jobs are other users'
+        return warn("accelerator", f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
+    return ok("accelerator", f"kvm: {why}")
 
 
 def clone(house: House) -> Finding:
@@ -150,20 +111,19 @@ def clone(house: House) -> Finding:
 
     machine, image = house.settings.machine, house.settings.image.default
     if machine.start is Start.COLD or machine.hypervisor != "qemu":
-        why = "`machine.start` is cold" if machine.start is Start.COLD else "by libvirt every machine boots"
-        return ok(f"not used: {why}")
+        return ok("clone", "not used: `machine.start` is cold, or machines run by libvirt, where each boots")
     try:
         house.images.resolve(image)
     except BelljarError as exc:
-        return warn(f"not tried: {exc.message}", _remedy(house, exc))
+        return warn("clone", f"not tried: {exc.message}", _remedy(house, exc))
     try:
         took = _start_time(self_check(house, image, Start.CLONE))
     except BelljarError as exc:
         # Where no machine can be started at all this fails, and so does the check.
         cold = _start_time(self_check(house, image, Start.COLD))
         text = f"no clone can be started: {exc.message}; every job boots its guest, which took {cold:.1f} s"
-        return warn(text, exc.hint)
-    return ok(f"a clone of {image} was ready in {took:.1f} s")
+        return warn("clone", text, exc.hint)
+    return ok("clone", f"a clone of {image} was ready in {took:.1f} s")
 
 
 def _start_time(outcome: Outcome) -> float:
@@ -181,9 +141,9 @@ def folders(house: House) -> Finding:
                 wrong.append(f"{name} {path} cannot be made: {_nearest(path)} cannot be written to")
         except (BelljarError, OSError) as exc:
             wrong.append(f"{name} {exc}")
-    if wrong:
-        return fail("\n".join(wrong), "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own.")
-    return ok(", ".join(f"{name} {path}" for name, path in _paths(house)))
+    remedy = "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own."
+    good = ", ".join(f"{name} {path}" for name, path in _paths(house))
+    return expect("folders", not wrong, "\n".join(wrong) or good, remedy)
 
 
 def node(house: House) -> Finding:
@@ -194,18 +154,18 @@ def node(house: House) -> Finding:
 def examine_node(folder: Path | None) -> Finding:
     mode = f"0711 {folder} (1777 for HTCondor)"
     if folder is None:
-        return ok("not set: each job's machine lives in its user's own folders")
+        return ok("node", "not set: each job's machine lives in its user's own folders")
     try:
-        facts = os.lstat(folder)
-        closed = [str(one) for one in (folder, *folder.parents) if not os.stat(one).st_mode & stat.S_IXOTH]
+        status = os.lstat(folder)
+        closed = [str(path) for path in (folder, *folder.parents) if not os.stat(path).st_mode & stat.S_IXOTH]
     except OSError as exc:
-        return fail(f"{folder}: {exc.strerror}", f"mkdir -m {mode}")
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
-        return fail(f"{folder}: must be a folder that belongs to root", f"chown root {folder}")
-    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
-        return fail(f"{folder}: everybody may put folders of others away", f"chmod {mode}")
-    why = f"users cannot pass {', '.join(closed)}"
-    return fail(f"{folder}: {why}", f"chmod o+x {' '.join(closed)}") if closed else ok(str(folder))
+        return fail("node", f"{folder}: {exc.strerror}", f"mkdir -m {mode}")
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0:
+        return fail("node", f"{folder}: must be a folder that belongs to root", f"chown root {folder}")
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        return fail("node", f"{folder}: everybody may put folders of others away", f"chmod {mode}")
+    text = f"{folder}: users cannot pass {', '.join(closed)}" if closed else str(folder)
+    return expect("node", not closed, text, f"chmod o+x {' '.join(closed)}")
 
 
 def space(house: House) -> Finding:
@@ -216,8 +176,8 @@ def space(house: House) -> Finding:
     text = ", ".join(f"{name} {size(free[name])}" for name in least)
     if tight:
         remedy = f"Free space, or set {' and '.join(f'`paths.{name}`' for name in tight)} to a larger disk."
-        return warn(f"little free space for {' and '.join(tight)}: {text}", remedy)
-    return ok(f"free: {text}")
+        return warn("space", f"little free space for {' and '.join(tight)}: {text}", remedy)
+    return ok("space", f"free: {text}")
 
 
 def images(house: House) -> Finding:
@@ -228,46 +188,32 @@ def images(house: House) -> Finding:
         house.images.resolve(default)
     except BelljarError as exc:
         remedy, text = _remedy(house, exc), f"{len(there)} in the store; the default: {exc.message}"
-        return warn(text, remedy) if remedy == BUILT else fail(text, remedy)
+        return warn("images", text, remedy) if remedy == BUILT else fail("images", text, remedy)
     wrong = [(image, why) for image in there if (why := house.images.complaint(image))]
     if wrong:
         remedies = [house.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
-        return warn("\n".join(why for _, why in wrong), "\n".join(remedies))
-    return ok(f"{len(there)} in the store, the default {default} among them")
+        return warn("images", "\n".join(why for _, why in wrong), "\n".join(remedies))
+    return ok("images", f"{len(there)} in the store, the default {default} among them")
 
 
 def leftovers(house: House) -> Finding:
     """nothing is left of machines whose supervisor died"""
-    left = "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in house.machines.leftovers())
-    return warn(left, "`belljar reap` clears them away.") if left else ok("none")
-
-
-def namespaces(house: House) -> Finding:
-    """this user can build images"""
-    if os.geteuid() == 0:
-        return ok("not needed by root")
-    if not commands.which("unshare") or commands.run(["unshare", "-Ur", "true"], timeout=10, check=False).code:
-        remedy = "Let root build images for all (`belljar image build debian` as root), or allow user namespaces."
-        return warn("user namespaces are not allowed: this user cannot build images", remedy)
-    if not (_has_range("/etc/subuid") and _has_range("/etc/subgid") and commands.which("newuidmap")):
-        remedy = "apt-get install uidmap; usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
-        return warn("no range of subordinate uids and gids: this user cannot build images", remedy)
-    return ok("allowed, with a range of subordinate ids")
+    left = "\n".join(f"{undone.machine} {undone.what} {undone.path}".strip() for undone in house.machines.leftovers())
+    return warn("leftovers", left, "`belljar reap` clears them away.") if left else ok("leftovers", "none")
 
 
 def memory(house: House) -> Finding:
     """there is room for machines of default size"""
     from belljar.machine.life.claim import room_now
 
-    room, one = room_now(house.folders, house.settings.host), house.settings.machine.memory + QEMU_OVERHEAD
-    count = room.memory // one
-    each = size(house.settings.machine.memory)
-    text = f"{size(room.memory)} left on {room.bound}: room for {count} machines of {each}"
+    room, each = room_now(house.folders, house.settings.host), house.settings.machine.memory
+    count = room.memory // (each + QEMU_OVERHEAD)
+    text = f"{size(room.memory)} left on {room.bound}: room for {count} machines of {size(each)}"
     if room.machines:
         text += f"; {room.machines} machines have reserved {size(room.memory_reserved)} and {room.cpus_taken} cpus"
     if not count:
-        return warn(text, "Ask for less by --memory or `machine.memory`, or for more from the batch system.")
-    return ok(text)
+        return warn("memory", text, "Ask for less by --memory or `machine.memory`, or for more from the batch system.")
+    return ok("memory", text)
 
 
 def limits(house: House) -> Finding:
@@ -281,9 +227,8 @@ def limits(house: House) -> Finding:
         soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
         if soft != resource.RLIM_INFINITY and soft < enough:
             low.append(f"RLIMIT_{name} is {soft}, a machine of default size wants {enough}")
-    if low:
-        return warn("\n".join(low), "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...).")
-    return ok("wide enough for a machine of default size")
+    remedy = "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...)."
+    return warn("limits", "\n".join(low), remedy) if low else ok("limits", "wide enough for a machine of default size")
 
 
 def libvirt(house: House) -> Finding:
@@ -292,59 +237,74 @@ def libvirt(house: House) -> Finding:
 
     hypervisor = house.hypervisor
     if not isinstance(hypervisor, LibvirtHypervisor):
-        return ok("not used: `machine.hypervisor` is qemu")
-    return ok(hypervisor.examine())
+        return ok("libvirt", "not used: `machine.hypervisor` is qemu")
+    return ok("libvirt", hypervisor.examine())
 
 
 def network(house: House) -> Finding:
     """what machines with a user network send can be guarded"""
-    from belljar.hypervisor.qemu.network import guard
+    from belljar.hypervisor.qemu import guard
     from belljar.hypervisor.qemu.process.launch import confined
     from belljar.network import EgressMode, shortfalls
 
     if house.settings.network.egress is EgressMode.OPEN:
-        return warn("machines with a user network reach whatever this host reaches, its loopback too",
+        return warn("network", "machines with a user network reach whatever this host reaches, its loopback too",
             'Set `network.egress = "guarded"` and name in `network.allow` what they need.')  # fmt: skip
     nobody = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     why = guard.prove(lambda argv: confined(argv, nobody))
     if why:
-        return warn(f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.')
+        return warn("network", f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.')
     for text in shortfalls(house.settings.network, is_root=os.geteuid() == 0):
-        return warn(text, "Run such machines as root with nftables, or settle it in the settings.")
-    return ok("what machines send can be guarded")
+        return warn("network", text, "Run such machines as root with nftables, or settle it in the settings.")
+    return ok("network", "what machines send can be guarded")
 
 
-# In the order they are shown; the first line of each one's docstring says what it means.
-CHECKS = tuple(
-    Check(look.__name__, (look.__doc__ or "").strip(), look)
-    for look in (
-        programs, qemu, accelerator, clone, folders, node, space, images, leftovers, namespaces, memory, limits,
-        network, libvirt,
-    )
+def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
+    """Tried as a user without groups where we are root, else as who we are. Fails where the host has KVM, and its users do
+    not."""
+    from belljar.hypervisor.qemu.proof import has_native_flag
+
+    if not has_native_flag(cpuinfo.read_text(errors="replace")):
+        return ok(KVM, "this processor offers no virtualization: machines run in software")
+    try:
+        status = os.stat(device)
+    except OSError as exc:
+        remedy = "Load kvm_intel or kvm_amd, or allow nested virtualization."
+        return fail(KVM, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
+    user = NOBODY if os.geteuid() == 0 else User(os.geteuid(), os.getegid(), "this user", "/")
+    with suppress(BelljarError):
+        as_user(user, lambda: _opened(device), timeout=PATIENCE, what=f"open {device}")
+        return ok(KVM, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
+    group, members = _group(status.st_gid)
+    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {group}"
+    if members and user is NOBODY and status.st_mode & 0o060 == 0o060:
+        return ok(KVM, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
+    return fail(KVM, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
+
+
+def _opened(device: Path) -> bytes:
+    os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    return b""
+
+
+def _group(gid: int) -> tuple[str, list[str]]:
+    """Its name and its members; belljar's own account has no jobs."""
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return str(gid), []
+    return group.gr_name, [name for name in group.gr_mem if name != "belljar"]
+
+
+CHECKS = (  # in the order they are shown; each is called as its function
+    programs, qemu, accelerator, clone, folders, node, space, images, leftovers, memory, limits, network, libvirt,
 )  # fmt: skip
-
-
-def _qemu(house: House) -> str:
-    from belljar.hypervisor.qemu.abilities import find
-
-    return find(house.settings.qemu.binary)
 
 
 def _remedy(house: House, missing: BelljarError) -> str:
     """Where the default image cannot be had."""
     is_built = house.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
     return BUILT if is_built else missing.hint
-
-
-def _words(names: Iterable[str]) -> str:
-    return " ".join(sorted(set(names) - {""}))
-
-
-def _program(house: House, name: str) -> bool:
-    try:
-        return bool(_qemu(house) if name == QEMU else commands.which(name))
-    except BelljarError:
-        return False
 
 
 def _without_virtiofs(house: House) -> str:
@@ -367,13 +327,3 @@ def _nearest(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
-
-
-def _has_range(file: str) -> bool:
-    import pwd
-
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-        return any(line.split(":")[0] in (user, str(os.getuid())) for line in Path(file).read_text().splitlines())
-    except (OSError, KeyError):
-        return False

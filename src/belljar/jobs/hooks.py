@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
 KILLED = "--killed"  # after the user's name: the job was killed, and what keeps its machine with it
-LONGEST_AGO = 60 * 86400.0  # seconds since a job that ends now was started
 
 
 def run(act: str, system: str, words: list[str], house: House) -> int:
@@ -95,14 +94,13 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     job = f"{dialect.name}:{id}"
     what = f"end the machines of {job}"
     is_killed = KILLED in words
-    said = asked_as(house, user, lambda theirs: finish(theirs, job, is_killed), timeout=USER_TIMEOUT, what=what)
-    raw = said if isinstance(said, dict) else {}
+    report = asked_as(house, user, lambda theirs: finish(theirs, job, is_killed), timeout=USER_TIMEOUT, what=what)
+    raw = report if isinstance(report, dict) else {}
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:
         log(dialect.name, "epilog", f"{job}: {one_line(str(line))}", house.verbose)
-    report = node.report_of(raw, job)
-    if report is not None:
-        account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), report, house)
+    if (newest := node.report_of(raw, job)) is not None:
+        account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), newest, house)
 
 
 def finish(house: House, job: str, is_killed: bool = False) -> dict[str, Any]:
@@ -127,29 +125,26 @@ def finish(house: House, job: str, is_killed: bool = False) -> dict[str, Any]:
     done = ((view.id, house.reaper.end(view)) for view in views)
     ended = {"ended": [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in done][:20]}
     newest = house.machines.newest(job)
-    if newest is None or newest.created < time.time() - LONGEST_AGO:  # the system began its numbers anew
+    if newest is None:
         return ended
     outcome = newest.outcome or {}
-    facts = {name: str(outcome.get(name, ""))[:400] for name in ("class", "error", "reason")}
-    return {"machine": newest.id, "started": newest.created, **facts, **ended}
+    end = {name: str(outcome.get(name, ""))[:400] for name in ("class", "error", "reason")}
+    return {"machine": newest.id, "started": newest.created, **end, **ended}
 
 
 def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
     """Count it; close the node where it was one fault too many."""
-    from belljar.batch import node as faults
-    from belljar.jobs import node
-    from belljar.jobs.node import runner
+    from belljar.batch.node import count
+    from belljar.jobs.node import OUR_WORD, known
 
-    settings = house.settings.batch
-    memory = faults.Memory(node.memory_folder(house), dialect.name, node_name)
-    if report.machine in memory.read().counted:
+    node = known(house, dialect, node_name)
+    if report.machine in node.memory.read().counted:
         return
-    with memory.locked():
-        now, is_to_be_closed = faults.count(memory.read(), report, settings.node_faults)
-        memory.write(now)
+    with node.memory.locked():
+        now, is_to_be_closed = count(node.memory.read(), report, house.settings.batch.node_faults)
+        node.memory.write(now)
     if is_to_be_closed:
-        this = node.Known(dialect, node_name, memory, runner(house, dialect.name, settings.ask_timeout))
-        this.close(f"{node.OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
+        node.close(f"{OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
         log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", house.verbose)
 
 
@@ -163,14 +158,11 @@ def own(system: str, words: list[str], house: House) -> int:
     from belljar.jobs.node import client_of
 
     name, *rest = words or [""]
-    hook = batch.load(system).hook(name)
-
-    return hook(
-        Call(
-            name, tuple(rest), os.environ, lambda: go_by_the_site(house), _asker,
-            client=lambda: client_of(house, system), images=lambda: _known_images(house),
-        )
+    call = Call(
+        name, tuple(rest), os.environ, lambda: go_by_the_site(house), _asker,
+        client=lambda: client_of(house, system), images=lambda: _known_images(house),
     )  # fmt: skip
+    return batch.load(system).hook(name)(call)
 
 
 def go_by_the_site(house: House) -> Settings:
@@ -178,10 +170,10 @@ def go_by_the_site(house: House) -> Settings:
     try:
         house.settings  # noqa: B018 - to see whether they can be read
     except BelljarError:
-        if all(one.is_users for one in house.inspect().mistakes):
+        if all(mistake.is_users for mistake in house.inspect().mistakes):
             house.be_lenient()
-    made: Settings = house.settings.batch
-    return made
+    settings: Settings = house.settings.batch
+    return settings
 
 
 def ask(system: str, house: House) -> int:

@@ -90,10 +90,9 @@ def _launcher(system: str, purpose: str, listed: Path, words: list[str]) -> byte
 
 def _libraries() -> list[str]:
     """Where this belljar is, and what it needs: in one folder where it was installed, in two where it runs in a checkout."""
-    found = [Path(__file__).resolve().parents[2]]
+    folders = [Path(__file__).resolve().parents[2]]
     if (needed := importlib.util.find_spec("h11")) is not None and needed.origin is not None:
-        found.append(Path(needed.origin).resolve().parents[1])
-    links = {
-        one.with_name("lib").resolve(): one.with_name("lib") for one in found
-    }  # an upgrade takes PREFIX/lib-* away
-    return [os.fspath(links.get(one, one)) for one in dict.fromkeys(found)]
+        folders.append(Path(needed.origin).resolve().parents[1])
+    # An upgrade takes PREFIX/lib-* away.
+    links = {folder.with_name("lib").resolve(): folder.with_name("lib") for folder in folders}
+    return [os.fspath(links.get(folder, folder)) for folder in dict.fromkeys(folders)]

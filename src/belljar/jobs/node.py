@@ -1,16 +1,13 @@
-"""This node: its systems' commands; taken out of service and put back; whether a machine works on it, and its users may use KVM."""
+"""This node: its systems' commands; taken out of service and put back; whether a machine works on it."""
 
 from __future__ import annotations
 
-import grp
 import os
-import stat
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar import batch
 from belljar.batch import node as faults
@@ -18,7 +15,7 @@ from belljar.batch.install import commands as client
 from belljar.batch.job import policy
 from belljar.batch.job.terms import one_line
 from belljar.errors import BelljarError, CommandFailed
-from belljar.host.privileges import User, as_user, user_of
+from belljar.host.privileges import User, user_of
 from belljar.jobs.shares import of_site
 from belljar.records import dataclass, replace
 
@@ -33,22 +30,11 @@ TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boo
 TESTERS = ("belljar", "nobody")
 KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
-DEVICE, CPUINFO = Path("/dev/kvm"), Path("/proc/cpuinfo")
-NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights
-PATIENCE = 10.0  # seconds for a try to open the device
-REMEDY = (
-    'Let everybody use it: a udev rule `KERNEL=="kvm", MODE="0666"` (EL has one), or put users into its group:'
-    " `usermod --append --groups kvm USER`."
-)
 
 
 def runner(house: House, system: str, timeout: float) -> Run:
     """How a command of the system is run; where they are is looked up when there is one."""
-
-    def run(argv: tuple[str, ...]) -> bytes:
-        return client_of(house, system).run(argv, timeout)
-
-    return run
+    return lambda argv: client_of(house, system).run(argv, timeout)
 
 
 def client_of(house: House, system: str) -> Client:
@@ -73,10 +59,10 @@ def own_prefix() -> Path:
 
 def memory_folder(house: House) -> Path:
     """Where root remembers this node: below the node's folder where only root can put something, else in the store."""
-    node: Path | None = house.settings.paths.node
-    store: Path = house.settings.paths.store
-    is_roots = node is not None and node.is_dir() and not os.stat(node).st_mode & 0o022
-    return (node if node is not None and is_roots else store) / "batch"
+    paths = house.settings.paths
+    is_roots = paths.node is not None and paths.node.is_dir() and not os.stat(paths.node).st_mode & 0o022
+    folder: Path = paths.node if is_roots else paths.store
+    return folder / "batch"
 
 
 def make_folder(house: House, user: User) -> None:
@@ -94,10 +80,10 @@ def make_folder(house: House, user: User) -> None:
         os.mkdir(path, KEPT_FOLDER)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        facts = os.fstat(descriptor)
-        if facts.st_uid not in (0, user.uid):
-            raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to {user.name}")
-        if facts.st_uid != user.uid or facts.st_gid != user.gid:
+        status = os.fstat(descriptor)
+        if status.st_uid not in (0, user.uid):
+            raise UnsafeFolder(f"{path}: belongs to uid {status.st_uid}, not to {user.name}")
+        if (status.st_uid, status.st_gid) != (user.uid, user.gid):
             os.fchown(descriptor, user.uid, user.gid)
         os.fchmod(descriptor, KEPT_FOLDER)
     finally:
@@ -122,15 +108,22 @@ class Known:
         """Take the node out of service. It is remembered as closed only when the system took it."""
         for argv in self.dialect.close_node(self.name, reason):
             self.run(argv)
-        with self.memory.locked():
-            self.memory.write(replace(self.memory.read(), closed=time.time(), reason=reason, passes=0))
+        self._remember(closed=time.time(), reason=reason)
 
     def reopen(self) -> None:
         """Put the node into service again and begin to count from nothing."""
         for argv in self.dialect.open_node(self.name):
             self.run(argv)
+        self._remember(closed=0.0, faults=0, jobs=())
+
+    def _remember(self, **changes: Any) -> None:
         with self.memory.locked():
-            self.memory.write(replace(self.memory.read(), closed=0.0, faults=0, jobs=(), passes=0))
+            self.memory.write(replace(self.memory.read(), passes=0, **changes))
+
+
+def known(house: House, dialect: Dialect, name: str) -> Known:
+    memory = faults.Memory(memory_folder(house), dialect.name, name)
+    return Known(dialect, name, memory, runner(house, dialect.name, house.settings.batch.ask_timeout))
 
 
 @dataclass(frozen=True)
@@ -172,23 +165,18 @@ def as_a_job(house: House, image: str) -> None:
     if os.geteuid() != 0 or house.settings.paths.node is None:
         self_check(house, image)
         return
+    from belljar.jobs.users import asked_as
+
     user = tester()
     make_folder(house, user)
-
-    def check() -> bytes:
-        self_check(house.of_user(user.uid, user.home), image)
-        return b""
-
-    as_user(user, check, timeout=TEST_TIMEOUT + 30, what="start a machine")
+    asked_as(house, user, lambda it: self_check(it, image).id, timeout=TEST_TIMEOUT + 30, what="start a machine")
 
 
 def tester() -> User:
     """belljar's own user where there is one, else nobody."""
     for name in TESTERS:
-        try:
+        with suppress(BelljarError):
             return user_of(name).with_groups()
-        except BelljarError:
-            continue
     return user_of("65534")
 
 
@@ -201,8 +189,8 @@ def without_template(house: House) -> list[str]:
     if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
         return []
     ports = sum(share.kind is ShareKind.NINEP for share in of_site(settings.batch.shares))
-    facts = [one.facts for one in house.hypervisor.templates() if one.grows]
-    there = {one["image_digest"] for one in facts if str(one["hardware"]).count("virtio-9p-pci") == ports}
+    templates = [template.facts for template in house.hypervisor.templates() if template.grows]
+    there = {facts["image_digest"] for facts in templates if str(facts["hardware"]).count("virtio-9p-pci") == ports}
     lacking = list[str]()
     for name in policy.images_of(settings.batch) or [settings.image.default]:
         with suppress(BelljarError):  # an image that is not here
@@ -229,64 +217,3 @@ def self_check(house: House, image: str, start: Start | None = None, shares: tup
     if outcome.exit_code != 0 or outcome.error:
         raise CommandFailed(outcome.reason or f"the machine ended with {outcome.exit_code}", hint=outcome.hint)
     return outcome
-
-
-# -- KVM -----------------------------------------------------------------------------------------------------------------
-# Without the right to use it, machines run in software, 5 to 20 times slower, and no job says so.
-
-
-@dataclass(frozen=True)
-class Right:
-    """What an ordinary user may. *is_lost*: the host has KVM, and its users do not."""
-
-    is_lost: bool
-    text: str
-    remedy: str = ""
-
-
-def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Right:
-    """Tried as a user without groups where we are root, else as who we are."""
-    from belljar.hypervisor.qemu.proof import has_native_flag
-
-    if not has_native_flag(cpuinfo.read_text(errors="replace")):
-        return Right(False, "this processor offers no virtualization: machines run in software")
-    try:
-        facts = os.stat(device)
-    except OSError as exc:
-        remedy = "Load kvm_intel or kvm_amd, or allow nested virtualization."
-        return Right(True, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
-    user = NOBODY if os.geteuid() == 0 else User(os.geteuid(), os.getegid(), "this user", "/")
-    if _opens(device, user):
-        return Right(False, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
-    mode = f"{device}: mode {stat.S_IMODE(facts.st_mode):04o}, group {_group(facts.st_gid)}"
-    if members := _members(facts):
-        return Right(False, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
-    return Right(True, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
-
-
-def _opens(device: Path, user: User) -> bool:
-    def work() -> bytes:
-        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-        return b""
-
-    try:
-        as_user(user, work, timeout=PATIENCE, what=f"open {device}")
-    except BelljarError:
-        return False
-    return True
-
-
-def _members(facts: os.stat_result) -> Sequence[str]:
-    """The group's members, who have the right, when root asks. belljar's own account has no jobs."""
-    if os.geteuid() != 0 or facts.st_mode & 0o060 != 0o060:
-        return ()
-    with suppress(KeyError):
-        return [name for name in grp.getgrgid(facts.st_gid).gr_mem if name != "belljar"]
-    return ()
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)

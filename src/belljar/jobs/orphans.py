@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,22 +35,22 @@ class Owned:
     """A live machine of a batch job, and whose it is; None: our own."""
 
     user: User | None
-    machine: str
+    id: str
     live: Live
 
 
 def settle(house: House, systems: Collection[str], *, dry: bool) -> tuple[list[dict[str, str]], list[str]]:
     """End machines whose job these systems do not know any more. Returns what was done with each, and all errors."""
     machines, trouble = live_machines(house, dry=dry)
-    ours = [one for one in machines if one.live.system in systems]
-    timeout = house.settings.batch.ask_timeout
-    names = sorted({one.live.system for one in ours})
-    answers = {name: ask(batch.load(name).dialect, runner(house, name, timeout)) for name in names}
-    silent = [(name, one.trouble) for name, one in answers.items() if one.living is None]
-    trouble += [f"{name} cannot be asked, its machines are left alone: {why}" for name, why in silent]
-    decision = judge(house, [one.live for one in ours], answers, dry=dry)
-    met = (*decision.to_end, *decision.waiting)
-    return [result(house, one, decision, dry=dry) for one in ours if one.live.key in met], trouble
+    ours = [machine for machine in machines if machine.live.system in systems]
+    timeout, answers = house.settings.batch.ask_timeout, dict[str, Answer]()
+    for name in sorted({machine.live.system for machine in ours}):
+        answers[name] = ask(batch.load(name).dialect, runner(house, name, timeout))
+        if answers[name].living is None:
+            trouble.append(f"{name} cannot be asked, its machines are left alone: {answers[name].trouble}")
+    decision = judge(house, [machine.live for machine in ours], answers, dry=dry)
+    concerned = (*decision.to_end, *decision.waiting)
+    return [result(house, machine, decision, dry=dry) for machine in ours if machine.live.key in concerned], trouble
 
 
 def judge(house: House, live: list[Live], answers: dict[str, Answer], *, dry: bool) -> Decision:
@@ -68,96 +69,83 @@ def judge(house: House, live: list[Live], answers: dict[str, Answer], *, dry: bo
 
 
 def remembered(path: Path) -> dict[str, float]:
-    """What was not known before; a file that makes no sense is as none."""
-    try:
-        found: dict[str, float] = from_json(dict[str, float], read_json(path, 1 << 22))
-    except (OSError, ValueError, BelljarError):
-        return {}
-    return found
+    """What was not known before; nothing, where the file makes no sense."""
+    with suppress(OSError, ValueError, BelljarError):
+        since: dict[str, float] = from_json(dict[str, float], read_json(path, 1 << 22))
+        return since
+    return {}
 
 
-def result(house: House, one: Owned, decision: Decision, *, dry: bool) -> dict[str, str]:
+def result(house: House, machine: Owned, decision: Decision, *, dry: bool) -> dict[str, str]:
     """What became of it; ends the machine where that was decided."""
-    owner = one.user.name if one.user else ""
-    job = ", ".join(f"{one.live.system}:{id}" for id in sorted(one.live.jobs)[:3])
-    if one.live.key not in decision.to_end:
+    live = machine.live
+    job = ", ".join(f"{live.system}:{id}" for id in sorted(live.jobs)[:3])
+    if live.key not in decision.to_end:
         what = f"job unknown; ended when it is so in {house.settings.batch.gone_after:g} s again"
-    elif dry:
-        what = "would be ended"
     else:
-        what = end(house, one)
-    return {"user": owner, "machine": one.machine, "job": job, "what": what}
+        what = "would be ended" if dry else end(house, machine)
+    return {"user": machine.user.name if machine.user else "", "machine": machine.id, "job": job, "what": what}
 
 
-def end(house: House, one: Owned) -> str:
+def end(house: House, machine: Owned) -> str:
+    def work(theirs: House) -> str:
+        views = [view for view in theirs.machines.list() if view.id == machine.id]
+        return "ended" if all(theirs.reaper.end(view) for view in views) else "does not go away"
+
     try:
-        if one.user is None:
-            return _end(house, one.machine)
-        work = partial(_end, machine=one.machine)
-        return str(asked_as(house, one.user, work, timeout=USER_TIMEOUT, what="end a machine"))[:80]
+        return str(asked_as(house, machine.user, work, timeout=USER_TIMEOUT, what="end a machine"))[:80]
     except BelljarError as exc:
         return f"not ended: {exc.message}"
-
-
-def _end(house: House, machine: str) -> str:
-
-    for view in house.machines.list():
-        if view.id == machine and not house.reaper.end(view):
-            return "does not go away"
-    return "ended"
 
 
 # -- looking -------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is seen as one user: live machines with the names of their jobs, and what could not be finished."""
+
+    machines: dict[str, tuple[str, ...]]
+    stuck: tuple[str, ...] = ()
+
+
 def live_machines(house: House, *, dry: bool) -> tuple[list[Owned], list[str]]:
     """The live machines of batch jobs, for root of every user, and all errors. What dead supervisors left is finished
     first."""
-    machines, stuck = _look(house, dry=dry)
-    found, trouble = _owned(machines, None), _stuck(stuck)
-    for user in users_of(house):
+    machines, trouble = list[Owned](), list[str]()
+    for user in (None, *users_of(house)):
+        whose = f"{user.name}: " if user else ""
         try:
             look = partial(_look, dry=dry)
-            machines, stuck = asked_as(house, user, look, timeout=USER_TIMEOUT, what="look for machines")
-            found += _owned(machines, user)
-            trouble += [f"{user.name}: {line}" for line in _stuck(stuck)]
-        except (BelljarError, ValueError, TypeError) as exc:
-            trouble.append(f"{user.name}'s machines cannot be seen: {exc}")
-    return found, trouble
+            seen = from_json(Seen, asked_as(house, user, look, timeout=USER_TIMEOUT, what="look for machines"))
+            machines += _owned(seen, user)
+            trouble += [f"{whose}{line[:300]}" for line in seen.stuck[:20]]
+        except (BelljarError, ValueError) as exc:
+            trouble.append(f"{whose}machines cannot be seen: {exc}")
+    return machines, trouble
 
 
-def _look(house: House, *, dry: bool) -> list[Any]:
-    """[[machine, [names]], ...], and what could not be finished; runs as the machines' owner."""
+def _look(house: House, *, dry: bool) -> dict[str, Any]:
+    """A `Seen` in JSON; runs as the machines' owner."""
     from belljar.machine.outside.registry import jobs_of
 
     if not house.folders.run.is_dir():
-        return [[], []]
+        return {"machines": {}}
     stuck = []
-    if not dry:
-        try:
-            stuck = [f"{one.machine} {one.what}: {one.error}" for one in house.machines.reap() if one.error]
-        except BelljarError as exc:
-            stuck = [exc.message]
-    views = [view for view in house.machines.list() if view.alive]
-    return [[[view.id, sorted(jobs_of(view))[:8]] for view in views if jobs_of(view)], stuck]
+    try:
+        undone = [] if dry else house.machines.reap()
+        stuck = [f"{left.machine} {left.what}: {left.error}" for left in undone if left.error]
+    except BelljarError as exc:
+        stuck = [exc.message]
+    jobs = {view.id: sorted(jobs_of(view))[:8] for view in house.machines.list() if view.alive}
+    return {"machines": {id: names for id, names in jobs.items() if names}, "stuck": stuck}
 
 
-def _stuck(raw: Any) -> list[str]:
-    return [line[:300] for line in raw if isinstance(line, str)][:20] if isinstance(raw, list) else []
-
-
-def _owned(raw: Any, user: User | None) -> list[Owned]:
-    """What the look reported, as far as it makes sense: a user's word about that user's machines."""
-    found = []
-    for one in raw if isinstance(raw, list) else []:
-        if not (isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], list)):
-            continue
-        names = [name for name in one[1] if isinstance(name, str) and len(name) <= 200]
-        pairs = [(system, id) for system, colon, id in (name.partition(":") for name in names) if colon and id]
+def _owned(seen: Seen, user: User | None) -> Iterator[Owned]:
+    """A user's word about that user's machines, as far as it makes sense."""
+    for id, names in seen.machines.items():
+        pairs = [(system, job) for system, _, job in (name[:200].partition(":") for name in names) if job]
         system = next((system for system, _ in pairs if system in batch.names()), None)
-        if system is None:
-            continue
-        jobs = frozenset(id for other, id in pairs if other == system)
-        owner = str(user.uid) if user else ""
-        found.append(Owned(user, one[0], Live(f"{owner}/{one[0]}", system, jobs)))
-    return found
+        if system is not None:
+            jobs = frozenset(job for other, job in pairs if other == system)
+            yield Owned(user, id, Live(f"{user.uid if user else ''}/{id}", system, jobs))

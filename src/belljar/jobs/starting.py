@@ -28,11 +28,11 @@ def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
     """A new request for this work."""
     ours = settings.machine
     usual = {name: getattr(ours, name) for name in ("cpus", "memory", "network", "start", "context", "grace")}
-    said = {name: value for name, value in asked.items() if value is not None}
-    facts: dict[str, Any] = {"image": settings.image.default, **usual, **said}
-    facts["labels"] = tuple(asked.get("labels", {}).items())
-    machine = {one.name: facts.pop(one.name) for one in fields(MachineSpec) if one.name in facts}
-    return Request(os.urandom(6).hex(), MachineSpec(**machine), work, created=time.time(), **facts)
+    given = {name: value for name, value in asked.items() if value is not None}
+    values: dict[str, Any] = {"image": settings.image.default, **usual, **given}
+    values["labels"] = tuple(asked.get("labels", {}).items())
+    machine = {field.name: values.pop(field.name) for field in fields(MachineSpec) if field.name in values}
+    return Request(os.urandom(6).hex(), MachineSpec(**machine), work, created=time.time(), **values)
 
 
 def kind(number: int) -> StdinKind:
@@ -41,10 +41,10 @@ def kind(number: int) -> StdinKind:
 
     if number in CLOSED:
         return StdinKind.CLOSED
-    facts = os.fstat(number)
-    if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3):
+    status = os.fstat(number)
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3):
         return StdinKind.NULL
-    is_stdout = number == 2 and 1 not in CLOSED and os.path.samestat(facts, os.fstat(1))
+    is_stdout = number == 2 and 1 not in CLOSED and os.path.samestat(status, os.fstat(1))
     return StdinKind.STDOUT if is_stdout else StdinKind.STREAM
 
 
@@ -60,24 +60,14 @@ def check_folder(house: House) -> None:
 
 
 def ensure_image(house: House, reference: str, *, public_only: bool = False) -> None:
-    """The image of this name, digest, address or path is here. *public_only*: an address is asked only where it leads to public
-    hosts. Raises what keeps it from being."""
-    from belljar.image import is_source
-
-    if not is_source(reference):
-        house.images.ensure(reference)
-        return
-    from belljar.image.intake import named
-    from belljar.jobs.disks import survey
-
-    known = named.ensure(house.images, reference, lambda *disk: survey(house, *disk), public_only=public_only)
-    if known.problem:
-        complain(f"{known.problem}; the image that was imported before is used", "")
+    """See `Images.ensure`. Says on stderr why a newer image could not be had."""
+    if problem := house.images.ensure(reference, public_only=public_only):
+        complain(f"{problem}; the image that was imported before is used", "")
 
 
 def finish_the_dead(house: House) -> None:
     """What dead supervisors left is cleared away at every start; what cannot be is not a reason not to start."""
-    stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}
+    stuck = {end.machine for end in house.reaper.quick(START_PATIENCE) if end.error}
     if stuck:
         complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
 

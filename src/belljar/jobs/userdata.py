@@ -42,8 +42,8 @@ def with_user_data(
         jobfeatures=f"{base}/jobfeatures" if base else "/etc/jobfeatures" if has_files else "",
         joboutputs=f"{base}/joboutputs" if base else "",
     )  # fmt: skip
-    files = {name: _read(path, "--user-data-file") for name, path in _pairs("--user-data-file", named_files)}
-    options = {name: os.fsencode(text) for name, text in _pairs("--user-data-option", named_options)}
+    files = {name: _read(path, "--user-data-file") for name, path in _pairs("--user-data-file", named_files).items()}
+    options = {name: os.fsencode(text) for name, text in _pairs("--user-data-option", named_options).items()}
     for name in files.keys() & options.keys():
         raise BadUserData(f"--user-data-option {name} and --user-data-file {name}: one of them only")
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
@@ -52,19 +52,19 @@ def with_user_data(
     return with_data(filled_in(text, about, options, files))
 
 
-def _pairs(option: str, words: list[str]) -> list[tuple[str, str]]:
+def _pairs(option: str, words: list[str]) -> dict[str, str]:
     from belljar.context.userdata import check_option
 
-    found: list[tuple[str, str]] = []
+    pairs = dict[str, str]()
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise BadUserData(f"{option} {word[:80]}: not of the form K=...")
         check_option(name)
-        if name in dict(found):
+        if name in pairs:
             raise BadUserData(f"{option} {name}: given twice")
-        found.append((name, value))
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _read(path: str, option: str) -> bytes:

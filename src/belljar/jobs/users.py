@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from belljar.errors import BelljarError, CommandFailed, NoSuchMachine, UsageError
-from belljar.host.privileges import LARGEST_REPORT, User, as_user, become
+from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine, UsageError
+from belljar.host.privileges import User, as_user, become, user_of
 
 if TYPE_CHECKING:
     from belljar.jobs import House
     from belljar.machine import MachineView
 
 H = TypeVar("H", bound="House")
+MOST_ROWS = 1000  # of one user's machines, the newest
 LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders
 
 
@@ -30,25 +30,22 @@ def users_of(house: House) -> list[User]:
     node = house.settings.paths.node
     if node is None or os.geteuid() != 0:
         return []
-    found = {}
+    users = dict[int, User]()
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(node)):
-            uid = name.partition("-")[0]  # `UID-WORD` where a stranger has made `UID`
-            if not (uid.isascii() and uid.isdecimal()):
-                continue
-            facts = os.lstat(node / name)
-            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == int(uid) != 0:
-                found[facts.st_uid] = _user(facts.st_uid, facts.st_gid)
-    return list(found.values())
+            status = os.lstat(node / name)
+            is_named_so = name.partition("-")[0] == str(status.st_uid)  # `UID-WORD` where a stranger has made `UID`
+            if stat.S_ISDIR(status.st_mode) and is_named_so and status.st_uid != 0:
+                users[status.st_uid] = _user(status.st_uid, status.st_gid)
+    return list(users.values())
 
 
 def _user(uid: int, gid: int) -> User:
     """By the user database; a user that was deleted meanwhile still has a number."""
     try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
+        return user_of(str(uid))
+    except HostError:
         return User(uid, gid, str(uid), "/nonexistent")
-    return User(uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
 
 
 def reach(house: H, reference: str) -> tuple[H, MachineView]:
@@ -58,16 +55,12 @@ def reach(house: H, reference: str) -> tuple[H, MachineView]:
     if not users:
         return house, house.machines.find(reference)
     owner, slash, rest = reference.partition("/")
-    wanted = rest if slash else reference
-    found = [
-        one for user in users if owner in (user.name, str(user.uid)) or not slash if (one := _look(house, user, wanted))
-    ]
-    if owner in ("root", "0") or not slash:
-        found += _own(house, wanted)
-    live = [one for one in found if one.alive]
-    chosen = live or found
+    name = rest if slash else reference
+    owners = [user for user in (*users, None) if not slash or owner in _names(user)]
+    fits = [fit for user in owners if (fit := _look(house, user, name))]
+    chosen = [fit for fit in fits if fit.alive] or fits
     if len(chosen) > 1:
-        names = ", ".join(f"{one.user.name if one.user else 'root'}/{wanted}" for one in chosen[:5])
+        names = ", ".join(f"{_names(fit.user)[0]}/{name}" for fit in chosen[:5])
         raise UsageError(f"{reference}: fits {names}", hint="Give the user too, as written above.")
     if not chosen:
         raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
@@ -79,7 +72,7 @@ def reach(house: H, reference: str) -> tuple[H, MachineView]:
     return theirs, theirs.machines.find(id)
 
 
-class Found(NamedTuple):
+class Fit(NamedTuple):
     """A machine that fits, as its owner's folders tell it; without a user it is our own."""
 
     user: User | None
@@ -87,32 +80,31 @@ class Found(NamedTuple):
     alive: bool
 
 
-def _own(house: House, wanted: str) -> list[Found]:
-    try:
-        view = house.machines.find(wanted)
-    except NoSuchMachine:
-        return []
-    return [Found(None, view.id, view.alive)]
+def _names(user: User | None) -> tuple[str, str]:
+    return (user.name, str(user.uid)) if user else ("root", "0")
 
 
-def _look(house: House, user: User, wanted: str) -> Found | None:
+def _look(house: House, user: User | None, name: str) -> Fit | None:
     """What fits among this user's machines; None where nothing does or it cannot be told."""
 
     def look(theirs: House) -> list[object]:
         with suppress(NoSuchMachine):
-            view = theirs.machines.find(wanted)
+            view = theirs.machines.find(name)
             return [view.id, view.alive]
         return []
 
-    with suppress(BelljarError):
-        said = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="look for a machine")
-        if isinstance(said, list) and len(said) == 2:
-            return Found(user, str(said[0])[:100], said[1] is True)
+    with suppress(CommandFailed):
+        match asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="look for a machine"):
+            case [str(id), bool(alive)]:
+                return Fit(user, id[:100], alive)
     return None
 
 
-def asked_as(house: House, user: User, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
-    """What *look* finds as this user, in a child: JSON that the user may have forged. Raises BelljarError."""
+def asked_as(house: House, user: User | None, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
+    """What *look* finds as this user, in a child: JSON that the user may have forged. Without a user it looks here.
+    Raises BelljarError."""
+    if user is None:
+        return look(house)
 
     def work() -> bytes:
         return json.dumps(look(house.of_user(user.uid, user.home))).encode()
@@ -127,25 +119,17 @@ def rows_of_all(
     house: House, describe: Callable[[MachineView], dict[str, Any]], *, ended: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(what `ps` shows of every user's machines, what could not be looked at). Only text and numbers come back."""
-    rows, trouble = [], []
+    rows, trouble, look = [], [], partial(_rows, describe=describe, ended=ended)
     for user in users_of(house):
         try:
-            look = partial(_rows, describe=describe, ended=ended)
-            found = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="list machines")
+            listed = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="list machines")
         except BelljarError as exc:
             trouble.append(f"{user.name}: {exc}")
             continue
-        named = found if isinstance(found, list) else []
-        rows += [{**one, "USER": user.name} for one in named if isinstance(one, dict)]
+        is_list = isinstance(listed, list)
+        rows += [{**row, "USER": user.name} for row in (listed if is_list else ()) if isinstance(row, dict)]
     return rows, trouble
 
 
 def _rows(house: House, describe: Callable[[MachineView], dict[str, Any]], ended: bool) -> list[dict[str, Any]]:
-    rows, size = list[dict[str, Any]](), 0
-    for view in reversed(house.machines.list(ended=ended)):  # the newest, where not all fit
-        text = describe(view)
-        size += len(json.dumps(text)) + 2
-        if size > LARGEST_REPORT - 16:
-            break
-        rows.append(text)
-    return rows[::-1]
+    return [describe(view) for view in house.machines.list(ended=ended)[-MOST_ROWS:]]

@@ -12,7 +12,7 @@ import resource
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from belljar import batch
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
@@ -52,8 +52,8 @@ def run(system: str, words: list[str], house: House) -> int:
     job = dialect.read(here)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
     house.in_job = True
-    settings, trouble = understood(house)
-    image = job.image
+    trouble, image = understood(house), job.image
+    settings = house.settings
     try:
         from belljar.batch.job.policy import image_for
 
@@ -66,9 +66,9 @@ def run(system: str, words: list[str], house: House) -> int:
             raise trouble.error
         outcome = in_machine(here, job, image, house)
     except BelljarError as exc:
-        outcome = refused(exc, job, image, settings)
+        outcome = refused(exc, job, image, house)
     except OSError as exc:
-        outcome = refused(HostError(in_words(exc)), job, image, settings)
+        outcome = refused(HostError(in_words(exc)), job, image, house)
     from belljar.jobs.node import runner
 
     return leave(dialect, job, outcome, settings.batch, runner(house, system, settings.batch.ask_timeout))
@@ -84,18 +84,20 @@ class Trouble(NamedTuple):
     hides_the_image: bool  # which image a job gets cannot be told for certain
 
 
-def understood(house: House) -> tuple[Any, Trouble | None]:
-    """The settings as far as they can be understood, and what is wrong with them. A mistake of the site fails no job:
-    jobs without a machine need no settings, and the others may run on another node."""
+def understood(house: House) -> Trouble | None:
+    """What is wrong with the settings; the house then goes by what can be understood of them. A mistake of the site fails
+    no job: jobs without a machine need no settings, and the others may run on another node."""
     try:
-        return house.settings, None
+        house.settings  # noqa: B018 - to see whether they can be read
+        return None
     except BelljarError as exc:
-        loaded = house.inspect()
-        own = [mistake for mistake in loaded.mistakes if mistake.is_users]
-        hides = any(one.key in ("", "batch", *DECIDES_THE_IMAGE) and not one.is_users for one in loaded.mistakes)
-        text = "; ".join(str(mistake) for mistake in own or loaded.mistakes) or exc.message
+        mistakes = house.inspect().mistakes
+        own = [mistake for mistake in mistakes if mistake.is_users]
+        hides = any(it.key in ("", "batch", *DECIDES_THE_IMAGE) and not it.is_users for it in mistakes)
+        text = "; ".join(map(str, own or mistakes)) or exc.message
         sites = HostError(f"this node's settings: {text}", hint="The site has to correct them.")
-        return loaded.settings, Trouble(BadSetting(text) if own else sites, hides)
+        house.be_lenient()
+        return Trouble(BadSetting(text) if own else sites, hides)
 
 
 # -- the caller ----------------------------------------------------------------------------------------------------------
@@ -109,10 +111,10 @@ def surroundings(words: list[str]) -> Surroundings:
         word = rest.pop(0)
         if word == "--":
             break
-        for one in word.split():
-            name, equals, value = one.partition("=")
+        for option in word.split():
+            name, equals, value = option.partition("=")
             if not (equals and name.startswith("--") and len(name) > 2):
-                raise BadOption(f"{one}: not of the form --WORD=VALUE")
+                raise BadOption(f"{option}: not of the form --WORD=VALUE")
             options[name[2:]] = value
     return Surroundings(
         argv=tuple(os.fsencode(word) for word in rest), env=environment(), cwd=_cwd(), uid=os.geteuid(), gid=os.getegid(),
@@ -170,21 +172,14 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
     ignored = ignored_by_parent() if job.inherits_ignored else 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
-    if job.notice is not None:
-        from belljar.jobs.notice import stand_by
-
-        stand_by(job.notice)
     command = job.native
     if command.stdin is not None:
-        reader, writer = os.pipe()
+        reader, writer = os.pipe()  # both end with this program; the reader's copy stays
         os.write(writer, command.stdin)  # at most LONGEST_LINE: it fits into the pipe
-        os.close(writer)
         os.dup2(reader, 0)
-        os.close(reader)
     try:
-        if command.unstarted is not None:
-            _execve(command.path, list(command.argv), here)
-        execute(command.path, list(command.argv), here)
+        start = execute if command.unstarted is None else _execve
+        start(command.path, list(command.argv), here)
     except OSError as exc:
         if command.unstarted is not None:
             from belljar.batch.job.verdict import carry_out
@@ -221,17 +216,7 @@ def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
 
 
 def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
-    """Python refuses an entry `=x`, which has no name and which a job may have all the same; nor can it say a name twice."""
-    if len(env := dict(here.env)) == len(here.env) and b"" not in env:
-        os.execve(path, argv, env)
-    import ctypes
-
-    def words(texts: list[bytes]) -> object:
-        return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
-
-    pairs = [name + b"=" + value for name, value in here.env]
-    ctypes.CDLL(None, use_errno=True).execve(path, words(argv), words(pairs))
-    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.execve(path, argv, {name: value for name, value in here.env if name})  # Python takes no entry `=x`
 
 
 # -- in a machine --------------------------------------------------------------------------------------------------------
@@ -260,7 +245,7 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
             raise
         raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
     command = job.inside if job.inside.argv else job.native
-    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
+    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all)
 
 
 def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:
@@ -284,14 +269,11 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
 # -- the end -------------------------------------------------------------------------------------------------------------
 
 
-def refused(error: BelljarError, job: Job, image: str, settings: Any) -> Outcome:
+def refused(error: BelljarError, job: Job, image: str, house: House) -> Outcome:
     """The outcome of a request that never became a machine, on record like all others."""
-    from belljar.machine import Folders
     from belljar.machine.planning.refusal import outcome_of, put_on_record
 
-    paths = settings.paths
-    folders = Folders(paths.run, paths.scratch, paths.store, paths.logs)
-    return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, folders)
+    return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, house.folders)
 
 
 def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:

@@ -8,16 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 
 from belljar.context import Settings as ContextSettings
 from belljar.guest import Guest, Streams
-from belljar.hints import Protocol
+from belljar.hints import TYPE_CHECKING, Protocol
 from belljar.host.room import Settings as HostSettings
 from belljar.hypervisor import Hypervisor
-from belljar.image import ImageStore, Overlays
 from belljar.machine import Folders, Settings
 from belljar.machine.extras import Extra
 from belljar.machine.orders import Orders
 from belljar.model import Outcome, Request
 from belljar.network import Networks
 from belljar.records import dataclass, field
+
+if TYPE_CHECKING:
+    from belljar.image.images import Images
+    from belljar.image.store.qcow2 import Overlays
 
 # Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
 Showing = Callable[[str], AbstractContextManager[object]]
@@ -36,7 +39,7 @@ class Parts:
     """The rooms, the folders, the settings. `point` is told each named point of a machine's life."""
 
     hypervisor: Hypervisor
-    images: ImageStore
+    images: Images
     overlays: Overlays
     make_guest: Callable[[socket.socket], Guest]
     folders: Folders

@@ -185,4 +185,4 @@ def plan(mode: NetworkMode, id: MachineId) -> Link:
 
 def mac_address(id: MachineId) -> str:
     """A unicast address, a pure function of the machine's id."""
-    return ":".join(f"{octet:02x}" for octet in (b"\x52" + sha256(id.encode("ascii")).digest())[:6])
+    return (b"\x52" + sha256(id.encode("ascii")).digest()[:5]).hex(":")

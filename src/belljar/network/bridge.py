@@ -11,8 +11,8 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
@@ -26,10 +26,7 @@ from belljar.records import replace
 FOLDERS = ("/usr/lib/qemu", "/usr/libexec", "/usr/local/libexec")
 HELPERS = tuple(f"{folder}/qemu-bridge-helper" for folder in FOLDERS)
 PATIENCE = 10.0  # seconds the helper, or nft, may take
-TUNSETIFF, TUNGETIFF, IFF_TAP, IFF_NO_PI, IFF_UP = 0x400454CA, 0x800454D2, 0x2, 0x1000, 0x1
-SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFMTU, SIOCSIFMTU, SIOCGIFHWADDR, SIOCSIFHWADDR, SIOCBRADDIF = (
-    0x8913, 0x8914, 0x8921, 0x8922, 0x8927, 0x8924, 0x89A2,
-)  # fmt: skip
+TUNSETIFF, TUNGETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x800454D2, 0x2, 0x1000
 
 
 def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> bool:
@@ -43,29 +40,25 @@ def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> boo
 
 
 async def join_bridge(
-    settings: Settings, link: Link, bridge: str, id: MachineId, intend: Intend, wanted: str = ""
+    settings: Settings, link: Link, bridge: str, id: MachineId, intend: Intend, wish: str = ""
 ) -> OnBridge:
-    """A tap on *bridge*. *wanted*: an address of this host's, where not any that is free will do. Raises NetworkFailed,
+    """A tap on *bridge*. *wish*: an address of this host's, where not any that is free will do. Raises NetworkFailed,
     BadSetting, NoSuchNetwork; nothing is left then."""
     if not os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK):
         raise NetworkFailed(f"this host has no bridge {bridge}", hint="Make it, or correct `network.bridges`.")
     has_rules = guards_addresses(settings, is_root=os.geteuid() == 0, has_nft=has_nft())
     joined = OnBridge(link, id, has_rules)
     try:
-        joined.claim(settings, wanted, bridge)
-        name = f"bj{id}"
-        if os.geteuid() == 0:
-            joined.fd = make_tap(name, bridge)
-            if settings.anti_spoofing is not AntiSpoofing.OFF:
-                guard_port(name)
-        else:
-            joined.fd = await in_thread(lambda: ask_helper(bridge), undo=os.close)
-            name = name_of(joined.fd)
+        joined.claim(settings, wish, bridge)
+        is_root, is_guarded = os.geteuid() == 0, settings.anti_spoofing is not AntiSpoofing.OFF
+        make = (lambda: make_tap(f"bj{id}", bridge, is_guarded=is_guarded)) if is_root else (lambda: ask_helper(bridge))
+        joined.fd = await in_thread(make, undo=os.close)
         joined.link = replace(joined.link, fd=joined.fd)
         if has_rules:
             intend("nft-table", Path(table_of(id)))
             address = joined.link.address.partition("/")[0]
-            await wholly_in_thread(lambda: make_table(id, name, joined.link.mac, address))
+            tap = name_of(joined.fd)
+            await wholly_in_thread(lambda: make_table(id, tap, joined.link.mac, address))
     except BaseException:
         joined.close()
         raise
@@ -81,27 +74,28 @@ class OnBridge(Joined):
         self._id, self._has_rules = id, has_rules
         self._claims: list[socket.socket] = []
 
-    def claim(self, settings: Settings, wanted: str = "", bridge: str = "") -> None:
-        """Take addresses of the site, where it has any."""
+    def claim(self, settings: Settings, wish: str = "", bridge: str = "") -> None:
+        """Take addresses of the site, where it has any: *wish*, or one that is free."""
         if settings.mac_pool:
-            mac, holder = claim("mac_pool", macs(settings.mac_pool))
-            self._claims.append(holder)
-            self.link = replace(self.link, mac=mac)
-        texts = ranges_of(settings.bridge_addresses, bridge)
-        if texts or wanted:
-            all_of_them = list(addresses(texts))
-            # Not the first that is free: that is the last machine's, which others believe to be there for a while.
-            start = int(self._id, 16) % (len(all_of_them) or 1)
-            by_turn = [*all_of_them[start:], *all_of_them[:start]]
-            candidates = [one for one in by_turn if not wanted or one.startswith(f"{wanted}/")]
-            if wanted and not candidates:
+            self.link = replace(self.link, mac=self._claim("mac_pool", macs(settings.mac_pool)))
+        offered = list(addresses(ranges_of(settings.bridge_addresses, bridge)))
+        if wish:
+            offered = [address for address in offered if address.startswith(f"{wish}/")]
+            if not offered:
                 hint = "The site names them in `network.bridge_addresses`."
-                raise NoSuchNetwork(f"{wanted[:40]!r} is not an address that this host gives to machines", hint=hint)
-            address, holder = claim("bridge_addresses", candidates)
-            self._claims.append(holder)
+                raise NoSuchNetwork(f"{wish[:40]!r} is not an address that this host gives to machines", hint=hint)
+        if offered:
+            # Not the first that is free: that is the last machine's, which others believe to be there for a while.
+            start = int(self._id, 16) % len(offered)
+            address = self._claim("bridge_addresses", [*offered[start:], *offered[:start]])
             gateway = gateway_for(address, settings.bridge_gateway)
             dns = check_address("bridge_dns", settings.bridge_dns)
             self.link = replace(self.link, address=address, gateway=gateway, dns=dns)
+
+    def _claim(self, kind: str, candidates: Iterable[str]) -> str:
+        value, holder = claim(kind, candidates)
+        self._claims.append(holder)
+        return value
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -123,47 +117,29 @@ def check_address(key: str, text: str) -> str:
         raise BadSetting(f"network.{key} = {text!r}: no IPv4 address") from None
 
 
-def make_tap(name: str, bridge: str) -> int:
-    """As root: a tap on the bridge, up. Raises NetworkFailed."""
-    tap = -1
+def make_tap(name: str, bridge: str, *, is_guarded: bool = False) -> int:
+    """As root: a tap on the bridge, up. A bridge takes over the lowest MAC address of its ports; ours is to be the highest.
+    *is_guarded*: no BPDU from this port makes it the spanning tree's way to the root, and one that no rule has dropped closes
+    the port (ip-link(8), bridge_slave). Raises NetworkFailed."""
     try:
-        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-        fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-            _join(control, name, bridge)
-        return tap
-    except OSError as exc:
-        if tap >= 0:
-            os.close(tap)
-        raise NetworkFailed(f"no tap can be put on the bridge {bridge}: {exc.strerror}") from exc
-
-
-def guard_port(name: str) -> None:
-    """No BPDU from this port makes it the spanning tree's way to the root; one that no rule has dropped closes the port. See
-    ip-link(8) on bridge_slave. Raises NetworkFailed."""
-    for what in ("root_block", "bpdu_guard"):
-        switch = Path(f"/sys/class/net/{name}/brport/{what}")
-        try:
-            switch.write_text("1")
-        except OSError as exc:
-            problem = f"{switch}: {exc.strerror}: a guest could take over the bridge's spanning tree"
-            hint = 'Let root write to /sys, or set `network.anti_spoofing = "off"`.'
-            raise NetworkFailed(problem, hint=hint) from exc
-
-
-def _join(control: socket.socket, name: str, bridge: str) -> None:
-    """A bridge takes over the lowest MAC address of its ports; ours is to be the highest."""
-    mac = bytearray(_ask(control, SIOCGIFHWADDR, name)[:8])
-    mac[2] = 0xFE
-    _ask(control, SIOCSIFHWADDR, name, bytes(mac))
-    _ask(control, SIOCSIFMTU, name, _ask(control, SIOCGIFMTU, bridge)[:4])
-    _ask(control, SIOCBRADDIF, bridge, struct.pack("i", socket.if_nametoindex(name)))
-    flags = struct.unpack("H", _ask(control, SIOCGIFFLAGS, name)[:2])[0]
-    _ask(control, SIOCSIFFLAGS, name, struct.pack("H", flags | IFF_UP))
-
-
-def _ask(control: socket.socket, request: int, name: str, value: bytes = b"") -> bytes:
-    return fcntl.ioctl(control, request, struct.pack("16s24s", name.encode(), value))[16:]
+        with ExitStack() as unless_made:
+            tap = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            unless_made.callback(os.close, tap)
+            fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
+            mac = "fe" + Path(f"/sys/class/net/{name}/address").read_text().strip()[2:]
+            mtu = Path(f"/sys/class/net/{bridge}/mtu").read_text().strip()
+            acts = [f"address {mac} mtu {mtu}", f"master {bridge}", "up"]
+            if is_guarded:
+                acts.insert(2, "type bridge_slave root_block on guard on")
+            run(
+                ["ip", "-batch", "-"],
+                timeout=PATIENCE,
+                stdin="".join(f"link set dev {name} {act}\n" for act in acts).encode(),
+            )
+            unless_made.pop_all()
+    except (OSError, BelljarError) as exc:
+        raise NetworkFailed(f"no tap can be put on the bridge {bridge}: {exc}") from exc
+    return tap
 
 
 def name_of(tap: int) -> str:
@@ -179,27 +155,24 @@ def ask_helper(bridge: str) -> int:
         raise NetworkFailed("qemu-bridge-helper is not installed, and only root can do without it")
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        argv = [helper, f"--br={bridge}", f"--fd={theirs.fileno()}"]
+        argv, ends = [helper, f"--br={bridge}", f"--fd={theirs.fileno()}"], [theirs.fileno()]
         try:
-            null, fds = subprocess.DEVNULL, [theirs.fileno()]
-            done = subprocess.run(argv, pass_fds=fds, stdin=null, capture_output=True, timeout=PATIENCE, check=False)
+            done = subprocess.run(
+                argv, pass_fds=ends, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise NetworkFailed(f"{helper}: {exc}") from exc
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise NetworkFailed(
-                f"{helper} puts no tap on the bridge {bridge}: {said[-1] if said else f'exit {done.returncode}'}",
-                hint=f"It has to be setuid root, and /etc/qemu/bridge.conf has to say `allow {bridge}`.",
-            )
+            why = (done.stderr.decode(errors="replace").strip() or f"exit {done.returncode}").splitlines()[-1]
+            hint = f"It has to be setuid root, and /etc/qemu/bridge.conf has to say `allow {bridge}`."
+            raise NetworkFailed(f"{helper} puts no tap on the bridge {bridge}: {why}", hint=hint)
         ours.setblocking(False)
         try:
-            _, fds, _, _ = socket.recv_fds(ours, 1, 1)
-        except BlockingIOError:
-            fds = []
-    if not fds:
-        raise NetworkFailed(f"{helper} succeeded, but passed no tap")
-    os.set_inheritable(fds[0], False)
-    return fds[0]
+            _, (tap,), _, _ = socket.recv_fds(ours, 1, 1)
+        except (BlockingIOError, ValueError):
+            raise NetworkFailed(f"{helper} succeeded, but passed no tap") from None
+    os.set_inheritable(tap, False)
+    return tap
 
 
 # -- against the use of others' addresses: nftables rules, two tables per machine, named by its id --------------------
@@ -303,45 +276,49 @@ def ranges_of(texts: Iterable[str], bridge: str) -> tuple[str, ...]:
 
 def gateway_for(address: str, texts: str) -> str:
     """Of several with blanks between them, the one in this address's network; one alone is that of all. Raises BadSetting."""
-    gateways = [check_address("bridge_gateway", one) for one in texts.split()]
+    gateways = [check_address("bridge_gateway", text) for text in texts.split()]
     net = IPv4Interface(address).network
-    return next((one for one in gateways if len(gateways) == 1 or IPv4Address(one) in net), "")
+    return next((gateway for gateway in gateways if len(gateways) == 1 or IPv4Address(gateway) in net), "")
 
 
 def addresses(texts: Iterable[str]) -> Iterator[str]:
     """Each address with its prefix. Raises BadSetting."""
     for entry in texts:
         text = entry.rpartition(":")[2]
-        span, slash, prefix = text.partition("/")
-        first, _, last = span.partition("-")
+        span, _, prefix = text.partition("/")
         try:
-            low, high = IPv4Address(first.strip()), IPv4Address((last or first).strip())
-            net = IPv4Interface(f"{low}/{prefix}").network
-            if not slash or high < low or high not in net or int(high) - int(low) >= MOST:
+            numbers = _numbers(span, lambda address: int(IPv4Address(address)))
+            first = IPv4Interface((numbers[0], int(prefix)))
+            if IPv4Address(numbers[-1]) not in first.network:
                 raise ValueError
         except ValueError:
             forms = f"neither ADDRESS/PREFIX nor FIRST-LAST/PREFIX of at most {MOST}"
             raise BadSetting(f"network.bridge_addresses: {text!r} is {forms}") from None
-        yield from (f"{IPv4Address(number)}/{prefix}" for number in range(int(low), int(high) + 1))
+        yield from (f"{IPv4Address(number)}/{prefix}" for number in numbers)
 
 
 def macs(texts: Iterable[str]) -> Iterator[str]:
     """Each MAC address. Raises BadSetting."""
     for text in texts:
-        first, _, last = text.partition("-")
         try:
-            low, high = _mac(first), _mac(last or first)
-            if high < low or high - low >= MOST or low >> 40 & 1:
-                raise ValueError
+            numbers = _numbers(text, _mac)
         except ValueError:
             forms = f"neither a unicast MAC address nor FIRST-LAST of at most {MOST}"
             raise BadSetting(f"network.mac_pool: {text!r} is {forms}") from None
-        for number in range(low, high + 1):
-            yield ":".join(f"{octet:02x}" for octet in number.to_bytes(6, "big"))
+        yield from (number.to_bytes(6, "big").hex(":") for number in numbers)
+
+
+def _numbers(text: str, read: Callable[[str], int]) -> range:
+    """Of FIRST-LAST, or of one. Raises ValueError."""
+    first, _, last = text.partition("-")
+    low, high = read(first.strip()), read((last or first).strip())
+    if not low <= high < low + MOST:
+        raise ValueError(text)
+    return range(low, high + 1)
 
 
 def _mac(text: str) -> int:
-    octets = text.strip().split(":")
-    if len(octets) != 6 or any(len(octet) != 2 for octet in octets):
+    number = int(text.replace(":", ""), 16)
+    if not MAC.fullmatch(text.lower()) or number >> 40 & 1:
         raise ValueError(text)
-    return int("".join(octets), 16)
+    return number

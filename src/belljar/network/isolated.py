@@ -14,11 +14,12 @@ stands in for the machines of the other parts (network/parts.py).
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
@@ -41,10 +42,9 @@ Hear = Callable[[int, bytes], None]  # a machine's number, and a frame to it
 
 def join_group(settings: Settings, folder: Path, link: Link, name: str, uid: int, intend: Intend) -> Port:
     """A port in the group of this user, named GROUP or GROUP@ADDRESS. Raises NoSuchNetwork, BadSetting, NetworkFailed."""
-    group, at, wanted = name.partition("@")
-    net, number = subnet(settings.isolated_net), 0
-    if at:
-        net, number = _seat(wanted, net)
+    group, at, address = name.partition("@")
+    usual = subnet(settings.isolated_net)
+    net, number = _seat(address, usual) if at else (usual, 0)
     for _ in range(TRIES):
         place = private_folder(place_of(folder, uid, group))
         with suppress(FileNotFoundError):  # the last machine of the group removed the folder just now
@@ -61,29 +61,28 @@ def place_of(folder: Path, uid: int, group: str) -> Path:
 def _seat(text: str, usual: IPv4Network) -> tuple[IPv4Network, int]:
     """The network of an ADDRESS[/PREFIX], and the machine's number in it."""
     with suppress(ValueError):
-        one = IPv4Interface(text if "/" in text else f"{text}/{usual.prefixlen}")
-        number = int(one.ip) - int(one.network.network_address)
-        if 1 <= number <= MOST and one.network.prefixlen <= 24 and ("/" in text or one.network == usual):
-            return one.network, number
+        seat = IPv4Interface(text if "/" in text else f"{text}/{usual.prefixlen}")
+        number = int(seat.ip) - int(seat.network.network_address)
+        if 1 <= number <= MOST and seat.network.prefixlen <= 24 and ("/" in text or seat.network == usual):
+            return seat.network, number
     raise NoSuchNetwork(
         f"{text[:40]!r} is no address of an isolated group: one of the first {MOST} of {usual}, or ADDRESS/PREFIX",
         hint="`network.isolated_net` is the network of isolated groups.",
     )
 
 
-def _join(place: Path, net: IPv4Network, link: Link, group: str, wanted: int, intend: Intend) -> Port:
+def _join(place: Path, net: IPv4Network, link: Link, group: str, wish: int, intend: Intend) -> Port:
     with locked(place / LOCK, timeout=LOCK_PATIENCE, what="join an isolated group"):
         remove_dead(place)
-        candidates = (wanted,) if wanted else range(1, MOST + 1)
-        number = next((one for one in candidates if not (place / str(one)).exists()), None)
-        if number is None and wanted:
-            raise NetworkFailed(f"{net[wanted]}: a machine of the group {group} has this address", hint="Use another.")
+        numbers = (wish,) if wish else range(1, MOST + 1)
+        number = next((number for number in numbers if not (place / str(number)).exists()), None)
+        if number is None and wish:
+            raise NetworkFailed(f"{net[wish]}: a machine of the group {group} has this address", hint="Use another.")
         if number is None:
             raise NetworkFailed(f"the group {group} has {MOST} machines already", hint="Use another group.")
         intend("port", place / str(number))
-        start = prefix(place.name)
-        mac = ":".join(f"{octet:02x}" for octet in (*start, number))
-        return Port(replace(link, mac=mac, address=f"{net[number]}/{net.prefixlen}"), place, number, start)
+        mac = prefix(place.name) + bytes([number])
+        return Port(replace(link, mac=mac.hex(":"), address=f"{net[number]}/{net.prefixlen}"), place, mac)
 
 
 def subnet(text: str) -> IPv4Network:
@@ -187,12 +186,8 @@ class Ends:
             sweep(self._path)
 
     def _heard(self, number: int, end: socket.socket, hear: Hear) -> None:
-        for _ in range(BURST):
-            frame = _take(end)
-            if frame is None:
-                return
-            if SMALLEST <= len(frame) <= LARGEST:
-                hear(number, frame)
+        for frame in _frames(end):
+            hear(number, frame)
 
     def _connect(self, number: int) -> Outlet | None:
         assert self._loop is not None
@@ -212,14 +207,11 @@ class Ends:
 class Port(Joined):
     """One machine's port. It forwards frames while the event loop in which it was made runs."""
 
-    def __init__(self, link: Link, folder: Path, number: int, prefix: bytes) -> None:
-        self._number, self._prefix, self._mac = number, prefix, prefix + bytes([number])
+    def __init__(self, link: Link, folder: Path, mac: bytes) -> None:
+        self._mac, self._prefix, self._number = mac, mac[:5], mac[5]
         self._ends = Ends(folder)
-        self._ends.bind(number)
-        self._guest, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        for end in (self._guest, self._theirs):
-            end.setblocking(False)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
+        self._ends.bind(self._number)
+        self._guest, self._theirs = map(_datagrams, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
         super().__init__(replace(link, fd=self._theirs.fileno()))
         self._loop = asyncio.get_running_loop()
         self._inlet = Outlet(self._loop, self._guest)
@@ -235,11 +227,8 @@ class Port(Joined):
         self._ends.close()
 
     def _from_guest(self) -> None:
-        for _ in range(BURST):
-            frame = _take(self._guest)
-            if frame is None:
-                return
-            if not SMALLEST <= len(frame) <= LARGEST or frame[6:12] != self._mac:
+        for frame in _frames(self._guest):
+            if frame[6:12] != self._mac:
                 continue  # a guest may use its own source address only
             if frame[0] & 1:
                 for number in self._ends.others():
@@ -271,10 +260,8 @@ def remove_dead(folder: Path) -> int:
     try:
         for name in filter(str.isdecimal, os.listdir(folder)):
             alive += 1
-            with _datagrams() as probe, suppress(OSError):
-                try:
-                    probe.connect(f"/proc/self/fd/{here}/{name}")
-                except ConnectionRefusedError:
+            with _datagrams() as probe, suppress(FileNotFoundError):
+                if probe.connect_ex(f"/proc/self/fd/{here}/{name}") == errno.ECONNREFUSED:
                     alive -= 1
                     os.unlink(folder / name)
     finally:
@@ -282,15 +269,17 @@ def remove_dead(folder: Path) -> int:
     return alive
 
 
-def _datagrams() -> socket.socket:
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    one.setblocking(False)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
-    return one
+def _datagrams(end: socket.socket | None = None) -> socket.socket:
+    end = end or socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    end.setblocking(False)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
+    return end
 
 
-def _take(end: socket.socket) -> bytes | None:
-    try:
-        return end.recv(LARGEST + 1)
-    except OSError:
-        return None
+def _frames(end: socket.socket) -> Iterator[bytes]:
+    """Those that have come, as many as are read in one turn of the loop."""
+    with suppress(OSError):
+        for _ in range(BURST):
+            frame = end.recv(LARGEST + 1)
+            if SMALLEST <= len(frame) <= LARGEST:
+                yield frame

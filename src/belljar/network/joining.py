@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from belljar.errors import BadSetting, NoSuchNetwork
@@ -34,9 +34,9 @@ def rules_of(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
 
 def resolvers_of(text: str) -> tuple[str, ...]:
     """The IPv4 name servers of a resolv.conf. QEMU forwards a guest's queries to the first."""
-    words = (line.split() for line in text.splitlines())
-    found = [line[1] for line in words if len(line) >= 2 and line[0] == "nameserver"]
-    return tuple(one for one in found if _is_ipv4(one))[:3]
+    lines = (line.split() for line in text.splitlines())
+    servers = [words[1] for words in lines if len(words) >= 2 and words[0] == "nameserver"]
+    return tuple(filter(_is_ipv4, servers))[:3]
 
 
 def _is_ipv4(text: str) -> bool:
@@ -60,32 +60,30 @@ def bridge_of(settings: Settings, name: str) -> str:
     return chosen
 
 
-def _range(settings: Settings, text: str) -> None:
-    from belljar.network.bridge import addresses
-
-    name, colon, _ = text.rpartition(":")
-    if colon and name not in settings.bridges:
-        raise BadSetting(f"network.bridge_addresses: {text!r}: {name} is none of `network.bridges`")
-    list(addresses((text,)))
-
-
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each."""
-    from belljar.network.bridge import check_address, macs
+    from belljar.network.bridge import addresses, check_address, macs
     from belljar.network.isolated import subnet
 
-    looks: list[tuple[str, Callable[[], object]]] = [
-        *(("allow", lambda text=text: rules_of("allow", (text,))) for text in settings.allow),
-        *(("deny", lambda text=text: rules_of("deny", (text,))) for text in settings.deny),
-        *(("bridges", lambda name=name: bridge_of(Settings(bridges=(name,)), name)) for name in settings.bridges),
-        *(("bridge_addresses", lambda text=text: _range(settings, text)) for text in settings.bridge_addresses),
-        *(("bridge_gateway", lambda text=text: check_address("bridge_gateway", text)) for text in settings.bridge_gateway.split()),
-        ("bridge_dns", lambda: check_address("bridge_dns", settings.bridge_dns)),
-        *(("mac_pool", lambda text=text: list(macs((text,)))) for text in settings.mac_pool),
-        ("isolated_net", lambda: subnet(settings.isolated_net)),
-    ]  # fmt: skip
-    for key, look in looks:
-        try:
-            look()
-        except BadSetting as exc:
-            yield key, exc
+    def check_range(text: str) -> None:
+        name, colon, _ = text.rpartition(":")
+        if colon and name not in settings.bridges:
+            raise BadSetting(f"network.bridge_addresses: {text!r}: {name} is none of `network.bridges`")
+        list(addresses((text,)))
+
+    checks: list[tuple[str, Iterable[str], Callable[[str], object]]] = [
+        ("allow", settings.allow, lambda text: rules_of("allow", (text,))),
+        ("deny", settings.deny, lambda text: rules_of("deny", (text,))),
+        ("bridges", settings.bridges, lambda name: bridge_of(Settings(bridges=(name,)), name)),
+        ("bridge_addresses", settings.bridge_addresses, check_range),
+        ("bridge_gateway", settings.bridge_gateway.split(), lambda text: check_address("bridge_gateway", text)),
+        ("bridge_dns", (settings.bridge_dns,), lambda text: check_address("bridge_dns", text)),
+        ("mac_pool", settings.mac_pool, lambda text: list(macs((text,)))),
+        ("isolated_net", (settings.isolated_net,), subnet),
+    ]
+    for key, texts, check in checks:
+        for text in texts:
+            try:
+                check(text)
+            except BadSetting as exc:
+                yield key, exc

@@ -15,17 +15,7 @@ from pathlib import Path
 
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
-from belljar.network.isolated import (
-    LARGEST,
-    LOCK,
-    LOCK_PATIENCE,
-    MOST,
-    SMALLEST,
-    Ends,
-    place_of,
-    prefix,
-    remove_dead,
-)  # fmt: skip
+from belljar.network.isolated import LARGEST, LOCK, LOCK_PATIENCE, MOST, SMALLEST, Ends, place_of, prefix, remove_dead
 
 HEAD = struct.Struct(">BH")
 CHUNK, FULL = 1 << 17, 1 << 20  # bytes read at once; bytes that wait for a connection, beyond which frames are lost
@@ -69,7 +59,7 @@ class Part:
                     raise EOFError("the connection was closed")
                 buffer += data
         finally:
-            self._wires = {number: one for number, one in self._wires.items() if one is not wire}
+            self._wires = {number: other for number, other in self._wires.items() if other is not wire}
 
     def close(self) -> None:
         self._ends.close()

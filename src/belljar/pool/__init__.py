@@ -17,6 +17,7 @@ from typing import cast
 
 from belljar import batch
 from belljar.errors import BadOption
+from belljar.findings import Finding
 from belljar.pool.pilots import NamedJob, PilotJob, Pilots
 from belljar.pool.terms import (
     UNFIT_CODE,
@@ -24,7 +25,6 @@ from belljar.pool.terms import (
     JobState,
     JobView,
     Member,
-    Need,
     NodeState,
     NodeView,
     Pool,
@@ -33,7 +33,7 @@ from belljar.pool.terms import (
     node_of,
 )  # fmt: skip
 
-__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "Need", "NodeState", "NodeView", "PilotJob", "Pilots", "Pool", "Revoked", "fitness_of", "load", "machine_of",
+__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "NodeState", "NodeView", "PilotJob", "Pilots", "Pool", "Revoked", "fitness_of", "load", "machine_of",
            "node_of", "pilots_of"]  # fmt: skip
 
 
@@ -47,10 +47,11 @@ def pilots_of(name: str) -> Pilots:
     return cast("Pilots", _module(name, "pilots", "it cannot run pilots yet").PILOTS)
 
 
-def fitness_of(name: str) -> Callable[..., Iterable[Need]]:
+def fitness_of(name: str) -> Callable[..., Iterable[Finding]]:
     """Can machines join this system, and baits take jobs for them? fitness.py in its folder: `needs`."""
     return cast(
-        "Callable[..., Iterable[Need]]", _module(name, "fitness", "belljar adds no worker nodes to this system").needs
+        "Callable[..., Iterable[Finding]]",
+        _module(name, "fitness", "belljar adds no worker nodes to this system").needs,
     )
 
 

@@ -91,15 +91,6 @@ class NodeView:
 
 
 @dataclass(frozen=True)
-class Need:
-    """One thing that a bait needs, and whether it is so."""
-
-    what: str
-    wrong: str = ""  # "": it is so
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
 class Joining:
     """What a machine needs to join the pool: a script that root runs in it, which reads the pool's secret from its standard input
     and lasts as long as the node; it ends with UNFIT_CODE where the image lacks something. It runs what BASELINE holds before it lets

@@ -11,8 +11,9 @@ import pytest
 
 from belljar.bait import Settings, check
 from belljar.errors import CommandFailed
+from belljar.findings import fail
 from belljar.model import Share
-from belljar.pool import Member, Need, load
+from belljar.pool import Member, load
 from belljar.pool.slurm import fitness
 
 POOL = load("slurm")
@@ -36,8 +37,8 @@ def slurm(config: str = CONFIG, partition: str = PARTITION) -> Callable[..., str
 
 def wrong(ask: Callable[..., str], conf: str = "SlurmctldHost=head(10.0.0.1)", *hosts: str) -> dict[str, str]:
     found = list(fitness.needs(POOL.nodes, ask, conf, ("bait1",), "belljar", "belljar", hosts))
-    assert all(one.remedy for one in found)
-    return {one.what: one.wrong for one in found if one.wrong}
+    assert all(finding.remedy for finding in found if not finding.is_good)
+    return {finding.name: finding.text for finding in found if finding.text}
 
 
 @pytest.fixture
@@ -53,9 +54,9 @@ def test_a_slurm_that_has_everything_is_good(prolog: Path) -> None:
 
 def test_a_system_without_a_key_is_asked_for_none(tmp_path: Path) -> None:
     settings = Settings(system="gridengine", images=("worker",), conf=tmp_path / "bootstrap", key=Path())
-    found = list(check.needs(settings, load("gridengine"), lambda name: "", has_addresses=True))
-    assert [one.what for one in found] == ["image worker", "addresses of machines", "max_cpus", "conf", "gridengine"]
-    assert found[0].remedy.endswith("--packages gridengine-exec") and "No such file" in found[3].wrong
+    found = list(check.needs(settings, load("gridengine"), lambda name: "no such image", has_addresses=True))
+    assert [one.name for one in found] == ["image worker", "addresses of machines", "max_cpus", "conf", "gridengine"]
+    assert found[0].remedy.endswith("--packages gridengine-exec") and "No such file" in found[3].text
 
 
 def said(**values: str) -> str:
@@ -82,7 +83,7 @@ def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know
     assert found == {"Prolog": f"{prolog} has no `belljar bait arrive`: jobs would run on the bait itself"}
     other = list(fitness.needs(POOL.nodes, slurm(), "", ("wn7",), "belljar", "belljar", ()))
     assert (
-        Need(
+        fail(
             "bait wn7",
             "slurmctld knows no such node",
             "In slurm.conf: NodeName=wn7 CPUs=... RealMemory=... Feature=bait",
@@ -122,7 +123,7 @@ def test_a_machine_has_to_find_slurmctld(
         return known[name]
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    assert fitness.head(conf, hosts).wrong == what
+    assert fitness.head(conf, hosts).text == what
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_what_the_host_lacks_is_named_and_a_slurm_that_does_not_answer(
     share = Share(str(tmp_path / "no"), "/home")
     image = "{}: no such image".format
     found = list(check.needs(settings, POOL, image, (share,), has_addresses=False))
-    assert {one.what: one.wrong for one in found if one.wrong} == {
+    assert {one.name: one.text for one in found if one.text} == {
         f"share {tmp_path}/no": "this host has no such folder", "max_cpus": f"9999: this host has {os.cpu_count()}",
         "image worker": "worker: no such image", "bridge nobridge0": "this host has none",
         "addresses of machines": "none are set, and machines ask nobody for one",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 
 import pytest
 from tests.unit.batch.pbs_recordings import made, recorded
 
 from belljar.batch import Settings
-from belljar.batch.gridengine.dialect import DIALECT, memory, notice, seconds
+from belljar.batch.gridengine.dialect import DIALECT, memory, seconds
 from belljar.batch.gridengine.dialect import native_command as native
 from belljar.batch.job.terms import Ending, Job, Verdict
 from belljar.errors import NotInAJob
@@ -305,27 +304,3 @@ def test_the_hooks_job_is_told_by_its_line_not_by_its_environment(argv: tuple[st
 def test_a_hook_without_a_job(argv: tuple[str, ...]) -> None:
     with pytest.raises(NotInAJob):
         DIALECT.epilog({"JOB_ID": "1"}, argv)
-
-
-# -- an announced end ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("config", "wanted"),
-    [
-        ({"notify": b"3", "notify_kill_type": b"1", "notify_kill": b"default"}, (signal.SIGUSR2, 3.0)),
-        ({"notify": b"60", "notify_kill_type": b"0", "notify_kill": b"XCPU"}, (signal.SIGXCPU, 60.0)),
-        ({"notify": b"60", "notify_kill_type": b"0", "notify_kill": b"SIGHUP"}, (signal.SIGHUP, 60.0)),
-        ({"notify": b"60", "notify_kill_type": b"0", "notify_kill": b"_DFL"}, None),
-        ({"notify": b"60", "notify_kill_type": b"2", "notify_kill": b"none"}, None),
-        ({"notify": b"0", "notify_kill_type": b"1", "notify_kill": b"default"}, None),
-        ({"notify": b"x"}, None),
-        ({}, None),
-    ],
-)
-def test_the_notice_of_a_job_submitted_with_notify(config: dict[str, bytes], wanted: tuple[int, float] | None) -> None:
-    assert notice(config) == wanted
-
-
-def test_a_job_without_notify_has_no_notice() -> None:
-    assert job_of("script").notice is None

@@ -170,7 +170,7 @@ def wrong(folder: Path, **changes: bytes) -> list[str]:
     where = place(folder, **{**final(folder), **changes})
     config = file(folder, "90-belljar.conf")
     config.put(where)
-    return [one.what for one in SITE.findings(where) if not one.is_good]
+    return [finding.name for finding in SITE.findings(where) if not finding.is_good]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from belljar.batch import Settings
 from belljar.batch.install import pieces as install_pieces
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.engine import Installation
-from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place
 from belljar.errors import BadOption, BelljarError, CommandFailed, CommandHung, CommandMissing, NotOurs
+from belljar.findings import Finding, fail
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"
 MADE = b"#!/bin/sh\n# Made by `belljar batch install paper`.\n"
@@ -396,7 +397,7 @@ def test_rereading_that_fails_is_told_and_undoes_nothing(bench: Bench) -> None:
 
 def test_check_tells_what_is_wrong_and_what_to_do(bench: Bench) -> None:
     bench.site.made = [bench.file(), bench.change()]
-    bench.site.seen = [Finding("version", False, "too old", "Take a newer one.")]
+    bench.site.seen = [fail("version", "too old", "Take a newer one.")]
     found = list(bench.engine().check())
     assert [one.is_good for one in found] == [False, False, False, False]
     assert found[0].remedy == "belljar batch install paper"

@@ -72,7 +72,8 @@ SITE = """
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Finding, OurLines
+from belljar.batch.install.pieces import OurLines
+from belljar.findings import ok
 
 
 class PaperSite:
@@ -83,7 +84,7 @@ class PaperSite:
         return [OurLines("starter of jobs", place.folder / "paper.conf", (f"starter {place.wrapper}",))]
 
     def findings(self, place):
-        return [Finding("paper is white", True, place.run(("paperadmin", "colour")).decode().strip())]
+        return [ok("paper is white", place.run(("paperadmin", "colour")).decode().strip())]
 
     def after(self, place):
         return (("paperadmin", "reread"),)
@@ -160,7 +161,7 @@ def test_it_is_installed_checked_and_taken_out(lib: Path) -> None:
     words = (lib / "opt/libexec/paper/wrap-paper").read_text()
     assert "'paper', '--'" in words, "all that follows is the job's"
     found = json.loads(belljar(lib, "batch", "check", *where, "--format", "json", code=1))["findings"]
-    good = {one["what"]: one["detail"] for one in found if one["is_good"]}
+    good = {one["name"]: one["text"] for one in found if one["grade"] == "ok"}
     assert good["paper is white"] == "white" and "commands of paper" in good
     belljar(lib, "batch", "uninstall", *where)
     assert not (lib / "etc/paper.conf").exists() and not (lib / "opt/libexec").exists()

@@ -62,7 +62,7 @@ def advice(here: Place) -> str:
 
 
 def bad(here: Place) -> list[str]:
-    return [f"{one.what}: {one.detail}: {one.remedy}" for one in SITE.findings(here) if not one.is_good]
+    return [f"{one.name}: {one.text}: {one.remedy}" for one in SITE.findings(here) if not one.is_good]
 
 
 def test_a_site_without_anything_of_its_own(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from tests.unit.jobs.paper_node import make_node
 from belljar import batch
 from belljar.assembly import House
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
 from belljar.errors import BadSettings
+from belljar.findings import Finding, ok
 from belljar.jobs import check as batch_look
 from belljar.jobs import doctor
 from belljar.jobs.hooks import go_by_the_site
@@ -64,7 +65,7 @@ class PaperSite:
         ]
 
     def findings(self, place: Place) -> list[Finding]:
-        return [Finding("version", True, "1.0")]
+        return [ok("version", "1.0")]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return self.reread
@@ -144,7 +145,7 @@ def test_install_check_and_uninstall_with_the_options_remembered(
     assert "Queue=a,b" in (tmp_path / "etc/paper.conf").read_text()
     call("check", "--format", "json")
     said = json.loads(capsys.readouterr().out)
-    assert all(one["is_good"] for one in said["findings"][2:7]), said
+    assert all(one["grade"] == "ok" for one in said["findings"][2:7]), said
     assert dict(site.places[-1].options) == {"queue": "a,b", "host": "h"}
     assert site.places[-1].wrapper == tmp_path / "opt/libexec/slurm/wrap-slurm"
     assert call("install") == 0
@@ -175,7 +176,7 @@ def test_check_is_1_with_remedies_where_something_is_missing(
 ) -> None:
     assert call("check") == 1
     said = capsys.readouterr().out
-    assert "BAD  a hook" in said and "remedy: belljar batch install slurm" in said
+    assert "fail  a hook" in said and "-> belljar batch install slurm" in said
 
 
 @pytest.mark.parametrize(
@@ -195,13 +196,13 @@ def test_the_remedy_that_check_names_mends_a_hook_as_it_stands(
     check = [*words[:3], "check", *words[4:], "--prefix", str(tmp_path / "opt"), "--format", "json"]
     capsys.readouterr()
     assert main(check) == 1
-    (bad,) = (one for one in json.loads(capsys.readouterr().out)["findings"] if "a hook" in one["what"])
+    (bad,) = (one for one in json.loads(capsys.readouterr().out)["findings"] if "a hook" in one["name"])
     program, *remedy = shlex.split(bad["remedy"])
     assert program == "belljar" and main(remedy) == 0
     capsys.readouterr()
     main(check)
-    (good,) = (one for one in json.loads(capsys.readouterr().out)["findings"] if "a hook" in one["what"])
-    assert good["is_good"]
+    (good,) = (one for one in json.loads(capsys.readouterr().out)["findings"] if "a hook" in one["name"])
+    assert good["grade"] == "ok"
     assert before.items() <= files(tmp_path).items()
 
 
@@ -297,14 +298,14 @@ def test_a_folder_users_cannot_pass_is_found_by_check(tmp_path: Path) -> None:
     closed.mkdir(mode=0o700)
     (closed / "wrap").touch()
     (found,) = batch_look._entered_by_all("the launcher", closed / "wrap")
-    assert not found.is_good and str(closed) in found.detail
+    assert not found.is_good and str(closed) in found.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="folders of other users")
 def test_a_nodes_folder_that_is_not_roots_is_found_by_check() -> None:
     def good(path: Path | None) -> bool:
         settings = SimpleNamespace(paths=SimpleNamespace(node=path))
-        found = batch_look._told("paths.node", doctor.node, SimpleNamespace(settings=settings))  # type: ignore[arg-type]
+        found = doctor.node(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
         return found.is_good
 
     made = make_node()
@@ -323,7 +324,7 @@ def test_a_nodes_folder_that_is_not_roots_is_found_by_check() -> None:
 def test_a_share_that_is_not_there_is_found_by_check(tmp_path: Path) -> None:
     settings = SimpleNamespace(batch=batch.Settings(shares=(f"{tmp_path}:rw", f"{tmp_path}/gone:/data")))
     found = batch_look._shares(SimpleNamespace(settings=settings, config_file=None))  # type: ignore[arg-type]
-    assert not found.is_good and f"no such folder on this host: {tmp_path}/gone;" in found.detail
+    assert not found.is_good and f"no such folder on this host: {tmp_path}/gone;" in found.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root's templates")
@@ -344,9 +345,9 @@ def test_a_template_that_users_first_jobs_would_boot_is_told_by_check(tmp_path: 
         images=SimpleNamespace(resolve=lambda name: SimpleNamespace(digest=digests[name])),
     )  # fmt: skip
     place = Place(settings.batch, tmp_path / "wrap-slurm", tmp_path, tmp_path, tmp_path)
-    (told,) = (one for one in batch_look._images(house, place) if "template" in one.what)  # type: ignore[arg-type]
-    assert (told.what, told.is_good) == ("template of debian12", True)
-    assert "each user's first job boots; `belljar batch node slurm test` makes one" in told.detail
+    (told,) = (one for one in batch_look._images(house, place) if "template" in one.name)  # type: ignore[arg-type]
+    assert (told.name, told.is_good) == ("template of debian12", True)
+    assert "each user's first job boots; `belljar batch node slurm test` makes one" in told.text
 
 
 @pytest.mark.parametrize(
@@ -366,7 +367,7 @@ def test_a_queue_with_an_image_that_the_system_does_not_have_is_found_by_check(
     settings = batch.Settings(queue_images=("night=debian12", "nihgt=debian12"))
     place = Place(settings, tmp_path, tmp_path, tmp_path, tmp_path, run=lambda argv: printed)
     found = list(batch_look._queues(system, place))
-    assert [one.detail for one in found] == ([f"{system} has no queue nihgt"] if printed else [])
+    assert [one.text for one in found] == ([f"{system} has no queue nihgt"] if printed else [])
     assert all("main" in one.remedy and "night" in one.remedy for one in found)
 
 
@@ -406,7 +407,7 @@ def test_a_settings_file_that_a_user_could_change_is_found_by_check(tmp_path: Pa
     assert list(batch_look._is_the_sites(file)) == []
     os.chown(file, 65534, 65534)
     (found,) = batch_look._is_the_sites(file)
-    assert not found.is_good and str(file) in found.detail and found.remedy.startswith(f"chown root {file}")
+    assert not found.is_good and str(file) in found.text and found.remedy.startswith(f"chown root {file}")
 
 
 @pytest.mark.parametrize(("value", "is_said"), [("auto", True), ("off", False), ("required", False)])
@@ -414,7 +415,7 @@ def test_a_bridge_without_rules_for_users_machines_is_found_by_check(value: str,
     network = Network(bridges=("br7",), anti_spoofing=AntiSpoofing(value))
     house = SimpleNamespace(settings=SimpleNamespace(network=network), config_file=None)
     found = list(batch_look._bridges(house))  # type: ignore[arg-type]
-    assert [(one.is_good, "br7" in one.detail) for one in found] == [(False, True)] * is_said
+    assert [(one.is_good, "br7" in one.text) for one in found] == [(False, True)] * is_said
 
 
 @pytest.mark.parametrize(
@@ -433,13 +434,14 @@ def test_folders_that_machines_could_write_are_found_by_check(
 ) -> None:
     for name in ("home", "local"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(batch_look, "_homes", lambda: [str(tmp_path / "home/somebody")])
+    somebody = SimpleNamespace(pw_uid=1000, pw_dir=str(tmp_path / "home/somebody"))
+    monkeypatch.setattr(batch_look.pwd, "getpwall", lambda: [somebody])
     texts = tuple(str(tmp_path / share) for share in shares)
     settings = SimpleNamespace(
         paths=SimpleNamespace(node=tmp_path / node if node else None), batch=batch.Settings(shares=texts)
     )
     found = list(batch_look._out_of_shares(SimpleNamespace(settings=settings)))  # type: ignore[arg-type]
-    assert [(one.is_good, str(tmp_path / "home") in one.detail) for one in found] == [(False, True)] * is_said
+    assert [(one.is_good, str(tmp_path / "home") in one.text) for one in found] == [(False, True)] * is_said
 
 
 @pytest.mark.parametrize(("variable", "passes"), [("BELLJAR_BATCH_GRACE", True), ("BELLJAR_MACHINE_CPUS", False)])

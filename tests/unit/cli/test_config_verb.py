@@ -13,6 +13,7 @@ from tests.unit.jobs.paper_node import make_node
 from belljar.cli import main
 from belljar.config import inspect
 from belljar.errors import BadSettings
+from belljar.findings import Grade
 from belljar.jobs import doctor as checks
 
 
@@ -81,13 +82,13 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
     file.write_text(f"[network]\nbridges = ['br7']\nanti_spoofing = '{value}'\n")
     monkeypatch.setattr("os.geteuid", lambda: uid)
     monkeypatch.setattr("belljar.network.bridge.has_nft", lambda: True)
-    monkeypatch.setattr("belljar.hypervisor.qemu.network.guard.prove", lambda confine: "")
+    monkeypatch.setattr("belljar.hypervisor.qemu.guard.prove", lambda confine: "")
     call("config", "check")
     notes = [
         line for line in capsys.readouterr().out.splitlines() if '"auto" does nothing here' in line and "br7" in line
     ]
     found = checks.network(SimpleNamespace(settings=inspect(file).checked()))  # type: ignore[arg-type]
-    assert (len(notes), found.grade) == ((1, checks.Grade.WARN) if is_told else (0, checks.Grade.OK))
+    assert (len(notes), found.grade) == ((1, Grade.WARN) if is_told else (0, Grade.OK))
     assert not is_told or f"note: {found.text}" == notes[0]
 
 
@@ -143,9 +144,9 @@ WRONG = [
     ("network", "bridge_dns", "'::1'", "no IPv4 address"),
     ("network", "mac_pool", "['01:00:00:00:00:01']", "unicast MAC address"),
     ("network", "isolated_net", "'10.98.0.0/25'", "10.98.0.0/25"),
-    ("image", "sources", f"['images#sha256={64 * 'a'}']", "is not an absolute path"),
-    ("image", "sources", f"['ftp://example.org/images#sha256={64 * 'a'}']", "or an address: file, http, https"),
-    ("image", "sources", "['/shared/images']", "does not end with #sha256=DIGEST"),
+    ("image", "sources", f"['images#sha256={64 * 'a'}']", "is not of the form /PATH#sha256=DIGEST"),
+    ("image", "sources", f"['ftp://example.org/images#sha256={64 * 'a'}']", "or https://HOST/PATH#sha256=DIGEST"),
+    ("image", "sources", "['/shared/images']", "is not of the form"),
     ("machine", "cpus", "0", "must be at least 1, not 0"),
     ("machine", "memory", "'32M'", "must be at least 64M, not 32M"),
     ("machine", "cpus", "100_000_000_000_000_000_000_000", "must be at most 4096, not 1e+23"),
@@ -155,7 +156,7 @@ WRONG = [
     ("qemu", "cpu", "'nonesuch'", "unable to find CPU model 'nonesuch'"),
     ("qemu", "cpu", "'max,foo=1 -device x'", "Property 'max-x86_64-cpu.foo' not found"),
     ("qemu", "binary", "'/no/such/qemu'", "/no/such/qemu: no such program"),
-    ("qemu", "binary", "'/bin/ls'", "is no QEMU: it calls itself 'ls"),
+    ("qemu", "binary", "'/bin/ls'", "is not QEMU: it calls itself 'ls"),
     ("qemu", "user", "'nobody-of-this-name'", "no such user on this host"),
     ("qemu", "uefi", "'/no/such/file'", "no readable file"),
     ("qemu", "virtiofsd", "'/no/such/file'", "no such program"),

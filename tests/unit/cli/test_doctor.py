@@ -11,10 +11,10 @@ import pytest
 import belljar.hypervisor.qemu.abilities  # noqa: F401 - before a test has `which` lie
 from belljar.cli.host import doctor
 from belljar.errors import BadOption, CommandFailed, HostError, ImageUnknown
+from belljar.findings import Finding, Grade, examine, ok, warn
 from belljar.host import room
 from belljar.host.commands import Finished
 from belljar.jobs import doctor as checks
-from belljar.jobs.doctor import CHECKS, Check, Finding, Grade
 from belljar.machine.cleaning.reaper import Undone
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Start
 from belljar.records import replace
@@ -23,31 +23,27 @@ from belljar.records import replace
 def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any
 ) -> None:
-    def breaks(house: object) -> Finding:
+    def broken(house: object) -> Finding:
         raise KeyError("x")
 
-    fine = Check("fine", "", lambda house: Finding(Grade.OK, "good"))
-    monkeypatch.setattr(doctor, "CHECKS", (Check("broken", "", breaks), fine))
+    monkeypatch.setattr(doctor, "CHECKS", (broken, lambda house: ok("fine", "good")))
     assert call("doctor") == 1
-    assert "fail  broken" in (shown := capsys.readouterr().out) and "ok    fine" in shown
+    assert "fail  broken: the check broke" in (shown := capsys.readouterr().out) and "ok    fine: good\n" in shown
 
 
 def test_warnings_alone_are_no_failure_and_come_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any
 ) -> None:
-    monkeypatch.setattr(
-        doctor, "CHECKS", (Check("slow", "", lambda house: Finding(Grade.WARN, "slow", "buy another")),)
-    )
+    monkeypatch.setattr(doctor, "CHECKS", (lambda house: warn("slow", "slow", "buy another"),))
     assert call("doctor") == 0
     assert "-> buy another" in capsys.readouterr().out
 
 
 def test_json_tells_everything_about_each_check(monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (Check("a", "why", lambda house: Finding(Grade.OK, "b", "c")),))
+    monkeypatch.setattr(doctor, "CHECKS", (lambda house: warn("a", "b", "c"),))
     call("doctor", "--format", "json")
-    assert json.loads(capsys.readouterr().out) == [
-        {"check": "a", "meaning": "why", "grade": "ok", "text": "b", "remedy": "c"}
-    ]
+    findings = [{"name": "a", "grade": "warn", "text": "b", "remedy": "c"}]
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": findings}
 
 
 def test_one_check_can_be_asked_for_and_an_unknown_one_is_refused(call: Any, capsys: Any) -> None:
@@ -55,11 +51,6 @@ def test_one_check_can_be_asked_for_and_an_unknown_one_is_refused(call: Any, cap
     assert len([line for line in capsys.readouterr().out.splitlines() if "memory" in line]) == 1
     with pytest.raises(BadOption, match="nosuch"):
         call("doctor", "--only", "nosuch")
-
-
-def test_every_check_has_a_name_of_its_own_and_a_meaning() -> None:
-    assert len({check.name for check in CHECKS}) == len(CHECKS)
-    assert all(check.meaning for check in CHECKS)
 
 
 def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
@@ -187,7 +178,7 @@ def test_no_package_is_named_for_a_program_that_a_setting_names(monkeypatch: pyt
     qemu = replace(house.settings.qemu, binary="/usr/bin/nosuch")
     paper = SimpleNamespace(settings=SimpleNamespace(qemu=qemu))
     assert checks.programs(paper).grade is Grade.OK  # type: ignore[arg-type]
-    told = Check("qemu", "", checks.qemu).examine(paper)  # type: ignore[arg-type]
+    told = examine("qemu", lambda: checks.qemu(paper))  # type: ignore[arg-type]
     assert told.grade is Grade.FAIL and told.remedy == "Correct `qemu.binary` in the settings."
     qemu = replace(house.settings.qemu, binary="/usr/bin/nosuch", virtiofsd="/usr/bin/nosuch")
     monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x" if name != "mmdebstrap" else None)
@@ -234,15 +225,15 @@ def test_wrong_settings_are_a_failed_check_not_a_crash(house: Any, tmp_path: Pat
 
 
 def test_no_check_sends_to_the_doctor_who_asks(house: Any) -> None:
-    def fails(house: object) -> Finding:
+    def fails() -> Finding:
         raise HostError("no room")
 
-    assert "belljar doctor" not in Check("a", "", fails).examine(house).remedy
+    assert "belljar doctor" not in examine("a", fails).remedy
 
 
 def test_examine_turns_an_error_of_ours_into_its_message_and_hint(house: Any) -> None:
-    def fails(house: object) -> Finding:
+    def fails() -> Finding:
         raise ImageUnknown("x")
 
-    finding = Check("a", "", fails).examine(house)
+    finding = examine("a", fails)
     assert (finding.grade, finding.text, finding.remedy) == (Grade.FAIL, "x", ImageUnknown.hint)

@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
-from belljar.hypervisor.qemu.cmdline import (
-    Plugs,
-    Ram,
-    command_line,
-    hardware,
-    machine_uuid,
-    place_at_the_end,
-    state_address,
-)
+from belljar.hypervisor.qemu.cmdline import command_line, hardware, place_at_the_end, state_address
+from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,8 +26,9 @@ COLD = DomainSpec(
     boot=Boot(Path("/images/kernel"), Path("/images/initrd"), "console=ttyS0 quiet", "b" * 64),
     disk=Path("/scratch/0123456789ab.qcow2"), disk_size=8 * GIB, accelerator=Accelerator.TCG, folder=Path("/run/m"),
 )  # fmt: skip
-PLUGS = Plugs(10, 11, 12, layers=(13, 14), kernel="/proc/self/fd/15", initrd="/proc/self/fd/16")
-RAM = "/proc/self/fd/17"
+LAUNCH = Launch(
+    COLD, layers=(13, 14), monitor=10, channel=11, console=12, kernel="/proc/self/fd/15", initrd="/proc/self/fd/16"
+)
 SHARES = (
     SharedFolder("share0", "/data,with,commas", readonly=True),
     SharedFolder("share1", "/home/me", readonly=False),
@@ -55,51 +49,54 @@ FOLDERS = (
 CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
 
 CASES = {
-    "cold": (COLD, QEMU, PLUGS),
-    "firmware": (replace(COLD, boot=Boot()), QEMU, replace(PLUGS, kernel="", initrd="")),
-    "disc": (replace(COLD, boot=Boot(is_disc=True)), QEMU, replace(PLUGS, kernel="", initrd="")),
-    "bare-qemu": (COLD, BARE_QEMU, PLUGS),
-    "kvm": (replace(COLD, accelerator=Accelerator.KVM), QEMU, PLUGS),
+    "cold": (COLD, QEMU, LAUNCH),
+    "firmware": (replace(COLD, boot=Boot()), QEMU, replace(LAUNCH, kernel="", initrd="")),
+    "disc": (replace(COLD, boot=Boot(is_disc=True)), QEMU, replace(LAUNCH, kernel="", initrd="")),
+    "bare-qemu": (COLD, BARE_QEMU, LAUNCH),
+    "kvm": (replace(COLD, accelerator=Accelerator.KVM), QEMU, LAUNCH),
     "network-and-shares": (
         replace(COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05"), shares=SHARES), QEMU,
-        PLUGS,
+        LAUNCH,
     ),
-    "template": (COLD, QEMU, replace(PLUGS, ram=Ram(RAM, private=False))),
-    "clone": (COLD, QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23)),
-    "clone-8.2": (COLD, NEW_QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=23)),
-    "clone-11.1": (COLD, NEWEST_QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=23)),
+    "template": (COLD, QEMU, replace(LAUNCH, ram=17)),
+    "clone": (COLD, QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
+    "clone-8.2": (COLD, NEW_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
+    "clone-11.1": (COLD, NEWEST_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
     "clone-with-disks": (
         replace(COLD, disks=DISKS), QEMU,
-        replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=(19, 20), below=((), ())),
+        replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23, disks=((19,), (20,))),
     ),
     "virtiofs": (
         replace(COLD, shares=FOLDERS), QEMU,
-        replace(PLUGS, folders=(19, 20), ram=Ram(RAM, private=False)),
+        replace(LAUNCH, folders=(19, 20), ram=17),
     ),
     "virtiofs-template": (
-        replace(COLD, shares=FOLDERS), QEMU, replace(PLUGS, ram=Ram(RAM, private=False)),
+        replace(COLD, shares=FOLDERS), QEMU, replace(LAUNCH, ram=17),
     ),
     "virtiofs-clone": (
         replace(COLD, shares=FOLDERS), QEMU,
         replace(
-            PLUGS, layers=(13, 14, 18), folders=(19, 20), ram=Ram(RAM, private=False), incoming=23
+            LAUNCH, layers=(13, 14, 18), folders=(19, 20), ram=17, incoming=23
         ),
     ),
-    "seed": (replace(COLD, seed=Path("/run/m/seed.iso")), QEMU, replace(PLUGS, seed=19)),
+    "seed": (replace(COLD, seed=Path("/run/m/seed.iso")), QEMU, replace(LAUNCH, seed=19)),
     "clone-with-a-chained-disk": (
         replace(COLD, disks=(CHAINED,), seed=Path("/templates/key/seed.iso")), QEMU,
         replace(
-            PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=(19,), below=((20, 21),), seed=22
+            LAUNCH, layers=(13, 14, 18), ram=17, incoming=23, disks=((19, 20, 21),), seed=22
         ),
     ),
 }  # fmt: skip
 
 
+def words_of(spec: DomainSpec, qemu: Abilities, launch: Launch) -> list[str]:
+    cpu = "host" if spec.accelerator is Accelerator.KVM else "max"
+    return command_line(replace(launch, spec=spec), qemu, cpu)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_command_line_is_the_one_written_down(name: str) -> None:
-    spec, qemu, plugs = CASES[name]
-    cpu = "host" if spec.accelerator is Accelerator.KVM else "max"
-    text = "\n".join(command_line(spec, qemu, cpu, plugs)) + "\n"
+    text = "\n".join(words_of(*CASES[name])) + "\n"
     if os.environ.get("BELLJAR_GOLDEN") == "write":
         (GOLDEN / f"{name}.txt").write_text(text)
     assert text == (GOLDEN / f"{name}.txt").read_text()
@@ -110,26 +107,26 @@ def devices(words: list[str]) -> list[str]:
 
 
 def test_a_clone_has_the_devices_of_its_template_in_the_same_order() -> None:
-    template, clone = (command_line(*CASES[name][:2], "max", CASES[name][2]) for name in ("template", "clone"))
+    template, clone = (words_of(*CASES[name]) for name in ("template", "clone"))
     assert devices(template) == devices(clone)
 
 
 def test_nothing_listens_and_nothing_has_a_name_on_disk() -> None:
     for name in ("cold", "clone", "template", "network-and-shares"):
-        words = command_line(*CASES[name][:2], "max", CASES[name][2])
+        words = words_of(*CASES[name])
         assert not any(
             "server" in word or "path=/run" in word or "/scratch" in word or "/images" in word for word in words
         )
 
 
 def test_a_path_with_commas_stays_one_path() -> None:
-    words = command_line(*CASES["network-and-shares"][:2], "max", CASES["network-and-shares"][2])
+    words = words_of(*CASES["network-and-shares"])
     assert "local,id=share0,path=/data,,with,,commas,security_model=none,multidevs=remap,readonly=on" in words
 
 
 def test_every_json_word_is_json() -> None:
     for name in CASES:
-        for word in command_line(*CASES[name][:2], "max", CASES[name][2]):
+        for word in words_of(*CASES[name]):
             if word.startswith("{"):
                 assert isinstance(json.loads(word), dict)
 
@@ -185,15 +182,13 @@ def test_a_share_may_be_another_folder_and_another_mode_in_each_clone() -> None:
 
 
 def test_a_clone_with_folders_by_virtiofs_begins_with_the_hardware_of_its_template() -> None:
-    template, clone = (
-        command_line(*CASES[name][:2], "max", CASES[name][2]) for name in ("virtiofs-template", "virtiofs-clone")
-    )
+    template, clone = (words_of(*CASES[name]) for name in ("virtiofs-template", "virtiofs-clone"))
     assert devices(template) == devices(clone)
     assert not any("vhost-user" in word for word in clone)
 
 
 def test_a_cold_start_has_the_folders_from_its_beginning() -> None:
-    words = devices(command_line(*CASES["virtiofs"][:2], "max", CASES["virtiofs"][2]))
+    words = devices(words_of(*CASES["virtiofs"]))
     assert [word for word in words if word.startswith("vhost-user-fs-pci,")] == [
         "vhost-user-fs-pci,tag=share0,queue-size=1024,chardev=folder0,bus=port0",
         "vhost-user-fs-pci,tag=share2,queue-size=1024,chardev=folder1,bus=port1",
@@ -210,24 +205,22 @@ def test_how_many_folders_by_virtiofs_a_machine_has_is_part_of_its_hardware_and_
 
 
 def test_a_folder_without_its_line_is_a_mistake() -> None:
-    with pytest.raises(IndexError):
-        command_line(replace(COLD, shares=FOLDERS[:1]), QEMU, "max", replace(PLUGS, folders=(19, 20)))
+    with pytest.raises(ValueError):
+        words_of(replace(COLD, shares=FOLDERS[:1]), QEMU, replace(LAUNCH, folders=(19, 20)))
 
 
 def test_each_machine_has_a_uuid_of_its_own() -> None:
     from uuid import UUID
 
-    assert UUID(machine_uuid("0123456789ab")).version == 4
-    assert machine_uuid("0123456789ab") != machine_uuid("0123456789ac")
+    assert UUID(guest_uuid("0123456789ab")).version == 4
+    assert guest_uuid("0123456789ab") != guest_uuid("0123456789ac")
 
 
 # -- further disks -----------------------------------------------------------------------------------------------------
 
 
 def test_further_disks_leave_every_other_device_in_its_place() -> None:
-    template, clone = (
-        command_line(*CASES[name][:2], "max", CASES[name][2]) for name in ("template", "clone-with-disks")
-    )
+    template, clone = (words_of(*CASES[name]) for name in ("template", "clone-with-disks"))
     assert devices(clone)[: len(devices(template))] == devices(template)
     assert hardware(CASES["clone-with-disks"][0], QEMU, "max") == hardware(COLD, QEMU, "max")
 
@@ -241,19 +234,19 @@ def test_each_further_disk_has_a_place_of_its_own_at_the_end_of_the_bus() -> Non
 
 
 def test_a_read_only_disk_cannot_be_written_to_and_the_other_is_never_flushed() -> None:
-    words = command_line(*CASES["clone-with-disks"][:2], "max", CASES["clone-with-disks"][2])
+    words = words_of(*CASES["clone-with-disks"])
     nodes = {
         node["node-name"]: node
         for node in (json.loads(word) for word in words if word.startswith("{"))
         if "node-name" in node
     }
-    assert nodes["x-packed0"]["read-only"] and nodes["x-packed0-file"]["read-only"]
-    assert "read-only" not in nodes["x-scratch"] and nodes["x-scratch"]["cache"] == {"no-flush": True}
+    assert nodes["x-packed0-0"]["read-only"] and nodes["x-packed0-0-file"]["read-only"]
+    assert "read-only" not in nodes["x-scratch-0"] and nodes["x-scratch-0"]["cache"] == {"no-flush": True}
 
 
 def test_a_disk_without_a_descriptor_is_a_mistake() -> None:
     with pytest.raises(ValueError):
-        command_line(replace(COLD, disks=DISKS), QEMU, "max", PLUGS)
+        words_of(replace(COLD, disks=DISKS), QEMU, LAUNCH)
 
 
 def test_a_disc_is_part_of_the_hardware_and_further_disks_are_not() -> None:
@@ -264,13 +257,13 @@ def test_a_disc_is_part_of_the_hardware_and_further_disks_are_not() -> None:
 
 
 def test_few_workers_where_their_stacks_count() -> None:
-    words = command_line(COLD, NEWEST_QEMU, "max", replace(PLUGS, workers=8))
+    words = words_of(COLD, NEWEST_QEMU, replace(LAUNCH, workers=8))
     assert ("-object", "main-loop,id=main-loop,thread-pool-max=8") in pairwise(words)
-    assert not any("main-loop" in word for word in command_line(COLD, NEWEST_QEMU, "max", PLUGS))
-    assert not any("main-loop" in word for word in command_line(COLD, QEMU, "max", replace(PLUGS, workers=8)))
+    assert not any("main-loop" in word for word in words_of(COLD, NEWEST_QEMU, LAUNCH))
+    assert not any("main-loop" in word for word in words_of(COLD, QEMU, replace(LAUNCH, workers=8)))
 
 
 def test_a_device_state_has_the_address_that_this_qemu_takes_for_files() -> None:
     assert state_address(23, QEMU) == "fd:23"
     assert state_address("state", QEMU) == "fd:state"
-    assert state_address(23, NEW_QEMU) == state_address("state", NEW_QEMU) == "file:/dev/fdset/99"
+    assert state_address(23, NEW_QEMU) == "file:/dev/fdset/23"

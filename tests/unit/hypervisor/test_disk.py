@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import ImageCorrupt
-from belljar.hypervisor.qemu.process.launch import layers
+from belljar.hypervisor.qemu.process.launch import Wiring
+
+
+def layers(top: Path) -> list[Path]:
+    with Wiring((0, 0)) as wires:
+        return list(wires.disk(top))
 
 
 def qcow2(path: Path, backing: str = "", length: int | None = None) -> Path:

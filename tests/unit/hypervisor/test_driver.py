@@ -15,13 +15,12 @@ from tests.unit.hypervisor.test_template import make
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, TemplateError
 from belljar.host.processes import start_time
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, load
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, guest_uuid, load
 from belljar.hypervisor.qemu import driver, host, proof
-from belljar.hypervisor.qemu.cmdline import machine_uuid
+from belljar.hypervisor.qemu.cmdline import marked
 from belljar.hypervisor.qemu.domain import translate
-from belljar.hypervisor.qemu.driver import marked
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import Wiring, wiring
+from belljar.hypervisor.qemu.process.launch import Wiring
 from belljar.hypervisor.qemu.template.folders import DISK
 from belljar.model import MIB
 
@@ -32,9 +31,8 @@ from belljar.model import MIB
         ([b"/usr/bin/qemu-system-x86_64", b"-nodefaults", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
         ([b"/usr/libexec/qemu-kvm", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], "0123456789ab"),
         ([b"/usr/bin/setpriv", b"--", b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
-        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", machine_uuid("0123456789ab").encode()], "0123456789ab"),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", guest_uuid("0123456789ab").encode()], "0123456789ab"),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", b"somebody-elses"], None),
-        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=somebody-elses"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),
         ([b"/usr/bin/qemu-system-x86_64"], None),
@@ -197,7 +195,7 @@ def test_a_qemu_that_is_missing_is_an_error_before_anything_is_made(tmp_path: Pa
 def test_a_file_of_ours_is_lent_by_a_path_that_needs_no_walk(tmp_path: Path) -> None:
     (tmp_path / "kernel").write_bytes(b"kernel")
     (tmp_path / "kernel").chmod(0o644)
-    with wiring((os.geteuid() + 1, 1)) as wires:
+    with Wiring((os.geteuid() + 1, 1)) as wires:
         path = wires.readable(tmp_path / "kernel")
         assert Path(path).read_bytes() == b"kernel"
         assert len(wires.fds) == 1
@@ -206,7 +204,7 @@ def test_a_file_of_ours_is_lent_by_a_path_that_needs_no_walk(tmp_path: Path) -> 
 def test_a_file_that_qemus_user_may_not_read_is_lent_as_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernel").write_bytes(b"kernel")
     (tmp_path / "kernel").chmod(0o600)
-    with wiring((os.geteuid() + 1, 1)) as wires:
+    with Wiring((os.geteuid() + 1, 1)) as wires:
         path = wires.readable(tmp_path / "kernel")
         assert Path(path).read_bytes() == b"kernel"
         assert os.stat(path).st_mode & stat.S_IROTH
@@ -218,7 +216,7 @@ def test_a_file_that_qemus_user_may_not_read_is_lent_as_a_copy(tmp_path: Path, m
 
 def test_a_missing_file_and_a_link_are_not_lent(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
-    with wiring((0, 0)) as wires:
+    with Wiring((0, 0)) as wires:
         with pytest.raises(ImageCorrupt, match="missing"):
             wires.open(tmp_path / "gone", os.O_RDONLY)
         with pytest.raises(HostError, match="cannot be opened"):
@@ -263,7 +261,7 @@ def test_a_clone_is_not_mixed_of_a_template_and_its_successor(tmp_path: Path, mo
     monkeypatch.setattr(hypervisor, "_run", lambda *_: started.append("mixed"))
     opened = Wiring.disk
 
-    def then_made_anew(wires: Wiring, overlay: Path) -> tuple[int, ...]:
+    def then_made_anew(wires: Wiring, overlay: Path) -> dict[Path, int]:
         fds = opened(wires, overlay)
         make(hypervisor._templates, created=2000.0)
         return fds

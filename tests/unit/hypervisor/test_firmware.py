@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.hypervisor.test_cmdline import COLD, PLUGS, QEMU
+from tests.unit.hypervisor.test_cmdline import COLD, LAUNCH, QEMU
 
 from belljar.errors import CommandMissing
 from belljar.hypervisor import Accelerator, Boot, Settings
@@ -28,9 +28,9 @@ def hypervisor(tmp_path: Path) -> QemuHypervisor:
 
 def test_only_a_disk_that_boots_by_uefi_gets_it() -> None:
     assert uses_uefi(UEFI.boot) and not uses_uefi(Boot()) and not uses_uefi(replace(COLD.boot, firmware=Firmware.UEFI))
-    plugs = replace(PLUGS, kernel="", initrd="", firmware="/x/OVMF.fd")
-    assert kernel(UEFI, plugs)[:2] == ["-bios", "/x/OVMF.fd"]
-    assert "-bios" not in kernel(replace(COLD, boot=Boot()), replace(plugs, firmware=""))
+    launch = replace(LAUNCH, spec=UEFI, kernel="", initrd="", firmware="/x/OVMF.fd")
+    assert kernel(launch)[:2] == ["-bios", "/x/OVMF.fd"]
+    assert "-bios" not in kernel(replace(launch, spec=replace(COLD, boot=Boot()), firmware=""))
 
 
 def test_another_firmware_is_another_template(hypervisor: QemuHypervisor, tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_another_firmware_is_another_template(hypervisor: QemuHypervisor, tmp_pa
 
 
 def test_a_clone_is_started_with_the_firmware_of_its_template() -> None:
-    plugs = replace(PLUGS, kernel="", initrd="", firmware="/x/OVMF.fd")
-    assert kernel(UEFI, plugs) == kernel(UEFI, replace(plugs, incoming=True))
+    launch = replace(LAUNCH, spec=UEFI, kernel="", initrd="", firmware="/x/OVMF.fd")
+    assert kernel(launch) == kernel(replace(launch, incoming=17))
 
 
 def test_a_host_without_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ import pytest
 from belljar.errors import CommandMissing, NoGuard
 from belljar.host.guard.egress import Egress, is_own, rule
 from belljar.host.guard.traffic import Call, Refusal
-from belljar.hypervisor.qemu.network.guard import QemuGuard, prove
-from belljar.hypervisor.qemu.process.launch import spawn
+from belljar.hypervisor.qemu.guard import QemuGuard, prove
 
 PROGRAM = str(Path(__file__).with_name("guarded.py"))
 METADATA = ("169.254.169.254", 80)
@@ -44,7 +43,7 @@ class Under:
         said, theirs = os.pipe2(os.O_CLOEXEC)
         try:
             argv = [sys.executable, "-I", PROGRAM, *map(str, words)]
-            pid = self.guard.spawn(spawn, argv, fds, theirs)
+            pid = self.guard.spawn(argv, fds, theirs)
         finally:
             os.close(theirs)
         with open(said, "rb") as file:
@@ -195,7 +194,7 @@ def test_a_guard_that_fails_lets_nothing_out(monkeypatch: pytest.MonkeyPatch, se
     def fails(*_: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("belljar.hypervisor.qemu.network.guard.QemuGuard._judge", fails)
+    monkeypatch.setattr("belljar.hypervisor.qemu.guard.QemuGuard._judge", fails)
     under = Under(allowing("0.0.0.0/0"))
     assert "ENOSYS" in str(under.run("connect", "127.0.0.1", port_of(server)))
     (told,) = under.told
@@ -212,7 +211,7 @@ def test_system_calls_by_foreign_numbers_are_the_end(abi: str) -> None:
 def test_a_program_that_does_not_exist_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     with pytest.raises(CommandMissing):
-        QemuGuard(Egress(), lambda item: True).spawn(spawn, ["/nowhere/qemu"], [], 2)
+        QemuGuard(Egress(), lambda item: True).spawn(["/nowhere/qemu"], [], 2)
     assert threading.active_count() <= before  # those of earlier tests may end meanwhile
 
 
@@ -228,7 +227,7 @@ def test_its_threads_and_descriptors_end_with_the_child() -> None:
 def test_a_kernel_without_listeners_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.host.guard.seccomp.SYS_SECCOMP", 9999)
     with pytest.raises(NoGuard, match="no listener"):
-        QemuGuard(Egress(), lambda item: True).spawn(spawn, [sys.executable], [], 2)
+        QemuGuard(Egress(), lambda item: True).spawn([sys.executable], [], 2)
 
 
 def test_our_own_addresses_are_known_to_the_kernel() -> None:
@@ -242,7 +241,7 @@ def test_the_child_dies_with_the_process_that_guards_it() -> None:
     if guardian == 0:
         with suppress(BaseException):
             argv = ["/usr/bin/setpriv", "--pdeathsig=KILL", "--", "/bin/sleep", "600"]
-            pid = QemuGuard(Egress(), lambda item: True).spawn(spawn, argv, [], 2)
+            pid = QemuGuard(Egress(), lambda item: True).spawn(argv, [], 2)
             while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
                 time.sleep(0.01)
             os.write(writer, b"%d\n" % pid)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from belljar.errors import PlugRefused
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, PLUGGED_CPUS, Abilities
 from belljar.hypervisor.qemu.cmdline import SLOTS, command_line, hardware
-from belljar.hypervisor.qemu.process.launch import Plugs
+from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, pieces, processors
-from belljar.model import GIB, MIB, NetworkMode
+from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 QEMU = Abilities("/usr/bin/qemu", "x", (7, 2, 22), "QEMU 7.2", frozenset(DEVICES), frozenset(FEATURES))
 FRAME = Frame(1, 512 * MIB, 8 * GIB, 16, 64 * GIB, words=WORDS)
@@ -23,6 +23,7 @@ SPEC = DomainSpec(
     disk=Path("/d"), disk_size=8 * GIB, accelerator=Accelerator.TCG, folder=Path("/f"), frame=FRAME,
 )  # fmt: skip
 CARD = Nic(NetworkMode.USER, "52:54:00:00:00:01")
+FOLDER = SharedFolder("share0", "/data", readonly=True, kind=ShareKind.VIRTIOFS)
 
 
 def slot(number: int, *, taken: bool = False) -> dict[str, Any]:
@@ -35,7 +36,7 @@ SLOTS_OF_CPUS = [slot(3), slot(2), slot(1), slot(0, taken=True)]  # QEMU tells t
 
 def test_a_machine_of_the_templates_size_is_plugged_nothing() -> None:
     assert SPEC.growth == frozenset()
-    assert commands(SPEC, None, is_shared=False) == []
+    assert commands(SPEC, None) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_no_piece_of_memory_is_more_than_what_is_there_can_keep_books_of() -> No
 
 
 def test_what_is_plugged_is_what_is_missing() -> None:
-    wanted = commands(replace(SPEC, cpus=3, memory=GIB, disk_size=9 * GIB), SLOTS_OF_CPUS, is_shared=False)
+    wanted = commands(replace(SPEC, cpus=3, memory=GIB, disk_size=9 * GIB), SLOTS_OF_CPUS)
     assert wanted == [
         ("object-add", {"qom-type": "memory-backend-ram", "id": "more0", "size": 512 * MIB}),
         ("device_add", {"driver": "pc-dimm", "id": "dimm0", "memdev": "more0"}),
@@ -90,7 +91,7 @@ def test_what_is_plugged_is_what_is_missing() -> None:
 
 
 def test_memory_that_others_map_too_is_shared_with_them() -> None:
-    backend = commands(replace(SPEC, memory=GIB), None, is_shared=True)[0][1]
+    backend = commands(replace(SPEC, memory=GIB, shares=(FOLDER,)), None)[0][1]
     assert (backend["qom-type"], backend["share"]) == ("memory-backend-memfd", True)
 
 
@@ -118,7 +119,5 @@ def test_a_frame_is_offered_where_qemu_can_plug_and_the_machine_fits() -> None:
 
 @pytest.mark.parametrize(("cpus", "is_single"), [(1, True), (2, False)])
 def test_a_machine_of_one_processor_is_emulated_by_one_thread(cpus: int, is_single: bool) -> None:
-    words = command_line(
-        replace(SPEC, cpus=cpus), QEMU, "max", Plugs(10, 11, 12, layers=(13,), kernel="/k", initrd="/i")
-    )
+    words = command_line(Launch(replace(SPEC, cpus=cpus), layers=(13,), kernel="/k", initrd="/i"), QEMU, "max")
     assert words[words.index("-accel") + 1].endswith(",thread=single") == is_single

@@ -51,9 +51,3 @@ def test_a_broken_memory_is_no_answer(tmp_path: Path, rubbish: bytes) -> None:
 def test_another_kernel_qemu_host_or_processor_asks_again() -> None:
     names = {proof.memory_name(*words) for words in (("a", "b", "c", "d"), ("x", "b", "c", "d"), ("a", "x", "c", "d"), ("a", "b", "x", "d"), ("a", "b", "c", "x"))}  # fmt: skip
     assert len(names) == 5
-
-
-def test_the_boot_sector_is_one() -> None:
-    assert len(proof.BOOT_SECTOR) == 512
-    assert proof.BOOT_SECTOR.endswith(b"\x55\xaa")
-    assert proof.BOOT_SECTOR.index(proof.SIGNS[0]) == 0x15  # where its code looks for the text

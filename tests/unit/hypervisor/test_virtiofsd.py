@@ -7,21 +7,22 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.hypervisor.test_cmdline import COLD
+from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 
 from belljar.errors import BelljarError, CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
-from belljar.hypervisor.qemu import driver, virtiofs
-from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
+from belljar.hypervisor.qemu import virtiofs
+from belljar.hypervisor.qemu.cmdline import marked, served_devices
+from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
-from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, device_on_port, end, serve, served
+from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, end, serve, served
 from belljar.model import MIB, ShareKind
 
 # In place of virtiofsd: takes the connection, says that it is there, and does what it is told.
@@ -296,9 +297,9 @@ class PlayedQemu:
     """A domain whose process does nothing; the test speaks for its monitor."""
 
     def __init__(self, folder: Path, servers: list[FolderServer]) -> None:
-        lines = Lines()
+        lines = Lines("monitor", "channel", "console")
         self._lines = lines
-        launch = Launch(replace(COLD, folder=folder), "testing", ())
+        launch = Launch(replace(COLD, folder=folder), (), "testing")
         self.domain = QemuDomain(launch, ["/bin/sleep", "1000"], [], lines, servers, timeout=10)
         self.monitor: socket.socket = lines.theirs["monitor"]
         self._buffer = b""
@@ -328,8 +329,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def plugged(*devices: dict[str, object]) -> Growing:
-    return Growing(lambda _: [("device_add", device) for device in devices])
+def plugged(*devices: dict[str, object]) -> Callable[[object], list[Command]]:
+    return lambda _: [("device_add", device) for device in devices]
 
 
 async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
@@ -344,7 +345,7 @@ async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
 async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs(folder: Path) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0"), device_on_port(1, "share2")))
+        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         first = qemu.said()
         assert [one["execute"] for one in first] == [
@@ -373,8 +374,7 @@ async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs
 async def test_a_disk_grows_when_the_clone_runs_for_newer_qemus_refuse_it_before(folder: Path, is_paused: bool) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        growing = Growing(lambda _: [("block_resize", {"size": 7}), ("device_add", {"id": "cpu1"})])
-        qemu.domain.go_on("fd:7", growing)
+        qemu.domain.go_on("fd:7", lambda _: [("block_resize", {"size": 7}), ("device_add", {"id": "cpu1"})])
         connecting = asyncio.ensure_future(qemu.domain.connect())
         pausing = asyncio.ensure_future(qemu.domain.pause()) if is_paused else None
         await asyncio.sleep(0)
@@ -402,7 +402,7 @@ async def test_a_device_that_qemu_refuses_is_a_failed_start(folder: Path) -> Non
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0")))
+        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS[:1]))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said():
             qemu.says({"return": {}, "id": one["id"]})
@@ -423,8 +423,7 @@ async def test_qemu_is_asked_for_its_processors_before_it_loads_and_a_clone_with
 
     qemu = PlayedQemu(folder, [])
     try:
-        growing = Growing(lambda slots: [("device_add", one) for one in processors(2, slots)], wants_cpus=True)
-        qemu.domain.go_on("fd:7", growing)
+        qemu.domain.go_on("fd:7", lambda slots: [("device_add", it) for it in processors(2, slots)], asks_cpus=True)
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said():
             asked = one["execute"] == "query-hotpluggable-cpus"
@@ -443,7 +442,7 @@ async def test_a_qemu_that_ends_while_it_loads_is_not_waited_for(folder: Path) -
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0")))
+        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS[:1]))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said()[:1]:
             qemu.says({"return": {}, "id": one["id"]})
@@ -472,4 +471,4 @@ async def test_a_server_that_ends_is_told_of_and_one_that_ends_with_its_qemu_is_
 
 
 def test_the_mark_of_qemu_is_not_the_mark_of_a_server() -> None:
-    assert driver.marked([b"virtiofsd:belljar-0123456789ab:share0"]) is None
+    assert marked([b"virtiofsd:belljar-0123456789ab:share0"]) is None

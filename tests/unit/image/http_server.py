@@ -13,7 +13,7 @@ from pathlib import Path
 
 from belljar.image import Settings
 from belljar.image.intake import fetch
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 
 
 @dataclass
@@ -162,6 +162,6 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def get(url: str, folder: Path, settings: Settings, *, is_pinned: bool = False) -> bytes:
+def get(url: str, folder: Path, settings: Settings) -> bytes:
     """The file at this address, downloaded."""
-    return fetch.download(url, folder, settings, Silent(), is_pinned=is_pinned).read_bytes()
+    return fetch.download(url, folder, settings, Progress()).read_bytes()

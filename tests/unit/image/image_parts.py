@@ -16,6 +16,7 @@ from typing import Any
 
 from belljar.host import commands
 from belljar.image.store.store import Store
+from belljar.jobs.disks import survey
 from belljar.model import MIB
 
 
@@ -136,4 +137,6 @@ def house(store: Store, root: Path | None = None) -> Any:
     """What verbs for images use of a house; with a *root*, machines of the image `base` look into disks."""
     settings = SimpleNamespace(image=replace(store.settings, default="base"))
     workshop = Looking(root, store.folder.parent / "told.tar") if root else None
-    return SimpleNamespace(images=store, settings=settings, workshop=lambda: workshop)
+    house = SimpleNamespace(images=store, settings=settings, workshop=lambda: workshop)
+    store.surveyor = lambda *disk: survey(house, *disk)  # type: ignore[arg-type]
+    return house

@@ -19,7 +19,7 @@ from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.images import Images
 from belljar.image.intake import intake
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.image.site import publish
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
@@ -64,7 +64,7 @@ class Site:
     def put(self, name: str, content: bytes, *, by: str = "", **more: Any) -> Image:
         """Publish an image, by the site's keys or by a delegate's."""
         image = self.make(None, content, to=self.publisher, **more)
-        self.change(lambda repository: repository.put(self.publisher, name, image, Silent()), by=by)
+        self.change(lambda repository: repository.put(self.publisher, name, image, Progress()), by=by)
         return image
 
     def change(self, change: Callable[[publish.Repository], object] = bool, *, by: str = "") -> publish.Repository:

@@ -16,6 +16,7 @@ from belljar.host import commands
 from belljar.image import Image
 from belljar.image.build import debian as build
 from belljar.image.build.debian import Recipe
+from belljar.image.images import DEFAULT_NAME
 from belljar.image.store.store import Store
 
 SOURCES = ["deb http://mirror/debian bookworm main"]
@@ -157,7 +158,10 @@ def test_two_who_need_the_default_image_build_it_once(
     fake_program(tmp_path / "bin", "mmdebstrap", script, monkeypatch)
     store.settings = replace(store.settings, max_size=16 << 30)
     images: list[Image] = []
-    both = [threading.Thread(target=lambda: images.append(store.ensure_default())) for _ in range(2)]
+    both = [
+        threading.Thread(target=lambda: (store.ensure(DEFAULT_NAME), images.append(store.resolve(DEFAULT_NAME))))
+        for _ in range(2)
+    ]
     for thread in both:
         thread.start()
     for thread in both:
@@ -178,30 +182,10 @@ def test_a_build_does_not_begin_without_room(store: Store, monkeypatch: pytest.M
         build.build(store, Recipe("bookworm"))
 
 
-TARGETS = """\
-Google|Google|http://packages.example/apt/
-Debian|Debian|http://mirror.example/debian/
-Debian|Debian|http://other.example/debian/
-Debian|Debian-Security|http://mirror.example/debian-security/
-"""
-
-
-def test_packages_come_from_where_this_hosts_come_from() -> None:
-    assert build.read_targets(TARGETS) == ("http://mirror.example/debian", "http://mirror.example/debian-security")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "garbage\n", "Ubuntu|Ubuntu|http://ubuntu.example/ubuntu\n", "Debian|Debian|cdrom:[x]/\n", "Debian|Debian|\n"],
-)
-def test_a_host_that_is_no_debian_gets_debians_own_mirror(text: str) -> None:
-    assert build.read_targets(text) == (build.DEFAULT, build.DEFAULT_SECURITY)
-
-
 def test_the_mirror_of_the_settings_goes_first() -> None:
     assert build.sources("trixie", "http://local/debian/") == [
         "deb http://local/debian trixie main",
         "deb http://local/debian trixie-updates main",
         "deb http://local/debian-security trixie-security main",
     ]
-    assert build.DEFAULT_SECURITY in build.sources("bookworm", "http://local/archive")[-1]
+    assert f"{build.DEFAULT}-security" in build.sources("bookworm", "http://local/archive")[-1]

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.image.authority import DAY, NOW, Holder, authority, holder
 
 from belljar.errors import SignatureRefused
-from belljar.image.intake.chain import check_chain
+from belljar.image.intake.signature import check_chain
 
 DN = "/DC=org/DC=grid/CN=image signer"
 

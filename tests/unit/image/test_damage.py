@@ -17,13 +17,13 @@ from tests.unit.image.site import Site
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import ImageCorrupt
+from belljar.findings import Grade
 from belljar.image import Image, Settings, layer_name
 from belljar.image.images import Images
 from belljar.image.intake.sources import Order, bring
 from belljar.image.site import sync
 from belljar.image.store.store import Store
 from belljar.jobs import doctor as checks
-from belljar.jobs.doctor import Grade
 from belljar.model import Context
 
 Publish = Callable[..., Image]

@@ -11,6 +11,7 @@ from tests.unit.image.image_parts import gpt, mbr
 from belljar.errors import ImageCorrupt, ImageUnfit
 from belljar.image.intake import disk as disks
 from belljar.image.intake import intake
+from belljar.image.progress import Progress
 from belljar.model import MIB
 
 ESP_AT = 2048
@@ -78,6 +79,6 @@ def test_a_gpt_of_four_billion_entries_of_the_largest_size_is_read_to_a_bound(tm
 def test_a_firmware_the_disk_has_nothing_for_is_refused(tmp_path: Path, asked: str, says: str) -> None:
     disk = as_esp(empty(tmp_path / "disk"))
     with pytest.raises(ImageUnfit, match=says):
-        intake._chosen(disk, intake.Boot(), intake.Origin("test", "x", firmware=asked))
-    chosen = intake._chosen(disk, intake.Boot(), intake.Origin("test", "x", firmware="uefi"))
-    assert chosen.facts["use_firmware"] == "uefi"
+        intake._start(intake.Origin("test", "x", firmware=asked), None, disks.firmware_kinds(disk), Progress())
+    boot = intake._start(intake.Origin("test", "x", firmware="uefi"), None, ["uefi"], Progress())
+    assert boot.facts["use_firmware"] == "uefi"

@@ -58,9 +58,9 @@ def test_over_the_limit_the_least_recently_used_goes_first(cache: Store) -> None
     oldest = cache.find("one").disk.parent
     assert gone(cache) == [oldest]
     assert names(cache) == {"two", "three", "mine"}
-    sweep.make_room(cache, each)
+    list(sweep.evict(cache, needed=each))
     assert names(cache) == {"three", "mine"}
-    sweep.make_room(cache, 100 * each)
+    list(sweep.evict(cache, needed=100 * each))
     assert names(cache) == {"mine"}
 
 
@@ -71,16 +71,18 @@ def test_a_machines_start_counts_as_use(cache: Store) -> None:
     assert sweep.last_used(cache.find("one")) > before
 
 
-def test_what_is_held_needed_or_named_stays(cache: Store) -> None:
-    limited(cache, cache_limit=1, keep=("thr*",), default="two")
-    with cache.hold(cache.find("one"), "m1"):
-        used(cache.find("one"), NOW - 30 * DAY)
+def test_what_is_held_needed_or_the_default_stays(cache: Store) -> None:
+    limited(cache, cache_limit=1, default="two")
+    one, three = cache.find("one"), cache.find("three")
+    needed = [three.digest]
+    cache.users = lambda digest: ["template x"] if digest in needed else []
+    with cache.hold(one, "m1"):
+        used(one, NOW - 30 * DAY)
         assert gone(cache, dry_run=True) == gone(cache) == []
-    used(cache.find("one"), NOW - 30 * DAY)
-    one = cache.find("one")
-    cache.users = lambda digest: ["template x"] if digest == one.digest else []
+    used(one, NOW - 30 * DAY)
+    needed.append(one.digest)
     assert gone(cache) == []
-    cache.users = lambda digest: []
+    needed.remove(one.digest)
     assert gone(cache) == [one.disk.parent] and names(cache) == {"two", "three", "mine"}
 
 

@@ -20,7 +20,7 @@ from belljar.image import Image
 from belljar.image.boot import kernel, modules
 from belljar.image.intake import disk, intake, sandbox
 from belljar.image.intake.survey import Survey
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.image.store.store import Store
 from belljar.model import MIB
 
@@ -33,7 +33,7 @@ def take(store: Store, disk: Path, root: Path | None = None, number: int = 0, **
     with intake.draft(store, "test") as folder:
         raw = folder / "disk.raw"
         commands.run(["cp", "--sparse=always", str(disk), str(raw)], timeout=30)
-        return intake.take(store, folder, raw, intake.Origin("test", "small", **origin), Silent(), look)  # type: ignore[arg-type]
+        return intake.take(store, folder, raw, intake.Origin("test", "small", **origin), Progress(), surveyor=look)  # type: ignore[arg-type]
 
 
 def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Path) -> None:

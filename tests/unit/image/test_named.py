@@ -13,8 +13,9 @@ from tests.unit.image.image_parts import ext4
 from belljar.errors import DownloadFailed, ImageUnknown, InputMissing
 from belljar.host.locks import try_lock
 from belljar.image import is_source, name_of
-from belljar.image.intake import fetch, named
-from belljar.image.store.store import NAME, Store, check_name
+from belljar.image.images import Images
+from belljar.image.intake import fetch
+from belljar.image.store.store import NAME, check_name
 from belljar.model import MIB
 
 NOW = 1_800_000_000.0
@@ -57,85 +58,85 @@ def test_a_source_has_a_name_of_its_own_in_the_store(source: str) -> None:
 
 
 def test_an_image_is_found_by_its_address_once_it_is_imported(
-    store: Store, server: Server, disks: tuple[bytes, bytes]
+    store: Images, server: Server, disks: tuple[bytes, bytes]
 ) -> None:
     url = server.put("/disk.raw", disks[0])
     with pytest.raises(ImageUnknown, match="the image of http://"):
         store.resolve(url)
-    named.ensure(store, url, now=NOW)
+    store.ensure(url, now=NOW)
     assert store.resolve(url).virtual_size == 2 * MIB and store.resolve(url).source == url
     asked = len(server.requests)
-    named.ensure(store, url, now=NOW + store.settings.sync_interval - 1)
+    store.ensure(url, now=NOW + store.settings.sync_interval - 1)
     assert len(server.requests) == asked  # nobody is asked so soon again
 
 
 def test_it_is_imported_again_when_the_server_has_another(
-    store: Store, server: Server, disks: tuple[bytes, bytes]
+    store: Images, server: Server, disks: tuple[bytes, bytes]
 ) -> None:
     url = server.put("/disk.raw", disks[0])
-    named.ensure(store, url, now=NOW)
+    store.ensure(url, now=NOW)
     first = store.resolve(url)
     later = NOW + store.settings.sync_interval
-    named.ensure(store, url, now=later)
+    store.ensure(url, now=later)
     assert store.resolve(url).digest == first.digest
     server.put("/disk.raw", disks[1], etag='"v2"')
-    named.ensure(store, url, now=later)
+    store.ensure(url, now=later)
     assert store.resolve(url).digest == first.digest  # not asked yet
-    named.ensure(store, url, now=later + store.settings.sync_interval)
+    store.ensure(url, now=later + store.settings.sync_interval)
     assert store.resolve(url).virtual_size == 3 * MIB
     assert store.find(first.digest).names == ()  # `gc` takes it when nobody uses it
 
 
-def test_a_file_is_imported_again_when_it_changes(store: Store, tmp_path: Path, disks: tuple[bytes, bytes]) -> None:
+def test_a_file_is_imported_again_when_it_changes(store: Images, tmp_path: Path, disks: tuple[bytes, bytes]) -> None:
     path = tmp_path / "disk.raw"
     path.write_bytes(disks[0])
-    named.ensure(store, str(path), now=NOW)
+    store.ensure(str(path), now=NOW)
     path.write_bytes(disks[1])
     os.utime(path, (NOW, NOW))
-    named.ensure(store, str(path), now=NOW + 3600)
+    store.ensure(str(path), now=NOW + 3600)
     assert store.resolve(str(path)).virtual_size == 3 * MIB
 
 
 @pytest.mark.parametrize("broken", [{"status": 503}, {"data": b"<html>moved</html>", "etag": '"v2"'}])
 def test_the_one_that_is_here_is_used_while_no_other_can_be_had(
-    store: Store, server: Server, disks: tuple[bytes, bytes], broken: dict[str, object]
+    store: Images, server: Server, disks: tuple[bytes, bytes], broken: dict[str, object]
 ) -> None:
     url = server.put("/disk.raw", disks[0])
-    named.ensure(store, url, now=NOW)
+    store.ensure(url, now=NOW)
     server.put("/disk.raw", **broken)  # type: ignore[arg-type]
-    known = named.ensure(store, url, now=NOW + 3600)
-    assert known.problem and store.resolve(url).virtual_size == 2 * MIB
+    problem = store.ensure(url, now=NOW + 3600)
+    assert problem and store.resolve(url).virtual_size == 2 * MIB
     asked = len(server.requests)
-    assert named.ensure(store, url, now=NOW + 3601).problem == known.problem and len(server.requests) == asked
+    assert store.ensure(url, now=NOW + 3601) == problem and len(server.requests) == asked
     server.put("/disk.raw", disks[1], etag='"v3"')
-    assert named.ensure(store, url, now=NOW + 7200).problem == ""
+    assert store.ensure(url, now=NOW + 7200) == ""
     assert store.resolve(url).virtual_size == 3 * MIB
 
 
-def test_who_wants_it_meanwhile_waits_for_nobody(store: Store, server: Server, disks: tuple[bytes, bytes]) -> None:
+def test_who_wants_it_meanwhile_waits_for_nobody(store: Images, server: Server, disks: tuple[bytes, bytes]) -> None:
     url = server.put("/disk.raw", disks[0])
-    named.ensure(store, url, now=NOW)
-    lock = try_lock(store.work_folder(named.FOLDER) / f"{fetch.key(url)}.lock")
+    store.ensure(url, now=NOW)
+    lock = try_lock(store.work_folder("named") / f"{fetch.key(url)}.lock")
     assert lock is not None
     asked = len(server.requests)
-    named.ensure(store, url, now=NOW + 3600)
+    store.ensure(url, now=NOW + 3600)
     assert len(server.requests) == asked
     lock.release()
 
 
-def test_a_source_that_is_not_there_is_named(store: Store, server: Server, tmp_path: Path) -> None:
+def test_a_source_that_is_not_there_is_named(store: Images, server: Server, tmp_path: Path) -> None:
     with pytest.raises(DownloadFailed, match="404"):
-        named.ensure(store, f"{server.address}/missing", now=NOW)
+        store.ensure(f"{server.address}/missing", now=NOW)
     with pytest.raises(InputMissing, match="missing"):
-        named.ensure(store, str(tmp_path / "missing"), now=NOW)
+        store.ensure(str(tmp_path / "missing"), now=NOW)
 
 
-def test_a_disc_is_known_by_its_content(store: Store, tmp_path: Path) -> None:
+def test_a_disc_is_known_by_its_content(store: Images, tmp_path: Path) -> None:
     head = bytearray(0x11000)
     head[510:512] = b"\x55\xaa"  # discs that a memory stick boots as well have a partition table
     head[0x8000:0x8006] = b"\1CD001"
     head[0x8800:0x8820] = b"\0CD001\x01EL TORITO SPECIFICATION".ljust(32, b"\0")
     path = tmp_path / "micro.iso"
     path.write_bytes(bytes(head))
-    named.ensure(store, str(path), now=NOW)
+    store.ensure(str(path), now=NOW)
     assert store.resolve(str(path)).is_disc

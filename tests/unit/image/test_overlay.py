@@ -12,7 +12,7 @@ from belljar.errors import ImpossibleSize, NoSpace
 from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.store import qcow2
-from belljar.image.store.qcow2 import LARGEST_DISK, DiskOverlays
+from belljar.image.store.qcow2 import LARGEST_DISK, Overlays
 from belljar.model import GIB, MIB
 
 Publish = Callable[..., Image]
@@ -26,7 +26,7 @@ def test_a_disk_is_as_large_as_asked_in_whole_sectors(
     tmp_path: Path, settings: Settings, publish: Publish, asked: int | None, got: int
 ) -> None:
     path = tmp_path / "overlay.qcow2"
-    assert DiskOverlays(settings).create(path, publish("base"), asked) == got
+    assert Overlays(settings).create(path, publish("base"), asked) == got
     assert qcow2.virtual_size(path) == got
     assert commands.run(["qemu-img", "check", "-q", str(path)], timeout=30).code == 0
 
@@ -36,18 +36,18 @@ def test_a_disk_smaller_than_the_image_or_beyond_all_measure_is_impossible(
     tmp_path: Path, settings: Settings, publish: Publish, size: int
 ) -> None:
     with pytest.raises(ImpossibleSize):
-        DiskOverlays(settings).create(tmp_path / "overlay.qcow2", publish("base"), size)
+        Overlays(settings).create(tmp_path / "overlay.qcow2", publish("base"), size)
     assert not (tmp_path / "overlay.qcow2").exists()
 
 
 def test_a_full_host_is_told_before_the_machine_starts(tmp_path: Path, settings: Settings, publish: Publish) -> None:
-    overlays = DiskOverlays(replace(settings, reserve=1 << 60))
+    overlays = Overlays(replace(settings, reserve=1 << 60))
     with pytest.raises(NoSpace, match="free"):
         overlays.create(tmp_path / "overlay.qcow2", publish("base"), None)
 
 
 def test_discarding_is_idempotent(tmp_path: Path, settings: Settings, publish: Publish) -> None:
-    overlays, path = DiskOverlays(settings), tmp_path / "overlay.qcow2"
+    overlays, path = Overlays(settings), tmp_path / "overlay.qcow2"
     overlays.create(path, publish("base"), None)
     overlays.discard(path)
     overlays.discard(path)
@@ -57,7 +57,7 @@ def test_discarding_is_idempotent(tmp_path: Path, settings: Settings, publish: P
 def test_a_second_overlay_at_the_same_place_is_refused_and_the_first_stays(
     tmp_path: Path, settings: Settings, publish: Publish
 ) -> None:
-    overlays, path, image = DiskOverlays(settings), tmp_path / "overlay.qcow2", publish("base")
+    overlays, path, image = Overlays(settings), tmp_path / "overlay.qcow2", publish("base")
     overlays.create(path, image, None)
     with pytest.raises(FileExistsError):
         overlays.create(path, image, None)

@@ -16,7 +16,7 @@ from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLa
 from belljar.host import commands
 from belljar.image.intake import sources
 from belljar.image.intake.sandbox import check_qcow2, run
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.image.store import qcow2
 from belljar.model import GIB, MIB
 
@@ -118,7 +118,7 @@ def test_an_import_of_anything_ends_in_a_disk_or_a_refusal(
     folder = tmp_path_factory.mktemp("import")
     (folder / "blob").write_bytes(disk[: data.draw(st.integers(0, len(disk)) | st.just(len(disk)))])
     try:
-        raw, _ = sources.to_raw(folder / "blob", folder, LARGEST, Silent())
+        raw, _ = sources.to_raw(folder / "blob", folder, LARGEST, Progress())
     except BelljarError as exc:
         assert isinstance(exc, (ImageCorrupt, ImageTooLarge, ImageMismatch)), exc
     else:
@@ -168,7 +168,7 @@ def test_tables_and_counts_that_lie_are_refused(seeds: Seeds, tmp_path: Path, fo
     lie(form)(disk)
     (tmp_path / "blob").write_bytes(disk)
     with pytest.raises(ImageCorrupt):
-        sources.to_raw(tmp_path / "blob", tmp_path, LARGEST, Silent())
+        sources.to_raw(tmp_path / "blob", tmp_path, LARGEST, Progress())
 
 
 HEADERS: dict[str, tuple[int, str, int]] = {
@@ -204,7 +204,7 @@ def test_headers_that_lie_are_refused(seeds: Seeds, tmp_path: Path, trick: str) 
         (["create", "-f", "qcow2", "-o", "data_file={folder}/secret,data_file_raw=on", "{disk}", "4M"], "another file"),
         (["create", "-f", "qcow2", "--object", "secret,id=s,data=abc", "-o", "encrypt.format=aes,encrypt.key-secret=s", "{disk}", "4M"], "encrypted"),
         (["create", "-f", "qcow2", "-o", "cluster_size=2M", "{disk}", "1E"], "the limit is"),
-        (["create", "-f", "vmdk", "{disk}", "4M"], "VMware"),
+        (["create", "-f", "vmdk", "{disk}", "4M"], "neither a qcow2 file nor a disk"),
     ],
 )  # fmt: skip
 def test_what_qemu_img_itself_makes_hostile_is_refused(tmp_path: Path, argv: list[str], what: str) -> None:
@@ -213,5 +213,5 @@ def test_what_qemu_img_itself_makes_hostile_is_refused(tmp_path: Path, argv: lis
     words = [word.replace("{disk}", str(disk)).replace("{folder}", str(tmp_path)) for word in argv]
     commands.run(["qemu-img", *words], timeout=60)
     with pytest.raises((ImageCorrupt, ImageTooLarge), match=what):
-        sources.to_raw(disk, tmp_path, LARGEST, Silent())
+        sources.to_raw(disk, tmp_path, LARGEST, Progress())
     assert not (tmp_path / "disk.raw").exists()

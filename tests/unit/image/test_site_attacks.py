@@ -22,7 +22,7 @@ from belljar.errors import (
     RepositoryRefused,
 )
 from belljar.image.intake import intake
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.image.site import publish, source_of, sync
 from belljar.image.store import manifest
 
@@ -300,7 +300,7 @@ def test_a_signed_disk_that_opens_other_files_is_refused_all_the_same(site: Site
     with intake.draft(site.publisher, "evil") as folder:
         image(folder / manifest.DISK, HOSTILE["it has a backing file"], size=16 << 20)
         made = site.publisher.publish(folder, manifest.Facts("x", "", 1.0, "", 16 << 20, {}), None)
-    site.change(lambda repository: repository.put(site.publisher, "base", made, Silent()))
+    site.change(lambda repository: repository.put(site.publisher, "base", made, Progress()))
     site.trusting()
     refused(site, ImageCorrupt, "backing file")
 

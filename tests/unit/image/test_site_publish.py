@@ -25,7 +25,7 @@ from belljar.errors import (
 )
 from belljar.host import commands
 from belljar.host.locks import try_lock
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.image.site import publish, sync
 
 DAY = 86400.0
@@ -91,7 +91,7 @@ def test_a_corrupt_image_is_not_published(site: Site) -> None:
     with open(image.disk, "r+b") as file:
         file.write(b"x")
     with pytest.raises(ImageCorrupt):
-        site.change(lambda repository: repository.put(site.publisher, "base", image, Silent()))
+        site.change(lambda repository: repository.put(site.publisher, "base", image, Progress()))
     assert site.files() == []
 
 
@@ -104,7 +104,7 @@ def test_an_image_that_is_being_published_stays(site: Site, monkeypatch: pytest.
     image = site.make("base", b"1", to=site.publisher)
     monkeypatch.setattr(publish.Repository, "_packed", look)
     with pytest.raises(KeyboardInterrupt):
-        site.change(lambda repository: repository.put(site.publisher, "base", image, Silent()))
+        site.change(lambda repository: repository.put(site.publisher, "base", image, Progress()))
 
 
 def test_publishing_again_mends_a_file_that_was_damaged(site: Site) -> None:
@@ -124,7 +124,7 @@ def test_publishers_side_by_side_lose_nothing(site: Site) -> None:
 
     def put(name: str) -> None:
         with publish.opened(site.line, publish.load_keys([site.keys])) as repository:
-            repository.put(site.publisher, name, images[name], Silent())
+            repository.put(site.publisher, name, images[name], Progress())
 
     threads = [threading.Thread(target=put, args=(name,)) for name in images]
     for thread in threads:
@@ -185,7 +185,7 @@ def test_a_key_is_rotated_and_the_former_one_is_worth_nothing(site: Site, key: s
         with pytest.raises(NotPermitted):
             repository.delegate("x", "x", [], 1)
         with pytest.raises(NotPermitted):
-            repository.put(site.publisher, "base", image, Silent())
+            repository.put(site.publisher, "base", image, Progress())
     assert states(site) == [sync.PRESENT]
 
 
@@ -220,7 +220,7 @@ def test_a_delegate_is_seen_after_the_sites_next_refresh_and_may_change_its_key(
     assert [row.name for row in sync.sync(node, (), (site.line,), dry_run=True)] == ["base"]  # it has nothing yet
     image = site.make(None, b"2", to=site.publisher)
     with publish.opened(site.line, publish.load_keys([site.key("alice")])) as alice:
-        alice.put(site.publisher, "alice-1", image, Silent())
+        alice.put(site.publisher, "alice-1", image, Progress())
     assert alice.notes == ["nodes see this after the site's next `belljar image publish --refresh`"]
     with pytest.raises(ImageUnknown):
         node.ensure("alice-1")

@@ -229,9 +229,9 @@ def test_a_new_kernel_or_a_new_fact_of_the_publisher_comes_though_the_disk_is_th
 
 
 def sync_silent() -> object:
-    from belljar.image.progress import Silent
+    from belljar.image.progress import Progress
 
-    return Silent()
+    return Progress()
 
 
 def test_a_delegate_gives_no_other_name_its_kernel(site: Site) -> None:

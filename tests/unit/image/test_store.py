@@ -314,7 +314,7 @@ def test_an_image_without_a_kernel_boots_by_firmware(store: Images, publish: Pub
 
 def test_a_missing_image_that_is_not_the_built_in_default_is_not_built(tmp_path: Path, settings: Settings) -> None:
     with pytest.raises(ImageUnknown):
-        Images(tmp_path / "store", None, replace(settings, default="site-image")).ensure_default()
+        Images(tmp_path / "store", None, replace(settings, default="site-image")).ensure("site-image")
 
 
 def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Images, publish: Publish) -> None:
@@ -415,7 +415,7 @@ def test_gc_leaves_what_was_made_while_it_looked(
 
     monkeypatch.setattr(initramfs, "boot_digest", lambda image: image.digest)
     monkeypatch.setattr(store, "images", images)
-    assert list(sweep._ramdisks(store, False)) == []
+    assert list(sweep._stale(store)) == []
     assert len(made) == 2 and all(path.exists() for path in made)
 
 

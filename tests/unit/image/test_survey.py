@@ -14,10 +14,10 @@ import pytest
 from tests.unit.image.image_parts import surveyor, system
 
 from belljar.errors import ImageCorrupt, ImageError, ImageUnfit
-from belljar.image import Image
+from belljar.image import Image, Surveyor
 from belljar.image.intake import intake, survey
 from belljar.image.intake.survey import Survey
-from belljar.image.progress import Silent
+from belljar.image.progress import Progress
 from belljar.image.store.store import Store
 from belljar.machine.workshop.workshop import SCRIPT
 from belljar.model import MIB
@@ -25,11 +25,12 @@ from belljar.model import MIB
 RELEASE = "6.1.0-9-amd64"
 
 
-def take(store: Store, surveyor: intake.Surveyor, firmware: str = "auto") -> Image:
+def take(store: Store, surveyor: Surveyor, firmware: str = "auto") -> Image:
     with intake.draft(store, "test") as folder:
         raw = folder / "disk.raw"
         raw.write_bytes(b"XFSB".ljust(MIB, b"\0"))
-        return intake.take(store, folder, raw, intake.Origin("test", "x", firmware=firmware), Silent(), surveyor)
+        origin = intake.Origin("test", "x", firmware=firmware)
+        return intake.take(store, folder, raw, origin, Progress(), surveyor=surveyor)
 
 
 def module(root: Path) -> Path:
@@ -102,8 +103,9 @@ def test_what_a_machine_is_asked_for_is_all_that_a_whole_root_would_tell(tmp_pat
         subprocess.run([*rights, *argv], stdout=file, check=True)
     thin, whole = Survey(tmp_path / "thin", MIB), Survey(tmp_path / "whole", MIB)
     assert survey.describe(thin) == survey.describe(whole)
-    boot = intake._newest(thin, Silent())
-    assert boot == intake._newest(whole, Silent()) and boot.kernel and boot.facts["init_system"] == "systemd"
+    assert survey.describe(thin)[1]["init_system"] == "systemd"
+    boots = [intake._start(intake.Origin("test", "x"), root, [], Progress()) for root in (thin, whole)]
+    assert boots[0] == boots[1] and boots[0].kernel
     assert (tmp_path / "thin").stat().st_size < MIB
 
 

@@ -248,20 +248,17 @@ def test_what_dead_supervisors_left_with_any_user_is_finished_on_the_way(quick: 
     assert list(folders.machines.iterdir()) == []
 
 
-def test_what_a_user_reports_is_read_as_a_strangers_word() -> None:
-    for raw in (
-        {},
-        [1],
-        [["a"]],
-        [["a", "b"]],
-        [[1, ["slurm:7"]]],
-        [["a", [7]]],
-        [["a", ["cli:7"]]],
-        [["a", ["slurm:" + "7" * 999]]],
-    ):
-        assert orphans._owned(raw, ALICE) == []
-    (one,) = orphans._owned([["a", ["slurm:7", "x:9", "gridengine:3"]]], ALICE)
-    assert (one.live.system, one.live.jobs) == ("slurm", {"7"})
+def test_what_a_user_reports_is_read_as_a_strangers_word(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.prolog(ALICE)
+    for report in ([], 1, {"machines": ["a"]}, {"machines": {"a": "b"}}, {"machines": {"a": [7]}}, {"stuck": []}):
+        monkeypatch.setattr(
+            orphans, "_look", lambda house, dry, report=report: report if os.geteuid() else {"machines": {}}
+        )
+        machines, (trouble,) = orphans.live_machines(node.house, dry=True)
+        assert machines == [] and trouble.startswith("nobody: machines cannot be seen: ")
+    assert list(orphans._owned(orphans.Seen({"a": ("cli:7",), "b": ("slurm",)}), ALICE)) == []
+    (machine,) = orphans._owned(orphans.Seen({"a": ("slurm:7", "x:9", "gridengine:3")}), ALICE)
+    assert (machine.live.system, machine.live.jobs) == ("slurm", {"7"})
 
 
 def test_a_memory_that_is_nonsense_is_as_none(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.jobs import node as kvm
+from belljar.findings import ok
+from belljar.jobs import doctor as kvm
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
@@ -28,14 +29,14 @@ def host(tmp_path: Path) -> tuple[Path, Path]:
 @needs_root
 def test_a_host_that_has_kvm_and_users_who_have_not_is_told_with_a_remedy(host: tuple[Path, Path]) -> None:
     right = kvm.of_users(*host)
-    assert right.is_lost and "mode 0600" in right.text and "nobody cannot open it" in right.text
+    assert not right.is_good and "mode 0600" in right.text and "nobody cannot open it" in right.text
     assert 'MODE="0666"' in right.remedy and "usermod" in right.remedy
 
 
 @needs_root
 def test_a_device_for_everybody_is_good(host: tuple[Path, Path]) -> None:
     host[0].chmod(0o666)
-    assert kvm.of_users(*host) == kvm.Right(False, f"{host[0]} can be opened by everybody")
+    assert kvm.of_users(*host) == ok("/dev/kvm", f"{host[0]} can be opened by everybody")
 
 
 @needs_root
@@ -49,16 +50,16 @@ def test_a_group_that_has_users_is_the_sites_choice(
     host[0].chmod(mode)
     monkeypatch.setattr(kvm.grp, "getgrgid", lambda gid: grp.struct_group(("kvm", "x", gid, members)))
     right = kvm.of_users(*host)
-    assert right.is_lost is is_lost and "group kvm" in right.text
+    assert right.is_good is not is_lost and "group kvm" in right.text
     assert ("only ann can open it" in right.text) is not is_lost
 
 
 def test_a_processor_without_virtualization_has_nothing_to_lose(host: tuple[Path, Path]) -> None:
     host[1].write_text("flags : fpu sse\n")
-    assert not kvm.of_users(*host).is_lost
+    assert kvm.of_users(*host).is_good
 
 
 def test_a_device_that_is_missing_though_the_processor_could(host: tuple[Path, Path]) -> None:
     host[0].unlink()
     right = kvm.of_users(*host)
-    assert right.is_lost and "No such file" in right.text and "kvm_intel" in right.remedy
+    assert not right.is_good and "No such file" in right.text and "kvm_intel" in right.remedy

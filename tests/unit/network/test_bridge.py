@@ -32,8 +32,13 @@ async def test_rules_that_were_being_made_are_taken_away_after_that(monkeypatch:
     monkeypatch.setattr(bridge.os, "access", lambda path, mode: True)
     monkeypatch.setattr(bridge.os, "geteuid", lambda: 0)
     monkeypatch.setattr(bridge, "guards_addresses", lambda *about, **more: True)
-    monkeypatch.setattr(bridge, "make_tap", lambda name, bridge: os.open("/dev/null", os.O_RDONLY))
-    monkeypatch.setattr(bridge, "guard_port", lambda name: order.append("guarded"))
+
+    def make_tap(name: str, bridge: str, *, is_guarded: bool) -> int:
+        order.append("guarded" if is_guarded else "open")
+        return os.open("/dev/null", os.O_RDONLY)
+
+    monkeypatch.setattr(bridge, "make_tap", make_tap)
+    monkeypatch.setattr(bridge, "name_of", lambda tap: "bjx")
     monkeypatch.setattr(bridge, "make_table", make_table)
     monkeypatch.setattr(bridge, "remove_table", lambda id: order.append("removed"))
     intended: list[tuple[str, Path]] = []

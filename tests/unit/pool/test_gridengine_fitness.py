@@ -26,8 +26,8 @@ def wrong(answers: dict[tuple[str, ...], str]) -> dict[str, str]:
 
     said: Callable[..., str] = ask
     found = list(fitness_of("gridengine")(NODES, said, "", ("vm.q@wn01",), "belljar", "f", ()))
-    assert all(one.remedy for one in found) and len(found) == 5
-    return {one.what: one.wrong for one in found if one.wrong}
+    assert all(finding.remedy for finding in found if not finding.is_good) and len(found) == 5
+    return {finding.name: finding.text for finding in found if finding.text}
 
 
 def test_a_cell_that_has_everything_is_good() -> None:

@@ -11,7 +11,6 @@ own 99 and 100 mean the same and pass unchanged.
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Mapping
 
@@ -60,7 +59,7 @@ class GridEngine(Dialect):
             script=b"" if binary else spool.get("script_file", b"") or env.get("JOB_SCRIPT", b""),
             cpus=slots, memory=_memory(here, spool, slots), disk=memory(here.var(DISK)),
             wall=seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
-            redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=notice(spool),
+            redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder),
             answer=folder + b"/error" if folder else b"", reruns=here.var(RERUN) == "y",
         )  # fmt: skip
 
@@ -218,14 +217,6 @@ def seconds(text: str) -> float | None:
         hours, minutes, rest = (int(part or "0") for part in match.groups())
         return float(hours * 3600 + minutes * 60 + rest)
     return float(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
-
-
-def notice(spool: Mapping[str, bytes]) -> tuple[int, float] | None:
-    """(signal, seconds before the end) of a job submitted with `-notify`; the signal may be the site's (NOTIFY_KILL)."""
-    after = seconds(spool.get("notify", b"").decode("latin-1"))
-    kind, name = spool.get("notify_kill_type", b"1"), spool.get("notify_kill", b"").decode("latin-1").upper()
-    number = {b"1": signal.SIGUSR2, b"0": getattr(signal, f"SIG{name.removeprefix('SIG')}", None)}.get(kind)
-    return (int(number), after) if after and isinstance(number, signal.Signals) else None
 
 
 def native_command(argv: tuple[bytes, ...], env: Mapping[str, bytes], spool: Mapping[str, bytes]) -> Command:

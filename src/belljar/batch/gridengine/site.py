@@ -25,7 +25,6 @@ from belljar.batch.install.pieces import (
     Advice,
     Change,
     Clash,
-    Finding,
     OurFile,
     Piece,
     Place,
@@ -33,6 +32,7 @@ from belljar.batch.install.pieces import (
     filled,
 )
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect, fail, ok
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
 IN_USE = (
@@ -92,9 +92,9 @@ class GridEngineSite(SiteOfSystem):
             version = place.output("qconf", "-help").splitlines()[0]
             submitters, admins, managers = (place.output("qconf", option) for option in ("-ss", "-sh", "-sm"))
         except BelljarError as exc:
-            yield Finding("the server answers", False, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
+            yield fail("the server answers", exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
             return
-        yield Finding("the server answers", True, version)
+        yield ok("the server answers", version)
         yield _is_listed(
             "this host is a submit host", host, submitters, "jobs here cannot count their failures", f"-as {host}"
         )
@@ -210,7 +210,7 @@ def _complex_value(purpose: str, kind: str, whose: str, pair: str, as_good: tupl
 def _is_listed(what: str, name: str, shown: str, without: str, option: str) -> Finding:
     names = {line.strip().partition(".")[0].lower() for line in shown.splitlines()}
     is_there = name.partition(".")[0].lower() in names
-    return Finding(what, is_there, "" if is_there else without, f"`qconf {option}`")
+    return expect(what, is_there, "" if is_there else without, f"`qconf {option}`")
 
 
 SITE = GridEngineSite()

@@ -20,7 +20,6 @@ from belljar.batch.install.pieces import (
     HOOK_DEADLINE,
     Change,
     Clash,
-    Finding,
     OurFile,
     Piece,
     Place,
@@ -29,6 +28,7 @@ from belljar.batch.install.pieces import (
     read,
 )
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect, fail, ok
 
 HERE = Path(__file__).parent
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
@@ -140,8 +140,8 @@ def _answers(place: Place) -> Finding:
     try:
         printed = place.output("condor_version")
     except BelljarError as exc:
-        return Finding("HTCondor answers", False, exc.message, "Run this where HTCondor is installed.")
-    return Finding("HTCondor answers", True, printed.strip().partition("\n")[0])
+        return fail("HTCondor answers", exc.message, "Run this where HTCondor is installed.")
+    return ok("HTCondor answers", printed.strip().partition("\n")[0])
 
 
 def _holds(place: Place, name: str, ours: str) -> Finding:
@@ -150,16 +150,16 @@ def _holds(place: Place, name: str, ours: str) -> Finding:
     value = ask(place, subsystem, name)
     is_there = all(part.strip() in value for part in re.split(r"\$\(\w+\)", ours))
     origin = f"`condor_config_val -subsystem {subsystem} -verbose {name}` tells which file sets it."
-    return Finding(name, is_there, "" if is_there else f"{value[:200] or 'not set'}: belljar's is {ours[:200]}", origin)
+    return expect(name, is_there, "" if is_there else f"{value[:200] or 'not set'}: belljar's is {ours[:200]}", origin)
 
 
 def _of_node(place: Place) -> Iterator[Finding]:
     if calls_ours(place):
         own = ask(place, "STARTER", "USER_JOB_WRAPPER")
-        yield Finding("USER_JOB_WRAPPER", names(Path(own), str(place.wrapper)), own, f"Let it call {place.wrapper}.")
+        yield expect("USER_JOB_WRAPPER", names(Path(own), str(place.wrapper)), own, f"Let it call {place.wrapper}.")
     for name in ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED"):
         is_on = ask(place, "STARTER", name).lower() not in ("false", "f", "no", "0")
-        yield Finding(name, is_on, "" if is_on else "jobs cannot be held", f"Take {name} out, or set it to true.")
+        yield expect(name, is_on, "" if is_on else "jobs cannot be held", f"Take {name} out, or set it to true.")
 
 
 def _pool_images(place: Place) -> Finding:
@@ -168,10 +168,10 @@ def _pool_images(place: Place) -> Finding:
     try:
         images = place.output("condor_status", "-schedd", "-constraint", of_this_host(), "-af", POOL_IMAGES).strip()
     except BelljarError as exc:
-        return Finding(what, False, exc.message, "See what `condor_status -schedd` says.")
+        return fail(what, exc.message, "See what `condor_status -schedd` says.")
     is_known = images not in ("", "undefined")
     remedy = "condor_restart -fast -daemon schedd; running jobs go on. Then a minute must pass."
-    return Finding(what, is_known, images if is_known else "not yet", remedy)
+    return expect(what, is_known, images if is_known else "not yet", remedy)
 
 
 SITE = HTCondorSite()

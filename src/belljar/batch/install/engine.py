@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from belljar.batch.install.pieces import Change, Finding, OurFile, OurFolder, Piece, Place, SiteOfSystem, Status, Step
+from belljar.batch.install.pieces import Change, OurFile, OurFolder, Piece, Place, SiteOfSystem, Status, Step
 from belljar.errors import BadOption, BelljarError, NotOurs
+from belljar.findings import Finding, expect, fail
 from belljar.records import dataclass
 
 TO_DO = (Status.MISSING, Status.DIFFERENT)
@@ -97,8 +98,8 @@ class Installation:
                 path = getattr(step.piece, "path", None)
                 what = f"{step.piece.purpose} ({path})" if path else step.piece.purpose
                 remedy = self.command if step.status in TO_DO else "See the detail."
-                yield Finding(what, step.status is Status.THERE, step.detail or step.status.value, remedy)
+                yield expect(what, step.status is Status.THERE, step.detail or step.status.value, remedy)
         try:
             yield from self.site.findings(self.place)
         except BelljarError as exc:
-            yield Finding(f"{self.system} itself", False, exc.message, exc.hint)
+            yield fail(f"{self.system} itself", exc.message, exc.hint)

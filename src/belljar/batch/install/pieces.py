@@ -20,6 +20,7 @@ from typing import Protocol
 from belljar.batch import Settings
 from belljar.batch.install.commands import Needs
 from belljar.errors import CommandFailed, CommandMissing
+from belljar.findings import Finding
 from belljar.host.files import read_capped, write_whole
 from belljar.records import dataclass, field
 
@@ -251,20 +252,6 @@ class Clash(Advice):
 
     def look(self, place: Place) -> Step:
         return Step(self, Status.CLASH, self.text)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing `batch check` saw; a remedy is for what is wrong."""
-
-    what: str
-    is_good: bool
-    detail: str = ""
-    remedy: str = ""
-
-    def __post_init__(self) -> None:
-        if self.is_good:
-            object.__setattr__(self, "remedy", "")
 
 
 class SiteOfSystem(Protocol):

@@ -75,7 +75,6 @@ class Job:
     grace: float = 10.0  # between TERM and the end, less two seconds: the system's default
     inherits_ignored: bool = False  # the system does not put back, for its jobs, the signals it ignores itself
     signals_reach_all: bool = True  # a signal to the job is meant for its process group, not for its leader alone
-    notice: tuple[int, float] | None = None  # (signal, seconds): the system announces the end by it, so long before
     lingers: bool = False  # after TERM the system waits for all of the job's processes, not for its first alone
     staged: Staged = Staged()
     redirect: tuple[bytes, ...] = ()  # variables that are there for the redirect's sake: the job gets none of them

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, filled, hook_text
+from belljar.batch.install.pieces import Advice, OurFile, OurLines, Piece, Place, filled, hook_text
 from belljar.batch.job.policy import queue_images
 from belljar.batch.lsf.hooks import PROFILE
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect, fail, ok
 
 SUDOERS = """PRE_EXEC and POST_EXEC must run as root on the execution hosts, so that they can end what a dead job left. In
 /etc/lsf.sudoers (root's, mode 600) of each host:
@@ -81,11 +82,11 @@ class LsfSite:
             printed = " ".join(place.output("bapp", "-l", PROFILE).split())
         except BelljarError as exc:
             remedy = "Run `badmin reconfig`, where LSF is installed and its environment is set (profile.lsf)."
-            yield Finding(what, False, exc.message, remedy)
+            yield fail(what, exc.message, remedy)
             return
-        yield Finding(what, True, "known to LSF")
+        yield ok(what, "known to LSF")
         is_ours = str(place.wrapper) in printed
-        yield Finding("its job starter is belljar's", is_ours, "" if is_ours else "it is not", "badmin reconfig")
+        yield expect("its job starter is belljar's", is_ours, "" if is_ours else "it is not", "badmin reconfig")
 
 
 SITE = LsfSite()

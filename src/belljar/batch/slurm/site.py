@@ -12,7 +12,6 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import (
     Advice,
     Clash,
-    Finding,
     OurFile,
     OurLines,
     Piece,
@@ -26,6 +25,7 @@ from belljar.batch.install.pieces import (
 from belljar.batch.slurm import lua as slurm_lua
 from belljar.batch.slurm.lua import quoted
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect, fail, ok
 
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
@@ -96,9 +96,9 @@ class SlurmSite:
         try:
             version, config = place.output("scontrol", "--version").strip(), _shown(place)
         except BelljarError as exc:
-            yield Finding("slurmctld answers", False, exc.message, "Start it, or run this where `scontrol` works.")
+            yield fail("slurmctld answers", exc.message, "Start it, or run this where `scontrol` works.")
             return
-        yield Finding("slurmctld answers", True, version)
+        yield ok("slurmctld answers", version)
         if _asks_at_submission(place):
             yield _plugins(place, ",".join(config.get("jobsubmitplugins", ())))
         for hook in HOOKS:
@@ -178,10 +178,10 @@ def _has_lua(place: Place) -> bool:
 def _plugins(place: Place, plugins: str) -> Finding:
     what, path = "slurmctld asks belljar at submission", place.folder / SUBMIT
     if "lua" not in plugins.split(","):
-        return Finding(what, False, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
+        return fail(what, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
     if _is_theirs(path) and not names(path, PLUGIN):
-        return Finding(what, False, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN} ({PAGE}).")
-    return Finding(what, True, f"JobSubmitPlugins={plugins}")
+        return fail(what, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN} ({PAGE}).")
+    return ok(what, f"JobSubmitPlugins={plugins}")
 
 
 def _hooked(place: Place, hook: str, scripts: Sequence[str]) -> Finding:
@@ -193,4 +193,4 @@ def _hooked(place: Place, hook: str, scripts: Sequence[str]) -> Finding:
         for script in scripts
     )
     remedy = f"or let {named} call {ours}." if named else f"or set {hook}={ours}."
-    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")
+    return expect(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, Verb, acts
-from belljar.cli.render import as_json, duration, show
+from belljar.cli.render import duration, show, show_findings
 from belljar.errors import BadOption, BelljarError
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def check(args: argparse.Namespace, house: House) -> int:
     """A line for each thing a bait needs, and the remedy where it is not so; exit 1 then."""
     from belljar.bait import settings
     from belljar.bait.check import joins, needs
-    from belljar.jobs import plain
     from belljar.jobs.shares import shares
 
     def image(name: str) -> str:
@@ -85,15 +84,9 @@ def check(args: argparse.Namespace, house: House) -> int:
     pool = settings.pool_of(bait)
     mounts, has_addresses = shares(bait.shares, "bait.shares: "), bool(house.settings.network.bridge_addresses)
     results = list(needs(bait, pool, image, mounts, has_addresses=has_addresses))
-    if args.join and bait.system == "slurm" and not any(result.wrong for result in results):
+    if args.join and bait.system == "slurm" and all(result.is_good for result in results):
         results.append(asyncio.run(joins(bait, pool, mounts)))
-    if args.format == "json":
-        print(as_json({"needs": results}))
-    for result in results if args.format != "json" else ():
-        print(plain(f"{'BAD' if result.wrong else 'ok '}  {result.what}{f': {result.wrong}' if result.wrong else ''}"))
-        if result.wrong:
-            print(plain(f"     remedy: {result.remedy}"))
-    return 1 if any(result.wrong for result in results) else 0
+    return show_findings(results, as_=args.format)
 
 
 def status(args: argparse.Namespace, house: House) -> int:

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from belljar import batch
@@ -14,11 +15,10 @@ from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step, mode_of
 from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Verb, acts
-from belljar.cli.render import as_json, show
+from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
 from belljar.jobs.install import installation
-from belljar.jobs.node import of_users, runner
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -76,17 +76,8 @@ def check(args: argparse.Namespace, house: House) -> int:
     from belljar.jobs import check
 
     site, commands = _site(args, house)
-    findings = [*check.commands(commands, site.place), *site.check(), *check.findings(house, site.place)]
-    is_good = all(finding.is_good for finding in findings)
-    if args.format == "json":
-        print(as_json({"ok": is_good, "findings": findings}))
-        return 0 if is_good else 1
-    for finding in findings:
-        detail = f": {finding.detail}" if finding.detail else ""
-        print(plain(f"{'ok ' if finding.is_good else 'BAD'}  {finding.what}{detail}"))
-        if finding.remedy and not finding.is_good:
-            print(plain(f"     remedy: {finding.remedy}"))
-    return 0 if is_good else 1
+    findings = chain(check.commands(commands, site.place), site.check(), check.findings(house, site.place))
+    return show_findings(findings, as_=args.format)
 
 
 def uninstall(args: argparse.Namespace, house: House) -> int:
@@ -149,8 +140,7 @@ def node_(args: argparse.Namespace, house: House) -> int:
         one_node(name)
     except ValueError as exc:
         raise BadOption(str(exc), hint="Name one node, as its batch system does: --node NAME.") from exc
-    memory = faults.Memory(node.memory_folder(house), args.system, name)
-    known = node.Known(system.dialect, name, memory, runner(house, args.system, house.settings.batch.ask_timeout))
+    known = node.known(house, system.dialect, name)
     if args.action == "close":
         if not args.reason:
             raise BadOption("close: wants a reason", hint="belljar batch node SYSTEM close 'broken disk'")
@@ -169,6 +159,8 @@ def node_(args: argparse.Namespace, house: House) -> int:
 
 def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
     """What the system says and what is remembered."""
+    from belljar.jobs.doctor import of_users
+
     now, right, trouble = known.memory.read(), of_users(), ""
     by_us: bool | None = None
     try:
@@ -177,12 +169,12 @@ def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
         trouble = exc.message
     facts: dict[str, object] = {
         "closed_by_belljar": by_us, "trouble": trouble, "faults": now.faults, "passes": now.passes, "reason": now.reason,
-        "closed": bool(now.closed), "kvm_is_lost": right.is_lost, "kvm": right.text,
+        "closed": bool(now.closed), "kvm_is_lost": not right.is_good, "kvm": right.text,
     }  # fmt: skip
     state = f"unknown: {trouble}" if trouble else "closed by belljar" if by_us else "not closed by belljar"
     counted = f"faults in a row: {now.faults}; passed self-checks in a row: {now.passes}"
     text = [state, counted, *([f"last reason: {now.reason}"] if now.reason else [])]
-    return facts, [*text, f"kvm{' IS LOST' if right.is_lost else ''}: {right.text}"], 1 if trouble else 0
+    return facts, [*text, f"kvm{'' if right.is_good else ' IS LOST'}: {right.text}"], 1 if trouble else 0
 
 
 def _test(known: node.Known, house: House) -> tuple[dict[str, object], list[str], int]:

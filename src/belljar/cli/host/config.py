@@ -61,10 +61,10 @@ def _locked(name: str, loaded: Loaded) -> str:
 def _of_node(loaded: Loaded) -> Iterator[Mistake]:
     """What doctor finds wrong with the folder that `paths.node` names."""
     from belljar.host.toml import Mistake
-    from belljar.jobs.doctor import Grade, examine_node
+    from belljar.jobs.doctor import examine_node
 
     seen = examine_node(loaded.settings.paths.node)
-    if seen.grade is Grade.FAIL:
+    if not seen.is_good:
         yield Mistake(loaded.origins["paths.node"], "paths.node", seen.text, seen.remedy)
 
 

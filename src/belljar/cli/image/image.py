@@ -39,14 +39,14 @@ def build(args: argparse.Namespace, house: House) -> int:
 
 def import_(args: argparse.Namespace, house: House) -> int:
     from belljar.image.intake.sources import Order, bring
-    from belljar.jobs.disks import survey, told_of
+    from belljar.jobs.disks import told_of
 
     context = Context(args.context)
     order = Order(
-        args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, is_disc=args.kind == "iso",
+        args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
         sha256=args.sha256.lower(), context=context, signer=args.signer,
     )  # fmt: skip
-    image = bring(house.images, order, lambda *told: survey(house, *told), _judge(context, args.name))
+    image = bring(house.images, order, _judge(context, args.name))
     if words := told_of(image):
         print(f"belljar: {words}", file=sys.stderr)
     print(image.digest)

@@ -129,7 +129,7 @@ NETWORKS, CONTEXTS = (",".join(one.value for one in kind) for kind in (NetworkMo
 TEMPLATES = f"""
 # list | list the templates of this user; with --format json all that each was made of
 {FORMAT}
-# verify | compute every digest again; exit 1 when something is wrong
+# verify | see whether each is as it was made; exit 1 when something is wrong
 {KEY}; none: all
 {FORMAT}
 # remove | remove templates; machines that run on them go on

@@ -65,12 +65,11 @@ async def _attend(house: House, view: MachineView, payload: Payload, loop: Stopp
 
 
 async def _carry_out(guest: Guest, payload: Payload, loop: StoppableLoop) -> ExitStatus:
-    from belljar.jobs.attend import listen, raw_terminal, streams_of
-    from belljar.machine.orders import Orders, Pause, Resize, Resume, Signal
+    from belljar.jobs.attend import RawTerminal, listen, streams_of
+    from belljar.machine.orders import Pause, Resize, Resume, Signal
 
-    orders = Orders()
-    terminal = raw_terminal() if payload.terminal else None
-    listen(loop, orders, terminal, alone=False)
+    terminal = RawTerminal() if payload.terminal else None
+    orders = listen(loop, terminal)
     try:
         await guest.add_account(payload.account)
         process = await guest.start(payload, streams_of(payload))
@@ -188,10 +187,10 @@ def console(args: argparse.Namespace, house: House) -> int:
     connection.settimeout(None)
     if not os.isatty(0):
         return _pump(connection.fileno())
-    from belljar.jobs.attend import raw_terminal
+    from belljar.jobs.attend import RawTerminal
 
     print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
-    terminal = raw_terminal()
+    terminal = RawTerminal()
     try:
         return _pump(connection.fileno())
     finally:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 from belljar.errors import BadSetting, BelljarError, CommandMissing, LibvirtLost, LibvirtRefused
 from belljar.host.processes import all_pids, command_line, owner
 from belljar.hypervisor import DomainEvent, EventKind, LibvirtSettings
+from belljar.hypervisor.qemu.domain import Lines
 from belljar.hypervisor.qemu.process.launch import Child, setpriv, spawn
 from belljar.model import MachineId
 
@@ -39,9 +39,8 @@ def read_driver(text: str) -> str:
     """The URI in a value of `machine.hypervisor`. Raises BadSetting."""
     if match := DRIVER.fullmatch(text):
         return match[1]
-    why = "libvirt's guests under Xen are not supported" if text.startswith("libvirt:xen") else "no such driver"
     raise BadSetting(
-        f"machine.hypervisor = {text!r}: {why}",
+        f"machine.hypervisor = {text!r}: no such driver (libvirt's guests under Xen are not supported)",
         hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
     )
 
@@ -57,24 +56,19 @@ class Connection:
         self._settings = settings
         self._asked: deque[tuple[str, asyncio.Future[Any]]] = deque()
         self._rest = b""
-        pairs = [socket.socketpair() for _ in range(3)]
-        self._control, self.channel, self.console = (ours for ours, _ in pairs)
-        fds = [theirs.fileno() for _, theirs in pairs]
+        lines = Lines("control", "channel", "console")
+        self._control, self.channel, self.console = lines.ours.values()
+        fds = [end.fileno() for end in lines.theirs.values()]
         argv = [setpriv(), "--pdeathsig=KILL", "--", sys.executable, "-I", str(PROGRAM), f"{MARK}{id}", *map(str, fds)]
         try:
             # libvirt finds a user's own daemon by his variables
             start = lambda argv, fds, stderr: spawn(argv, fds, stderr, dict(os.environ))  # noqa: E731
             self._child = Child(argv, fds, log, self._process_ended, start)
         except BaseException:
-            for ours, _ in pairs:
-                ours.close()
+            lines.hang_up(ours=True)
             raise
-        finally:
-            for _, theirs in pairs:
-                theirs.close()
+        lines.hang_up(ours=False)
         self.pid = self._child.pid
-        for ours, _ in pairs:
-            ours.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._hear)
 
     async def open(self, uri: str) -> int:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused
 from belljar.host.guard.traffic import Call, Refusal
@@ -19,8 +20,8 @@ from belljar.hypervisor.libvirt.connection import Connection
 from belljar.hypervisor.qemu.domain import LAST_RESORT, History, measure
 
 LOCKS = Path("/var/lock")
-LAST_WORDS = 2.0  # seconds for a process to go away that was killed without its daemon
 DONE = 20.0  # seconds for libvirt to be done with one that has ended, and to tell why: until then it writes to its log
+ACPI_BUTTON = 1  # VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
 KILLED, FAILED = int(signal.SIGKILL), 1 << 8  # wait statuses
 STATUSES = {"shut down": 0, "destroyed": KILLED}  # of a process that ended by itself, by libvirt's word for it
 
@@ -41,31 +42,30 @@ class LibvirtDomain:
         self._history = History()
         self._gone = asyncio.Event()  # the process has ended
         self._done = asyncio.Event()  # libvirt is done with it, and `_reason` is its word for the end
-        self._over = asyncio.Event()  # EXITED was told
-        self._reason, self._status = "", 0
+        self._reason = ""
         self._sent: signal.Signals | None = None
         self._loss: LibvirtLost | None = None  # of the daemon, while the process ran
-        self._ending: asyncio.Task[None] | None = None
         self._usage = measure(pid)
         self._loop.add_reader(self._pidfd, self._ended)
         connection.on_event, connection.on_loss = self._hear, self._lose
+        self._end = self._loop.create_task(self._conclude())  # gives the wait status
 
     # -- the Domain protocol -----------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         """The daemon has answered already: it started the guest."""
         if self._gone.is_set() or self._connection.lost:
-            await self._over.wait()  # the end that follows says why
+            await asyncio.shield(self._end)  # it says why
             raise self._history.last.why or DomainDied("QEMU has ended")
 
     async def pause(self) -> None:
-        await self._ask("suspend", "a pause")
+        await self._ask("a pause", "suspend")
 
     async def resume(self) -> None:
-        await self._ask("resume", "its resumption")
+        await self._ask("its resumption", "resume")
 
     async def press_power(self) -> None:
-        await self._ask("power", "the power button")
+        await self._ask("the power button", "shutdownFlags", ACPI_BUTTON)
 
     async def quit(self, *, grace: float) -> int:
         """QEMU is asked first: it then closes its disk in good order. SIGKILL after *grace* seconds."""
@@ -78,9 +78,9 @@ class LibvirtDomain:
             await _set_within(self._gone, LAST_RESORT)
         if not self._gone.is_set():
             raise DomainDied(f"QEMU (pid {self.pid}) does not go away: it hangs in the host's kernel")
-        await self._over.wait()
+        status = await asyncio.shield(self._end)
         await self._connection.ended.wait()
-        return self._status
+        return status
 
     def kill(self) -> None:
         self._measure()
@@ -91,22 +91,20 @@ class LibvirtDomain:
 
     async def traffic(self) -> AsyncIterator[Call | Refusal]:
         """libvirt's networks have no guard: nothing, until the domain's end."""
-        await self._over.wait()
-        nothing: tuple[Call | Refusal, ...] = ()
-        for item in nothing:
+        await asyncio.shield(self._end)
+        for item in list[Call | Refusal]():
             yield item
 
     def usage(self) -> tuple[float, float, int]:
         self._measure()
         return self._usage
 
-    async def _ask(self, verb: str, what: str) -> None:
+    async def _ask(self, what: str, *call: Any) -> None:
         """A call whose failure is the domain's affair: a daemon that was lost ends it anyway."""
+        if self._gone.is_set():
+            raise DomainDied("QEMU has ended")
         try:
-            if not self._gone.is_set():
-                await self._connection.call(verb, what=what)
-                return
-            raise LibvirtRefused("QEMU has ended")
+            await self._connection.call("ask", *call, what=what)
         except (LibvirtLost, LibvirtRefused) as exc:
             kind = DomainDied if self._gone.is_set() else LibvirtRefused
             raise kind(exc.message) from exc
@@ -137,9 +135,6 @@ class LibvirtDomain:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._gone.set()
-        if self._connection.lost:
-            self._done.set()
-        self._ending = self._ending or self._loop.create_task(self._conclude())
 
     def _lose(self, why: str) -> None:
         """The daemon tells nothing more, and without it the domain is nobody's."""
@@ -147,29 +142,24 @@ class LibvirtDomain:
         if not self._gone.is_set():
             self._loss = LibvirtLost(f"libvirt's daemon was lost while the machine ran: {why}")
             self.kill()
-            self._ending = self._ending or self._loop.create_task(self._conclude())
 
-    async def _conclude(self) -> None:
-        """The last event, when libvirt has said why or had its time to; then nothing of the domain is held."""
-        await _set_within(self._gone, LAST_WORDS)
-        await _set_within(self._done, DONE)
-        detail = self._reason or ("ended" if self._sent is None else self._sent.name)
+    async def _conclude(self) -> int:
+        """The last event, when libvirt has said why or had its time to; then nothing of the domain is held. The wait status."""
+        await self._gone.wait()
+        await _set_within(self._done, 0.0 if self._connection.lost else DONE)
+        detail, status = self._reason or (self._sent.name if self._sent else "ended"), 0
         why: LibvirtLost | DomainDied | None = self._loss
-        if self._loss is not None:
-            self._status = 0
-        elif self._sent is not None:
-            self._status = 0 if self._sent is signal.SIGTERM else KILLED
-        elif (status := STATUSES.get(self._reason, FAILED)) == FAILED:
-            self._status, why = status, DomainDied(f"QEMU ended by itself (libvirt: {detail})")
-        else:
-            self._status = status
-        self._history.tell(DomainEvent(EventKind.EXITED, why.message if why else detail, self._status, why))
-        self._over.set()
+        if self._loss is None and self._sent is not None:
+            status = 0 if self._sent is signal.SIGTERM else KILLED
+        elif self._loss is None and (status := STATUSES.get(self._reason, FAILED)) == FAILED:
+            why = DomainDied(f"QEMU ended by itself (libvirt: {detail})")
+        self._history.tell(DomainEvent(EventKind.EXITED, why.message if why else detail, status, why))
         self._connection.end()
         if self._loss is not None:
             remove_locks(self._logs[0].stem)
         with suppress(OSError):
             take_over(*self._logs)
+        return status
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

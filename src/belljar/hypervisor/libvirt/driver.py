@@ -11,20 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, DriverLacks, LibvirtRefused, TemplateError
-from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
+from belljar.host.processes import owner
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
-from belljar.hypervisor.libvirt.connection import Connection, is_held, read_driver
+from belljar.hypervisor.libvirt.connection import Connection, read_driver
 from belljar.hypervisor.libvirt.domain import LibvirtDomain, append, remove_locks
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
-from belljar.hypervisor.qemu import driver as direct
+from belljar.hypervisor.qemu.driver import uses_uefi
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.complaints import explain, last_line
-from belljar.hypervisor.qemu.process.launch import layers
+from belljar.hypervisor.qemu.process.launch import Wiring
 from belljar.model import QEMU_LOG, MachineId, NetworkMode
 
 COLD = "machines by libvirt are always booted cold"
-OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
 
 
 class LibvirtHypervisor(QemuHost):
@@ -69,7 +68,7 @@ class LibvirtHypervisor(QemuHost):
                 await connection.learn(abilities.find(self._settings.binary))
             await connection.call("create", document, what=create, is_start=True)
             domain = LibvirtDomain(connection, self._pid_of(spec), (self._log_of(spec.id), log))
-            await connection.call("resume", what=create, is_start=True)
+            await connection.call("ask", "resume", what=create, is_start=True)
         except BaseException as exc:
             await connection.close("the start failed")
             if isinstance(exc, LibvirtRefused):
@@ -78,10 +77,13 @@ class LibvirtHypervisor(QemuHost):
         return domain
 
     def _ends(self, spec: DomainSpec) -> Ends:
+        with Wiring(spec.owner) as wires:  # which is needed for the names alone
+            layers = tuple(wires.disk(spec.disk))
+            below = tuple(tuple(wires.disk(disk.path))[1:] if disk.chained else () for disk in spec.disks)
         return Ends(
-            layers=tuple(layers(spec.disk)),
-            below=tuple(tuple(layers(disk.path)[1:]) if disk.chained else () for disk in spec.disks),
-            firmware=self._uefi if direct.uses_uefi(spec.boot) else "",
+            layers=layers,
+            below=below,
+            firmware=self._uefi if uses_uefi(spec.boot) else "",
             emulator=abilities.find(self._settings.binary),
             cpu=self._cpu(spec.accelerator),
             label=None if self._is_callers else spec.owner,
@@ -108,22 +110,14 @@ class LibvirtHypervisor(QemuHost):
 
     # -- by the mark -------------------------------------------------------------------------------------------------
 
-    def alive(self) -> list[tuple[MachineId, int]]:
-        """By their command lines, which needs no daemon: after its end its domains are found all the same."""
-        return [(id, pid) for pid in all_pids() if (id := marked(command_line(pid)))]
-
-    def is_kept(self, id: MachineId, pid: int) -> bool:
-        return is_held(id)
-
     def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
         """By signals, which no daemon can delay."""
-        ours = [pid for machine, pid in self.alive() if machine == id and (traces.name(pid) or traces.fit(pid))]
-        survivors = kill_and_wait(ours, timeout=patience, still=lambda pid: marked(command_line(pid)) == id)
-        remove_locks(f"{NAME}{id}")
-        with suppress(OSError):
-            self._log_of(id).unlink()
-        if survivors:
-            raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
+        try:
+            super().discard(id, traces, patience=patience)
+        finally:
+            remove_locks(f"{NAME}{id}")
+            with suppress(OSError):
+                self._log_of(id).unlink()
 
     def _log_of(self, id: MachineId) -> Path:
         return self._logs / f"{NAME}{id}.log"
@@ -141,10 +135,3 @@ def complaint(refused: LibvirtRefused, log: Path) -> BelljarError:
         return error
     is_qemus = "qemu-system" in refused.message or "exited while" in refused.message
     return DomainDied(f"QEMU ended while starting, by libvirt: {last_line(refused.message)}") if is_qemus else refused
-
-
-def marked(argv: list[bytes]) -> MachineId | None:
-    """The machine whose QEMU libvirt started with this command line; None also for a stranger's domain of that name."""
-    id = direct.marked(argv)
-    is_libvirts = id and any(word.startswith(f"guest={NAME}{id}".encode() + OF_LIBVIRT) for word in argv)
-    return id if id and is_libvirts and direct.has_uuid_of(argv, id) else None

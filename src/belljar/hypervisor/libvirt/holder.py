@@ -18,7 +18,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 SIZE = 1 << 18
-ACPI_BUTTON = 1  # VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
 
 
 class Holder:
@@ -57,14 +56,9 @@ class Holder:
         Pump(libvirt, stream, self._channel)
         Pump(libvirt, Terminal(libvirt, console_of(domain.XMLDesc())), self._console)
 
-    def suspend(self) -> None:
-        self._domain.suspend()
-
-    def resume(self) -> None:
-        self._domain.resume()
-
-    def power(self) -> None:
-        self._domain.shutdownFlags(ACPI_BUTTON)
+    def ask(self, call: str, *words: Any) -> None:
+        """Of the domain itself."""
+        getattr(self._domain, call)(*words)
 
     # -- between the supervisor and libvirt ------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from belljar.errors import DriverLacks
-from belljar.hypervisor import Accelerator, DomainSpec
-from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, machine_uuid
+from belljar.hypervisor import Accelerator, DomainSpec, guest_uuid
+from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS
 from belljar.model import KIB, NetworkMode
 from belljar.records import dataclass
 
@@ -42,7 +42,7 @@ def domain_xml(spec: DomainSpec, ends: Ends) -> str:
     buffer = f'<tcg><tb-cache unit="MiB">{TRANSLATIONS}</tb-cache></tcg>' if is_tcg else ""
     text = f"""<domain type="{"qemu" if is_tcg else "kvm"}">
   <name>{NAME}{spec.id}</name>
-  <uuid>{machine_uuid(spec.id)}</uuid>
+  <uuid>{guest_uuid(spec.id)}</uuid>
   <metadata><belljar:machine xmlns:belljar="urn:belljar:machine:1" id="{spec.id}"/></metadata>
   <memory unit="KiB">{spec.memory // KIB}</memory>
   <vcpu placement="static">{spec.cpus}</vcpu>

@@ -25,14 +25,18 @@ QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
     "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci",
-    "vhost-user-fs-pci", "pcie-root-port", "pc-dimm",
+    "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
-# For what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
-# need not be allowed to write (`rom`); a bound on its threads; processors that can be plugged in, and what they are called.
 FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
     "file-migration", "readonly-ram", "few-threads", "plugged-cpus",
 )  # fmt: skip
+SIGNS = {  # what its monitor understands, by the names within one type of its schema
+    FILE_MIGRATION: {"socket", "exec", "file"},  # to and from `file:`, which later versions want for files
+    READONLY_RAM: {"mem-path", "rom"},  # a memory-backend-file that QEMU need not be allowed to write
+    FEW_THREADS: {"thread-pool-max"},  # a bound on the threads of its main loop
+    PLUGGED_CPUS: {"vcpus-count", "qom-path", "props"},  # what query-hotpluggable-cpus tells of each
+}
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 
 
@@ -62,56 +66,46 @@ def find(binary: str) -> str:
 
 def identity(binary: str) -> str:
     """The file behind this path, as long as nobody replaced it."""
-    facts = os.stat(binary)
-    return f"{os.path.realpath(binary)}:{facts.st_size}:{facts.st_mtime_ns}"
+    status = os.stat(binary)
+    return f"{os.path.realpath(binary)}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def ask(binary: str, memory: Path) -> Abilities:
-    """What *binary* can do, from the file *memory* when that speaks of the same binary."""
-    known = identity(binary)
+    """What *binary* can do, from the file *memory* when that speaks of the same binary. Raises HostError."""
+    known, asked = identity(binary), [*DEVICES, *FEATURES]
     try:
-        said = read_json(memory)
-        if said["identity"] == known and said["asked"] == [*DEVICES, *FEATURES] and said["whole"]:
-            major, minor, micro = map(int, said["version"])
-            has = (frozenset(said["devices"]), frozenset(said["features"]))
-            return Abilities(binary, known, (major, minor, micro), str(said["name"]), *has)
+        kept = read_json(memory)
+        if kept["identity"] == known and kept["asked"] == asked:
+            has = frozenset(kept["devices"]), frozenset(kept["features"])
+            return Abilities(binary, known, tuple(kept["version"]), kept["name"], *has)
     except (OSError, ValueError, KeyError, TypeError, HostError):
         pass  # nothing worth remembering
-    found, is_whole = _ask(binary, known)
-    if is_whole:
-        facts = {
-            "identity": known,
-            "asked": [*DEVICES, *FEATURES],
-            "whole": True,
-            "version": found.version,
-            "name": found.name,
-        }
-        write_whole(memory, dumps({**facts, "devices": sorted(found.devices), "features": sorted(found.features)}))
-    return found
+    name, version = version_of(binary)
+    listing = run([binary, "-device", "help"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace")
+    devices = read_devices(listing)
+    if missing := [device for device in NEEDED if device not in devices]:
+        raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
+    asking = [binary, "-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-qmp", "stdio"]
+    features = read_schema(run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, hasty=True).out)  # it quits, read or not
+    answers = {"version": version, "name": name, "devices": sorted(devices), "features": sorted(features)}
+    write_whole(memory, dumps({"identity": known, "asked": asked, **answers}))
+    return Abilities(binary, known, version, name, devices, features)
 
 
-def _ask(binary: str, known: str) -> tuple[Abilities, bool]:
-    """Its abilities, and is that all? A QEMU that could not be asked to the end may have more."""
+def version_of(binary: str) -> tuple[str, tuple[int, int, int]]:
+    """Its version line, and the numbers in it. Raises HostError for a program that is not QEMU."""
     line = run([binary, "--version"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace").partition("\n")[0].strip()
     version = read_version(line)
     if version is None:
-        raise HostError(
-            f"{binary}: does not say which QEMU it is: {line[:80]!r}", hint="Set `qemu.binary` to a qemu-system-x86_64."
-        )
-    listing = run([binary, "-device", "help"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace")
-    devices = read_devices(listing)
-    missing = [name for name in NEEDED if name not in devices]
-    if missing:
-        raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
-    asking = [binary, "-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-qmp", "stdio"]
-    said = run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, check=False, hasty=True)  # it quits, read or not
-    return Abilities(binary, known, version, line, devices, read_schema(said.out)), said.code == 0
+        hint = "Set `qemu.binary` to a qemu-system-x86_64 or qemu-kvm."
+        raise HostError(f"{binary}: is not QEMU: it calls itself {line[:60]!r}", hint=hint)
+    return line, version
 
 
 def read_version(line: str) -> tuple[int, int, int] | None:
     """Read `QEMU emulator version 7.2.22 (Debian ...)`."""
-    found = re.match(r"QEMU emulator version (\d+)\.(\d+)\.(\d+)", line)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    match = re.match(r"QEMU emulator version (\d+)\.(\d+)\.(\d+)", line)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def read_devices(listing: str) -> frozenset[str]:
@@ -120,28 +114,22 @@ def read_devices(listing: str) -> frozenset[str]:
     return frozenset(name for name in DEVICES if name in there)
 
 
-def read_schema(said: bytes) -> frozenset[str]:
+def read_schema(answers: bytes) -> frozenset[str]:
     """Read the answers to SCHEMA. What cannot be read has none of the features, as QEMU had none of them once.
     https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#qapidoc-qmp-schema"""
     has: set[str] = set()
-    for names in _members(said):
-        if {"socket", "exec", "file"} <= names:  # where a migration can go to
-            has.add(FILE_MIGRATION)
-        if {"mem-path", "rom"} <= names:  # of a memory-backend-file
-            has.add(READONLY_RAM)
-        if "thread-pool-max" in names:  # of the main loop
-            has.add(FEW_THREADS)
-        if {"vcpus-count", "qom-path", "props"} <= names:  # what query-hotpluggable-cpus tells of each
-            has.add(PLUGGED_CPUS)
+    for names in _members(answers):
+        has |= {feature for feature, signs in SIGNS.items() if signs <= names}
     return frozenset(has)
 
 
-def _members(said: bytes) -> Iterator[set[str]]:
+def _members(answers: bytes) -> Iterator[set[str]]:
     """The names within each type of the schema: the values of an enumeration, the members of a structure."""
-    for line in said.splitlines():
+    for line in answers.splitlines():
         try:
             answer: Any = json.loads(line)["return"]
             for entry in answer if isinstance(answer, list) else ():
-                yield {*entry.get("values", ()), *(one["name"] for one in entry.get("members", ()) if "name" in one)}
+                members = (member["name"] for member in entry.get("members", ()) if "name" in member)
+                yield {*entry.get("values", ()), *members}
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a greeting, an event, or no QMP at all

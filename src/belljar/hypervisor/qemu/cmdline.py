@@ -8,13 +8,13 @@ https://www.qemu.org/docs/master/system/invocation.html
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from belljar.hints import Any
-from belljar.host.quick_imports import sha256
-from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
-from belljar.hypervisor.qemu.process.launch import Plugs, Ram
-from belljar.model import MIB, NetworkMode, ShareKind
+from belljar.hypervisor.qemu.process.launch import Launch, reopened
+from belljar.model import MIB, MachineId, NetworkMode
 from belljar.records import replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
@@ -26,39 +26,39 @@ MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump
 # Devices that a template never has sit at the far end of the bus, eight in a slot, so that all others keep their places.
 LAST_SLOT = 0x1E  # the one behind it is the board's own
 FUNCTIONS = 8
-BELOW = 100  # the file sets of what such disks stand on begin here
-STATE_SET = 99  # the file set of the device state
 SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
 CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
 WRITTEN: dict[str, Any] = {
     "cache": {"no-flush": True}
 }  # what a machine writes is gone with it: no flush reaches the platter
 READ: dict[str, Any] = {"read-only": True}
+NO_WRITES: dict[str, Any] = {"readonly": True, "rom": "off"}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
-def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs) -> list[str]:
+def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
     """The parts list of a domain."""
+    spec = launch.spec
     return [
         abilities.binary,
         *bare(),
         *name(spec.id),
         *sandbox(),
-        *machine(spec, cpu, plugs.ram),
-        *kernel(spec, plugs),
-        *few_workers(plugs.workers, abilities),
-        *monitor(plugs.monitor),
-        *console(plugs.console),
+        *machine(launch, abilities, cpu),
+        *kernel(launch),
+        *few_workers(launch.workers, abilities),
+        *monitor(launch.monitor),
+        *console(launch.console),
         *panic_notifier(abilities),
         *generation_id(abilities),
         *entropy(),
-        *agent_port(plugs.channel),
-        *disk(plugs.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
-        *(network_card(spec.nic, plugs, is_late=spec.of_template.nic is None) if spec.nic else []),
-        *shared_folders(spec, plugs),
-        *(seed_disc(plugs) if spec.seed else []),
-        *further_disks(spec.disks, plugs),
-        *(device_state(plugs.incoming, abilities) if plugs.incoming >= 0 else []),
+        *agent_port(launch.channel),
+        *disk(launch.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
+        *(network_card(spec.nic, launch) if spec.nic else []),
+        *shared_folders(launch),
+        *(seed_disc(launch.seed) if spec.seed else []),
+        *further_disks(launch),
+        *(device_state(launch.incoming, abilities) if launch.incoming >= 0 else []),
     ]
 
 
@@ -68,7 +68,7 @@ def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
         shares=tuple(replace(share, source="", readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
-    return command_line(nobody, abilities, cpu, Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False)))
+    return command_line(Launch(nobody, layers=(0,), ram=0), abilities, cpu)
 
 
 def bare() -> list[str]:
@@ -77,31 +77,40 @@ def bare() -> list[str]:
 
 def name(id: str) -> list[str]:
     """The mark by which anybody finds our processes, and the guest's UUID as its firmware tells it."""
-    return ["-name", f"{MARK}{id}", "-uuid", machine_uuid(id)]
+    return ["-name", f"{MARK}{id}", "-uuid", guest_uuid(id)]
 
 
-def machine_uuid(id: str) -> str:
-    digits = sha256(b"belljar uuid " + id.encode("ascii", "replace")).hexdigest()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
+def marked(argv: list[bytes]) -> MachineId | None:
+    """The machine whose QEMU has this command line; None for any other process. By libvirt anybody may have a domain of such a
+    name, but it has another UUID. setpriv is what a QEMU of ours is for the millisecond before it is QEMU."""
+    program, options = b"".join(argv[:1]).rpartition(b"/")[2], dict(pairwise(argv))
+    name = options.get(b"-name", b"").decode("ascii", "replace").partition(",")[0]
+    if not program.startswith((b"qemu", b"setpriv")) or not name.startswith(MARK):
+        return None
+    id = name.removeprefix(MARK)
+    uuid = guest_uuid(id).encode()
+    return id if options.get(b"-uuid", uuid) == uuid else None
 
 
 def sandbox() -> list[str]:
     return ["-sandbox", SANDBOX]
 
 
-def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
-    """Board, processors, memory."""
-    booted, frame = spec.of_template, spec.frame
+def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
+    """Board, processors, memory. A clone maps its template's memory: what it writes stays its own, unless others map it too."""
+    spec, frame = launch.spec, launch.spec.frame
+    booted = spec.of_template
     most, room = booted.cpus, ""
     if frame is not None:
         most, room = frame.most_cpus, f",slots={SLOTS},maxmem={frame.most_memory // MIB}M"
     count = f"cpus={booted.cpus}," + (f"maxcpus={most}," if frame else "")
     words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu]
     words += ["-smp", f"{count}sockets=1,cores={most},threads=1", "-m", f"{booted.memory // MIB}M{room}"]
-    if ram is None:
+    if launch.ram < 0:
         return [*words, "-M", MACHINE]
-    backend = {"qom-type": "memory-backend-file", "id": "ram", "size": booted.memory, "mem-path": ram.path}
-    backend |= {"share": not ram.private} | ({"readonly": True, "rom": "off"} if ram.readonly else {})
+    is_private = launch.incoming >= 0 and not launch.folders
+    backend = {"qom-type": "memory-backend-file", "id": "ram", "size": booted.memory, "mem-path": reopened(launch.ram)}
+    backend |= {"share": not is_private} | (NO_WRITES if is_private and abilities.readonly_ram else {})
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
 
 
@@ -118,15 +127,15 @@ def accelerator(kind: Accelerator, cpus: int) -> str:
     return f"tcg,tb-size={TRANSLATIONS}{one_thread}" if kind is Accelerator.TCG else kind.value
 
 
-def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
+def kernel(launch: Launch) -> list[str]:
     """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-a-quick-start.md). Firmware that
     finds nothing to boot resets at once, which ends QEMU; left alone it would wait for ever."""
-    if spec.boot.kernel is None:
-        return [*(["-bios", plugs.firmware] if plugs.firmware else []), "-boot", "reboot-timeout=0"]
-    if plugs.incoming >= 0:
+    boot = launch.spec.boot
+    if boot.kernel is None:
+        return [*(["-bios", launch.firmware] if launch.firmware else []), "-boot", "reboot-timeout=0"]
+    if launch.incoming >= 0:
         return []
-    initrd = ["-initrd", plugs.initrd] if plugs.initrd else []
-    return ["-kernel", plugs.kernel, *initrd, "-append", spec.boot.append]
+    return ["-kernel", launch.kernel, *(["-initrd", launch.initrd] if launch.initrd else []), "-append", boot.append]
 
 
 def monitor(fd: int) -> list[str]:
@@ -135,13 +144,13 @@ def monitor(fd: int) -> list[str]:
 
 def device_state(fd: int, abilities: Abilities) -> list[str]:
     """The state is loaded by command, from where `state_address` says."""
-    words = ["-add-fd", f"fd={fd},set={STATE_SET}"] if FILE_MIGRATION in abilities.features else []
+    words = ["-add-fd", f"fd={fd},set={fd}"] if FILE_MIGRATION in abilities.features else []
     return [*words, "-incoming", "defer"]
 
 
 def state_address(fd: int | str, abilities: Abilities) -> str:
-    """What a migration calls the file behind a descriptor. Newer QEMU takes `fd:` for pipes and sockets alone."""
-    return f"file:/dev/fdset/{STATE_SET}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
+    """What a migration calls the file of a set or descriptor. Newer QEMU takes `fd:` for pipes and sockets alone."""
+    return f"file:/dev/fdset/{fd}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
 
 
 def console(fd: int) -> list[str]:
@@ -169,55 +178,45 @@ def agent_port(fd: int) -> list[str]:
     ]
 
 
-def node(name: str, format: str, fd: int, file_set: int, trait: dict[str, Any], **more: Any) -> list[str]:
-    """A file that QEMU inherits, as the block node *name*."""
-    file = {"driver": "file", "filename": f"/dev/fdset/{file_set}", "node-name": f"{name}-file"} | trait
+def node(name: str, format: str, fd: int, trait: dict[str, Any], **more: Any) -> list[str]:
+    """A file that QEMU inherits, as the block node *name*. A descriptor's number is that of its file set, too."""
+    file = {"driver": "file", "filename": f"/dev/fdset/{fd}", "node-name": f"{name}-file"} | trait
     whole = {"driver": format, "node-name": name, "file": f"{name}-file"} | more | trait
-    return ["-add-fd", f"fd={fd},set={file_set}", "-blockdev", compact(file), "-blockdev", compact(whole)]
+    return ["-add-fd", f"fd={fd},set={fd}", "-blockdev", compact(file), "-blockdev", compact(whole)]
+
+
+def chain(name: str, fds: tuple[int, ...], trait: dict[str, Any]) -> list[str]:
+    """A qcow2 disk, the overlay first, as the nodes *name*0 and so on; what it stands on is only read."""
+    words: list[str] = []
+    for level in reversed(range(len(fds))):
+        backing = f"{name}{level + 1}" if level + 1 < len(fds) else None
+        words += node(f"{name}{level}", "qcow2", fds[level], READ if level else trait, backing=backing)
+    return words
 
 
 def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list[str]:
     """The overlay on its base. A template's is synced when it is saved. A full host disk stops the guest."""
-    words: list[str] = []
-    for level in reversed(range(len(fds))):
-        backing = f"disk{level + 1}" if level + 1 < len(fds) else None
-        words += node(f"disk{level}", "qcow2", fds[level], level + 1, READ if level else WRITTEN, backing=backing)
+    words = chain("disk", fds, WRITTEN)
     if is_disc:  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
         return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
     boot = ",bootindex=1" if bootable else ""
     return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{boot}"]
 
 
-def seed_disc(plugs: Plugs) -> list[str]:
+def seed_disc(fd: int) -> list[str]:
     """A read-only disc that every guest has a driver for, because its own disk needs the same one."""
-    number = len(plugs.layers) + len(plugs.disks) + 1
-    words = node("seed", "raw", plugs.seed, number, READ)
+    words = node("seed", "raw", fd, READ)
     return [*words, "-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"]
 
 
-def further_disks(disks: tuple[ExtraDisk, ...], plugs: Plugs) -> list[str]:
+def further_disks(launch: Launch) -> list[str]:
     """Disks of one machine alone, each an inherited descriptor, known to the guest by its serial."""
     words: list[str] = []
-    for number, (disk, fd) in enumerate(zip(disks, plugs.disks, strict=True)):
-        words += layers_below(disk, plugs.below[number], BELOW + FUNCTIONS * number) if disk.chained else []
-        words += further_disk(disk, fd, file_set=len(plugs.layers) + 1 + number, place=place_at_the_end(number))
-    return words
-
-
-def further_disk(disk: ExtraDisk, fd: int, *, file_set: int, place: str) -> list[str]:
-    trait = READ if disk.readonly else {**WRITTEN, "discard": "unmap"}
-    more = {"backing": f"x-{disk.name}-1" if disk.chained else None} if disk.format == "qcow2" else {}
-    words = node(f"x-{disk.name}", disk.format, fd, file_set, trait, **more)
-    device = f"virtio-blk-pci-non-transitional,drive=x-{disk.name},serial={disk.name},werror=enospc,rerror=report"
-    return [*words, "-device", f"{device},{place}"]
-
-
-def layers_below(disk: ExtraDisk, fds: tuple[int, ...], file_set: int) -> list[str]:
-    """What a chained disk stands on, from the bottom up."""
-    words: list[str] = []
-    for level in range(len(fds), 0, -1):
-        backing = f"x-{disk.name}-{level + 1}" if level < len(fds) else None
-        words += node(f"x-{disk.name}-{level}", "qcow2", fds[level - 1], file_set + level, READ, backing=backing)
+    for number, (disk, fds) in enumerate(zip(launch.spec.disks, launch.disks, strict=True)):
+        name, trait = f"x-{disk.name}-", READ if disk.readonly else {**WRITTEN, "discard": "unmap"}
+        words += chain(name, fds, trait) if disk.format == "qcow2" else node(f"{name}0", disk.format, fds[0], trait)
+        device = f"virtio-blk-pci-non-transitional,drive={name}0,serial={disk.name},werror=enospc,rerror=report"
+        words += ["-device", f"{device},{place_at_the_end(number)}"]
     return words
 
 
@@ -227,11 +226,11 @@ def place_at_the_end(number: int) -> str:
     return f"addr={slot:#x}.{function:#x}" + (",multifunction=on" if function == 0 else "")
 
 
-def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
-    """The card is the same whatever it is plugged into. *is_late*: its template had none."""
-    place = f",addr={CARD_SLOT:#x}" if is_late else ""
+def network_card(nic: Nic, launch: Launch) -> list[str]:
+    """The card is the same whatever it is plugged into. One that its template does not have is in a slot at the end."""
+    place = f",addr={CARD_SLOT:#x}" if launch.spec.of_template.nic is None else ""
     return [
-        *("-netdev", network_backend(nic, plugs.network, is_draft=plugs.is_draft)),
+        *("-netdev", network_backend(nic, launch.network, is_draft=launch.is_draft)),
         *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile={place}"),
     ]
 
@@ -239,47 +238,58 @@ def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
 def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
     """QEMU's own user network, a tap, a socket that carries frames, or, without a *line*, a hub with nobody else."""
     if not nic.has_line:
-        shut = ",restrict=on" if is_draft else ""
-        return "user,id=net,ipv6=off" + shut
+        return "user,id=net,ipv6=off" + (",restrict=on" if is_draft else "")
     if line < 0:
         return "hubport,id=net,hubid=0"
     kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
     return f"{kind},fd={line}"
 
 
-def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:
-    """Those by 9p are hardware that every clone has; the others have a process beside QEMU."""
-    words = [word for share in spec.shares if share.kind is ShareKind.NINEP for word in by_9p(share)]
-    if spec.warm:
-        from belljar.hypervisor.qemu.virtiofs import ports
-
-        words += ports(spec, plugs.folders, is_cold=plugs.incoming < 0)
+def shared_folders(launch: Launch) -> list[str]:
+    """Those by 9p are hardware that every clone has. The device of one that a process beside QEMU serves takes part in no migration:
+    the hardware is a port that is free, and a clone's device is plugged into it when the device state is loaded."""
+    words = [word for share in launch.spec.shares if not share.kind.is_served for word in by_9p(share)]
+    for number, _ in enumerate(launch.spec.served):
+        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
+    devices = served_devices(launch.spec) if launch.folders else []  # nobody serves a template's
+    for number, (device, fd) in enumerate(zip(devices, launch.folders, strict=True)):
+        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
+        if launch.incoming < 0:
+            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
     return words
+
+
+def served_devices(spec: DomainSpec) -> list[dict[str, Any]]:
+    """Those folders, as QMP's `device_add` takes them."""
+    return [
+        {"driver": "vhost-user-fs-pci", "tag": share.tag, "queue-size": 1024, "chardev": f"folder{number}", "bus": f"port{number}"}
+        for number, share in enumerate(spec.served)
+    ]  # fmt: skip
 
 
 def by_9p(share: SharedFolder) -> list[str]:
     """`none`: files the guest makes are QEMU's user's."""
-    export = {"local": "local", "id": share.tag, "path": share.source, "security_model": "none", "multidevs": "remap"}
-    words = ",".join(value if key == "local" else f"{key}={value.replace(',', ',,')}" for key, value in export.items())
+    path = share.source.replace(",", ",,")
+    export = f"local,id={share.tag},path={path},security_model=none,multidevs=remap"
     return [
-        *("-fsdev", words + (",readonly=on" if share.readonly else "")),
+        *("-fsdev", export + (",readonly=on" if share.readonly else "")),
         *("-device", f"virtio-9p-pci-non-transitional,fsdev={share.tag},mount_tag={share.tag}"),
     ]
 
 
 def capabilities(spec: DomainSpec) -> tuple[str, ...]:
     """Root stays root only for root's own shares by 9p, with what that needs to act for any user of the guest."""
-    serves_root = spec.owner[0] == 0 and any(share.kind is ShareKind.NINEP for share in spec.shares)
+    serves_root = spec.owner[0] == 0 and len(spec.shares) > len(spec.served)
     return ("chown", "dac_override", "dac_read_search", "fowner", "fsetid") if serves_root else ()
 
 
-def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str, sector: int) -> list[str]:
-    """A guest that only shows that KVM runs it: no disk, no monitor, its console is added by the caller."""
-    words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M", "-M", MACHINE]
-    if kernel:
-        return [*words, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
-    words += node("disk0", "raw", sector, 1, READ)
-    return [*words, "-device", "virtio-blk-pci-non-transitional,drive=disk0,bootindex=1"]
+def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str) -> list[str]:
+    """A guest that only shows that KVM runs it: no disk, no monitor, its console is added by the caller. Without a kernel the
+    firmware greets there, where it has no graphics."""
+    words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M"]
+    if not kernel:
+        return [*words, "-M", f"{MACHINE},graphics=off"]
+    return [*words, "-M", MACHINE, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
 
 
 def compact(value: dict[str, Any]) -> str:

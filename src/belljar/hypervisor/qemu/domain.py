@@ -7,24 +7,23 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
 from belljar.hypervisor import DomainEvent, EventKind
-from belljar.hypervisor.qemu.process.launch import Child, Launch, ended
+from belljar.hypervisor.qemu.process.launch import Child, Launch, Spawn, ended, spawn
 from belljar.hypervisor.qemu.process.qmp import Monitor
 from belljar.model import QEMU_LOG
-from belljar.records import dataclass
 
 if TYPE_CHECKING:
-    from belljar.host.guard.egress import Egress
-    from belljar.host.guard.traffic import Call, Refusal
-    from belljar.hypervisor.qemu.network.guard import Outside
+    from belljar.host.guard.traffic import Call, Refusal, Traffic
     from belljar.hypervisor.qemu.virtiofs import FolderServer
 
 Command = tuple[str, dict[str, Any]]
+Grow = Callable[[Any], Sequence[Command]]  # from QEMU's answer to CPU_SLOTS, where it was asked
 CPU_SLOTS = "query-hotpluggable-cpus"
 RESIZE = "block_resize"
 PLUGGING = ("object-add", "device_add", RESIZE)
@@ -33,21 +32,13 @@ LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state 
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
 
 
-@dataclass(frozen=True)
-class Growing:
-    """What a clone is given when its state is loaded: before its first instruction, but for a larger disk."""
-
-    commands: Callable[[Any], Sequence[Command]]  # made of QEMU's answer to CPU_SLOTS
-    wants_cpus: bool = False
-
-
 class Lines:
-    """The three connections to a QEMU: our ends, and its ends until it has them."""
+    """Connections to a process: our ends, and its ends until it has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
         self.ours: dict[str, socket.socket] = {}
         self.theirs: dict[str, socket.socket] = {}
-        for name in ("monitor", "channel", "console"):
+        for name in names:
             self.ours[name], self.theirs[name] = socket.socketpair()
             self.ours[name].setblocking(False)
 
@@ -71,33 +62,33 @@ class QemuDomain:
         self._held = self.channel.dup()
         self._timeout, self._doing = timeout, launch.doing
         self._history = History()
-        self._migration: asyncio.Future[str] | None = None
-        self._is_loading = self._is_paused = False
+        self._loop = asyncio.get_running_loop()
+        self._migration: asyncio.Future[str] = self._loop.create_future()  # how the only one ended
+        self._grows = self._is_paused = False
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
-        self._to_plug: Callable[[], Sequence[Command]] | None = None  # asked when the state is loaded
-        self._is_plugged: asyncio.Future[None] | None = None
-        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._outside = None if launch.egress is None else _outside(launch.egress)
-        log, start = launch.spec.folder / QEMU_LOG, self._outside.start if self._outside else None
+        self._over: asyncio.Future[int] = self._loop.create_future()
+        self._traffic: Traffic | None = None
+        start: Spawn = spawn
         try:
-            self._child = Child(argv, fds, log, self._ended, start)
+            if launch.egress is not None:  # imported by machines that have a network alone
+                from belljar.hypervisor.qemu.guard import guarded
+
+                self._traffic, start = guarded(launch.egress)
+            self._child = Child(argv, fds, launch.spec.folder / QEMU_LOG, self._ended, start)
         except BaseException:
             self._held.close()
             raise
         self.pid, self.argv = self._child.pid, tuple(argv)
         self._monitor = Monitor(lines.ours["monitor"], self._event)
         for server in servers:
-            server.over.add_done_callback(lambda _, server=server: self._share_ended(server))  # type: ignore[misc]
+            server.over.add_done_callback(partial(self._share_ended, server))
 
     # -- the Domain protocol -----------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         await self.answer(self._monitor.handshake, "qmp_capabilities")
-        if self._is_plugged is not None:
-            ends: set[asyncio.Future[Any]] = {self._is_plugged, self._over}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if self._is_plugged.done():
-                self._is_plugged.result()
+        if self._grows:
+            await self._migrated(None)
         for command, future in self._preliminaries:
             try:
                 await self.answer(future, command)
@@ -142,33 +133,33 @@ class QemuDomain:
         return self._history.events()
 
     async def traffic(self) -> AsyncIterator[Call | Refusal]:
-        if self._outside is None:
+        if self._traffic is None:
             await asyncio.wait({self._over})
             return
-        async for item in self._outside.traffic():
+        async for item in self._traffic.items():
             yield item
 
     def usage(self) -> tuple[float, float, int]:
         user, system, peak = self._child.usage or measure(self.pid)
         served = [server.usage() for server in self._servers]
-        return user + sum(one[0] for one in served), system + sum(one[1] for one in served), peak
+        return user + sum(times[0] for times in served), system + sum(times[1] for times in served), peak
 
     # -- for the driver ------------------------------------------------------------------------------------------------
 
-    def go_on(self, state: str, growing: Growing | None = None) -> None:
+    def go_on(self, state: str, grow: Grow | None = None, *, asks_cpus: bool = False) -> None:
         """Load the device state at this address and run the guest; `connect` waits for the answers. A QEMU that still loads
-        forgets `cont`, so it is said again when the load is over. What *growing* tells is plugged in between."""
-        self._is_loading = True
-        slots = self._monitor.send(CPU_SLOTS) if growing is not None and growing.wants_cpus else None
-        wanted = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
-        self.ask("migrate-set-capabilities", {"capabilities": wanted})
+        forgets `cont`, so it is said again when the load is over. What *grow* returns is plugged in between: before the guest's
+        first instruction, but for a larger disk."""
+        slots = self._monitor.send(CPU_SLOTS) if asks_cpus else None
+        capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
+        self.ask("migrate-set-capabilities", {"capabilities": capabilities})
         # Nobody on a network knows the clone yet; its guest's driver would be busy with telling them five times.
         self.ask("migrate-set-parameters", {"announce-rounds": 0})
         self.ask("migrate-incoming", {"uri": state})
-        if growing is None:
-            return self.ask("cont")
-        self._is_plugged = asyncio.get_running_loop().create_future()
-        self._to_plug = lambda: growing.commands(slots.result() if slots is not None and slots.done() else None)
+        self._grows = grow is not None
+        if not self._grows:
+            self.ask("cont")
+        self._migration.add_done_callback(lambda _: self._loaded(grow, slots))
 
     def ask(self, command: str, arguments: dict[str, Any] | None = None) -> None:
         """Send a command whose answer `connect` waits for."""
@@ -184,68 +175,67 @@ class QemuDomain:
     async def migrate(self, state: str, *, timeout: float) -> None:
         """Write the device state to an address; returns when it is complete."""
         self._doing = "writing its device state"
-        self._migration = asyncio.get_running_loop().create_future()
         await self.call("migrate", {"uri": state})
-        ends: set[asyncio.Future[Any]] = {self._migration, self._over}
-        await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await self._migrated(timeout)
         if self._over.done():
             raise self._death()
         if not self._migration.done():
             raise QmpError(f"QEMU did not write its device state within {timeout:g} s")
         if self._migration.result() != "completed":
-            told = await self.call("query-migrate")
-            raise QmpError(f"QEMU could not write its device state: {told.get('error-desc', self._migration.result())}")
+            status = await self.call("query-migrate")
+            raise QmpError(
+                f"QEMU could not write its device state: {status.get('error-desc', self._migration.result())}"
+            )
+
+    async def _migrated(self, timeout: float | None) -> None:
+        ends: set[asyncio.Future[Any]] = {self._migration, self._over}
+        await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
     # -- what QEMU tells -----------------------------------------------------------------------------------------------
 
     def _event(self, name: str, details: dict[str, Any]) -> None:
-        if name == "MIGRATION" and details.get("status") in FINAL:
-            if self._is_loading and details["status"] == "completed":
-                self._loaded()
-            self._is_loading = False
-            self._migrated(str(details["status"]))
+        if name == "MIGRATION" and details.get("status") in FINAL and not self._migration.done():
+            self._migration.set_result(str(details["status"]))
         event = translate(name, details)
         if event is not None:
             self._history.tell(event)
 
-    def _loaded(self) -> None:
+    def _loaded(self, grow: Grow | None, slots: asyncio.Future[Any] | None) -> None:
         """A disk grows when QEMU has taken it over, which it does at `cont`; newer ones refuse it before."""
-        try:
-            wanted = self._to_plug() if self._to_plug is not None else ()
-        except HypervisorError as exc:
-            if self._is_plugged is not None and not self._is_plugged.done():
-                self._is_plugged.set_exception(exc)
-                self._is_plugged.exception()  # `connect` raises it
+        if self._migration.result() != "completed":
             return
-        grown = [one for one in wanted if one[0] == RESIZE]
-        for command, arguments in (one for one in wanted if one[0] != RESIZE):
-            self.ask(command, arguments)
-        if grown or not self._is_paused:
+        try:
+            commands = grow(slots.result() if slots is not None and slots.done() else None) if grow else ()
+        except HypervisorError as exc:
+            refused = self._loop.create_future()
+            refused.set_exception(exc)
+            refused.exception()  # `connect` raises it
+            self._preliminaries.append((CPU_SLOTS, refused))
+            return
+        larger = [command for command in commands if command[0] == RESIZE]
+        for command, arguments in commands:
+            if command != RESIZE:
+                self.ask(command, arguments)
+        if larger or not self._is_paused:
             self._monitor.send("cont")
-        for command, arguments in grown:
+        for command, arguments in larger:
             self.ask(command, arguments)
-        if grown and self._is_paused:
+        if larger and self._is_paused:
             self._monitor.send("stop")
-        if self._is_plugged is not None and not self._is_plugged.done():
-            self._is_plugged.set_result(None)
-
-    def _migrated(self, status: str) -> None:
-        if self._migration is not None and not self._migration.done():
-            self._migration.set_result(status)
 
     def _ended(self, status: int) -> None:
         self._monitor.drain()  # the event that explains the end may have come in the same instant
         self._over.set_result(status)
         self._monitor.fail(self._death())
         self._held.close()
-        if self._outside is not None:
-            self._outside.end()
-        words = (self._child.said().splitlines() or [ended(status)])[-1][:300]
+        if self._traffic is not None:
+            self._traffic.end()
+        words = (self._child.last_words().splitlines() or [ended(status)])[-1][:300]
         self._history.tell(DomainEvent(EventKind.EXITED, words, status, self._death()))
 
-    def _share_ended(self, server: FolderServer) -> None:
+    def _share_ended(self, server: FolderServer, _: object) -> None:
         """It ends by itself when QEMU does, and may be seen to do so first."""
-        asyncio.get_running_loop().call_later(LAST_WORDS, self._tell_of_loss, server)
+        self._loop.call_later(LAST_WORDS, self._tell_of_loss, server)
 
     def _tell_of_loss(self, server: FolderServer) -> None:
         if not self._over.done() and self._doing != "stopping":
@@ -257,14 +247,7 @@ class QemuDomain:
             return DomainDied("QEMU has ended")
         from belljar.hypervisor.qemu.process.complaints import explain
 
-        return explain(self._child.said(), self._child.status, self._doing)
-
-
-def _outside(egress: Egress) -> Outside:
-    """Imported by machines that have a network alone."""
-    from belljar.hypervisor.qemu.network.guard import Outside
-
-    return Outside(egress)
+        return explain(self._child.last_words(), self._child.status, self._doing)
 
 
 def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from belljar.errors import DomainDied
 from belljar.hints import TYPE_CHECKING, Any
-from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
-from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates, Traces
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
 from belljar.hypervisor.qemu import abilities, cmdline
-from belljar.hypervisor.qemu.cmdline import MARK, machine_uuid
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import Launch, Ram, Wiring, wiring
+from belljar.hypervisor.qemu.process.launch import Launch, Wiring
 from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, key_of
-from belljar.model import SEED, Firmware, MachineId
+from belljar.model import SEED, Firmware
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
-
-OF_LIBVIRT = b",debug-threads=on"  # how libvirt ends a domain's name
-RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
 
 
 class QemuHypervisor(QemuHost):
@@ -43,26 +37,24 @@ class QemuHypervisor(QemuHost):
 
     def check(self, spec: DomainSpec) -> None:
         if spec.warm:
-            from belljar.hypervisor.qemu.virtiofs import check
+            from belljar.hypervisor.qemu.virtiofs import find
 
-            check(self._settings.virtiofsd, self.abilities)
+            find(self._settings.virtiofsd)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        with wiring(spec.owner) as wires:
-            launch = process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram)
+        with Wiring(spec.owner) as wires:
+            launch = process.prepare(spec, template, wires)
             servers: Sequence[FolderServer] = ()
-            if spec.warm:
+            if spec.served:
                 from belljar.hypervisor.qemu.template.making import own_memory
                 from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
                 # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
                 # machine's own, and a clone's is a copy of its template's.
-                source = Path(launch.memory.path) if launch.memory else None
-                ram = wires.take(await own_memory(spec.of_template.memory, source))
-                memory = Ram(f"/proc/self/fd/{ram}", private=False)
+                source = Path(process.reopened(launch.ram)) if template else None
+                launch.ram = wires.take(await own_memory(spec.of_template.memory, source))
                 servers = await serve(spec, path_of(self._settings.virtiofsd))
-                lines = tuple(server.line.fileno() for server in servers)
-                launch = launch.served(memory, lines)
+                launch.folders = tuple(server.line.fileno() for server in servers)
             try:
                 return self._run(launch, wires, servers)
             except BaseException:
@@ -75,19 +67,19 @@ class QemuHypervisor(QemuHost):
 
     def start(self, spec: DomainSpec, template: Template | None = None) -> QemuDomain:
         """`launch` of a machine without folders that are served, which needs no waiting."""
-        with wiring(spec.owner) as wires:
-            return self._run(process.prepare(spec, template, wires, readonly_ram=self.abilities.readonly_ram), wires)
+        with Wiring(spec.owner) as wires:
+            return self._run(process.prepare(spec, template, wires), wires)
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
-        with wiring(spec.owner) as wires:
+        with Wiring(spec.owner) as wires:
             return self._run(process.prepare_draft(spec.of_template, self.template_draft(spec), wires), wires)
 
     def _run(self, launch: Launch, wires: Wiring, servers: Sequence[FolderServer] = ()) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
-        ours, spec, lines = self.abilities, launch.spec, Lines()
+        ours, spec, lines = self.abilities, launch.spec, Lines("monitor", "channel", "console")
         try:
-            plugs = process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
-            argv = cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs)
+            process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
+            argv = cmdline.command_line(launch, ours, self._cpu(spec.accelerator))
             groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
             confined = process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
             domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
@@ -95,13 +87,14 @@ class QemuHypervisor(QemuHost):
             lines.hang_up(ours=True)
             raise
         lines.hang_up(ours=False)
-        if launch.state >= 0:
-            growing = None
-            if servers or spec.growth:  # most clones get nothing beyond their template
-                from belljar.hypervisor.qemu.template import plugging
+        if launch.incoming >= 0:
+            grow = None
+            if spec.served or spec.growth:  # most clones get nothing beyond their template
+                from belljar.hypervisor.qemu.template.plugging import commands
 
-                growing = plugging.growing(spec, [server.device for server in servers])
-            domain.go_on(cmdline.state_address(launch.state, ours), growing)
+                grow = partial(commands, spec)
+            state, asks_cpus = cmdline.state_address(launch.incoming, ours), spec.cpus > spec.of_template.cpus
+            domain.go_on(state, grow, asks_cpus=asks_cpus)
         return domain
 
     # -- templates ---------------------------------------------------------------------------------------------------
@@ -193,58 +186,6 @@ class QemuHypervisor(QemuHost):
             **({"warm": list(spec.warm)} if spec.warm else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
-
-    # -- by the mark -------------------------------------------------------------------------------------------------
-
-    def alive(self) -> list[tuple[MachineId, int]]:
-        return alive()
-
-    def is_kept(self, id: MachineId, pid: int) -> bool:
-        """One that libvirt started has another parent: the driver for libvirt knows its supervisor, this one does not."""
-        return not has_no_parent(pid) or any(OF_LIBVIRT in word for word in command_line(pid))
-
-    def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
-        discard(id, traces, patience)
-
-
-def alive() -> list[tuple[MachineId, int]]:
-    """(machine, pid) of each process that says it is of one."""
-    return [(id, pid) for pid in all_pids() if (id := claimed(pid))]
-
-
-def discard(id: MachineId, traces: Traces, patience: float) -> None:
-    """See `Hypervisor.discard`."""
-    suspects = {pid for found, pid in alive() if found == id} | {pid for pid, _ in traces.processes}
-    is_its = lambda pid: traces.name(pid) or (traces.fit(pid) and claimed(pid) == id)  # noqa: E731
-    survivors = kill_and_wait(suspects, timeout=patience, still=is_its)
-    if survivors:
-        raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
-
-
-def claimed(pid: int) -> MachineId | None:
-    """The machine this process says it belongs to, as its QEMU or as what serves it a folder."""
-    from belljar.hypervisor.qemu.virtiofs import served
-
-    argv = command_line(pid)
-    return marked(argv) or served(argv)
-
-
-def marked(argv: list[bytes]) -> MachineId | None:
-    """The machine whose QEMU has this command line; None for any other process."""
-    if not argv or not argv[0].rpartition(b"/")[2].startswith((b"qemu", *(name.encode() for name in RUNNERS))):
-        return None
-    with suppress(ValueError, IndexError):
-        word = argv[argv.index(b"-name") + 1]
-        if word.startswith(MARK.encode()):
-            id = word[len(MARK) :].partition(b",")[0].decode("ascii", "replace")
-            return id if b"-uuid" not in argv or has_uuid_of(argv, id) else None
-    return None
-
-
-def has_uuid_of(argv: list[bytes], id: MachineId) -> bool:
-    """Is it this machine's QEMU? By libvirt anybody may have a domain of such a name."""
-    at = argv.index(b"-uuid") + 1 if b"-uuid" in argv else len(argv)
-    return argv[at : at + 1] == [machine_uuid(id).encode()]
 
 
 def uses_uefi(boot: Boot) -> bool:

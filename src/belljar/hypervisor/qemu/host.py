@@ -1,4 +1,5 @@
-"""What a host's QEMU can do, whether KVM works with it, and the templates that were made with it: all that needs no domain."""
+"""What the drivers have in common: what a host's QEMU can do, whether KVM works with it, the templates that were made with it,
+and the processes that say they are a machine's."""
 
 from __future__ import annotations
 
@@ -8,21 +9,24 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from belljar.errors import HostError
+from belljar.errors import DomainDied, HostError
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder
-from belljar.hypervisor import Accelerator, Boot, Settings, Template
+from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, Settings, Template, Traces
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.launch import wiring
+from belljar.hypervisor.qemu.process.launch import Wiring
 from belljar.hypervisor.qemu.template.folders import TemplateStore
+from belljar.model import MachineId
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.proof import Proof
 
 NOBODY, ROLE = (65534, 65534), "belljar"  # the account that `make install` makes
 TEMPLATES, MEMORY = "templates", "qemu"
+OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
 # What an emulated processor offers: see docs/decisions/0003-a-quick-start.md for what others cost.
 EMULATED_CPU, NATIVE_CPU = "max", "host"
 
@@ -59,7 +63,7 @@ class QemuHost:
         return self._templates.all()
 
     def verify_template(self, template: Template) -> list[str]:
-        wrong = self._templates.damage(template)
+        wrong = self._templates.changes(template)
         if template.facts.get("qemu") != [self.abilities.identity, self.abilities.name]:
             wrong.append("it was made with another QEMU than the present one")
         return wrong
@@ -69,6 +73,26 @@ class QemuHost:
 
     def expire_templates(self, now: float) -> list[str]:
         return self._templates.expire(now)
+
+    # -- by the mark -------------------------------------------------------------------------------------------------
+
+    def alive(self) -> list[tuple[MachineId, int]]:
+        return [(id, pid) for pid in all_pids() if (id := claimed(pid))]
+
+    def is_kept(self, id: MachineId, pid: int) -> bool:
+        """A QEMU of libvirt's is the daemon's child: a process of its supervisor's holds the connection."""
+        if any(OF_LIBVIRT in word for word in command_line(pid)):
+            from belljar.hypervisor.libvirt.connection import is_held
+
+            return is_held(id)
+        return not has_no_parent(pid)
+
+    def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
+        suspects = {pid for machine, pid in self.alive() if machine == id} | {pid for pid, _ in traces.processes}
+        is_its = lambda pid: traces.name(pid) or (traces.fit(pid) and claimed(pid) == id)  # noqa: E731
+        survivors = kill_and_wait(suspects, timeout=patience, still=is_its)
+        if survivors:
+            raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
 
     # -- accelerator -------------------------------------------------------------------------------------------------
 
@@ -112,15 +136,11 @@ class QemuHost:
     def _try_kvm(self, boot: Boot) -> Proof:
         from belljar.hypervisor.qemu import proof
 
-        prover = self._prover()
-        with wiring(prover) as wires:
-            tiny = cmdline.tiny_guest(
-                self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
-                kernel=wires.readable(boot.kernel) if boot.kernel else "",
-                initrd=wires.readable(boot.initrd) if boot.initrd else "",
-                sector=wires.take(proof.boot_sector()) if boot.kernel is None else -1,
-            )  # fmt: skip
-            groups = process.kvm_groups()
+        prover, groups = self._prover(), process.kvm_groups()
+        with Wiring(prover) as wires:
+            kernel, initrd = (wires.readable(path) if path else "" for path in (boot.kernel, boot.initrd))
+            append = f"{boot.append} {proof.WORD}"
+            tiny = cmdline.tiny_guest(self.abilities, self._cpu(Accelerator.KVM), append, kernel=kernel, initrd=initrd)
             return proof.prove(
                 lambda console: process.confined([*tiny, *cmdline.console(console)], prover, groups=groups),
                 wires.fds, timeout=self._settings.proof_timeout,
@@ -141,3 +161,11 @@ class QemuHost:
     def _memory(self, name: str) -> Path:
         """Where an answer that took time is remembered."""
         return private_folder(self._store / MEMORY) / f"{name}.json"
+
+
+def claimed(pid: int) -> MachineId | None:
+    """The machine this process says it belongs to, as its QEMU or as what serves it a folder."""
+    from belljar.hypervisor.qemu.virtiofs import served
+
+    argv = command_line(pid)
+    return cmdline.marked(argv) or served(argv)

@@ -2,13 +2,13 @@
 
 It opens, reports its version and makes vCPUs on hosts where a stock kernel burns a processor for ever under it. So the
 very kernel that jobs use is started with `belljar.probe` on its command line: the image's initrd then says
-`belljar-probe-ok` on the console and powers off. A kernel that panics because it has no root has booted, too.
+`belljar-probe-ok` on the console and powers off. A kernel that panics because it has no root has booted, too. For an image
+whose kernel we do not have, QEMU's own firmware is the guest: it greets on the console.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -25,14 +25,10 @@ from belljar.model import dumps
 from belljar.records import dataclass
 
 DEVICE = Path("/dev/kvm")
-SIGNS = (b"belljar-probe-ok", b"VFS: Unable to mount root", b"No working init found")
+SIGNS = (b"belljar-probe-ok", b"VFS: Unable to mount root", b"No working init found", b"SeaBIOS (version")
 WORD = "belljar.probe"
 LARGEST_CONSOLE = 1 << 20
 NEGATIVE_LASTS = 86400.0  # seconds: a host may be repaired
-# Prints SIGNS[0] on the first serial port and stops. For images whose kernel we do not have.
-BOOT_CODE = bytes.fromhex("31c0 8ed8 baf803 be157c ac 84c0 7403 ee ebf8 f4 ebfd")  # out to 0x3f8 until a zero byte; hlt
-SMALLEST_DISK = 1 << 20  # SeaBIOS reads no disk of less than one cylinder
-BOOT_SECTOR = (BOOT_CODE + SIGNS[0] + b"\n\0").ljust(510, b"\0") + b"\x55\xaa"
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,7 @@ def obstacle(device: Path = DEVICE) -> str:
 
 def has_native_flag(cpuinfo: str) -> bool:
     """vmx (Intel) or svm (AMD) among the processor's flags."""
-    return any(
-        {"vmx", "svm"} & set(line.partition(":")[2].split())
-        for line in cpuinfo.splitlines()
-        if line.startswith("flags")
-    )
+    return not {"vmx", "svm"}.isdisjoint(_flags(cpuinfo))
 
 
 def first_processor() -> str:
@@ -68,8 +60,12 @@ def first_processor() -> str:
 
 def cpu_flags(cpuinfo: str) -> str:
     """A digest of the processor's flags."""
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
-    return sha256(" ".join(sorted(flags.partition(":")[2].split())).encode()).hexdigest()[:16]
+    return sha256(" ".join(sorted(_flags(cpuinfo))).encode()).hexdigest()[:16]
+
+
+def _flags(cpuinfo: str) -> list[str]:
+    line = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
+    return line.partition(":")[2].split()
 
 
 def memory_name(kernel_digest: str, qemu: str, host_kernel: str, flags: str) -> str:
@@ -80,8 +76,8 @@ def memory_name(kernel_digest: str, qemu: str, host_kernel: str, flags: str) -> 
 def recall(memory: Path, now: float) -> Proof | None:
     """The remembered answer, unless it was `no` and is older than a day."""
     try:
-        said = read_json(memory, 1 << 16)
-        proof, then = Proof(said["works"] is True, str(said["why"])), float(said["when"])
+        answer = read_json(memory, 1 << 16)
+        proof, then = Proof(answer["works"] is True, str(answer["why"])), float(answer["when"])
     except (OSError, ValueError, KeyError, TypeError, HostError):
         return None
     return proof if proof.works or 0 <= now - then < NEGATIVE_LASTS else None
@@ -91,42 +87,28 @@ def remember(memory: Path, proof: Proof, now: float) -> None:
     write_whole(memory, dumps({"works": proof.works, "why": proof.why, "when": now}))
 
 
-def boot_sector() -> int:
-    """A disk with nothing but that sector, in memory, as a read-only descriptor."""
-    writable = os.memfd_create("belljar-probe", os.MFD_CLOEXEC)
-    try:
-        os.write(writable, BOOT_SECTOR)
-        os.ftruncate(writable, SMALLEST_DISK)
-        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(writable)
-
-
 def prove(argv_for: Callable[[int], Sequence[str]], fds: Sequence[int], *, timeout: float) -> Proof:
-    """Run the tiny guest. Blocks for up to *timeout*; its QEMU is gone afterwards. *argv_for* is told the console's fd."""
+    """Run the tiny guest. Blocks for up to *timeout*; its QEMU is gone afterwards. *argv_for* is given the console's fd."""
     ours, theirs = socket.socketpair()
-    said, stderr = os.pipe2(os.O_CLOEXEC)
+    complaints, stderr = os.pipe2(os.O_CLOEXEC)
     started = time.monotonic()
-    try:
-        pid = spawn(argv_for(theirs.fileno()), [*fds, theirs.fileno()], stderr)
-    except BelljarError as exc:
-        ours.close()
-        os.close(said)
-        return Proof(False, f"the tiny guest could not be started: {exc.message}", was_tried=False)
-    finally:
-        theirs.close()
-        os.close(stderr)
-    try:
-        sign = _watch(ours, started + timeout)
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        complaint = last_line(os.read(said, 1 << 16).decode(errors="replace"))
-        os.close(said)
-        ours.close()
+    with ours, open(complaints, "rb", buffering=0) as words:
+        try:
+            pid = spawn(argv_for(theirs.fileno()), [*fds, theirs.fileno()], stderr)
+        except BelljarError as exc:
+            return Proof(False, f"the tiny guest could not be started: {exc.message}", was_tried=False)
+        finally:
+            theirs.close()
+            os.close(stderr)
+        try:
+            has_booted = _watch(ours, started + timeout)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        complaint = last_line(words.read(1 << 16).decode(errors="replace"))
     took = time.monotonic() - started
-    if sign:
+    if has_booted:
         return Proof(True, f"a guest with this kernel booted under KVM in {took:.1f} s")
     if took >= timeout:
         return Proof(False, f"{DEVICE} opens, but a guest did not boot under it within {timeout:g} s")
@@ -136,18 +118,13 @@ def prove(argv_for: Callable[[int], Sequence[str]], fds: Sequence[int], *, timeo
 def _watch(console: socket.socket, deadline: float) -> bool:
     """Read the console until it shows a sign of a kernel that runs. False at the deadline or at its end."""
     seen = b""
-    poller = select.poll()
-    poller.register(console, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0 and len(seen) < LARGEST_CONSOLE:
-        if not poller.poll(left * 1000):
-            break
-        try:
+    with suppress(OSError):
+        while (left := deadline - time.monotonic()) > 0 and len(seen) < LARGEST_CONSOLE:
+            console.settimeout(left)
             data = console.recv(1 << 16)
-        except OSError:
-            return False
-        if not data:
-            return False
-        seen += data
-        if any(sign in seen for sign in SIGNS):
-            return True
+            seen += data
+            if any(sign in seen for sign in SIGNS):
+                return True
+            if not data:
+                return False
     return False

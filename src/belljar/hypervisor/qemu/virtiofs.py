@@ -1,4 +1,4 @@
-"""Folders by virtiofs: their devices, and the virtiofsd of each: found, started in its sandbox, watched, ended.
+"""Folders by virtiofs: the virtiofsd of each: found, started in its sandbox, watched, ended.
 
 virtiofsd (the one in Rust) makes the sandbox: namespaces in which there is the folder and nothing else. It has to be root for that,
 and is root of a user namespace in which QEMU's user is the only one, so it can do what that user can. What it shows and makes is
@@ -20,19 +20,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, CommandFailed, HostError, NoFolderServer, NotPermitted, ShareLost
-from belljar.hints import Any
+from belljar.errors import BelljarError, CommandFailed, NoFolderServer, NotPermitted, ShareLost
 from belljar.host.commands import program, run
 from belljar.hypervisor import DomainSpec, SharedFolder
-from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.process.complaints import last_line
-from belljar.hypervisor.qemu.process.launch import Child, confined, ended
-from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId, ShareKind
+from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
+from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId
 
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # Debian 13 and EL; others
 LEAST = (1, 13)  # of EL 9.6 and Debian 13: the first that gives files other owners in the guest
-DEVICES = {"vhost-user-fs-pci", "pcie-root-port"}
 MARK = b"BELLJAR_SERVES="
 READY_TIMEOUT = QUESTION_TIMEOUT = 30.0  # seconds; a busy host needs one
 LAST_RESORT = 10.0  # seconds SIGKILL may take
@@ -41,6 +38,7 @@ CAPABILITIES = ("sys_admin", "setpcap", "chown", "dac_override", "fowner", "fset
 # VHOST_USER_GET_FEATURES, version 1, without a body: https://qemu-project.gitlab.io/qemu/interop/vhost-user.html
 ANYBODY_THERE = struct.pack("=III", 1, 1, 0)
 WITHOUT = "share the folder by 9p, without `virtiofs:`."
+INSTALL = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
 # What virtiofsd, or what starts it, says on stderr before it answers; what to do about it.
 DENIED = r" does not exist$|OpenNewRoot|BindMountSharedDir"
 HINTS = (
@@ -53,20 +51,6 @@ HINTS = (
 )
 
 
-def by_virtiofs(spec: DomainSpec) -> list[SharedFolder]:
-    return [share for share in spec.shares if share.kind is ShareKind.VIRTIOFS]
-
-
-# -- what a host needs -------------------------------------------------------------------------------------------------
-
-
-def check(setting: str, abilities: Abilities) -> None:
-    """Raises CommandMissing, NoFolderServer, HostError where this host cannot serve a folder."""
-    find(setting)
-    if missing := sorted(DEVICES - abilities.devices):
-        raise HostError(f"{abilities.binary}: has no {', '.join(missing)}, which `--share virtiofs:` takes")
-
-
 def find(setting: str) -> str:
     """The path of a virtiofsd that is new enough. Raises CommandMissing, NoFolderServer."""
     path = path_of(setting)
@@ -77,41 +61,14 @@ def find(setting: str) -> str:
     line = (answer.out or answer.err).decode(errors="replace").partition("\n")[0].strip()
     version = re.match(r"virtiofsd (\d+)\.(\d+)", line)
     if version is None or (int(version[1]), int(version[2])) < LEAST:
-        raise NoFolderServer(
-            f"{path}: {line[:60]!r}: shares by virtiofs need the virtiofsd in Rust, version 1.13",
-            hint=f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}",
-        )
+        what = f"{path}: {line[:60]!r}: shares by virtiofs need the virtiofsd in Rust, version 1.13"
+        raise NoFolderServer(what, hint=INSTALL)
     return path
 
 
 def path_of(setting: str) -> str:
-    hint = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
     names = (NAME, *(f"{place}/{NAME}" for place in PLACES))
-    return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=hint)
-
-
-# -- the devices -------------------------------------------------------------------------------------------------------
-
-
-def ports(spec: DomainSpec, lines: Sequence[int], *, is_cold: bool) -> list[str]:
-    """QEMU's words. A device takes part in no migration: the hardware is a port that is free, and a clone's device is plugged
-    into it when the device state is loaded. *lines*: sockets to those who serve; none in a template."""
-    folders = by_virtiofs(spec)
-    words: list[str] = []
-    for number, _ in enumerate(folders):
-        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
-    for number, fd in enumerate(lines):
-        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
-        if is_cold:
-            device = device_on_port(number, folders[number].tag)
-            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
-    return words
-
-
-def device_on_port(number: int, tag: str) -> dict[str, Any]:
-    """The n-th folder, as QMP's `device_add` takes it."""
-    ends = {"chardev": f"folder{number}", "bus": f"port{number}"}
-    return {"driver": "vhost-user-fs-pci", "tag": tag, "queue-size": 1024} | ends
+    return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=INSTALL)
 
 
 # -- the servers -------------------------------------------------------------------------------------------------------
@@ -143,12 +100,12 @@ def served(argv: Sequence[bytes]) -> MachineId | None:
 class FolderServer:
     """One running virtiofsd. `line` is QEMU's end of its socket, ours to close when QEMU has it."""
 
-    def __init__(self, spec: DomainSpec, share: SharedFolder, device: dict[str, Any], program: str) -> None:
-        self.share, self.device, self._uid = share, device, spec.owner[0]
+    def __init__(self, spec: DomainSpec, share: SharedFolder, program: str) -> None:
+        self.share, self._uid = share, spec.owner[0]
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         with _socket(spec.folder) as (listener, self.line):
             argv = command_line(spec, share, program, listener.fileno())
-            self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self._ended)
+            self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self.over.set_result, spawn)
 
     async def ready(self) -> None:
         """Returns when it answers. Raises NotPermitted, NoFolderServer."""
@@ -163,7 +120,7 @@ class FolderServer:
                 await asyncio.shield(self.over)
         except TimeoutError as exc:
             raise NoFolderServer(f"waited {READY_TIMEOUT:g} s for {NAME}", hint="The host is overloaded.") from exc
-        raise self._impossible(self._child.said())
+        raise self._impossible(self._child.last_words())
 
     def usage(self) -> tuple[float, float, int]:
         """As of a domain; zeros until it has ended."""
@@ -176,13 +133,9 @@ class FolderServer:
 
     def loss(self) -> ShareLost:
         """Its end, which nobody asked for, in words."""
-        words, status = last_line(self._child.said()), self._child.status or 0
+        words, status = last_line(self._child.last_words()), self._child.status or 0
         how = words[:300] if words and not os.WIFSIGNALED(status) else f"killed, or crashed ({ended(status)})"
         return ShareLost(f"--share virtiofs:{self.share.source}: {NAME} ended: {how}")
-
-    def _ended(self, status: int) -> None:
-        if not self.over.done():
-            self.over.set_result(status)
 
     def _impossible(self, words: str) -> BelljarError:
         share = f"--share virtiofs:{self.share.source}"
@@ -198,9 +151,8 @@ async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
     """One for each folder, all running. Raises NotPermitted, NoFolderServer, CommandMissing; then none is left."""
     servers: list[FolderServer] = []
     try:
-        for number, share in enumerate(by_virtiofs(spec)):
-            device = device_on_port(number, share.tag)
-            servers.append(FolderServer(spec, share, device, program))
+        for share in spec.served:
+            servers.append(FolderServer(spec, share, program))
         for server in servers:
             await server.ready()
     except BaseException:
@@ -226,21 +178,16 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     path = f"/proc/self/fd/{place}/{VIRTIOFS_SOCKET}"  # short, however long the folder's own is
     try:
         with listener:
-            _unnamed(path)
             try:
                 listener.bind(path)
                 listener.listen(1)
                 line.connect(path)
             finally:
-                _unnamed(path)
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
             yield listener, line
     except BaseException:
         line.close()
         raise
     finally:
         os.close(place)
-
-
-def _unnamed(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)

@@ -7,7 +7,6 @@ longer than the rest of the kernel's start. Form: Documentation/arch/x86/boot.rs
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from belljar.errors import CommandMissing, ImageCorrupt
 from belljar.host.python.elf import LOAD, MAGIC, NOTE, segments
@@ -54,35 +53,12 @@ def unpack(data: bytes) -> bytes:
     setup_sectors = data[0x1F1] or 4
     offset, length = struct.unpack_from("<II", data, 0x248)
     start = (setup_sectors + 1) * 512 + offset
-    payload = data[start : start + length]
-    elf = _decompress(payload)
+    # The last four bytes are the unpacked size; zstd would take them for the start of another frame.
+    end = start + length - (4 if data[start:].startswith(sandbox.ZSTD) else 0)
+    elf = sandbox.unpacked(data[start:end], LARGEST_KERNEL, "the kernel inside the bzImage")
     if not elf.startswith(MAGIC):
-        raise ImageCorrupt("the kernel inside the bzImage is no ELF file")
+        raise ImageCorrupt("the kernel inside the bzImage is no ELF file, or packed in a way belljar does not know")
     return elf
-
-
-def _decompress(payload: bytes) -> bytes:
-    """Undo gzip and xz by the standard library, zstd by its program. Capped."""
-    import lzma
-    import zlib
-
-    made: Any = None
-    if payload.startswith(b"\x1f\x8b\x08"):
-        made = zlib.decompressobj(31)
-    elif payload.startswith(b"\xfd7zXZ\0"):
-        made = lzma.LZMADecompressor(lzma.FORMAT_XZ)
-    if made is not None:
-        try:
-            data: bytes = made.decompress(payload, LARGEST_KERNEL)
-        except (zlib.error, lzma.LZMAError) as exc:
-            raise ImageCorrupt(f"the kernel inside the bzImage cannot be unpacked: {exc}") from exc
-        if not made.eof:
-            raise ImageCorrupt("the kernel inside the bzImage is cut off, or too large")
-        return data
-    if payload.startswith(b"\x28\xb5\x2f\xfd"):
-        # The last four bytes are the unpacked size; zstd would take them for the start of another frame.
-        return sandbox.unpacked(["zstd", "-dcq"], payload[:-4], LARGEST_KERNEL)
-    raise ImageCorrupt("the kernel inside the bzImage is compressed in a way belljar does not know")
 
 
 def has_pvh_entry(elf: bytes) -> bool:

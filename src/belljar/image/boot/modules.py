@@ -55,10 +55,8 @@ class Index:
             path = self.paths.get(name.replace("-", "_"))
             if path is None:
                 continue
-            for one in (*reversed(self.needs[path]), path):
-                if one not in seen:
-                    seen.add(one)
-                    order.append(one)
+            order += [needed for needed in (*reversed(self.needs[path]), path) if needed not in seen]
+            seen.update(order)
         return order
 
 
@@ -76,11 +74,11 @@ def select(read: Reader, folder: str, filesystem: str) -> Selection:
     always = index.in_load_order((*ALWAYS, *FILESYSTEMS.get(filesystem, (filesystem,))))
     groups = {"always": always}
     groups |= {group: index.in_load_order(names, always) for group, names in BY_DEVICE.items()}
-    wanted = sorted({path for paths in groups.values() for path in paths})
-    if len(wanted) > MOST_MODULES:
-        raise ImageCorrupt(f"{folder}/modules.dep: {len(wanted)} modules are needed")
+    needed = sorted({path for paths in groups.values() for path in paths})
+    if len(needed) > MOST_MODULES:
+        raise ImageCorrupt(f"{folder}/modules.dep: {len(needed)} modules are needed")
     files: dict[str, bytes] = {}
-    for path in wanted:
+    for path in needed:
         files[path] = plain(read(path if path.startswith("/") else f"{folder}/{path}"), path)
         if sum(map(len, files.values())) > LARGEST_MODULES:
             raise ImageCorrupt(f"{folder}: the modules that are needed have more than {LARGEST_MODULES} bytes")
@@ -93,12 +91,12 @@ def select(read: Reader, folder: str, filesystem: str) -> Selection:
 def mounts(read: Reader, folders: Iterable[str]) -> list[str]:
     """Kinds of shared folders that one of these kernels can mount, as a module or built in; each is known by the *folder* of
     its modules. Raises ImageCorrupt where a list of modules is missing."""
-    found = set()
+    kinds = set()
     for folder in folders:
         listed = b"\n".join(read(f"{folder}/{name}") for name in ("modules.dep", "modules.builtin"))
         names = {module_name(line.partition(":")[0]) for line in listed.decode("utf-8", "replace").splitlines()}
-        found |= {kind for kind, needed in MOUNTING.items() if names.issuperset(needed)}
-    return sorted(found)
+        kinds |= {kind for kind, needed in MOUNTING.items() if names.issuperset(needed)}
+    return sorted(kinds)
 
 
 def module_name(path: str) -> str:
@@ -107,21 +105,10 @@ def module_name(path: str) -> str:
 
 
 def plain(data: bytes, path: str) -> bytes:
-    """The module's ELF bytes, unpacked by its file name's ending. Raises ImageCorrupt."""
-    import lzma
-    import zlib
+    """The module's ELF bytes, unpacked. Raises ImageCorrupt."""
+    from belljar.image.intake import sandbox
 
-    try:
-        if path.endswith(".xz"):
-            data = lzma.LZMADecompressor().decompress(data, LARGEST_MODULE)
-        elif path.endswith(".gz"):
-            data = zlib.decompressobj(31).decompress(data, LARGEST_MODULE)
-        elif path.endswith(".zst"):
-            from belljar.image.intake import sandbox
-
-            data = sandbox.unpacked(["zstd", "-dcq"], data, LARGEST_MODULE)
-    except (lzma.LZMAError, zlib.error) as exc:
-        raise ImageCorrupt(f"{path}: cannot be unpacked: {exc}") from exc
+    data = sandbox.unpacked(data, LARGEST_MODULE, path)
     if not data.startswith(b"\x7fELF"):
         raise ImageCorrupt(f"{path}: not a kernel module")
     return data

@@ -1,7 +1,7 @@
 """Build a Debian image with mmdebstrap: a small system, the generic kernel, python3, and the agent's start in its ramdisk.
 
 As root, or as an ordinary user in a user namespace. Nothing is mounted: mke2fs writes the file system from a folder into a
-plain file. Packages come from the mirror of the settings, else from the one that apt on this host uses.
+plain file. Packages come from the mirror of the settings, else from Debian's own.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
 LAST_LINES = 15
 PACKED = "root.tar"  # in the draft
 PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
+DEFAULT = "http://deb.debian.org/debian"
+APT_TIMEOUT = 30.0
+PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
 FAILED = "The last lines of the build's log are above; the whole log's path is in the message."
 
 # Left out of the image; licences stay.
@@ -115,7 +118,9 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
             facts = {"suite": recipe.suite, "added": list(recipe.packages)}
             origin = intake.Origin(f"build debian {recipe.suite}", recipe.called, facts=facts)
             packed = folder / PACKED  # all of the root, and not a stranger's: no machine has to look into it
-            image = intake.take(store, folder, raw, origin, progress, lambda _, __, told: packed.rename(told))
+            image = intake.take(
+                store, folder, raw, origin, progress, surveyor=lambda _, __, archive: packed.rename(archive)
+            )
         progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
         return image
 
@@ -192,9 +197,8 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
 
     program = commands.which(argv[0])
     if program is None:
-        raise CommandMissing(
-            f"{argv[0]}: no such program on this host", hint=f"Install the package {PROVIDED_BY.get(argv[0], argv[0])}."
-        )
+        hint = f"Install the package {PROVIDED_BY.get(argv[0], argv[0])}."
+        raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     process = subprocess.Popen(
@@ -214,9 +218,8 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
             raise
     if process.returncode:
         lines, code = "\n  ".join(tail), process.returncode
-        raise ImageError(
-            f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=_explained(lines)
-        )
+        hint = _explained(lines)
+        raise ImageError(f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=hint)
 
 
 def _confined() -> list[str]:
@@ -281,16 +284,10 @@ def _explained(lines: str) -> str:
     return FAILED
 
 
-APT_TIMEOUT = 30.0
-DEFAULT = "http://deb.debian.org/debian"
-DEFAULT_SECURITY = "http://deb.debian.org/debian-security"
-APT_TARGETS = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
-PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
-
-
 def sources(suite: str, mirror: str) -> list[str]:
-    """The lines of sources.list."""
-    main, security = _mirrors(mirror)
+    """The lines of sources.list. A mirror is believed to have its security archive beside it when its address ends in debian."""
+    main = mirror.rstrip("/") or DEFAULT
+    security = f"{main if main.endswith('/debian') else DEFAULT}-security"
     lines = [f"deb {main} {suite} main"]
     if suite != "bullseye":  # its point updates moved into the suite itself when its support ended
         lines.append(f"deb {main} {suite}-updates main")
@@ -302,28 +299,6 @@ def proxies() -> dict[str, str]:
     come first."""
     with suppress(HostError):
         text = commands.run(["apt-config", "dump"], timeout=APT_TIMEOUT).out.decode("utf-8", "replace")
-        found = {f"{scheme}_proxy": url for scheme, url in PROXY.findall(text) if url != "DIRECT"}
-        return {name: url for name, url in found.items() if name not in os.environ}
+        names = {f"{scheme}_proxy": url for scheme, url in PROXY.findall(text) if url != "DIRECT"}
+        return {name: url for name, url in names.items() if name not in os.environ}
     return {}
-
-
-def _mirrors(mirror: str) -> tuple[str, str]:
-    """(main, security). A mirror of the settings is believed to have its security archive beside it when it says debian."""
-    if mirror:
-        main = mirror.rstrip("/")
-        return main, f"{main}-security" if main.endswith("/debian") else DEFAULT_SECURITY
-    with suppress(HostError):  # apt-get is not there, where this host is no Debian
-        argv = ["apt-get", "indextargets", "--format", APT_TARGETS, "Created-By: Packages"]
-        return read_targets(commands.run(argv, timeout=APT_TIMEOUT).out.decode("utf-8", "replace"))
-    return DEFAULT, DEFAULT_SECURITY
-
-
-def read_targets(text: str) -> tuple[str, str]:
-    """(main, security) from the lines of `apt-get indextargets`; Debian's own where there are none."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        origin, _, rest = line.partition("|")
-        label, _, address = rest.partition("|")
-        if origin == "Debian" and address.startswith(("http://", "https://")):
-            found.setdefault(label, address.rstrip("/"))
-    return found.get("Debian", DEFAULT), found.get("Debian-Security", DEFAULT_SECURITY)

@@ -26,66 +26,57 @@ FILE_SYSTEMS = ((1024 + 56, b"\x53\xef"), (0, b"XFSB"), (0x10040, b"_BHRfS_M")) 
 
 @dataclass(frozen=True)
 class Partition:
-    """Where a file system may begin. Number 0: the whole disk has no partition table."""
+    """Where a file system may begin."""
 
-    number: int
     offset: int
     kind: str = ""  # of a GPT the type's GUID, of an MBR two hexadecimal digits; lower case
 
 
 def partitions(disk: Path) -> list[Partition]:
-    """The partitions of a disk with MBR or GPT; one of number 0 when it has neither."""
+    """The partitions of a disk with MBR or GPT; the whole disk when it has neither."""
     with open(disk, "rb") as file:
         first, second = file.read(SECTOR), file.read(SECTOR)
-        if first[MBR_TABLE + 64 : SECTOR] != MBR_MARK:
-            return [Partition(0, 0)]
         entries = [first[at : at + MBR_ENTRY] for at in range(MBR_TABLE, MBR_TABLE + 64, MBR_ENTRY)]
+        if first[MBR_TABLE + 64 : SECTOR] != MBR_MARK:
+            return [Partition(0)]
         if second.startswith(GPT_MARK) and any(entry[4] == PROTECTIVE for entry in entries):
-            (at,) = struct.unpack_from("<Q", second, 72)
-            count, size = struct.unpack_from("<II", second, 80)
+            at, count, size = struct.unpack_from("<QII", second, 72)
             if not 128 <= size <= 4096:
                 raise ImageCorrupt(f"{disk}: a GPT with entries of {size} bytes")
             if at * SECTOR >= disk.stat().st_size:
                 raise ImageCorrupt(f"{disk}: a GPT whose entries lie behind the end of the disk")
             file.seek(at * SECTOR)
             return list(_gpt(file.read(min(count, MOST_PARTITIONS) * size), size))
-    found = [
-        Partition(number, struct.unpack_from("<I", entry, 8)[0] * SECTOR, f"{entry[4]:02x}")
-        for number, entry in enumerate(entries, 1)
-        if entry[4] and entry[4] not in EXTENDED
-    ]
+    used = (entry for entry in entries if entry[4] and entry[4] not in EXTENDED)
+    table = [Partition(struct.unpack_from("<I", entry, 8)[0] * SECTOR, f"{entry[4]:02x}") for entry in used]
     # A boot sector without a table (or with a file system right behind it) also carries the mark.
-    return found or [Partition(0, 0)]
+    return table or [Partition(0)]
 
 
 def _gpt(table: bytes, size: int) -> Iterator[Partition]:
-    for number, at in enumerate(range(0, len(table) - size + 1, size), 1):
+    for at in range(0, len(table) - size + 1, size):
         if any(table[at : at + 16]):
             kind = str(uuid.UUID(bytes_le=table[at : at + 16]))
-            yield Partition(number, struct.unpack_from("<Q", table, at + 32)[0] * SECTOR, kind)
+            yield Partition(struct.unpack_from("<Q", table, at + 32)[0] * SECTOR, kind)
 
 
 def firmware_kinds(disk: Path) -> list[str]:
     """The kinds of firmware that find something to start on this disk, BIOS first: a BIOS starts code in the first sector, a
     UEFI looks into EFI system partitions."""
-    found = []
     with open(disk, "rb") as file:
-        code = file.read(BOOT_CODE)
-        if len(code) - code.count(0) >= SMALLEST_CODE and file.read(SECTOR)[70:72] == MBR_MARK:
-            found.append(Firmware.BIOS.value)
-    if any(partition.kind in ESP_KINDS for partition in partitions(disk)):
-        found.append(Firmware.UEFI.value)
-    return found
+        sector = file.read(SECTOR)
+    code = sector[:BOOT_CODE]
+    for_bios = len(code) - code.count(0) >= SMALLEST_CODE and sector[510:] == MBR_MARK
+    for_uefi = any(partition.kind in ESP_KINDS for partition in partitions(disk))
+    return [Firmware.BIOS.value] * for_bios + [Firmware.UEFI.value] * for_uefi
 
 
 def may_have_a_root(disk: Path) -> bool:
     """Does it have a file system that can be a root (ext2, ext3, ext4, xfs, btrfs)?"""
-    size = disk.stat().st_size
     with open(disk, "rb") as file:
-        for partition in partitions(disk):
-            for at, mark in FILE_SYSTEMS:
-                if partition.offset + at < size:
-                    file.seek(partition.offset + at)
-                    if file.read(len(mark)) == mark:
-                        return True
+        for at, mark in ((start.offset + at, mark) for start in partitions(disk) for at, mark in FILE_SYSTEMS):
+            if at < disk.stat().st_size:
+                file.seek(at)
+                if file.read(len(mark)) == mark:
+                    return True
     return False

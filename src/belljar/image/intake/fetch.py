@@ -1,8 +1,8 @@
 """Download a file over http or https by curl, in the sandbox: resumed, limited in size and in time.
 
 Each redirect is a request of its own, so that its address is judged before anything is asked there. Proxies are those of this
-process's environment. A download is `<key>.part`, with `<key>.head`, the head of the answer that began it, and `<key>.more`, that of
-the last one that continued it: both are of one version of the file. The caller holds the lock and checks the digest.
+process's environment. A download is `<key>.part`, with `<key>.head`, the head of the answer that began it: all of it is of one version
+of the file. The caller holds the lock and checks the digest.
 """
 
 from __future__ import annotations
@@ -11,26 +11,17 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from belljar.errors import (
-    BelljarError,
-    CommandMissing,
-    DownloadFailed,
-    DownloadStalled,
-    ImageCorrupt,
-    ImageTooLarge,
-    NoSpace,
-)
-from belljar.host.commands import which
+from belljar.errors import BelljarError, DownloadFailed, DownloadStalled, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.files import PRIVATE_FILE, no_space_as_error
 from belljar.host.guard.egress import is_public
 from belljar.image import Settings
 from belljar.image.intake import sandbox
-from belljar.image.progress import Progress, Silent
+from belljar.image.progress import Progress
 from belljar.records import dataclass, replace
 
 MOST_REDIRECTS = 5
@@ -69,8 +60,7 @@ class _Order:
     url: str
     settings: Settings
     deadline: float  # of the monotonic clock
-    is_pinned: bool = False
-    public_only: bool = False
+    public_only: bool
     options: tuple[str, ...] = ()  # lines of a configuration of curl
     fine: tuple[int, ...] = (200,)  # statuses of an answer that is not a failure
 
@@ -93,41 +83,37 @@ def key(source: str) -> str:
     return sha256(source.encode()).hexdigest()[:32]
 
 
-def download(
-    url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool, public_only: bool = False
-) -> Path:
+def download(url: str, folder: Path, settings: Settings, progress: Progress, *, public_only: bool = False) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
-    coming. *is_pinned*: its digest is known, so that a redirect from https to http is not a danger. *public_only*: from no address
-    of this host or of a private network, whatever a name leads to. Raises DownloadFailed, DownloadStalled (both keep what
-    came), ImageTooLarge, NoSpace, CommandMissing."""
-    files = [folder / f"{key(url)}.{ending}" for ending in ("part", "head", "more")]
+    coming. *public_only*: from no address of this host or of a private network, whatever a name leads to. Raises DownloadFailed,
+    DownloadStalled (both keep what came), ImageTooLarge, NoSpace, CommandMissing."""
+    part, head = (folder / f"{key(url)}.{ending}" for ending in ("part", "head"))
     with no_space_as_error(folder):
-        for path in files:
+        for path in (part, head):
             path.touch(PRIVATE_FILE)
     try:
-        _whole(_Order(url, settings, time.monotonic() + LONGEST, is_pinned, public_only), files, progress)
+        _whole(_Order(url, settings, time.monotonic() + LONGEST, public_only), part, head, progress)
     except ImageTooLarge:
-        for path in files:
-            path.unlink()
+        part.unlink()
+        head.unlink()
         raise
-    for path in files[1:]:
-        path.unlink()
-    return files[0]
+    head.unlink()
+    return part
 
 
 def small_file(url: str, largest: int, settings: Settings, *, public_only: bool = False) -> bytes:
     """A file that fits into memory, within `image.stall_timeout`, however slowly its bytes come. The rest is as for `download`."""
     deadline = time.monotonic() + settings.stall_timeout
-    with _in_memory(3) as files:
-        _whole(_Order(url, replace(settings, max_size=largest), deadline, public_only=public_only), files, Silent())
-        return files[0].read_bytes()
+    with _in_memory() as part, _in_memory() as head:
+        _whole(_Order(url, replace(settings, max_size=largest), deadline, public_only), part, head, Progress())
+        return part.read_bytes()
 
 
 def version(url: str, settings: Settings, *, public_only: bool = False) -> str:
     """What the server calls the version that it has now; "" where it does not say. Raises what `small_file` does."""
     deadline = time.monotonic() + settings.stall_timeout
-    order = _Order(url, settings, deadline, public_only=public_only, options=("head",), fine=(200, *NO_HEAD))
-    with _in_memory(2) as (out, head):
+    order = _Order(url, settings, deadline, public_only, options=("head",), fine=(200, *NO_HEAD))
+    with _in_memory() as out, _in_memory() as head:
         try:
             _ask(order, out, head)
         except _Broken as exc:
@@ -135,34 +121,35 @@ def version(url: str, settings: Settings, *, public_only: bool = False) -> str:
         return _version(_head(head))
 
 
-def _whole(order: _Order, files: Sequence[Path], progress: Progress) -> None:
-    """Get what is missing of a file, by one connection after the other. *files*: the part and its two heads."""
-    part, head, more = files
+def _whole(order: _Order, part: Path, head: Path, progress: Progress) -> None:
+    """Get what is missing of a file, by one connection after the other."""
     name, failures = shown(order.url), 0
+    watch = lambda: progress.amount(part.stat().st_size, int(_head(head).get("total", 0)) or None)  # noqa: E731
     while True:
-        version = _version(_head(head)) if _fit(_head(head), _head(more)) else ""
+        version = _version(_head(head))
         if not version:
-            for path in files:
-                path.write_bytes(b"")
+            part.write_bytes(b"")
         if start := part.stat().st_size:
             options = (_line("continue-at", start), _line("header", f"If-Range: {version}"))
             order = replace(order, options=options, fine=(200, 206, 416))
         else:
             order = replace(order, options=(), fine=(200,))
         progress.step(f"Downloading {name}" + (f" from byte {start}" if start else ""))
-        watch = lambda: progress.amount(part.stat().st_size, int(_head(head).get("total", 0)) or None)  # noqa: E731
-        try:
-            _ask(order, part, more if start else head, watch)
-            size, heads = part.stat().st_size, (_head(head), _head(more))
-            if _fit(*heads) and {one["total"] for one in heads if "total" in one} <= {str(size)}:
+        problem, is_useless = "", False
+        with _in_memory() as more:
+            try:
+                _ask(order, part, more if start else head, watch)
+            except _Broken as exc:
+                problem, is_useless = exc.message, isinstance(exc, _NotResumed)
+            first, rest = _head(head), _head(more)
+        size, is_fit = part.stat().st_size, _fit(first, rest)
+        if not problem:
+            if is_fit and {known["total"] for known in (first, rest) if "total" in known} <= {str(size)}:
                 return
             problem, is_useless = f"{name}: {size} bytes came, which are not the whole file", size == start
-        except _Broken as exc:
-            problem, is_useless = exc.message, isinstance(exc, _NotResumed)
-        if is_useless:
-            head.write_bytes(b"")
-        has_more = start and part.stat().st_size > start and _fit(_head(head), _head(more))
-        failures = 0 if has_more else failures + 1
+        if is_useless or not is_fit:
+            head.write_bytes(b"")  # begin anew
+        failures = 0 if start and size > start and is_fit else failures + 1
         if failures == MOST_FAILURES or time.monotonic() + PAUSE * failures >= order.deadline:
             raise DownloadFailed(problem)
         time.sleep(PAUSE * failures)
@@ -177,9 +164,8 @@ def _ask(order: _Order, out: Path, head: Path, watch: Callable[[], object] | Non
         scheme = url.partition(":")[0].lower()
         if scheme not in ("http", "https"):
             raise DownloadFailed(f"{name}: leads to {scheme}, which belljar does not follow")
-        if was_safe and scheme == "http" and not order.is_pinned:
-            hint = "Name an address that stays https; for an image its digest (--sha256) will do."
-            raise DownloadFailed(f"{name}: redirected from https to http", hint=hint)
+        if was_safe and scheme == "http":
+            raise DownloadFailed(f"{name}: redirected from https to http", hint="Name an address that stays https.")
         end = _run(order, [_line("url", url), *_route(name, url, must_be_public)], out, head, watch)
         if end.code != REDIRECTED:
             return _check(order, end, out.stat().st_size)
@@ -218,8 +204,6 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
     """One request by curl."""
     import ssl
 
-    if which("curl") is None:
-        raise CommandMissing("curl: no such program on this host", hint="Install the package curl.")
     settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
     values = {
         "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": END,
@@ -229,13 +213,13 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
     trusted = ssl.get_default_verify_paths()
     if trusted.cafile not in (None, trusted.openssl_cafile):  # SSL_CERT_FILE names another one
         values["cacert"] = trusted.cafile
-    said = ["silent", "no-buffer", "fail", "globoff", "location", "suppress-connect-headers", *order.options, *lines]
-    said += [_line(option, value) for option, value in values.items()]
+    words = ["silent", "no-buffer", "fail", "globoff", "location", "suppress-connect-headers", *order.options, *lines]
+    words += [_line(option, value) for option, value in values.items()]
     argv = ["curl", "-q", "--config", "-", "--output", "{0}", "--dump-header", "{1}"]
     largest = max(settings.max_size, LARGEST_HEAD)
     try:
-        with _in_memory(1) as (config,):  # on a command line others see what it says
-            config.write_text("\n".join(said))
+        with _in_memory() as config:  # on a command line others see what it says
+            config.write_text("\n".join(words))
             printed = sandbox.run(
                 argv, [], int(left) + 60, largest, writable=[out, head], stdin=config, fine=CURLS_OWN, watch=watch
             )
@@ -260,11 +244,10 @@ def _check(order: _Order, end: _End, size: int) -> None:
 
 
 @contextmanager
-def _in_memory(count: int) -> Iterator[list[Path]]:
-    """So many empty files that nobody else finds, and that are gone with us."""
-    with ExitStack() as stack:
-        files = [stack.enter_context(os.fdopen(os.memfd_create("fetch"))) for _ in range(count)]
-        yield [Path(f"/proc/self/fd/{file.fileno()}") for file in files]
+def _in_memory() -> Iterator[Path]:
+    """An empty file that nobody else finds, and that is gone with us."""
+    with os.fdopen(os.memfd_create("fetch")) as file:
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _line(option: str, value: object) -> str:
@@ -291,9 +274,15 @@ def _version(head: Mapping[str, str]) -> str:
 
 
 def _fit(head: Mapping[str, str], more: Mapping[str, str]) -> bool:
-    """Is the second answer the rest of the file that the first one began, as far as they say?"""
+    """Is the second answer, if there was one, the rest of the file that the first one began, as far as they say?"""
     both = head.keys() & more.keys() & {"etag", "last-modified", "total"}
     return more.get("status") != "200" and all(head[name] == more[name] for name in both)
+
+
+def local_path(url: str) -> Path | None:
+    """The file or folder of a file: address."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 def shown(url: str) -> str:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BelljarError, CommandFailed, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
+from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
-from belljar.host.files import free_bytes, no_space_as_error, remove_tree, write_whole
+from belljar.host.files import no_space_as_error, remove_tree, write_whole
 from belljar.host.locks import Lock, locked, try_lock
-from belljar.image import Image
+from belljar.image import Image, Surveyor
 from belljar.image.boot import initramfs, kernel, modules
+from belljar.image.intake import sandbox
 from belljar.image.intake.disk import firmware_kinds, may_have_a_root
 from belljar.image.intake.survey import BUSYBOXES, Survey, describe
 from belljar.image.progress import Progress
@@ -32,15 +33,12 @@ if TYPE_CHECKING:
 # no_timer_check: an emulated guest that waits for its processor longer than for four ticks takes that for a broken timer and
 # panics; seen with Linux 6.1 on a host with ten processes per core. Under KVM the kernel leaves that check out by itself.
 APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_timer_check"
-CONVERT_TIMEOUT = 3600
+SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 REMOVED = "removed-"  # prefix of folders that are being removed
-MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
 MOST_KERNELS = 20  # that are looked at, the newest first
 VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
 
 
-# Looks into a qcow2 disk of so many bytes, and writes what it saw to a file: see `survey`.
-Surveyor = Callable[[Path, int, Path], object]
 # Called with the facts about an image, and whether its kernel is started directly; raises an error to refuse it.
 Judge = Callable[[Mapping[str, Any], bool], object]
 
@@ -56,7 +54,7 @@ class Origin:
     append: str | None = None
     firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
-    is_disc: bool | None = False  # a CD-ROM, which is only started; its files are not read. None: as the file is
+    kind: str = "disk"  # iso: a CD-ROM, which is only started; its files are not read. auto: as the file is
 
 
 @dataclass(frozen=True)
@@ -73,22 +71,17 @@ class Boot:
 @contextmanager
 def draft(store: Store, word: str) -> Iterator[Path]:
     """A folder for an image in the making. Removed at the end, whatever happens; by `gc` when we die."""
-    folder, lock = _begun(store, word)
-    try:
-        yield folder
-    finally:
-        drop(folder)
-        lock.release()
-
-
-def _begun(store: Store, word: str) -> tuple[Path, Lock]:
-    """A new draft with its maker's lock. Until that is held, `gc` may take the folder for an abandoned one."""
     while True:
         folder = store.work_folder("drafts") / f"{word}-{os.getpid()}-{time.monotonic_ns():x}"
         folder.mkdir(mode=0o755 if store.shared else 0o700)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # until its lock is held, `gc` may take it for an abandoned one
             if lock := try_lock(folder / "maker"):
-                return folder, lock
+                break
+    with lock:
+        try:
+            yield folder
+        finally:
+            drop(folder)
 
 
 def drop(folder: Path) -> None:
@@ -97,9 +90,8 @@ def drop(folder: Path) -> None:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         mounted = [point for point in (line.split(" ")[4] for line in file) if point.startswith(inside)]
     if mounted:
-        raise HostError(
-            f"{folder} is not removed: {mounted[0]} is mounted in it", hint="Unmount it, then `belljar image gc`."
-        )
+        hint = "Unmount it, then `belljar image gc`."
+        raise HostError(f"{folder} is not removed: {mounted[0]} is mounted in it", hint=hint)
     if not folder.name.startswith(REMOVED):
         trash = folder.with_name(f"{REMOVED}{folder.name}")
         try:
@@ -110,19 +102,13 @@ def drop(folder: Path) -> None:
     remove_tree(folder)
 
 
-@contextmanager
-def alone(store: Store, word: str, what: str, progress: Progress, folder: str = "downloads") -> Iterator[bool]:
-    """Be the only process that makes *word*; tell when another one is waited for. Yields whether there was another."""
+def alone(store: Store, word: str, what: str, progress: Progress, folder: str = "downloads") -> Lock:
+    """Held, no other process makes *word*. Says when another one is waited for."""
     path = store.work_folder(folder) / f"{word}.lock"
     if lock := try_lock(path):
-        try:
-            yield False
-        finally:
-            lock.release()
-        return
+        return lock
     progress.step(f"Waiting for another belljar that is about to {what}")
-    with locked(path, timeout=store.settings.lock_timeout, what=what):
-        yield True
+    return locked(path, timeout=store.settings.lock_timeout, what=what)
 
 
 def take(
@@ -131,18 +117,18 @@ def take(
     raw: Path,
     origin: Origin,
     progress: Progress,
+    *,
     surveyor: Surveyor | None = None,
     judge: Judge | None = None,
 ) -> Image:
-    """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*."""
+    """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*. *surveyor*: instead of
+    the store's."""
     progress.step("Writing the disk")
     size = _whole_sectors(raw, store.settings.max_size)
-    if _is_blank(raw):
-        raise ImageUnfit(f"{origin.source}: a disk of zeros only", hint="Give the disk of a system that was installed.")
-    _convert(raw, folder / manifest.DISK)
-    boot = Boot(facts={"boots_by": "disc"}) if origin.is_disc else _look(folder, raw, size, origin, progress, surveyor)
-    if boot.kernel and (least := kernel.least_memory(boot.kernel, boot.initrd)):
-        boot = replace(boot, facts={**boot.facts, "least_memory": least})
+    sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + SPARE)
+    boot = Boot(facts={"boots_by": "disc"})
+    if origin.kind == "disk":
+        boot = _look(folder, raw, size, origin, progress, surveyor or store.surveyor)
     if judge is not None:
         judge({**boot.facts, **origin.facts}, bool(boot.kernel))
     raw.unlink()
@@ -151,78 +137,67 @@ def take(
             with no_space_as_error(folder):
                 write_whole(folder / name, data)
     progress.step("Taking its digest")
-    what = manifest.Facts(
-        source=origin.source, append=_command_line(origin.append, boot), created=time.time(), os=boot.os, virtual_size=size,
-        facts={**boot.facts, **origin.facts},
-    )  # fmt: skip
-    return store.publish(folder, what, origin.name)
+    append = f"{APPEND if origin.append is None else origin.append} {boot.words}".strip() if boot.kernel else ""
+    facts = {**boot.facts, **origin.facts}
+    return store.publish(folder, manifest.Facts(origin.source, append, time.time(), boot.os, size, facts), origin.name)
 
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
-    """How the disk can be started, as its importer wants it."""
-    archive = folder / "survey.tar"
+    """How the disk is started, as its importer wants it, and what is in it."""
+    archive, root, os_name = folder / "survey.tar", None, ""
+    facts: dict[str, Any] = {}
     try:
-        root = None
         if surveyor and may_have_a_root(raw):
-            root = _surveyed(folder, size, surveyor, origin, progress)
-        boot = _given(origin.kernel, origin.initrd, root) if origin.kernel else _newest(root, progress)
+            progress.step("Looking for a kernel in the disk")
+            try:
+                surveyor(folder / manifest.DISK, size, archive)
+                root = Survey(archive, size)
+            except BelljarError as exc:
+                progress.step(f"Its file systems could not be looked into: {exc.message}")
+        if root and root.modules:
+            os_name, facts = _described(root)
+        else:
+            root = None
+        kinds = firmware_kinds(raw)
+        boot = _start(origin, root, kinds, progress)
     finally:
         archive.unlink(missing_ok=True)
-    return _chosen(raw, boot, origin)
-
-
-def _surveyed(folder: Path, size: int, surveyor: Surveyor, origin: Origin, progress: Progress) -> Survey | None:
-    """Its root file system; None where it cannot be read."""
-    progress.step("Looking for a kernel in the disk")
-    try:
-        surveyor(folder / manifest.DISK, size, folder / "survey.tar")
-        return Survey(folder / "survey.tar", size)
-    except BelljarError as exc:
-        progress.step(f"Its file systems could not be looked into: {exc.message}")
-        return None
-
-
-def _chosen(disk: Path, boot: Boot, origin: Origin) -> Boot:
-    """How its importer wants it started. Raises ImageUnfit when the disk does not have what that takes."""
-    kinds = firmware_kinds(disk)
-    boot = replace(boot, facts={**boot.facts, "firmware": kinds})
-    if origin.firmware == "none" and not boot.kernel:
-        raise ImageUnfit("no kernel belljar can start was found in the disk, and it may not boot by firmware")
-    if origin.firmware in ("auto", "none"):
-        return boot
-    if origin.firmware not in kinds:
-        has = f"only one for {' and '.join(kinds)}" if kinds else "none at all"
-        raise ImageUnfit(f"--firmware {origin.firmware}: the disk has no boot loader for it, {has}")
-    return Boot(os=boot.os, facts={**_without_kernel(boot.facts), "use_firmware": origin.firmware})
-
-
-def _without_kernel(facts: dict[str, Any]) -> dict[str, Any]:
-    of_kernel = ("release", "agent_in_initrd", "kernel_form")
-    return {**{name: fact for name, fact in facts.items() if name not in of_kernel}, "boots_by": "firmware"}
-
-
-def _newest(root: Survey | None, progress: Progress) -> Boot:
-    """The newest kernel of the disk with its modules, and a ramdisk of belljar's. Firmware, where there is no such kernel."""
-    if root is None or not _modules_folder(root):
-        return Boot(facts={"boots_by": "firmware"})
-    os_name, facts = _described(root)
-    try:
-        for version, path in _kernels(root):
-            with suppress(ImageCorrupt):
-                return _direct(root, version, root.read(path), os_name, facts)
-    except BelljarError as exc:
-        progress.step(f"Its kernel cannot be started directly: {exc.message}")
-    return Boot(os=os_name, facts={**facts, "boots_by": "firmware"})
+    if boot.kernel and (least := kernel.least_memory(boot.kernel, boot.initrd)):
+        facts["least_memory"] = least
+    if origin.initrd:
+        facts.pop("mounts", None)  # these are of the disk's kernels
+    return replace(boot, os=os_name, facts={**facts, **boot.facts, "firmware": kinds})
 
 
 def _described(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name and facts, and what its kernels can mount: any of them, since the disk decides which one a firmware starts."""
     os_name, facts = describe(root)
-    folder = _modules_folder(root)
     with suppress(ImageCorrupt):
-        versions = filter(VERSION.fullmatch, root.names(folder))
-        facts["mounts"] = modules.mounts(root.read, [f"{folder}/{version}" for version in versions])
+        versions = filter(VERSION.fullmatch, root.names(root.modules))
+        facts["mounts"] = modules.mounts(root.read, [f"{root.modules}/{version}" for version in versions])
     return os_name, facts
+
+
+def _start(origin: Origin, root: Survey | None, kinds: Sequence[str], progress: Progress) -> Boot:
+    """The kernel that was given, the firmware that was asked for, or the newest kernel of the disk; firmware, where it has none that
+    can be started. Raises ImageUnfit when the disk does not have what is asked for."""
+    if origin.kernel:
+        return _given(origin.kernel, origin.initrd, root)
+    if origin.firmware not in ("auto", "none"):
+        if origin.firmware not in kinds:
+            has = f"only one for {' and '.join(kinds)}" if kinds else "none at all"
+            raise ImageUnfit(f"--firmware {origin.firmware}: the disk has no boot loader for it, {has}")
+        return Boot(facts={"boots_by": "firmware", "use_firmware": origin.firmware})
+    try:
+        if root:
+            for version, path in _kernels(root):
+                with suppress(ImageCorrupt):
+                    return _direct(root, version, root.read(path))
+    except BelljarError as exc:
+        progress.step(f"Its kernel cannot be started directly: {exc.message}")
+    if origin.firmware == "none":
+        raise ImageUnfit("no kernel belljar can start was found in the disk, and it may not boot by firmware")
+    return Boot(facts={"boots_by": "firmware"})
 
 
 def _given(given: Path, initrd: Path | None, root: Survey | None) -> Boot:
@@ -230,60 +205,44 @@ def _given(given: Path, initrd: Path | None, root: Survey | None) -> Boot:
     belljar makes one from the modules in the disk."""
     data = given.read_bytes()
     version = kernel.release(data)
-    os_name, facts = _described(root) if root and _modules_folder(root) else ("", {})
     if initrd:
-        facts |= {"boots_by": "kernel", "agent_in_initrd": False, "release": version}
-        facts.pop("mounts", None)  # these are of the disk's kernels
-        return Boot(data, initrd.read_bytes(), "", os_name, facts)
-    if root and version in root.names(_modules_folder(root)):
-        return _direct(root, version, data, os_name, facts)
-    raise ImageCorrupt(
-        f"the disk has no modules for the kernel {given} ({version or 'of unknown version'})",
-        hint="Give its ramdisk too, with --initrd.",
-    )
+        return Boot(
+            data, initrd.read_bytes(), facts={"boots_by": "kernel", "agent_in_initrd": False, "release": version}
+        )
+    if root and version in root.names(root.modules):
+        return _direct(root, version, data)
+    hint = "Give its ramdisk too, with --initrd."
+    raise ImageCorrupt(f"the disk has no modules for the kernel {given} ({version or 'of unknown version'})", hint=hint)
 
 
-def _direct(root: Survey, version: str, data: bytes, os_name: str, facts: dict[str, Any]) -> Boot:
+def _direct(root: Survey, version: str, data: bytes) -> Boot:
     """Direct boot of a kernel with our ramdisk. Raises ImageCorrupt when a part is missing."""
     if not kernel.is_bzimage(data):
         raise ImageCorrupt(f"kernel {version} is not a bzImage")
-    folder = f"{_modules_folder(root)}/{version}"
-    selection = modules.select(root.read, folder, root.fstype)
+    selection = modules.select(root.read, f"{root.modules}/{version}", root.fstype)
     initrd = initramfs.image_part(_busybox(root), selection)
     elf = kernel.directly_bootable(data)
     facts = {
-        **facts, "root": root.device, "fstype": root.fstype, "release": version, "boots_by": "kernel", "agent_in_initrd": True,
+        "root": root.device, "fstype": root.fstype, "release": version, "boots_by": "kernel", "agent_in_initrd": True,
         "kernel_form": "elf" if elf else "bzimage",
     }  # fmt: skip
-    return Boot(elf or data, initrd, root.words, os_name, facts)
-
-
-def _command_line(asked: str | None, boot: Boot) -> str:
-    if not boot.kernel:
-        return ""
-    return f"{APPEND if asked is None else asked} {boot.words}".strip()
+    return Boot(elf or data, initrd, root.words, facts=facts)
 
 
 def _kernels(root: Survey) -> list[tuple[str, str]]:
     """(version, path) of each kernel that has its modules beside it, the newest first. Fedora keeps a copy among them."""
-    folder = _modules_folder(root)
-    versions = sorted(filter(VERSION.fullmatch, root.names(folder)), key=_version_key, reverse=True)[:MOST_KERNELS]
-    places = [(version, f"{folder}/{version}", "vmlinuz") for version in versions]
-    places += [(version, "/boot", f"vmlinuz-{version}") for version in versions]
-    found = [(version, f"{place}/{name}") for version, place, name in places if name in root.names(place)]
-    return sorted(found, key=lambda one: _version_key(one[0]), reverse=True)
+    versions = sorted(filter(VERSION.fullmatch, root.names(root.modules)), key=_version_key, reverse=True)
+    return [
+        (version, f"{folder}/{name}")
+        for version in versions[:MOST_KERNELS]
+        for folder, name in ((f"{root.modules}/{version}", "vmlinuz"), ("/boot", f"vmlinuz-{version}"))
+        if root.has(f"{folder}/{name}")
+    ]
 
 
 def _version_key(version: str) -> list[tuple[int, int, str]]:
     """Numbers compare as numbers: 6.1.0-10 is newer than 6.1.0-9."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|[a-z]+", version)]
-
-
-def _modules_folder(root: Survey) -> str:
-    for folder in MODULE_FOLDERS:
-        if root.names(folder):
-            return folder
-    return ""
 
 
 def _busybox(root: Survey) -> bytes:
@@ -306,33 +265,3 @@ def _whole_sectors(raw: Path, largest: int) -> int:
         raise ImageTooLarge(f"a disk of {size} bytes, the limit is {largest}")
     os.truncate(raw, size)
     return size
-
-
-def _is_blank(raw: Path) -> bool:
-    """Is there no byte but zeros? Holes are not read."""
-    with open(raw, "rb") as file:
-        at = 0
-        while True:
-            try:
-                file.seek(at := os.lseek(file.fileno(), at, os.SEEK_DATA))
-            except OSError:
-                return True  # nothing but a hole follows
-            if file.read(manifest.CHUNK).strip(b"\0"):
-                return False
-            at += manifest.CHUNK
-
-
-def _convert(raw: Path, disk: Path) -> None:
-    """Holes stay holes. The source's format is given, so its bytes are never taken for a header."""
-    used = raw.stat().st_blocks * 512
-    with no_space_as_error(disk):
-        if free_bytes(disk.parent) < used:
-            raise OSError(28, os.strerror(28), str(disk))
-    argv = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(disk)]
-    try:
-        commands.run(argv, timeout=CONVERT_TIMEOUT, bound=True)
-    except CommandFailed as exc:
-        with no_space_as_error(disk):
-            if "No space left" in exc.message:
-                raise OSError(28, os.strerror(28), str(disk)) from exc
-        raise

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
-WATCH = 0.25  # seconds
+WATCH, UNPACKING, CONVERSION = 0.25, 60, 3600  # seconds
+GZIP, XZ, ZSTD = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"  # how such a file begins
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
+AS_NOBODY = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
 
 
 def run(
@@ -41,23 +43,23 @@ def run(
 ) -> bytes:
     """Run *argv* to its end, for at most so many *seconds*, and return what it printed. No file that it writes, its standard
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
-    *stdin* and *stdout* may be files too. *watch* is called now and then meanwhile, to show how far it is. Raises ImageCorrupt, with the last line of its errors, when its exit code is not *fine*
-    or its time is up; ImageTooLarge, NoSpace."""
+    *stdin* and *stdout* may be files too. *watch* is called now and then meanwhile, to show how far it is. Raises ImageCorrupt,
+    with the last line of its errors, when its exit code is not *fine* or its time is up; ImageTooLarge, NoSpace, CommandMissing."""
     import subprocess
     import tempfile
 
+    confined = [_program("prlimit"), f"--as={MEMORY}", f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
+    confined += [_program("setpriv"), "--no-new-privs", "--pdeathsig=KILL", *(AS_NOBODY if os.geteuid() == 0 else ())]
     with ExitStack() as stack:
-        read = [_lent(stack, path, os.O_RDONLY) for path in files]
-        written = [_lent(stack, path, os.O_RDWR) for path in writable]
-        names = [f"/proc/self/fd/{descriptor}" for descriptor in (*read, *written)]
-        out = stack.enter_context(tempfile.TemporaryFile())
-        err = stack.enter_context(tempfile.TemporaryFile())
+        lent = [_lent(stack, path, os.O_RDONLY) for path in files]
+        lent += [_lent(stack, path, os.O_RDWR) for path in writable]
+        names = [f"/proc/self/fd/{descriptor}" for descriptor in lent]
+        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         process = subprocess.Popen(
-            [*_confined(seconds, largest), *(_filled(word, names) for word in argv)],
+            [*confined, _program(argv[0]), *(word.format(*names) for word in argv[1:])],
             stdin=_opened(stack, stdin or Path(os.devnull)),
             stdout=_opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out,
-            stderr=err, pass_fds=[*read, *written],
-            env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
+            stderr=err, pass_fds=lent, env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
         )  # fmt: skip
         _await(process, argv[0], seconds, watch)
         err.seek(0)
@@ -79,16 +81,36 @@ def check_qcow2(disk: Path, largest: int, seconds: int) -> int:
     return size
 
 
-def unpacked(argv: Sequence[str], data: bytes, largest: int, seconds: int = 60) -> bytes:
-    """What a program that unpacks its standard input makes of *data*. Raises ImageCorrupt, also for more than *largest* bytes;
+def convert(source: Path, kind: str, target: Path, target_kind: str, largest: int) -> None:
+    """Write a disk anew, as raw or qcow2. Holes stay holes. The source's kind is given: its bytes are never taken for a header."""
+    target.touch(0o600)
+    argv = ["qemu-img", "convert", "-f", kind, "-O", target_kind, "{0}", "{1}"]
+    run(argv, [source], CONVERSION, largest, writable=[target])
+
+
+def unpacked(data: bytes, largest: int, what: str) -> bytes:
+    """What was packed by gzip, xz or zstd; anything else as it is. Raises ImageCorrupt, also for more than *largest* bytes;
     CommandMissing, NoSpace."""
-    _needed(argv[0])
+    import lzma
+    import zlib
+
+    unpacker: Any = zlib.decompressobj(31) if data.startswith(GZIP) else lzma.LZMADecompressor()
+    try:
+        if data.startswith((GZIP, XZ)):
+            plain: bytes = unpacker.decompress(data, largest)
+            if not unpacker.eof:
+                raise ImageCorrupt(f"{what}: cut off, or larger than the limit ({largest} bytes)")
+            return plain
+    except (lzma.LZMAError, zlib.error) as exc:
+        raise ImageCorrupt(f"{what}: cannot be unpacked: {exc}") from exc
+    if not data.startswith(ZSTD):
+        return data
     with os.fdopen(os.memfd_create("packed", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         write_all(file.fileno(), data)
         try:
-            return run(argv, [], seconds, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
+            return run(["zstd", "-dcq"], [], UNPACKING, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
         except ImageTooLarge as exc:
-            raise ImageCorrupt(f"{exc.message} ({largest} bytes)") from exc
+            raise ImageCorrupt(f"{what}: larger than the limit ({largest} bytes)") from exc
 
 
 def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:
@@ -125,39 +147,15 @@ def _await(process: subprocess.Popen[bytes], name: str, seconds: int, watch: Cal
         process.wait()
 
 
-def _confined(seconds: int, largest: int) -> list[str]:
-    prlimit, setpriv = _needed("prlimit"), _needed("setpriv")
-    confined = [prlimit, f"--as={MEMORY}", f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
-    confined += [setpriv, "--no-new-privs", "--pdeathsig=KILL"]
-    if os.geteuid() == 0:
-        confined += [
-            f"--reuid={NOBODY}",
-            f"--regid={NOBODY}",
-            "--clear-groups",
-            "--inh-caps=-all",
-            "--bounding-set=-all",
-        ]
-    return confined
-
-
-def _needed(name: str) -> str:
-    if found := which(name):
-        return found
+def _program(name: str) -> str:
+    if path := which(name):
+        return path
     raise CommandMissing(f"{name}: no such program on this host")
 
 
-def _filled(word: str, names: Sequence[str]) -> str:
-    for index, name in enumerate(names):
-        word = word.replace(f"{{{index}}}", name)
-    return word
-
-
 def _failure(name: str, code: int, complaint: str) -> BelljarError:
-    lines = complaint.strip().splitlines()
-    end = f"exit {code}" if code > 0 else f"killed by signal {-code}"
-    text = f"{name}: {end}: {lines[-1]}" if lines else f"{name}: {end}"
     if code == -signal.SIGXFSZ or "File too large" in complaint:
         return ImageTooLarge(f"{name}: what it unpacks is larger than the limit")
-    if "No space left on device" in complaint:
-        return NoSpace(text)
-    return ImageCorrupt(text)
+    end = f"exit {code}" if code > 0 else f"killed by signal {-code}"
+    text = ": ".join([name, end, *complaint.strip().splitlines()[-1:]])
+    return NoSpace(text) if "No space left on device" in complaint else ImageCorrupt(text)

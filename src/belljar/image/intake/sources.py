@@ -8,19 +8,16 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing
+from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing, NoSpace
 from belljar.host import commands
-from belljar.host.files import no_space_as_error
-from belljar.image import Image
+from belljar.image import Image, Settings
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
-from belljar.image.intake.sandbox import check_qcow2, run
+from belljar.image.intake.sandbox import GZIP, XZ, ZSTD, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.model import Context
@@ -30,32 +27,19 @@ if TYPE_CHECKING:
     from belljar.image.store.store import Store
 
 PATIENCE = 3600  # seconds for one program
-MOST_LAYERS = 2  # packed, and packed again
 DIGEST = re.compile(r"[0-9a-f]{64}")
 PACKED = {
-    b"\xfd7zXZ\0": ("xz", "-dc", "--memlimit-decompress=1GiB"),
-    b"\x1f\x8b\x08": ("gzip", "-dc"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "-dcq", "--memory=1024MB"),
+    XZ: ("xz", "-dc", "--memlimit-decompress=1GiB"),
+    GZIP: ("gzip", "-dc"),
+    ZSTD: ("zstd", "-dcq", "--memory=1024MB"),
 }
-DISC_AT, DISC = 0x8001, b"CD001"
-# (offset, bytes, what it is)
-FOREIGN = (
-    (0, b"KDMV", "a VMware disk"),
-    (0, b"# Disk DescriptorFile", "a VMware disk"),
-    (0x40, b"\x7f\x10\xda\xbe", "a VirtualBox disk"),
-    (0, b"vhdxfile", "a Hyper-V disk"),
-    (0, b"conectix", "a Virtual PC disk"),
-    (0, b"QED\0", "a QED disk"),
-    (0, b"LUKS\xba\xbe", "an encrypted disk"),
-    (0, b"PK\x03\x04", "a zip archive"),
-    (0, b"BZh", "packed with bzip2"),
-    (257, b"ustar", "a tar archive"),
-    (DISC_AT, DISC, "an installation disc (ISO 9660)"),
-)
 # What a disk has at the least: a partition table, or a file system without one.
 DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
+DISC_MARK = (0x8001, b"CD001")
+BOOT_RECORD = (0x8800, b"\0CD001\x01EL TORITO SPECIFICATION")  # the 17th sector
 HEAD = 0x11000
-BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17th sector
+NOTHING_STORED = "Nothing was stored. Get the file again, or give another one."
+FORMS = "Give a qcow2 or raw disk, as it is or packed once by xz, gzip or zstd; `qemu-img convert` makes one of most others."
 
 
 @dataclass(frozen=True)
@@ -68,38 +52,42 @@ class Order(intake.Origin):
     public_only: bool = False  # from no address of this host or of a private network
 
 
-def bring(
-    store: Store, order: Order, surveyor: intake.Surveyor | None = None, judge: intake.Judge | None = None
-) -> Image:
+def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Image:
     """Import the image and give it its name. One import of a source at a time: others wait for it, and go on where it
-    stopped if it died. Without a *surveyor* no file system is looked into; *judge* may refuse what was found."""
+    stopped if it died. *judge* may refuse what was found."""
     check(order)
     address = without_password(order.source)
     with shown() as progress, intake.alone(store, fetch.key(order.source), f"import {address}", progress):
-        with intake.draft(store, order.name) as folder, _nothing_stored():
+        with intake.draft(store, order.name) as folder:
             blob = _obtain(store, order, folder, progress)
-            digest = _checked_digest(blob, order, progress)
-            signer = _checked_signer(blob, order, progress)
-            raw, is_disc = to_raw(blob, folder, store.settings.max_size, progress, is_disc=order.is_disc)
-            said = {"context": "" if order.context is Context.AUTO else order.context.value}
-            known = {**said, "source_sha256": digest, "signer": signer}
-            origin = replace(
-                order, source=address, is_disc=is_disc, facts={name: fact for name, fact in known.items() if fact}
-            )
-            image = intake.take(store, folder, raw, origin, progress, surveyor, judge)
+            context = "" if order.context is Context.AUTO else order.context.value
+            facts = {
+                "context": context,
+                "source_sha256": _checked_digest(blob, order, progress),
+                "signer": _checked_signer(blob, order, progress),
+            }
+            try:
+                raw, kind = to_raw(blob, folder, store.settings.max_size, progress, order.kind)
+            except ImageCorrupt as exc:
+                exc.hint = NOTHING_STORED if exc.hint == ImageCorrupt.hint else exc.hint
+                raise
+            known = {name: fact for name, fact in facts.items() if fact}
+            origin = replace(order, source=address, kind=kind, facts=known)
+            image = intake.take(store, folder, raw, origin, progress, judge=judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
 
 
-@contextmanager
-def _nothing_stored() -> Iterator[None]:
-    """The hint about a stored image does not fit a file from outside."""
+def version(order: Order, settings: Settings) -> str:
+    """What the source calls the version that it has now; "" where it does not say. Raises DownloadFailed, DownloadStalled,
+    InputMissing."""
+    if "://" in order.source:
+        return fetch.version(order.source, settings, public_only=order.public_only)
     try:
-        yield
-    except ImageCorrupt as exc:
-        if exc.hint == ImageCorrupt.hint:
-            exc.hint = "Nothing was stored. Get the file again, or give another one."
-        raise
+        file = Path(order.source).stat()
+    except OSError as exc:
+        raise InputMissing(f"{order.source}: {exc.strerror}", hint="Correct the path.") from exc
+    return f"{file.st_size} {file.st_mtime_ns}"
 
 
 def check(order: Order) -> None:
@@ -112,80 +100,72 @@ def check(order: Order) -> None:
         raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
     if order.kernel and order.firmware in ("bios", "uefi"):
         raise BadOption(f"--firmware {order.firmware} with a kernel", hint="Firmware starts the disk's own kernel.")
-    if order.is_disc and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
-        raise BadOption(
-            "--kind iso with --kernel, --context, or another firmware than bios",
-            hint="A disc is booted by the BIOS, and its guest knows its own work.",
-        )
+    is_iso = order.kind == "iso"
+    if is_iso and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
+        hint = "A disc is booted by the BIOS, and its guest knows its own work."
+        raise BadOption("--kind iso with --kernel, --context, or another firmware than bios", hint=hint)
     if order.initrd and not order.kernel:
         raise BadOption("a ramdisk without its kernel", hint="Give --kernel too.")
     scheme = urlsplit(order.source).scheme if "://" in order.source else "file"
     if scheme not in ("file", "http", "https"):
         raise BadOption(f"{scheme}: images come from files, http and https")
     if order.signer:
-        from belljar.image.intake import embedded
+        from belljar.image.intake import signature
 
-        embedded.signer_of(order.signer)
+        signature.signer_of(order.signer)
     for path in (order.kernel, order.initrd, _local(order.source)):
         if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(
-    blob: Path, folder: Path, largest: int, progress: Progress, *, is_disc: bool | None = False
-) -> tuple[Path, bool]:
-    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*; and whether it is a CD-ROM, which None leaves to the
-    file. Uses up *blob*."""
-    for layer in range(MOST_LAYERS + 1):
-        with open(blob, "rb") as file:
-            head = file.read(HEAD)
-        program = next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None)
-        if program is None:
-            break
-        if layer == MOST_LAYERS:
-            raise ImageCorrupt("the file is packed more than twice", hint="Unpack it first.")
+def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str = "disk") -> tuple[Path, str]:
+    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*; and its kind, disk or iso, as was asked for unless
+    that is auto. Uses up *blob*."""
+    head = _head(blob)
+    if program := next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None):
         progress.step(f"Unpacking ({program[0]})")
-        packed, blob = blob, folder / f"unpacked-{layer}"
+        packed, blob = blob, folder / "unpacked"
         run(program, [], PATIENCE, largest, stdin=packed, stdout=blob)
         packed.unlink()
-    if is_disc is None:
-        is_disc = head[DISC_AT : DISC_AT + len(DISC)] == DISC
-    check_disc(head) if is_disc else refuse_foreign(head)
+        head = _head(blob)
     raw = folder / "disk.raw"
     if head.startswith(qcow2.MAGIC):
         progress.step("Reading the qcow2 disk")
-        _flatten(blob, raw, largest)
-    else:
-        if not is_disc and not any(head[at : at + len(mark)] == mark for at, mark in DISK_MARKS):
-            raise ImageCorrupt(
-                "neither a qcow2 file nor a disk: it has no partition table and no file system",
-                hint="Give a qcow2 or raw disk, as it is or packed by xz, gzip or zstd.",
-            )
-        if blob.stat().st_size > largest:
-            raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
-        blob.rename(raw)
-    return raw, is_disc
+        check_qcow2(blob, largest, PATIENCE)
+        convert(blob, "qcow2", raw, "raw", largest)
+        blob.unlink()
+        blob, head = raw, _head(raw)
+    if blob.stat().st_size > largest:
+        raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
+    has_disc = _has(head, DISC_MARK)
+    if kind == "auto":
+        kind = "iso" if has_disc else "disk"
+    if kind == "iso":
+        _check_disc(head)
+    elif has_disc:
+        raise ImageCorrupt("the file is an installation disc (ISO 9660)", hint="Give `--kind iso` to boot it.")
+    elif not any(_has(head, mark) for mark in DISK_MARKS):
+        raise ImageCorrupt("neither a qcow2 file nor a disk: no partition table and no file system", hint=FORMS)
+    return blob.rename(raw), kind
 
 
-def check_disc(head: bytes) -> None:
+def _check_disc(head: bytes) -> None:
     """Raise ImageCorrupt for what is no ISO 9660 disc that a firmware finds a boot loader on (El Torito)."""
-    if head[DISC_AT : DISC_AT + len(DISC)] != DISC:
+    if not _has(head, DISC_MARK):
         raise ImageCorrupt("the file is not a disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
-    if head[BOOT_RECORD : BOOT_RECORD + len(EL_TORITO)] != EL_TORITO:
-        raise ImageCorrupt(
-            "the disc has no boot loader (no El Torito boot record)", hint="Give a disc that can be booted."
-        )
+    if not _has(head, BOOT_RECORD):
+        hint = "Give a disc that can be booted."
+        raise ImageCorrupt("the disc has no boot loader (no El Torito boot record)", hint=hint)
 
 
-def refuse_foreign(head: bytes) -> None:
-    """Raise ImageCorrupt for a file of a kind that belljar cannot use."""
-    for at, mark, what in FOREIGN:
-        if head[at : at + len(mark)] == mark:
-            raise ImageCorrupt(
-                f"the file is {what}", hint="Give a qcow2 or raw disk; `qemu-img convert` makes one of most others."
-            )
-    if head.lstrip()[:1] == b"<":
-        raise ImageCorrupt("the file is a web page, not a disk", hint="Check the address in a browser.")
+def _head(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(HEAD)
+
+
+def _has(head: bytes, mark: tuple[int, bytes]) -> bool:
+    at, data = mark
+    return head[at : at + len(data)] == data
 
 
 def without_password(source: str) -> str:
@@ -200,31 +180,25 @@ def without_password(source: str) -> str:
 
 
 def _local(source: str) -> Path | None:
-    if "://" not in source:
-        return Path(source)
-    parts = urlsplit(source)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+    return fetch.local_path(source) if "://" in source else Path(source)
 
 
 def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Path:
     """The file itself, in *folder*."""
-    blob = folder / "blob"
+    blob, settings = folder / "blob", store.settings
     if path := _local(order.source):
-        if path.stat().st_size > store.settings.max_size:
-            raise ImageTooLarge(f"{path}: {path.stat().st_size} bytes, the limit is {store.settings.max_size}")
+        if path.stat().st_size > settings.max_size:
+            raise ImageTooLarge(f"{path}: {path.stat().st_size} bytes, the limit is {settings.max_size}")
         progress.step(f"Copying {path.name}")
-        with no_space_as_error(blob):
-            commands.run(
-                ["cp", "--sparse=always", "--reflink=auto", "--", str(path), str(blob)], timeout=PATIENCE, bound=True
-            )
+        try:
+            argv = ["cp", "--sparse=always", "--reflink=auto", "--", str(path), str(blob)]
+            commands.run(argv, timeout=PATIENCE, bound=True)
+        except CommandFailed as exc:
+            raise (NoSpace if "No space left" in exc.message else CommandFailed)(exc.message) from exc
         blob.chmod(0o600)
         return blob
-    part = fetch.download(
-        order.source, store.work_folder("downloads"), store.settings, progress,
-        is_pinned=bool(order.sha256), public_only=order.public_only,
-    )  # fmt: skip
-    part.rename(blob)
-    return blob
+    downloads = store.work_folder("downloads")
+    return fetch.download(order.source, downloads, settings, progress, public_only=order.public_only).rename(blob)
 
 
 def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
@@ -235,10 +209,10 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
     from belljar.image.store.manifest import sha256_of
 
     progress.step("Taking the file's digest")
-    found = sha256_of(blob)
-    if order.sha256 and found != order.sha256:
-        raise ImageMismatch(f"{without_password(order.source)}: ordered sha256 {order.sha256}, got {found}")
-    return found
+    digest = sha256_of(blob)
+    if order.sha256 and digest != order.sha256:
+        raise ImageMismatch(f"{without_password(order.source)}: ordered sha256 {order.sha256}, got {digest}")
+    return digest
 
 
 def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
@@ -247,15 +221,8 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
         return ""
     from datetime import UTC, datetime
 
-    from belljar.image.intake import embedded
+    from belljar.image.intake import signature
 
     progress.step("Checking its signature")
     now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
-    return embedded.verify(blob, embedded.signer_of(order.signer), now)
-
-
-def _flatten(blob: Path, raw: Path, largest: int) -> None:
-    check_qcow2(blob, largest, PATIENCE)
-    raw.touch(0o600)
-    run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], PATIENCE, largest, writable=[raw])
-    blob.unlink()
+    return signature.verify(blob, order.signer, now)

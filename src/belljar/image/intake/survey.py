@@ -28,6 +28,7 @@ PROGRAMS = ("/usr/bin", "/bin", "/usr/local/bin")
 SYSTEMD = ("/usr/lib/systemd", "/lib/systemd")
 UNIT = "/etc/systemd/system/multi-user.target.wants/belljar-agent.service"
 RELEASES = ("/usr/lib/os-release", "/etc/os-release")
+MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
 BUSYBOXES = ("/usr/bin/busybox", "/bin/busybox")
 UNREADABLE = (tarfile.TarError, OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 # What the workshop machine is asked for, besides the kernels in the disk.
@@ -55,14 +56,15 @@ class Survey:
             with tarfile.open(archive, "r:") as tar:
                 self._list(tar)
             # Without this file, the disk is one ext4 file system.
-            told = json.loads(self.read(f"/{FILE}")) if f"/{FILE}" in self._files else {}
-            number, self.fstype = int(told.get("number", 0)), str(told.get("fstype", "ext4"))
-            self.subvolume = str(told.get("subvolume", ""))
+            place = json.loads(self.read(f"/{FILE}")) if f"/{FILE}" in self._files else {}
+            number, self.fstype = int(place.get("number", 0)), str(place.get("fstype", "ext4"))
+            self.subvolume = str(place.get("subvolume", ""))
         except UNREADABLE as exc:
             raise ImageCorrupt(f"the machine that looked into the disk gave no usable answer: {exc}") from exc
         if not 0 <= number <= 128 or self.fstype not in KINDS or not PLAIN.fullmatch(self.subvolume):
             raise ImageCorrupt("the machine that looked into the disk gave no usable answer")
         self.device = f"/dev/vda{number or ''}"
+        self.modules = next(filter(self.names, MODULE_FOLDERS), "")  # the folder of all kernels' modules
 
     @property
     def words(self) -> str:
@@ -114,21 +116,16 @@ class Survey:
 
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name, and the facts of `Image.facts`; those that were not found are left out."""
-    facts: dict[str, Any] = {
-        **_init(root),
-        "cloud_init": any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS),
-    }
-    if root.has(UNIT):
-        facts["agent"] = True
-    return _name(root), facts
+    has_cloud_init = any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS)
+    return _name(root), {**_init(root), "cloud_init": has_cloud_init, **({"agent": True} if root.has(UNIT) else {})}
 
 
 def _name(root: Survey) -> str:
     for path in RELEASES:
         with suppress(ImageCorrupt):
             text = root.read(path).decode("utf-8", "replace")
-            if found := re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE):
-                return "".join(char for char in found[1] if char.isprintable())
+            if name := re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE):
+                return "".join(char for char in name[1] if char.isprintable())
     return ""
 
 

@@ -12,13 +12,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from belljar.errors import BadSetting
-from belljar.image import Settings
 from belljar.image.intake import fetch
 from belljar.records import dataclass
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from tuf.api.metadata import TargetFile
 
 PIN = "#sha256="
-DISK, KERNEL, INITRD = PARTS = ("disk.qcow2", "kernel", "initrd")
+LINE = re.compile(rf"(/[^?#]*|file:///[^?#]+|https?://[^/?#]+[^?#]*){PIN}([0-9a-f]{{64}})")
 
 
 def target_path(name: str, file: str) -> str:
@@ -48,40 +47,28 @@ class Source:
     root: str  # sha256 of a version of its root metadata
 
     @property
+    def folder(self) -> Path | None:
+        """Where it is, on a file system."""
+        return fetch.local_path(self.address)
+
+    @property
     def shown(self) -> str:
         """Its address without a password."""
         return fetch.shown(self.address)
 
+    def origin(self, name: str) -> str:
+        """How an image knows that this name came to it from here."""
+        return f"{name} {self.shown}"
+
 
 def source_of(line: str) -> Source:
     """The source that a line of `image.sources` means. Raises BadSetting."""
-    address, _, root = line.rpartition(PIN)
-    if not re.fullmatch(r"[0-9a-f]{64}", root):
-        hint = "`belljar image publish --init` printed the whole line: docs/image-life.md"
-        raise BadSetting(
-            f"image.sources: {line!r} does not end with {PIN}DIGEST, the digest of its root metadata", hint=hint
-        )
-    address = address.rstrip("/")
-    if address.startswith("/"):
-        return Source(Path(address).as_uri(), root)
-    try:
-        parts = urlsplit(address)
-        parts.port  # noqa: B018 - it is checked when it is asked for
-    except ValueError as exc:
-        raise BadSetting(f"image.sources: {address!r} is not a valid address: {exc}") from exc
-    is_complete = bool(parts.hostname) if parts.scheme in ("http", "https") else parts.path and not parts.netloc
-    if parts.scheme not in ("file", "http", "https") or not is_complete or parts.query or parts.fragment:
-        hint = "write /PATH#sha256=DIGEST or https://HOST/PATH#sha256=DIGEST"
-        raise BadSetting(
-            f"image.sources: {address!r} is not an absolute path or an address: file, http, https", hint=hint
-        )
-    return Source(address, root)
-
-
-def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
-    """(key, what is wrong) of each source that could not be used. No source is asked."""
-    for line in settings.sources:
-        try:
-            source_of(line)
-        except BadSetting as exc:
-            yield "sources", exc
+    with suppress(ValueError):
+        match = LINE.fullmatch(line)
+        if match and urlsplit(match[1]).port != 0:  # it is checked when it is asked for
+            address = match[1].rstrip("/")
+            return Source(Path(address).as_uri() if address.startswith("/") else address, match[2])
+    hint = "`belljar image publish --init` printed the whole line: docs/image-life.md"
+    raise BadSetting(
+        f"image.sources: {line!r} is not of the form /PATH{PIN}DIGEST or https://HOST/PATH{PIN}DIGEST", hint=hint
+    )

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from tuf.api import exceptions as refusals
 from tuf.api.exceptions import DownloadError, DownloadHTTPError, RepositoryError
@@ -27,8 +27,8 @@ from belljar.host.files import private_folder, read_capped
 from belljar.image import small_file
 from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
-from belljar.image.site import DISK, INITRD, KERNEL, PARTS, Source, source_of, target_path
-from belljar.image.store.manifest import boot_digest
+from belljar.image.site import Source, source_of, target_path
+from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, boot_digest
 from belljar.image.store.store import HEX, NAME
 from belljar.model import Context, Firmware
 from belljar.reading import from_json
@@ -66,6 +66,7 @@ class Statement:
 class Offer:
     """This name is this image, says a role of the repository."""
 
+    source: Source
     name: str
     role: str
     image: Statement
@@ -95,10 +96,10 @@ class Catalog:
         if offer := self.offers.get(reference):
             return offer
         digest = reference.removeprefix("sha256:")
-        if offers := [offer for offer in self.offers.values() if offer.digest == digest]:
-            return offers[0]
-        self.check(reference)
-        return None
+        offer = next((offer for offer in self.offers.values() if offer.digest == digest), None)
+        if offer is None:
+            self.check(reference)
+        return offer
 
     def check(self, name: str) -> None:
         """Raise RepositoryRefused for a name that is refused."""
@@ -137,8 +138,8 @@ class Fetcher(FetcherInterface):
     def download_bytes(self, url: str, max_length: int) -> bytes:
         self.file = unquote(url.rpartition("/")[2])
         try:
-            if url.startswith("file:"):
-                return read_capped(Path(unquote(urlsplit(url).path)), max_length)
+            if path := fetch.local_path(url):
+                return read_capped(path, max_length)
             return small_file(url, max_length, patience=self.patience)
         except (OSError, BelljarError) as exc:
             # Whatever it is, a next root that cannot be fetched counts as missing, and what comes after it fails for itself.
@@ -193,13 +194,13 @@ def _catalog(source: Source, updater: Updater, folder: Path) -> Catalog:
             try:
                 if role in delegated and not delegated[role].is_delegated_path(target_path(name, DISK)):
                     raise ValueError("outside of its delegation")
-                offers[name] = _offer(updater, name, role)
+                offers[name] = _offer(source, updater, name, role)
             except (ValueError, KeyError, TypeError, AttributeError) as exc:
                 refused[name] = f"{source.shown}: the role {role} (for {may}) offers {name!r}: {exc}"
     return Catalog(source, offers, refused)
 
 
-def _offer(updater: Updater, name: str, role: str) -> Offer:
+def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     """What is signed of an image, each value of the type that its users expect. Raises ValueError, KeyError, TypeError,
     AttributeError."""
     custom = dict(_target(updater, name, DISK).custom)
@@ -215,7 +216,7 @@ def _offer(updater: Updater, name: str, role: str) -> Offer:
         raise ValueError("a fact that is not text or a number, or a text of several lines")
     Context(facts.get("context", "auto"))
     list(map(Firmware, (facts.get("use_firmware", "bios"), *facts.get("firmware", []))))
-    return Offer(name, role, image, facts, {part: _target(updater, name, part) for part in image.files})
+    return Offer(source, name, role, image, facts, {part: _target(updater, name, part) for part in image.files})
 
 
 def _target(updater: Updater, name: str, part: str) -> TargetFile:

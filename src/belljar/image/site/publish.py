@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from securesystemslib.signer import CryptoSigner, SSlibKey
 from tuf.api import metadata as tuf
@@ -29,9 +28,9 @@ from belljar.host.files import no_space_as_error, private_folder, read_capped, s
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
-from belljar.image.site import DISK, INITRD, KERNEL, PIN, Source, packed_file, source_of, target_path
+from belljar.image.site import PIN, Source, packed_file, source_of, target_path
 from belljar.image.site.client import Fetcher, pinned_root
-from belljar.image.store.manifest import sha256_of
+from belljar.image.store.manifest import DISK, INITRD, KERNEL, sha256_of
 from belljar.image.store.store import NAME, check_name
 
 if TYPE_CHECKING:
@@ -108,8 +107,8 @@ def opened(line: str, signers: list[CryptoSigner], now: float | None = None) -> 
     """The repository in a line of `image.sources`, to change it. At the end all that these keys can sign is renewed. Raises
     NotPermitted where keys are missing, RepositoryRefused where somebody without keys has changed it."""
     source = source_of(line)
-    folder = Path(unquote(urlsplit(source.address).path))
-    if not (source.address.startswith("file:") and (folder / "metadata").exists()):
+    folder = source.folder
+    if folder is None or not (folder / "metadata").exists():
         hint = "Give the folder that the web server serves; `belljar image publish --init` makes one."
         raise errors.BadOption(f"{source.shown}: not a folder with a repository", hint=hint)
     with _our_words(folder), locked(folder / LOCK, timeout=LOCK_TIMEOUT, what=f"publish in {folder}"):
@@ -169,11 +168,10 @@ class Repository:
             targets = {part: self._packed(name, part, path, progress) for part, path in paths.items()}
             stated = {part: {"sha256": sha256_of(path), "size": path.stat().st_size} for part, path in paths.items()}
         ours = ("published", "signer", "made_from")
-        texts = {"os": image.os, "made_from": str(image.facts.get("made_from", image.source))}
         targets[DISK].unrecognized_fields["custom"] = {
-            **{key: "".join(char if char.isprintable() else "?" for char in text) for key, text in texts.items()},
-            "facts": {key: fact for key, fact in image.facts.items() if key not in ours and not isinstance(fact, float)},
-            "append": image.append, "virtual_size": image.virtual_size, "files": stated,
+            "os": image.os, "made_from": str(image.facts.get("made_from", image.source)), "append": image.append,
+            "facts": {key: fact for key, fact in image.facts.items() if key not in ours},
+            "virtual_size": image.virtual_size, "files": stated,
         }  # fmt: skip
         self._drop(role, name)
         self.roles[role].signed.targets |= {target_path(name, part): target for part, target in targets.items()}

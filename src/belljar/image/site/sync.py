@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from tuf.api.exceptions import LengthOrHashMismatchError
 
@@ -21,9 +20,10 @@ from belljar.image import Image
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
-from belljar.image.site import DISK, INITRD, KERNEL, Source, packed_file
+from belljar.image.site import Source, packed_file
 from belljar.image.site.client import Catalog, Offer, ask
 from belljar.image.store import manifest
+from belljar.image.store.manifest import DISK, INITRD, KERNEL
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def pull(store: Store, reference: str) -> Image:
         for line in store.settings.sources:
             catalog = ask(store, line, progress)
             if offer := catalog.find(reference):
-                return bring(store, catalog.source, offer, progress)
+                return bring(store, offer, progress)
     hint = "`belljar image sync --dry-run` shows what is offered."
     raise ImageUnknown(f"no image is called {reference!r}, and no source offers one", hint=hint)
 
@@ -76,7 +76,8 @@ def sync(
                 rows[line] = _failed("", line.partition("#")[0].rpartition("@")[2], exc)
                 continue
             here = [image for image in store.images() if image.store == store.folder]
-            ours = [name for image in here for name in image.names if _came_from(image, name, catalog.source)]
+            origin = catalog.source.origin
+            ours = [name for image in here for name in image.names if origin(name) in image.facts.get("published", ())]
             is_wide = everything or (dry_run and not names)
             for name in (*catalog.offers, *catalog.refused, *ours) if is_wide else names or ours:
                 if name not in rows and (name in catalog.offers or name in ours or name in catalog.refused):
@@ -89,27 +90,18 @@ def _failed(name: str, source: str, exc: BelljarError) -> Synced:
     return Synced(name, "", source, FAILED, f"{exc.message} ({exc.hint})", type(exc).__name__)
 
 
-def _came_from(image: Image, name: str, source: Source) -> bool:
-    return _origin(name, source) in image.facts.get("published", ())
-
-
-def _origin(name: str, source: Source) -> str:
-    """How an image knows that a name came to it from a source."""
-    return f"{name} {source.shown}"
-
-
 def _synced(store: Store, catalog: Catalog, name: str, is_asked: bool, dry_run: bool, progress: Progress) -> Synced:
     """Bring one name up to date, or take it away."""
     row = Synced(name, "", catalog.source.shown, RETIRED, "its source does not offer it any more")
     image = _present(store, name)
     try:
         if offer := catalog.offers.get(name):
-            what = _due(store, catalog.source, image, offer, is_asked)
+            what = _due(store, image, offer, is_asked)
             row = replace(row, digest=offer.digest, what=OFFERED if dry_run and what == NEW else what, why="")
             if what == KEPT:
                 row = replace(row, why="another image was given this name here")
             elif what != PRESENT and not dry_run:
-                bring(store, catalog.source, offer, progress)
+                bring(store, offer, progress)
             return row
         catalog.check(name)
         if image is not None and not dry_run:
@@ -121,16 +113,17 @@ def _synced(store: Store, catalog: Catalog, name: str, is_asked: bool, dry_run: 
     return row
 
 
-def _due(store: Store, source: Source, image: Image | None, offer: Offer, is_asked: bool) -> str:
+def _due(store: Store, image: Image | None, offer: Offer, is_asked: bool) -> str:
     """What is to be done about an offer. A name that was given to another image here stays, unless it was asked for."""
     if image is None:
         return NEW
+    is_from_there = offer.source.origin(offer.name) in image.facts.get("published", ())
     if image.digest != offer.digest:
-        return UPDATED if is_asked or _came_from(image, offer.name, source) else KEPT
+        return UPDATED if is_asked or is_from_there else KEPT
     if store.complaint(image):
         return REPAIRED
     is_as_offered = image.boot_digest == offer.boot_digest and dict(offer.facts).items() <= image.facts.items()
-    return PRESENT if is_as_offered and (_came_from(image, offer.name, source) or not is_asked) else UPDATED
+    return PRESENT if is_as_offered and (is_from_there or not is_asked) else UPDATED
 
 
 def _present(store: Store, name: str) -> Image | None:
@@ -142,47 +135,47 @@ def _present(store: Store, name: str) -> Image | None:
     return None
 
 
-def bring(store: Store, source: Source, offer: Offer, progress: Progress) -> Image:
+def bring(store: Store, offer: Offer, progress: Progress) -> Image:
     """The image that is offered, with its name. Downloads it unless it is here. Raises ImageMismatch, ImageCorrupt, ImageTooLarge,
     ImageUnfit, DownloadFailed, NoSpace; then nothing has changed."""
     with intake.alone(store, fetch.key(f"image {offer.digest}"), f"bring the image {offer.name}", progress):
-        if image := _here(store, source, offer):
+        if image := _here(store, offer):
             with suppress(ImageUnknown):  # removed just now
                 return store.tag(image, offer.name)
-        _make_room(store, source, offer)
-        image = _fetched(store, source, offer, progress)
+        _make_room(store, offer)
+        image = _fetched(store, offer, progress)
         progress.step(f"Image {offer.name} is ready ({offer.digest:.12})")
         return image
 
 
-def _here(store: Store, source: Source, offer: Offer) -> Image | None:
-    """The image, where this store has it whole, and as it is offered. A digest is of the disk alone, and a publisher of one name
-    must not change the kernel of another: raises ImageUnfit where the disk has other names and starts otherwise."""
+def _here(store: Store, offer: Offer) -> Image | None:
+    """The image, where this store has it whole and it starts as it is offered. A publisher of one name must not change what another
+    name is: raises ImageUnfit where the disk has other names and is used otherwise."""
     try:
         image = store.resolve(offer.digest)
     except BelljarError:
         return None
-    if image.store != store.folder or (offer.name not in image.names and store.verify(image)):
-        return None  # the latter: it was damaged since it was stored
-    facts = _facts(source, offer, image.facts.get("published", ()))
-    if others := tuple(name for name in image.names if name != offer.name):
-        offered = replace(image, boot_digest=offer.boot_digest, facts=dict(offer.facts))
-        manifest.same_start(replace(image, names=others), offered)
-        facts = {"published": facts["published"]}
-    elif image.boot_digest != offer.boot_digest:
+    if image.store != store.folder or image.boot_digest != offer.boot_digest:
         return None
-    else:  # its publisher may have changed the facts
-        facts = {**dict.fromkeys(image.facts), **facts}
-    manifest.set_facts(image.disk.parent, facts, mode=store.file_mode)
+    if offer.name not in image.names and store.verify(image):
+        return None  # it was damaged since it was stored
+    facts = _facts(offer, image.facts.get("published", ()))
+    if others := tuple(name for name in image.names if name != offer.name):
+        manifest.same_start(replace(image, names=others), replace(image, facts=dict(offer.facts)))
+        facts = {"published": facts["published"]}
+    # Of one that has no other name, its publisher may have changed the facts.
+    manifest.set_facts(
+        image.disk.parent, facts if others else {**dict.fromkeys(image.facts), **facts}, mode=store.file_mode
+    )
     return image
 
 
-def _facts(source: Source, offer: Offer, published: Iterable[str] = ()) -> dict[str, Any]:
-    origins = sorted({*published, _origin(offer.name, source)})
+def _facts(offer: Offer, published: Iterable[str] = ()) -> dict[str, Any]:
+    origins = sorted({*published, offer.source.origin(offer.name)})
     return {**offer.facts, "published": origins, "signer": f"role {offer.role}", "made_from": offer.image.made_from}
 
 
-def _make_room(store: Store, source: Source, offer: Offer) -> None:
+def _make_room(store: Store, offer: Offer) -> None:
     """Raises ImageTooLarge, and NoSpace where the image does not fit though what the cache's limit wants gone is gone."""
     unpacked = {part: file.size for part, file in offer.image.files.items()}
     packed = [target.length for target in offer.targets.values()]
@@ -192,53 +185,51 @@ def _make_room(store: Store, source: Source, offer: Offer) -> None:
         raise ImageTooLarge(f"{offer.name}: a kernel or ramdisk of {size} bytes", hint="No boot file is so large.")
     needed = sum(unpacked.values())
     if store.settings.cache_limit:
-        from belljar.image.store.sweep import make_room
+        from belljar.image.store.sweep import evict
 
-        make_room(store, needed)
-    needed += 0 if source.address.startswith("file:") else sum(packed)
+        list(evict(store, needed=needed))
+    needed += 0 if offer.source.folder else sum(packed)
     if (free := free_bytes(store.folder)) < needed:
         raise NoSpace(f"{store.folder}: {offer.name} takes {needed} bytes, {free} are free")
 
 
-def _fetched(store: Store, source: Source, offer: Offer, progress: Progress) -> Image:
-    downloads: list[Path] = []
-    image = offer.image
+def _fetched(store: Store, offer: Offer, progress: Progress) -> Image:
+    image, source = offer.image, offer.source
+    packed = {part: _packed(store, source, target, progress) for part, target in offer.targets.items()}
     with intake.draft(store, offer.name) as folder:
         for part, file in image.files.items():
-            packed = _packed(store, source, offer.targets[part], progress, downloads)
             progress.step(f"Unpacking {part}")
-            _unpack(packed, folder / part, file.size)
+            _unpack(packed[part], folder / part, file.size)
         progress.step("Checking the disk")  # whoever signed it may have been wrong
         size = check_qcow2(folder / DISK, store.settings.max_size, CHECKING_TIMEOUT)
         if size != image.virtual_size:
             raise ImageCorrupt(f"{offer.name}: a disk of {size} bytes, stated were {image.virtual_size}", hint=AGAIN)
         progress.step("Taking its digest")
-        what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, _facts(source, offer))
+        what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, _facts(offer))
         ordered = {part: file.sha256 for part, file in image.files.items()}
         stored = store.publish(folder, what, offer.name, ordered=ordered)
-    for path in downloads:
+    for path in () if source.folder else packed.values():
         path.unlink(missing_ok=True)
     return stored
 
 
-def _packed(store: Store, source: Source, target: TargetFile, progress: Progress, downloads: list[Path]) -> Path:
+def _packed(store: Store, source: Source, target: TargetFile, progress: Progress) -> Path:
     """The packed file, verified: in the folder of the source, or downloaded, where a broken download goes on."""
-    url = f"{source.address}/targets/{packed_file(target)}"
-    if is_local := url.startswith("file:"):
-        path = Path(unquote(urlsplit(url).path))
+    file = f"targets/{packed_file(target)}"
+    if source.folder:
+        path = source.folder / file
     else:
         settings = replace(store.settings, max_size=target.length)
-        path = fetch.download(url, store.work_folder("downloads"), settings, progress, is_pinned=True)
-        downloads.append(path)
+        path = fetch.download(f"{source.address}/{file}", store.work_folder("downloads"), settings, progress)
     try:
         with open(path, "rb") as data:
             target.verify_length_and_hashes(data)
     except OSError as exc:
         raise ImageCorrupt(f"{path}: {exc.strerror}", hint=AGAIN) from exc
     except LengthOrHashMismatchError as exc:
-        if not is_local:
+        if not source.folder:
             path.unlink()  # it must not be resumed
-        raise ImageMismatch(f"{fetch.shown(url)}: {exc}", hint=AGAIN) from exc
+        raise ImageMismatch(f"{source.shown}/{file}: {exc}", hint=AGAIN) from exc
     return path
 
 

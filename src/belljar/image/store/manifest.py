@@ -21,9 +21,8 @@ from belljar.records import dataclass
 
 FORMAT = 1
 FILE = "manifest.json"
-DISK, KERNEL, INITRD = "disk.qcow2", "kernel", "initrd"
+DISK, KERNEL, INITRD = PARTS = ("disk.qcow2", "kernel", "initrd")
 LARGEST_MANIFEST = 4 << 20
-CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,14 @@ def sha256_of(path: Path) -> str:
 def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
     """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
     *ordered* (by file name) and are others."""
-    files = {name: _record(folder / name) for name in (DISK, KERNEL, INITRD) if (folder / name).exists()}
+    files = {name: _record(folder / name) for name in PARTS if (folder / name).exists()}
     for name, digest in (ordered or {}).items():
-        if (found := files.get(name, {}).get("sha256", "")) != digest:
-            raise ImageMismatch(f"{name}: ordered sha256 {digest}, got {found or 'nothing'}")
-    boot = [files[name]["sha256"] for name in (KERNEL, INITRD) if name in files]
-    value = {
-        "format": FORMAT,
-        "digest": files[DISK]["sha256"],
-        "boot_digest": boot_digest(boot, what.append),
-        "files": files,
-        **vars(what),
-    }
-    _save(folder, value, mode)
-    return str(value["digest"])
+        if (has := files.get(name, {}).get("sha256", "")) != digest:
+            raise ImageMismatch(f"{name}: ordered sha256 {digest}, got {has or 'nothing'}")
+    boot = boot_digest([files[name]["sha256"] for name in (KERNEL, INITRD) if name in files], what.append)
+    digest = str(files[DISK]["sha256"])
+    _save(folder, {"format": FORMAT, "digest": digest, "boot_digest": boot, "files": files, **vars(what)}, mode)
+    return digest
 
 
 def boot_digest(files: Sequence[str], append: str) -> str:
@@ -78,14 +71,12 @@ def read(folder: Path, names: tuple[str, ...] = ()) -> Image:
     image = _image(folder, value, names)
     if image.wrong:
         raise ImageCorrupt(f"image {image.called}: {'; '.join(image.wrong)} (found by `belljar image verify`)")
-    files = value["files"]
-    for name in files:
-        if (found := _stamp(folder / name)) != {key: files[name].get(key) for key in found}:
-            what = "is gone" if found["size"] < 0 else "was written to or replaced"
+    for name, stored in value["files"].items():
+        if (present := _stamp(folder / name)) != {key: stored.get(key) for key in present}:
+            what = "is gone" if present["size"] < 0 else "was written to or replaced"
             raise ImageCorrupt(f"{folder / name}: {what} since it was stored")
-    disk = folder / DISK
-    if qcow2.virtual_size(disk) != value["virtual_size"]:
-        raise ImageCorrupt(f"{disk}: its header is not the one that was stored")
+    if qcow2.virtual_size(image.disk) != image.virtual_size:
+        raise ImageCorrupt(f"{image.disk}: its header is not the one that was stored")
     return image
 
 
@@ -101,36 +92,29 @@ def unreadable(folder: Path, names: tuple[str, ...]) -> Image:
 
 
 def verify(folder: Path, *, mode: int | None) -> list[str]:
-    """What is wrong with the files, by their full digests. With a *mode* (the store is ours) that is recorded; and files
-    that are right but have another time or inode, as after a restore, are recorded anew."""
+    """What is wrong with the files, by their full digests. With a *mode* (the store is ours) that is recorded, unless the image was
+    replaced meanwhile; and files that are right but have another time or inode, as after a restore, are recorded anew."""
     before = _load(folder)["files"]
-    wrong, found = [], {}
+    wrong, present = [], {}
     for name, stored in before.items():
         try:
-            found[name] = _record(folder / name)
+            present[name] = _record(folder / name)
         except OSError as exc:
             wrong.append(f"{name}: {exc.strerror}")
             continue
-        if (digest := found[name]["sha256"]) != stored["sha256"]:
+        if (digest := present[name]["sha256"]) != stored["sha256"]:
             wrong.append(f"{name}: sha256 is {digest:.12}..., stored was {stored['sha256']:.12}...")
-    if mode is not None:
-        _note(folder, before, found, wrong, mode)
-    return wrong
-
-
-def _note(folder: Path, before: dict[str, Any], found: dict[str, dict[str, Any]], wrong: list[str], mode: int) -> None:
-    """Record what a verification found, unless the image was replaced meanwhile."""
     value = _load(folder)
     known = value.pop("wrong", [])
-    if value["files"] != before or (known == wrong and (wrong or found == before)):
-        return
+    if mode is None or value["files"] != before or (known == wrong and (wrong or present == before)):
+        return wrong
     if wrong:
         value["wrong"] = wrong
     else:
-        value["files"] = found
-        if known:
-            value["created"] = time.time()  # its bytes differ from what machines may have read lately
+        # Its bytes may differ from what machines have read lately: nothing that was made of those is used again.
+        value |= {"files": present, "created": time.time() if known else value["created"]}
     _save(folder, value, mode)
+    return wrong
 
 
 def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
@@ -152,20 +136,16 @@ def origin_command(image: Image) -> str:
     return f"belljar image import {image.source} --name {name}"
 
 
-def same_start(stored: Image, again: Image) -> None:
+def same_start(stored: Image, new: Image) -> None:
     """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
-    if stored.boot_digest != again.boot_digest:
-        raise ImageUnfit(
-            f"the same disk is stored already, as image {stored.called}, with another kernel, ramdisk or command line",
-            hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
-        )
+    what = f"the same disk is stored already, as image {stored.called}, with"
+    if stored.boot_digest != new.boot_digest:
+        hint = "Remove that image first, with `belljar image remove --force`; a store has each disk once."
+        raise ImageUnfit(f"{what} another kernel, ramdisk or command line", hint=hint)
     for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
-        has, wanted = stored.facts.get(fact), again.facts.get(fact)
-        if has != wanted:
-            raise ImageUnfit(
-                f"the same disk is stored already, as image {stored.called}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
-                hint="Change that image with `belljar image set`, or remove it first.",
-            )
+        if (has := stored.facts.get(fact)) != (ordered := new.facts.get(fact)):
+            hint = "Change that image with `belljar image set`, or remove it first."
+            raise ImageUnfit(f"{what} {fact} = {has or 'auto'}, not {ordered or 'auto'}", hint=hint)
 
 
 def _load(folder: Path) -> dict[str, Any]:
@@ -178,19 +158,7 @@ def _load(folder: Path) -> dict[str, Any]:
         raise ImageCorrupt(f"{folder}: no readable manifest: {exc}") from exc
     if value.get("format") != FORMAT:
         raise ImageCorrupt(f"{folder}: written by another version of belljar (format {value.get('format')})")
-    if not _well_formed(value):
-        raise ImageCorrupt(f"{folder / FILE}: not a manifest belljar has written")
     return value
-
-
-def _well_formed(value: dict[str, Any]) -> bool:
-    texts = all(isinstance(value.get(key), str) for key in ("digest", "boot_digest", "source", "append", "os"))
-    numbers = isinstance(value.get("virtual_size"), int) and isinstance(value.get("created"), (int, float))
-    files, facts = value.get("files"), value.get("facts")
-    if not (texts and numbers and isinstance(files, dict) and isinstance(facts, dict)):
-        return False
-    known = set(files) <= {DISK, KERNEL, INITRD} and DISK in files and isinstance(value.get("wrong", []), list)
-    return known and all(isinstance(one, dict) and isinstance(one.get("sha256"), str) for one in files.values())
 
 
 def _save(folder: Path, value: dict[str, Any], mode: int) -> None:
@@ -200,23 +168,16 @@ def _save(folder: Path, value: dict[str, Any], mode: int) -> None:
 
 
 def _image(folder: Path, value: dict[str, Any], names: tuple[str, ...]) -> Image:
-    files = value["files"]
-    return Image(
-        digest=value["digest"],
-        names=names,
-        disk=folder / DISK,
-        virtual_size=value["virtual_size"],
-        kernel=folder / KERNEL if KERNEL in files else None,
-        initrd=folder / INITRD if INITRD in files else None,
-        append=value["append"],
-        boot_digest=value["boot_digest"],
-        source=value["source"],
-        created=float(value["created"]),
-        os=value["os"],
-        store=folder.parent,
-        facts=value["facts"],
-        wrong=tuple(map(str, value.get("wrong", ()))),
-    )
+    try:
+        files = {name: folder / name for name in PARTS if "sha256" in value["files"].get(name, {})}
+        texts = {name: str(value[name]) for name in ("digest", "append", "boot_digest", "source", "os")}
+        return Image(
+            names=names, disk=files[DISK], virtual_size=int(value["virtual_size"]), kernel=files.get(KERNEL),
+            initrd=files.get(INITRD), created=float(value["created"]), store=folder.parent, facts={**value["facts"]},
+            wrong=tuple(map(str, value.get("wrong", ()))), **texts,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise ImageCorrupt(f"{folder / FILE}: not a manifest belljar has written") from exc
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -225,9 +186,9 @@ def _record(path: Path) -> dict[str, Any]:
 
 def _stamp(path: Path) -> dict[str, int]:
     try:
-        facts = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return {"size": -1}
     except OSError as exc:
         raise NoStore(f"{path}: {exc.strerror}") from exc
-    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "ino": facts.st_ino}
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ino": status.st_ino}

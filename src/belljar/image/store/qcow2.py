@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import struct
-from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import ImageCorrupt, ImageTooLarge, ImpossibleSize, NoSpace
@@ -42,9 +41,8 @@ def check_alone(path: Path, largest: int) -> int:
     if size > largest:
         raise ImageTooLarge(f"{path}: a disk of {size} bytes, the limit is {largest}")
     if complaints:
-        raise ImageCorrupt(
-            f"{path}: {complaints[0]}", hint="Flatten it with `qemu-img convert -O qcow2` at its source."
-        )
+        hint = "Flatten it with `qemu-img convert -O qcow2` at its source."
+        raise ImageCorrupt(f"{path}: {complaints[0]}", hint=hint)
     return size
 
 
@@ -94,14 +92,15 @@ def overlay_bytes(backing: bytes, size: int) -> bytes:
     return b"".join(cluster.ljust(CLUSTER, b"\0") for cluster in clusters) + b"\0" * (l1_clusters * CLUSTER)
 
 
-class DiskOverlays:
-    """Writable disks on top of images, as `belljar.image.Overlays` promises them."""
+class Overlays:
+    """Writable disks on top of images."""
 
     def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008 - a frozen value
         self.settings = settings
 
-    def size(self, image: Image, wanted: int | None) -> int:
-        size = image.virtual_size if wanted is None else -(-wanted // SECTOR) * SECTOR
+    def size(self, image: Image, asked: int | None) -> int:
+        """The size a machine's disk gets, in bytes. Raises ImpossibleSize."""
+        size = image.virtual_size if asked is None else -(-asked // SECTOR) * SECTOR
         if size < image.virtual_size:
             raise ImpossibleSize(
                 f"a disk of {size // MIB} MiB is too small: the image's has {image.virtual_size // MIB} MiB",
@@ -112,23 +111,27 @@ class DiskOverlays:
         return size
 
     def create(self, path: Path, image: Image, size: int | None) -> int:
+        """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
+        Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
         size = self.size(image, size)
         self.check_room(path.parent)
         with no_space_as_error(path):
             try:
                 write_overlay(path, image.disk, size)
-            except BaseException as exc:
-                if not isinstance(exc, FileExistsError):
-                    self.discard(path)
+            except FileExistsError:
+                raise
+            except BaseException:
+                self.discard(path)
                 raise
         return size
 
     def check_room(self, folder: Path) -> None:
+        """Raise NoSpace where less than `image.reserve` is free for one more machine's disk."""
         if (free := free_bytes(folder)) < self.settings.reserve:
             raise NoSpace(
                 f"{folder}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start"
             )
 
     def discard(self, path: Path) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        """Remove it. Missing is success."""
+        path.unlink(missing_ok=True)

@@ -3,8 +3,9 @@
     images/sha256-<digest>/{disk.qcow2,kernel,initrd,manifest.json,lock}     published by one rename, then never written
     images/names/<name>        a symbolic link to ../sha256-<digest>
     images/cache/<digest>      initial ramdisks with the present agent in them
-    images/drafts/<word>/      images in the making; their maker holds a lock on the file `lock` in it
+    images/drafts/<word>/      images in the making; their maker holds a lock on the file `maker` in it
     images/downloads/          what `fetch` has of a file so far, with its locks
+    images/changes.lock        held while names and images are put in place or taken away
 
 A machine holds a shared lock on `lock` of its image; removing an image takes an exclusive one. `build` and `intake` make
 images; `manifest` reads and writes what is known of one.
@@ -16,24 +17,23 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import locked, try_lock
-from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, is_source, name_of, nobody
+from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Surveyor, Users, is_source, name_of, nobody
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
 from belljar.model import Context, Firmware, MachineId
-from belljar.records import replace
 
 if TYPE_CHECKING:
+    from belljar.host.locks import Lock
     from belljar.host.python.interpreter import Interpreter
 
-DEFAULT_NAME = "debian12"
 PREFIX = "sha256-"
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)  # readlink's errors for what is not a name
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
@@ -41,18 +41,27 @@ HEX = re.compile(r"[0-9a-f]{8,64}")
 
 
 class Store:
-    """A private store that is written to, and behind it the site's, which is only read."""
+    """A private store that is written to, and behind it the site's, which is only read. Without a *surveyor* no file system of a
+    disk that comes in is looked into."""
 
-    def __init__(self, private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> None:
+    def __init__(
+        self,
+        private: Path,
+        site: Path | None,
+        settings: Settings,
+        users: Users = nobody,
+        surveyor: Surveyor | None = None,
+    ) -> None:
         self.folder = private / "images"
         self.site = site / "images" if site and site != private else None
-        self.settings = settings
-        self.users = users
+        self.settings, self.users, self.surveyor = settings, users, surveyor
         self._settled: dict[str, str] = {}  # name -> digest, even where a store has another image of that name
 
     # ---- finding
 
     def resolve(self, reference: str) -> Image:
+        """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was stored (size,
+        mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt, NoStore."""
         folder, names = self._find(reference)
         try:
             return manifest.read(folder, names)
@@ -68,20 +77,22 @@ class Store:
     def images(self) -> list[Image]:
         """Every image, the private store's first, with all its names. Those without a readable manifest are left out:
         `gc` and `remove --force` see them."""
-        found: dict[str, Image] = {}
-        for store in self._stores():
-            names = _names(store)
-            for folder in _image_folders(store):
+        images: dict[str, Image] = {}
+        names = [_names(store) for store in self._stores()]
+        for folder in (folder for store in self._stores() for folder in _image_folders(store)):
+            if folder.name not in images:
+                called = dict.fromkeys(name for known in names for name in known.get(folder.name, ()))
                 with suppress(ImageCorrupt, NoStore):
-                    image = manifest.read_unchecked(folder, tuple(names.get(folder.name, ())))
-                    known = found.get(image.digest)
-                    found[image.digest] = replace(known, names=_merge(known.names, image.names)) if known else image
-        return list(found.values())
+                    images[folder.name] = manifest.read_unchecked(folder, tuple(called))
+        return list(images.values())
 
     # ---- using
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
-        """A ramdisk of belljar's is the image's part with the present agent appended, cached by digest."""
+        """What to boot it with, for a context that `Image.facts` allow. An image that is booted directly has one ramdisk for
+        all, the image's part with the present agent appended, cached by digest: RAMDISK (and AUTO) end in belljar's own init;
+        CLOUD_INIT and NONE in the image's init (`belljar.init=`); INJECT too, after agent and unit were written into the root
+        file system (`belljar.inject`). With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
         if image.kernel is None:
             firmware = firmware_of(image)
             return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
@@ -100,15 +111,24 @@ class Store:
         return BootFiles(image.kernel, cached, append, digest, init=initramfs.own_init(image))
 
     def interpreter(self) -> Interpreter:
+        """The agent with this host's Python, packed for guests. Raises HostError, LockTimeout, NoSpace."""
         from belljar.host.python.interpreter import interpreter
 
         return interpreter(self.work_folder("interpreters"), bundle.key(), bundle.source)
 
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
-        with self._staying(image.disk.parent, f"use image {image.called} for {id}", patience):
+        """Keep the image from being removed inside the block. The hold ends when the process that holds it dies. Raises ImageUnknown
+        for an image that was removed before."""
+        lock = image.disk.parent / "lock"
+        with ExitStack() as held:
+            try:
+                what = f"use image {image.called} for {id}"
+                held.enter_context(locked(lock, timeout=patience, what=what, shared=True))
+            except FileNotFoundError:
+                raise ImageUnknown(f"image {image.called} was removed before {id} could use it") from None
             with suppress(PermissionError, FileNotFoundError):
-                os.utime(_lock_file(image.disk.parent))  # when it was used last; the site's images are not ours to mark
+                os.utime(lock)  # when it was used last; the site's images are not ours to mark
             yield
 
     def complaint(self, image: Image) -> str:
@@ -141,44 +161,47 @@ class Store:
         was removed meanwhile."""
         check_name(name)
         self._ours(image, "named")
-        names = self.work_folder("names")
-        draft = names / f".{name}.{os.getpid()}"
-        with self._staying(image.disk.parent, f"name it {name}"):
-            with suppress(FileNotFoundError):
-                draft.unlink()
-            draft.symlink_to(f"../{PREFIX}{image.digest}")
-            draft.rename(names / name)
-        return replace(image, names=_merge(tuple(_names(self.folder).get(PREFIX + image.digest, ())), (name,)))
+        with self._changing(f"name {image.called} {name}"):
+            return self._tag(image, name)
 
     def untag(self, name: str) -> None:
         """Remove a name. Removing a missing one is success."""
-        with suppress(FileNotFoundError):
-            (self.folder / "names" / name).unlink()
+        (self.folder / "names" / name).unlink(missing_ok=True)
 
-    def remove(self, image: Image, *, force: bool = False, nameless: bool = False) -> None:
+    def amend(self, image: Image, *, context: Context | None = None, firmware: Firmware | None = None) -> Image:
+        """Change what the importer of an image said of it; None leaves a thing as it is. Running machines are not touched,
+        older templates of the image are not used any more. Raises ImageUnfit, NotPermitted."""
+        self._ours(image, "changed")
+        changes: dict[str, str | None] = {}
+        if context is not None:
+            changes["context"] = None if context is Context.AUTO else context.value
+        if firmware is not None:
+            if image.kernel is not None:
+                hint = f"Remove it, and import its disk again with `--firmware {firmware.value}`."
+                raise ImageUnfit("the image is booted directly, by a kernel that was taken out of it", hint=hint)
+            if firmware.value not in image.facts.get("firmware", ()):
+                raise ImageUnfit(f"the image's disk has no boot loader for {firmware.value}")
+            changes["use_firmware"] = firmware.value
+        manifest.set_facts(image.disk.parent, changes, mode=self.file_mode)
+        return manifest.read(image.disk.parent, image.names)
+
+    def remove(
+        self, image: Image, *, force: bool = False, nameless: bool = False, patience: float | None = None
+    ) -> None:
         """Remove it and its names. Raises ImageInUse while a machine holds it, and without *force* while a template
         needs it (the template is then useless and rebuilt). *nameless*: only if it has no name at that moment."""
         self._ours(image, "removed")
         folder = image.disk.parent
         if not force and (users := self.users(image.digest)):
             raise ImageInUse(f"image {image.called} is used by {', '.join(users)}")
-        try:
-            lock = try_lock(_lock_file(folder))
-        except FileNotFoundError:
-            return
-        if lock is None:
-            raise ImageInUse(f"image {image.called} is used by a machine: {_lock_file(folder)} is held")
-        try:
-            names = _names(self.folder).get(folder.name, ())
-            if nameless and names:
-                raise ImageInUse(f"image {image.called} has the name {names[0]} by now")
-            for name in names:
-                self.untag(name)
-            trash = self.work_folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
-            folder.rename(trash)
-            remove_tree(trash)
-        finally:
-            lock.release()
+        with self._changing(f"remove image {image.called}", patience), suppress(FileNotFoundError):
+            with self._exclusive(image):
+                names = _names(self.folder).get(folder.name, ())
+                if nameless and names:
+                    raise ImageInUse(f"image {image.called} has the name {names[0]} by now")
+                for name in names:
+                    self.untag(name)
+                remove_tree(self._aside(folder))
 
     def drop(self, reference: str, *, force: bool = False) -> None:
         """Remove a name, and the image with its last name. With *force* the whole image, even where its manifest cannot be
@@ -193,8 +216,7 @@ class Store:
             if not force:
                 raise
             image = manifest.unreadable(folder, names)
-        self.remove(image, force=force)
-        return None
+        return self.remove(image, force=force)
 
     def publish(
         self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
@@ -210,60 +232,11 @@ class Store:
                 sync(draft / file)
         digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
         folder = self.folder / f"{PREFIX}{digest}"
-        with ExitStack() as held:  # until it has its name: `gc` removes images without one
-            held.enter_context(self._staying(draft, f"store {name}"))
-            while not self._placed(draft, folder, name, held):
-                pass  # an image with the same disk was there, and was removed just now
+        with self._changing(f"store {name}"):
+            self._place(draft, folder, name)
             (folder / "maker").unlink(missing_ok=True)  # only now: `gc` removes drafts without a lock
             image = manifest.read(folder)
-            return self.tag(image, name) if name else image
-
-    def _placed(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
-        """Put the image in its place; *held* keeps it from being removed. False: try again."""
-        try:
-            draft.rename(folder)
-            sync(self.folder)
-        except OSError as exc:
-            if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            return self._refresh(draft, folder, name, held)
-        return True
-
-    def _refresh(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
-        """The same disk, made again. The stored image stays when every byte of it is right and it starts in the same way."""
-        names = tuple(_names(self.folder).get(folder.name, ()))
-        again = manifest.read_unchecked(draft)
-        try:
-            stored = manifest.read_unchecked(folder, names)
-        except ImageCorrupt:
-            self._exchange(draft, folder)
-            return True
-        if self.complaint(stored) or manifest.verify(folder, mode=None):
-            if not set(names) <= {name}:  # other names must not get another kernel by this
-                manifest.same_start(stored, again)
-            self._exchange(draft, folder)
-            return True
-        if stored.boot_digest != again.boot_digest and set(names) <= {name}:
-            if (lock := try_lock(_lock_file(folder))) is None:
-                raise ImageInUse(
-                    f"image {stored.called} is used by a machine ({_lock_file(folder)} is held), and starts in another way now"
-                )
-            held.callback(lock.release)
-            self._exchange(draft, folder)
-            return True
-        manifest.same_start(stored, again)
-        with suppress(ImageUnknown):
-            held.enter_context(self._staying(folder, f"store {name}"))
-            remove_tree(draft)
-            return True
-        return False
-
-    def _exchange(self, draft: Path, folder: Path) -> None:
-        """Replace an image with the same disk by the draft."""
-        aside = self.work_folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
-        folder.rename(aside)
-        draft.rename(folder)
-        remove_tree(aside)
+            return self._tag(image, name) if name else image
 
     # ---- inside
 
@@ -276,7 +249,7 @@ class Store:
     def file_mode(self) -> int:
         return 0o444 if self.shared else 0o400
 
-    def work_folder(self, name: str) -> Path:
+    def work_folder(self, name: str = "") -> Path:
         """A folder beside the images, made when it is missing."""
         mode = 0o755 if self.shared else 0o700
         private_folder(self.folder.parent, mode=mode)
@@ -286,19 +259,60 @@ class Store:
     def _stores(self) -> list[Path]:
         return [self.folder, *([self.site] if self.site else [])]
 
-    @contextmanager
-    def _staying(self, folder: Path, what: str, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
-        """Keep this image from being removed inside the block. Raises ImageUnknown when it was removed before."""
-        with ExitStack() as held:
-            try:
-                held.enter_context(locked(_lock_file(folder), timeout=patience, what=what, shared=True))
-            except FileNotFoundError:
-                raise ImageUnknown(f"{folder.name} was removed before belljar could {what}") from None
-            yield
-
     def _ours(self, image: Image, done: str) -> None:
         if image.store != self.folder:
             raise NotPermitted(f"image {image.called} lies in {image.store} and can only be {done} by its owner")
+
+    def _changing(self, what: str, patience: float | None = None) -> Lock:
+        """Inside, no other process puts an image or a name in its place, or takes one away. Raises LockTimeout."""
+        timeout = self.settings.lock_timeout if patience is None else patience
+        return locked(self.work_folder() / "changes.lock", timeout=timeout, what=what)
+
+    def _exclusive(self, image: Image) -> Lock:
+        """Inside, no machine begins to use it. Raises ImageInUse, FileNotFoundError."""
+        if lock := try_lock(path := image.disk.parent / "lock"):
+            return lock
+        raise ImageInUse(f"image {image.called} is used by a machine: {path} is held")
+
+    def _tag(self, image: Image, name: str) -> Image:
+        if not image.disk.parent.is_dir():
+            raise ImageUnknown(f"image {image.called} was removed before it could be named {name}")
+        names = self.work_folder("names")
+        draft = names / f".{name}.{os.getpid()}"
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(f"../{PREFIX}{image.digest}")
+        draft.rename(names / name)
+        return manifest.read_unchecked(image.disk.parent, tuple(_names(self.folder).get(PREFIX + image.digest, ())))
+
+    def _place(self, draft: Path, folder: Path, name: str | None) -> None:
+        """Put it in its place. Where the same disk is stored, that stays if every byte of it is right and it starts in the same
+        way; an image that has other names never gets another start by this."""
+        if not folder.exists():
+            draft.rename(folder)
+            sync(self.folder)
+            return
+        names = tuple(_names(self.folder).get(folder.name, ()))
+        try:
+            stored, new = manifest.read_unchecked(folder, names), manifest.read_unchecked(draft)
+        except ImageCorrupt:
+            return self._exchange(draft, folder)
+        is_right = not self.complaint(stored) and not manifest.verify(folder, mode=None)
+        if set(names) <= {name} and (not is_right or stored.boot_digest != new.boot_digest):
+            with self._exclusive(stored) if is_right else nullcontext():
+                return self._exchange(draft, folder)
+        manifest.same_start(stored, new)
+        return remove_tree(draft) if is_right else self._exchange(draft, folder)
+
+    def _exchange(self, draft: Path, folder: Path) -> None:
+        """Replace an image with the same disk by the draft."""
+        aside = self._aside(folder)
+        draft.rename(folder)
+        remove_tree(aside)
+
+    def _aside(self, folder: Path) -> Path:
+        """Take an image out of the store, in one step, to be removed: after a crash `gc` does."""
+        aside = self.work_folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
+        return folder.rename(aside)
 
     def _find(self, reference: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of an image. Names go before digests, the private store before the site's."""
@@ -310,31 +324,25 @@ class Store:
         return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
 
     def _find_in(self, stores: Sequence[Path], reference: str) -> tuple[Path, tuple[str, ...]]:
-        closed: list[OSError] = []
-        if NAME.fullmatch(reference):
-            for store in stores:
-                try:
-                    folder = store / os.path.basename(os.readlink(store / "names" / reference))
-                    if folder.is_dir():  # else the next store may have it
-                        return folder, (reference,)
-                except OSError as exc:
-                    closed += [exc] if exc.errno not in ABSENT else []
-        if closed:  # it may be in a store that cannot be read
-            raise NoStore(f"{closed[0].filename}: {closed[0].strerror}") from closed[0]
-        wanted = reference.removeprefix("sha256:").removeprefix(PREFIX)
-        if not HEX.fullmatch(wanted):
+        for store in stores if NAME.fullmatch(reference) else ():
+            try:
+                folder = store / os.path.basename(os.readlink(store / "names" / reference))
+            except OSError as exc:
+                if exc.errno not in ABSENT:  # it may be in a store that cannot be read
+                    raise NoStore(f"{exc.filename}: {exc.strerror}") from exc
+            else:
+                if folder.is_dir():  # else the next store may have it
+                    return folder, (reference,)
+        digits = reference.removeprefix("sha256:").removeprefix(PREFIX)
+        if not HEX.fullmatch(digits):
             raise ImageUnknown(f"no image is called {reference!r}")
-        fits = {
-            folder.name: folder
-            for store in stores
-            for folder in _image_folders(store)
-            if folder.name.startswith(PREFIX + wanted)
-        }
-        if len(fits) > 1:
-            raise ImageUnknown(f"more than one image has a digest that begins with {wanted}", hint="Give more digits.")
-        for name, folder in fits.items():
-            return folder, tuple(_names(folder.parent).get(name, ()))
-        raise ImageUnknown(f"no image has a name or digest {reference!r}")
+        folders = [folder for store in stores for folder in _image_folders(store)]
+        fits = [folder for folder in folders if folder.name.startswith(PREFIX + digits)]
+        if len({folder.name for folder in fits}) > 1:
+            raise ImageUnknown(f"more than one image has a digest that begins with {digits}", hint="Give more digits.")
+        if not fits:
+            raise ImageUnknown(f"no image has a name or digest {reference!r}")
+        return fits[0], tuple(_names(fits[0].parent).get(fits[0].name, ()))
 
 
 def firmware_of(image: Image) -> Firmware:
@@ -346,20 +354,18 @@ def firmware_of(image: Image) -> Firmware:
 def check_name(name: str) -> None:
     """Raise BadOption unless *name* can be an image's name."""
     if not NAME.fullmatch(name) or HEX.fullmatch(name):
-        raise BadOption(
-            f"{name!r} cannot be the name of an image",
-            hint="Letters, digits, dots, dashes and underscores, not looking like a digest.",
-        )
+        hint = "Letters, digits, dots, dashes and underscores, not looking like a digest."
+        raise BadOption(f"{name!r} cannot be the name of an image", hint=hint)
 
 
 def _names(store: Path) -> dict[str, list[str]]:
     """Folder name -> names that point to it."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     with suppress(FileNotFoundError):
         for name in filter(NAME.fullmatch, sorted(os.listdir(store / "names"))):
             with suppress(OSError):
-                found.setdefault(os.path.basename(os.readlink(store / "names" / name)), []).append(name)
-    return found
+                names.setdefault(os.path.basename(os.readlink(store / "names" / name)), []).append(name)
+    return names
 
 
 def _image_folders(store: Path) -> list[Path]:
@@ -369,14 +375,6 @@ def _image_folders(store: Path) -> list[Path]:
         return []
     except OSError as exc:
         raise NoStore(f"{store}: {exc.strerror}") from exc
-
-
-def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*one, *other)))
-
-
-def _lock_file(folder: Path) -> Path:
-    return folder / "lock"
 
 
 def _is_whole(cached: Path, initrd: Path) -> bool:

@@ -2,7 +2,7 @@
 locked is in use and stays.
 
 From the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
-machine holds, a template needs, or `image.keep` names. An image is used when a machine starts on it: then its `lock` gets the
+machine holds or a template needs, nor `image.default`. An image is used when a machine starts on it: then its `lock` gets the
 time. On the site's store an ordinary user cannot mark that; but each start reads the disk's header, and the access time tells of
 that where the file system keeps it (once a day).
 """
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
-from belljar.errors import ImageCorrupt, ImageInUse
+from belljar.errors import ImageCorrupt, ImageInUse, LockTimeout
 from belljar.host.locks import is_locked, try_lock
 from belljar.host.python.interpreter import out_of_use
 from belljar.image import Image, layer_name
@@ -34,22 +34,28 @@ WRITING_AGE = 3600.0  # a file that is written in one step has its final name lo
 
 def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[Path]:
     """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limit of the cache,
-    ramdisks and interpreters of other agents, old downloads."""
+    ramdisks, layers and interpreters of other agents, old downloads."""
     moment = time.time() if now is None else now
-    yield from _drafts(store, dry_run)
-    yield from _nameless(store, dry_run)
-    yield from evict(store, dry_run=dry_run)
-    yield from _ramdisks(store, dry_run)
-    yield from _layers(store, dry_run)
-    yield from _interpreters(store, dry_run)
-    yield from _half_written(store, dry_run, moment)
-    yield from _downloads(store, dry_run, moment)
-
-
-def _drafts(store: Store, dry_run: bool) -> Iterator[Path]:
     for draft in _entries(store.folder / "drafts"):
         if not is_locked(draft / "maker") and (dry_run or _dropped(draft)):
             yield draft
+    for image in store.images():
+        is_used = image.store != store.folder or image.names or store.users(image.digest)
+        if not is_used and _removed(store, image, dry_run, nameless=True):
+            yield image.disk.parent
+    yield from evict(store, dry_run=dry_run)
+    for path in [*_stale(store), *_half_written(store, moment)]:
+        if not dry_run:
+            path.unlink(missing_ok=True)
+        yield path
+    for key, files in groupby(_entries(store.folder / "downloads"), key=lambda path: path.stem):
+        paths = list(files)
+        is_old = not key.startswith(".") and all(_age(path, moment) > DOWNLOAD_AGE for path in paths)
+        if is_old and (lock := try_lock(store.folder / "downloads" / f"{key}.lock")):
+            with lock:  # a lock is removed by its holder only
+                for path in () if dry_run else paths:
+                    path.unlink(missing_ok=True)
+            yield from paths
 
 
 def _dropped(draft: Path) -> bool:
@@ -59,68 +65,38 @@ def _dropped(draft: Path) -> bool:
         return True
     with suppress(FileNotFoundError):
         if lock := try_lock(draft / "maker"):
-            try:
+            with lock:
                 intake.drop(draft)
-                return True
-            finally:
-                lock.release()
+            return True
     return False
 
 
-def _nameless(store: Store, dry_run: bool) -> Iterator[Path]:
-    for image in store.images():
-        if image.store != store.folder or image.names or store.users(image.digest):
-            continue
-        if _removed(store, image, dry_run, nameless=True):
-            yield image.disk.parent
+def _stale(store: Store) -> Iterator[Path]:
+    """Ramdisks and layers of images that are gone, or with another agent; copies of this host's Python for another agent. A machine
+    that runs on one has its files open."""
+    yield from _not_of(store, "cache", initramfs.boot_digest)
+    for path in _not_of(store, "layers", layer_name):
+        if not is_locked(path.with_suffix(".lock")):
+            yield path
+    yield from out_of_use(store.folder / "interpreters", bundle.key())
 
 
-def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
-    there = _finished(
-        store.folder / "cache"
-    )  # listed first: what is made from now on may be of an image that is not listed below
-    wanted = set()
+def _not_of(store: Store, folder: str, name_for: Callable[[Image], str]) -> list[Path]:
+    """What is in the folder for none of the images. It is listed first: what is made from now on may be of an image that is not seen
+    below."""
+    there = [path for path in _entries(store.folder / folder) if not path.name.startswith(".")]
+    names: set[str] = set()
     with suppress(ImageCorrupt):
-        wanted = {initramfs.boot_digest(image) for image in store.images()}
-    for cached in there:
-        if cached.name not in wanted:
-            yield _unlinked(cached, dry_run)
+        names = {name_for(image) for image in store.images()}
+    return [path for path in there if path.name.partition(".")[0] not in names]
 
 
-def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
-    """Layers of images that are gone, or with another agent. A machine that runs on one has its files open."""
-    there = _finished(store.folder / "layers")
-    wanted = {layer_name(image) for image in store.images()}
-    for path in there:
-        if path.name.partition(".")[0] not in wanted and not is_locked(path.with_suffix(".lock")):
-            yield _unlinked(path, dry_run)
-
-
-def _interpreters(store: Store, dry_run: bool) -> Iterator[Path]:
-    """Copies of this host's Python for other agents, or of another Python. They are read only while an image is made."""
-    for path in list(out_of_use(store.folder / "interpreters", bundle.key())):
-        yield _unlinked(path, dry_run)
-
-
-def _half_written(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
+def _half_written(store: Store, now: float) -> Iterator[Path]:
     """Drafts of single files, and of names, whose writers were killed."""
     for folder in ("cache", "layers", "interpreters", "names", "sources", "downloads"):
         for path in _entries(store.folder / folder):
             if path.name.startswith(".") and _age(path, now) > WRITING_AGE:
-                yield _unlinked(path, dry_run)
-
-
-def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
-    """Old parts of downloads that no process holds, then old locks. A lock is removed by its holder only."""
-    old = [path for path in _entries(store.folder / "downloads") if _age(path, now) > DOWNLOAD_AGE]
-    for part in old:
-        if part.suffix != ".lock" and not is_locked(part.with_suffix(".lock")):
-            yield _unlinked(part, dry_run)
-    for path in old:
-        if path.suffix == ".lock" and (lock := try_lock(path)):
-            _unlinked(path, dry_run)
-            lock.release()
-            yield path
+                yield path
 
 
 def _age(path: Path, now: float) -> float:
@@ -130,39 +106,22 @@ def _age(path: Path, now: float) -> float:
         return 0.0
 
 
-def _unlinked(path: Path, dry_run: bool) -> Path:
-    if not dry_run:
-        path.unlink(missing_ok=True)
-    return path
-
-
-def _finished(folder: Path) -> list[Path]:
-    """Without what is just being written."""
-    return [path for path in _entries(folder) if not path.name.startswith(".")]
-
-
 def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def evict(store: Store, *, dry_run: bool, needed: int = 0) -> Iterator[Path]:
+def evict(store: Store, *, dry_run: bool = False, needed: int = 0) -> Iterator[Path]:
     """Yields what was (or would be) removed: the least recently used while all images and *needed* bytes more take over
-    `image.cache_limit`."""
+    `image.cache_limit`. Where that does not suffice, nothing is refused."""
     if not (limit := store.settings.cache_limit):
         return
     ours = [image for image in store.images() if image.store == store.folder]
     total = sum(map(size, ours)) + needed
-    for image in sorted(filter(lambda one: _may_go(store, one), ours), key=last_used):
+    for image in sorted((image for image in ours if _may_go(store, image)), key=last_used):
         freed = size(image)
         if total > limit and _removed(store, image, dry_run):
             total -= freed
             yield image.disk.parent
-
-
-def make_room(store: Store, needed: int) -> None:
-    """Make room within the limit for *needed* bytes. Where that does not suffice, nothing is refused."""
-    for _ in evict(store, dry_run=False, needed=needed):
-        pass
 
 
 def last_used(image: Image) -> float:
@@ -185,19 +144,17 @@ def size(image: Image) -> int:
 
 
 def _may_go(store: Store, image: Image) -> bool:
-    kept = (*store.settings.keep, store.settings.default)
-    is_kept = any(fnmatchcase(name, pattern) for name in image.names for pattern in kept)
-    return "published" in image.facts and not is_kept and not store.users(image.digest)
+    is_from_source = "published" in image.facts
+    return is_from_source and store.settings.default not in image.names and not store.users(image.digest)
 
 
 def _removed(store: Store, image: Image, dry_run: bool, *, nameless: bool = False) -> bool:
-    """False where a machine holds it, or it was just given a name."""
+    """False where a machine holds it, it was just given a name, or the store is being changed."""
     if dry_run:
-        if lock := try_lock(image.disk.parent / "lock"):
-            lock.release()
-        return lock is not None
+        with try_lock(image.disk.parent / "lock") or nullcontext() as lock:
+            return lock is not None
     try:
-        store.remove(image, nameless=nameless)
-    except ImageInUse:
+        store.remove(image, nameless=nameless, patience=0)
+    except (ImageInUse, LockTimeout):
         return False
     return True

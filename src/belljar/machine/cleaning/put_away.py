@@ -12,15 +12,17 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, BootTimeout, DomainDied, DomainKilled, GuestError, NoSpace, ShareLost
-from belljar.hints import Any
+from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import copy_tree, private_folder, read_capped, remove_tree, write_whole
 from belljar.hypervisor import DomainEvent, EventKind
-from belljar.image import Overlays
 from belljar.journal import Ledger
 from belljar.machine import CONSOLE_LOG, CONTROL, CREDENTIALS, JOBOUTPUTS, KEPT_DISK, LOCK, NOT_KEPT, OUTCOME
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Ended
 from belljar.model import QEMU_LOG, Cause, RunPayload, State, dumps, to_json
+
+if TYPE_CHECKING:
+    from belljar.image.store.qcow2 import Overlays
 
 TAIL = 1 << 16
 MESSAGE = "shutdown_message"

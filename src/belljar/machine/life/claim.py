@@ -13,17 +13,20 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, LockTimeout
-from belljar.hints import Any
+from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
 from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.host.processes import boot_id, start_time
 from belljar.host.room import Need, Room, Settings, Taken, host_memory, own_groups, room, touched
 from belljar.host.threads import in_thread
-from belljar.image import Image, ImageStore
+from belljar.image import Image
 from belljar.journal import JOURNAL, Record, read
 from belljar.machine import LOCK, REQUEST, RESERVED, Folders
 from belljar.machine.life.life import Life, Point
 from belljar.model import MachineId, Request, State, dumps, to_json
+
+if TYPE_CHECKING:
+    from belljar.image.images import Images
 
 GATE_TIMEOUT = 30.0
 UNNAMED_LOCK = f".{LOCK}"
@@ -120,7 +123,7 @@ async def lock_of(path: Path, *, timeout: float, what: str, shared: bool = False
 
 
 @asynccontextmanager
-async def holding(images: ImageStore, image: Image, id: MachineId) -> AsyncIterator[None]:
+async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[None]:
     """`images.hold`, without blocking the loop while somebody else has the image for himself."""
     try:
         hold = images.hold(image, id, patience=0.0)

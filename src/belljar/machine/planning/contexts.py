@@ -17,28 +17,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
 from belljar.errors import BelljarError, UsageError
 from belljar.host.files import no_space_as_error, read_json, sync, write_whole
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
-from belljar.image import (
-    AGENT_PATH,
-    UNIT_PATH,
-    BootFiles,
-    Image,
-    ImageStore,
-    agent_unit,
-    layer_name,
-)  # fmt: skip
+from belljar.image import AGENT_PATH, UNIT_PATH, BootFiles, Image, agent_unit, layer_name
 from belljar.machine.life.claim import lock_of
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning import GuestContext
 from belljar.machine.workshop.workshop import Workshop
 from belljar.model import Context, NetworkMode, Request, dumps
 from belljar.records import replace
+
+if TYPE_CHECKING:
+    from belljar.image.images import Images
 
 LAYER_PATIENCE = 900.0  # seconds: another process boots a machine and works in it
 
@@ -78,7 +73,7 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
     return GuestContext(chosen, files, image)
 
 
-def by_itself(request: Request, image: Image, images: ImageStore) -> GuestContext:
+def by_itself(request: Request, image: Image, images: Images) -> GuestContext:
     """The way of a guest that knows its own work: its own init, without the agent; a disc brings its user data."""
     chosen = Chosen(Context.NONE, "it knows its own work")
     seed = None

@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import ImageError, OutputMissing
 from belljar.guest import Sink, Streams
 from belljar.hypervisor import ExtraDisk
-from belljar.image import Image, Overlays
+from belljar.image import Image
 from belljar.machine import DISK_NOT_WHOLE
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Life
@@ -36,6 +36,9 @@ from belljar.model import (
     Transfer,
 )  # fmt: skip
 from belljar.records import dataclass, field
+
+if TYPE_CHECKING:
+    from belljar.image.store.qcow2 import Overlays
 
 SCRIPT = Path(__file__).parent / "inside" / "foreign.py"
 FOREIGN = "foreign"  # the disk's name

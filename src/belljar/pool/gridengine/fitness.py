@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from belljar.errors import BelljarError
+from belljar.findings import Finding, fail_if
 from belljar.pool.gridengine.nodes import GridEngineNodes
-from belljar.pool.terms import Need
 
 PAGE = "docs/bait/reference.md, Grid Engine"
 
@@ -15,20 +15,22 @@ PAGE = "docs/bait/reference.md, Grid Engine"
 def needs(
     nodes: GridEngineNodes, ask: Callable[..., str], conf: str, baits: tuple[str, ...], queue: str, feature: str,
     hosts: tuple[str, ...],
-) -> Iterator[Need]:  # fmt: skip
+) -> Iterator[Finding]:  # fmt: skip
     """*ask*: carries out a command, raises BelljarError."""
     bait = baits[0]
     managers = ask("qconf", "-sm").split()
-    yield Need("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
-    yield Need(f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE}).")
+    yield fail_if("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
+    yield fail_if(
+        f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE})."
+    )
     remedy = f"Make it for machines alone, without a prolog ({PAGE})."
-    yield Need(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
+    yield fail_if(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
     unfit = _asked(lambda: _environments(ask, bait, queue))
     remedy = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
-    yield Need("parallel environments", unfit, remedy)
+    yield fail_if("parallel environments", unfit, remedy)
     wrong = ", ".join(name for name, address in nodes.hosts.items() if not _is_known(ask, name, address))
     remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
-    yield Need("names of machines", f"not known by name and address: {wrong}" if wrong else "", remedy)
+    yield fail_if("names of machines", f"not known by name and address: {wrong}" if wrong else "", remedy)
 
 
 def _bait(text: str) -> str:

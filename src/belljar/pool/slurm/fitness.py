@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from belljar.errors import BelljarError
-from belljar.pool.terms import Need, Nodes
+from belljar.findings import Finding, fail_if
+from belljar.pool.terms import Nodes
 
 Ask = Callable[..., str]  # what a command prints; raises BelljarError
 MOST_OF_A_SCRIPT = 1 << 20
@@ -19,27 +20,27 @@ HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:
 
 def needs(
     nodes: Nodes, ask: Ask, conf: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-) -> Iterator[Need]:  # fmt: skip
+) -> Iterator[Finding]:  # fmt: skip
     """*conf*: the text of slurm.conf; *baits*: their names; *hosts*: lines for a machine's /etc/hosts. Raises BelljarError where slurmctld
     does not answer."""
     wrong = "it includes other files, which machines do not get" if re.search(r"(?im)^\s*include\s", conf) else ""
-    yield Need("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
+    yield fail_if("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
     yield head(conf, hosts)
     known = nodes.nodes(ask(*nodes.query()).encode())
     config = settings_of(ask("scontrol", "show", "config"))
     for name in baits:
         wrong = "" if name in known else "slurmctld knows no such node"
-        yield Need(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
+        yield fail_if(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
     most = config.get("MaxNodeCount", "")
     wrong = "" if most.isdigit() and int(most) > len(known) else f"{most or 'not told'}: no node can join {len(known)}"
-    yield Need("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
+    yield fail_if("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
     wrong = _prolog(config.get("Prolog", "(null)"))
-    yield Need("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
+    yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
     line = f"NodeSet={queue} Feature={feature} and PartitionName={queue} Nodes={queue} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"
-    yield Need(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
+    yield fail_if(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
 
 
-def head(conf: str, hosts: tuple[str, ...]) -> Need:
+def head(conf: str, hosts: tuple[str, ...]) -> Finding:
     """A machine finds slurmctld by the address in slurm.conf, or by a line of its own /etc/hosts."""
     addresses = heads(conf, hosts)
     wrong = "" if addresses else "slurm.conf names none"
@@ -48,7 +49,7 @@ def head(conf: str, hosts: tuple[str, ...]) -> Need:
         if address.startswith("127."):
             wrong = f"{name} is {address}: a machine would look in itself"
     name = next(iter(addresses), "NAME")
-    return Need("SlurmctldHost", wrong, f'In bait.toml: hosts = ["ADDRESS {name}"], as machines reach it.')
+    return fail_if("SlurmctldHost", wrong, f'In bait.toml: hosts = ["ADDRESS {name}"], as machines reach it.')
 
 
 def heads(conf: str, hosts: Iterable[str]) -> dict[str, str]:

@@ -22,9 +22,8 @@ from belljar.errors import (
 )
 from belljar.host.guard.egress import Egress
 from belljar.hypervisor import LibvirtSettings, Nic, Settings, cloning_of, load
-from belljar.hypervisor.libvirt import domain, driver
-from belljar.hypervisor.qemu import driver as direct
-from belljar.hypervisor.qemu.cmdline import machine_uuid
+from belljar.hypervisor.libvirt import connection, domain, driver
+from belljar.hypervisor.qemu import host
 from belljar.model import NetworkMode
 
 SYSTEM, MAC = "libvirt:qemu:///system", "52:01:02:03:04:05"
@@ -56,7 +55,7 @@ def test_libvirts_log_of_a_domain_goes_with_it_and_what_qemu_said_stays(tmp_path
 def test_what_is_left_of_a_machine_in_libvirts_logs_is_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "all_pids", list)
+    monkeypatch.setattr(host, "all_pids", list)
     monkeypatch.setattr(domain, "LOCKS", tmp_path)
     for id in ("0123456789ab", "0123456789ac"):
         (tmp_path / f"belljar-{id}.log").touch()
@@ -82,32 +81,18 @@ def test_a_driver_that_is_none_is_named(name: str, tmp_path: Path) -> None:
         load(Settings(), tmp_path, name)
 
 
-MARKED = [b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "machine"),
-    [
-        ([*MARKED, b"-uuid", machine_uuid("0123456789ab").encode()], "0123456789ab"),
-        ([*MARKED, b"-uuid", machine_uuid("0123456789ac").encode()], None),  # somebody else's domain of this name
-        (MARKED, None),
-        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], None),  # the direct driver's
-        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=other,debug-threads=on"], None),
-        ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),
-        ([b"virsh", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], None),
-        ([], None),
-    ],
-)
-def test_a_process_of_libvirts_is_known_by_its_mark(argv: list[bytes], machine: str | None) -> None:
-    assert driver.marked(argv) == machine
-
-
-def test_the_direct_driver_judges_no_domain_of_libvirts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_domain_of_libvirts_lives_as_long_as_its_connection_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its parent is init though its supervisor lives."""
-    monkeypatch.setattr(direct, "has_no_parent", lambda pid: True)
-    for name, is_kept in ((b"guest=belljar-x,debug-threads=on", True), (b"guest=belljar-x", False)):
-        monkeypatch.setattr(direct, "command_line", lambda pid, name=name: [b"qemu-system-x86_64", b"-name", name])
-        assert load(Settings(), tmp_path).is_kept("x", 1) is is_kept
+    monkeypatch.setattr(host, "has_no_parent", lambda pid: True)
+    for name, held, is_kept in (
+        (b"guest=belljar-x,debug-threads=on", "x", True), (b"guest=belljar-x,debug-threads=on", "y", False), (b"guest=belljar-x", "x", False),
+    ):  # fmt: skip
+        monkeypatch.setattr(host, "command_line", lambda pid, name=name: [b"qemu-system-x86_64", b"-name", name])
+        monkeypatch.setattr(connection, "is_held", lambda id, held=held: id == held)
+        for driver_name in ("qemu", SYSTEM):
+            assert load(Settings(), tmp_path, driver_name).is_kept("x", 1) is is_kept
 
 
 @pytest.mark.parametrize(

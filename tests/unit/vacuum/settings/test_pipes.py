@@ -13,7 +13,6 @@ from belljar.errors import BelljarError, DownloadFailed
 from belljar.host.toml import Mistake
 from belljar.image import Settings
 from belljar.image.images import Images
-from belljar.image.intake import named
 from belljar.records import replace
 from belljar.service.http.copies import RETRY, Copy, may_name
 from belljar.vacuum import MachineType, Pipe, Space
@@ -355,7 +354,7 @@ def test_a_pipe_s_name_that_turns_leads_nowhere_inside(tmp_path: Path, turning: 
             problems = [refresh(pipe, tmp_path, now).problem]
             for act in (
                 lambda: make_user_data(space, one, "0123456789ab", NOW, NOW + 1),
-                lambda: named.ensure(store, request.machine.image, public_only=request.machine.public_image, now=NOW),
+                lambda: store.ensure(request.machine.image, public_only=request.machine.public_image, now=NOW),
             ):
                 try:
                     act()

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Change, Finding, OurFile, Piece, Place, SiteOfSystem
+from belljar.batch.install.pieces import Change, OurFile, Piece, Place, SiteOfSystem
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
 from belljar.batch.pbs.common import ANSWERS, QUEUES, roles
+from belljar.findings import Finding, expect
 
 FILES = Path(__file__).parent
 NOTES = "/run/belljar-openpbs"
@@ -53,7 +54,7 @@ class OpenPbsSite(SiteOfSystem):
         script = place.folder / "mom_priv/epilogue"
         detail = f"{script} does not run while a hook has execjob_epilogue" if script.exists() else ""
         remedy = "Make it a hook of that event, or call it from one."
-        yield Finding("no epilogue script that PBS would no longer run", not detail, detail, remedy)
+        yield expect("no epilogue script that PBS would no longer run", not detail, detail, remedy)
 
 
 def _server(config: OurFile, hooks: list[OurFile]) -> Iterator[Piece]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Change, Clash, Finding, OurFile, OurLines, Piece, Place, filled
+from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Piece, Place, filled
 from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError
+from belljar.findings import Finding, expect
 
 OPTIONS = ("queue", "hooks")
 REQUEUE = "automatic_requeue_exit_code"
@@ -46,7 +47,7 @@ class TorqueSite:
         delay = _attribute(place, "kill_delay")
         seconds = int(delay) if delay.isdecimal() else 2
         remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
-        yield Finding("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
+        yield expect("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
 
 
 def _server(place: Place) -> Piece:

@@ -54,9 +54,9 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
 NAME = r"^\S*(qemu-system-\w+|qemu-kvm): "
 
 
-def explain(said: str, status: int | None, doing: str) -> BelljarError:
+def explain(words: str, status: int | None, doing: str) -> BelljarError:
     """The error for a QEMU that ended while *doing*, from its last words and its wait status."""
-    line = last_line(said)
+    line = last_line(words)
     for pattern, kind, hint in COMPLAINTS if line else ():
         if re.search(pattern, line):
             if kind is NoMemory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
@@ -65,9 +65,9 @@ def explain(said: str, status: int | None, doing: str) -> BelljarError:
     return DomainDied(f"QEMU ended while {doing}: {line or ended(status)}")
 
 
-def last_line(said: str) -> str:
+def last_line(words: str) -> str:
     """The line that says why, of a sane length: the last one that begins with QEMU's name, or else the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
     if not lines:
         return ""
     named = [line for line in lines if re.match(NAME, line)]

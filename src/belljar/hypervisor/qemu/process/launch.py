@@ -15,7 +15,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoMemory, TemplateError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
 
 FEW_WORKERS = 8  # where a limit counts their stacks (batch/job/policy.py, DATA_SPACE)
+WAYS = {True: os.O_RDONLY, False: os.O_RDWR}  # by whether a file is only read
 LOG_LIMIT = 1 << 20  # a guest can make QEMU complain without end
 TAIL = 8 << 10
 # One heap for all threads: each further one reserves 64 MiB, and a job's limit on virtual memory counts what is reserved.
@@ -56,8 +57,8 @@ def confined(
     if os.geteuid() == 0:
         kept = "".join(f",+{name}" for name in capabilities)
         words += [f"--reuid={owner[0]}", f"--regid={owner[1]}"]
-        wanted = ",".join(str(gid) for gid in groups)
-        words += [f"--groups={wanted}" if wanted else "--clear-groups"]
+        gids = ",".join(map(str, groups))
+        words += [f"--groups={gids}" if gids else "--clear-groups"]
         words += [f"--bounding-set=-all{kept}", f"--inh-caps=-all{kept}", "--ambient-caps=-all"]
     return [*words, "--", *argv]
 
@@ -65,10 +66,10 @@ def confined(
 def kvm_groups() -> tuple[int, ...]:
     """The group that may use /dev/kvm, where not everybody may."""
     try:
-        facts = os.stat("/dev/kvm")
+        device = os.stat("/dev/kvm")
     except OSError:
         return ()
-    return () if facts.st_mode & stat.S_IROTH and facts.st_mode & stat.S_IWOTH else (facts.st_gid,)
+    return () if device.st_mode & stat.S_IROTH and device.st_mode & stat.S_IWOTH else (device.st_gid,)
 
 
 def setpriv() -> str:
@@ -84,10 +85,10 @@ class Child:
     """A running process of ours. `on_end` is called once, in the event loop, with the wait status."""
 
     def __init__(
-        self, argv: Sequence[str], fds: Iterable[int], log: Path, on_end: Callable[[int], None], start: Spawn | None = None
-    ) -> None:  # fmt: skip
-        """Must be called on the thread that lives as long as the process may: the death signal is tied to it. *start* in
-        place of `spawn` sees to that itself."""
+        self, argv: Sequence[str], fds: Iterable[int], log: Path, on_end: Callable[[int], None], start: Spawn
+    ) -> None:
+        """Must be called on the thread that lives as long as the process may: the death signal of `spawn` is tied to it. Another
+        *start* sees to that itself."""
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._tail = bytearray()
@@ -95,18 +96,18 @@ class Child:
         self.status: int | None = None
         self.usage: tuple[float, float, int] | None = None
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
-        self._said, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stderr, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(theirs, True)
-            self.pid = (start or spawn)(argv, fds, theirs)
+            self.pid = start(argv, fds, theirs)
         except BaseException:
-            os.close(self._said)
+            os.close(self._stderr)
             os.close(self._log)
             raise
         finally:
             os.close(theirs)
         self._pidfd = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._said, self._hear)
+        self._loop.add_reader(self._stderr, self._hear)
         self._loop.add_reader(self._pidfd, self._ended)
 
     def send(self, number: int) -> None:
@@ -115,17 +116,17 @@ class Child:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def said(self) -> str:
+    def last_words(self) -> str:
         """The end of what it wrote to stderr."""
         return self._tail.decode(errors="replace").strip()
 
     def _hear(self) -> None:
         try:
-            data = os.read(self._said, 1 << 16)
+            data = os.read(self._stderr, 1 << 16)
         except BlockingIOError:
             return
         if not data:
-            self._loop.remove_reader(self._said)
+            self._loop.remove_reader(self._stderr)
             return
         self._tail = (self._tail + data)[-TAIL:]
         with suppress(OSError):  # a full disk must not stop the machine
@@ -140,8 +141,8 @@ class Child:
         os.close(self._pidfd)
         self._pidfd = -1
         self._hear()  # its last words
-        self._loop.remove_reader(self._said)
-        os.close(self._said)
+        self._loop.remove_reader(self._stderr)
+        os.close(self._stderr)
         os.close(self._log)
         self.status = status
         self.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024)
@@ -150,16 +151,18 @@ class Child:
 
 def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int, environment: Mapping[str, str] = ENVIRONMENT) -> int:
     """Start the program with *fds* under their own numbers, and nothing else of ours."""
-    wanted = set(fds)
+    inherited = set(fds)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
         (os.POSIX_SPAWN_DUP2, stderr, 1),
         (os.POSIX_SPAWN_DUP2, stderr, 2),
     ]
-    for fd in _inheritable() - wanted:  # glibc refuses to close one in the child that is above the limit on open files
+    for fd in (
+        _inheritable() - inherited
+    ):  # glibc refuses to close one in the child that is above the limit on open files
         os.set_inheritable(fd, False)
     try:
-        with _inherited(wanted), _no_core_files():
+        with _parent_of(inherited):
             return os.posix_spawn(argv[0], list(argv), environment, file_actions=actions, setsigmask=NOT_FOR_QEMU)
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
@@ -170,8 +173,11 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int, environment: Map
 
 
 @contextmanager
-def _inherited(fds: Iterable[int]) -> Iterator[None]:
-    """Children started inside get these descriptors. (dup2 onto itself would do, in the child alone, from glibc 2.29.)"""
+def _parent_of(fds: Iterable[int]) -> Iterator[None]:
+    """Children started inside get these descriptors (dup2 onto itself would do, in the child alone, from glibc 2.29), and write
+    no core file: a guest's memory has no business in somebody's working folder."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     try:
         for fd in fds:
             os.set_inheritable(fd, True)
@@ -179,27 +185,17 @@ def _inherited(fds: Iterable[int]) -> Iterator[None]:
     finally:
         for fd in fds:
             os.set_inheritable(fd, False)
-
-
-@contextmanager
-def _no_core_files() -> Iterator[None]:
-    """What we spawn writes no core file: a guest's memory has no business in somebody's working folder."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    try:
-        yield
-    finally:
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 def _inheritable() -> set[int]:
     """Descriptors above 2 that our own parent left open for us: not QEMU's business."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
+    fds = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
-            if int(name) > 2 and os.get_inheritable(int(name)):
-                found.add(int(name))
-    return found
+            if fd > 2 and os.get_inheritable(fd):
+                fds.add(fd)
+    return fds
 
 
 def ended(status: int | None) -> str:
@@ -217,12 +213,21 @@ def ended(status: int | None) -> str:
 # an inherited file by its own mode alone. Removing such a file after it was opened harms nobody.
 
 
-class Wiring:
-    """The descriptors one QEMU is to inherit. Ours are closed by `close`, whatever became of it."""
+MAGIC, DEEPEST = b"QFI\xfb", 8
+LONGEST_NAME = 1023  # docs/interop/qcow2.txt: backing_file_size
+
+
+def reopened(fd: int) -> str:
+    """A path by which whoever inherits this descriptor opens the file again."""
+    return f"/proc/self/fd/{fd}"
+
+
+class Wiring(ExitStack):
+    """The descriptors one QEMU is to inherit. Leaving it closes ours, whatever became of it."""
 
     def __init__(self, owner: tuple[int, int]) -> None:
+        super().__init__()
         self.fds: list[int] = []
-        self._own: list[int] = []
         self._owner = owner
 
     def lend(self, fd: int) -> int:
@@ -230,116 +235,87 @@ class Wiring:
         self.fds.append(fd)
         return fd
 
-    def open(self, path: Path, flags: int) -> int:
+    def take(self, fd: int) -> int:
+        """QEMU inherits *fd*, which is closed here with the others."""
+        self.callback(os.close, fd)
+        return self.lend(fd)
+
+    def open(self, path: Path, flags: int = os.O_RDONLY) -> int:
         """QEMU inherits *path*, opened by us. Raises ImageCorrupt when it is missing, HostError when we may not."""
+        return self.lend(self._open(path, flags))
+
+    def folder(self, path: Path) -> Path:
+        """A name that stays this folder's, though another takes its place; ours, until the end. Raises as `open`."""
+        return Path(reopened(self._open(path, os.O_PATH | os.O_DIRECTORY)))
+
+    def readable(self, path: Path) -> str:
+        """A path under which QEMU can open the file for reading, whoever it is: a copy in memory where the mode is in the way."""
+        fd = self.open(path)
+        status = os.fstat(fd)
+        if self._owner[0] not in (status.st_uid, os.geteuid()) and not status.st_mode & 0o004:
+            original, fd = fd, self.take(os.memfd_create("belljar", os.MFD_CLOEXEC))
+            while os.sendfile(fd, original, None, 1 << 24):
+                pass
+        return reopened(fd)
+
+    def disk(self, overlay: Path) -> dict[Path, int]:
+        """QEMU inherits the files of a qcow2 disk, from the overlay down to its base: so it needs no right to walk our folders and
+        can open nothing else. Raises ImageCorrupt, HostError."""
+        files: dict[Path, int] = {}
+        path: Path | None = overlay
+        while path is not None:
+            if path in files or len(files) == DEEPEST:
+                raise ImageCorrupt(f"{overlay}: more than {DEEPEST} files deep")
+            files[path] = self.open(path, os.O_RDONLY if files else os.O_RDWR)
+            path = _backing(path, files[path])
+        return files
+
+    def _open(self, path: Path, flags: int) -> int:
         try:
             fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError as exc:
             raise ImageCorrupt(f"{path}: missing") from exc
         except OSError as exc:
             raise HostError(f"{path}: cannot be opened: {exc.strerror}") from exc
-        self._own.append(fd)
-        return self.lend(fd)
-
-    def folder(self, path: Path) -> Path:
-        """A name that stays this folder's, though another takes its place; ours, until `close`. Raises ImageCorrupt."""
-        try:
-            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError as exc:
-            raise ImageCorrupt(f"{path}: missing") from exc
-        self._own.append(fd)
-        return Path(f"/proc/self/fd/{fd}")
-
-    def readable(self, path: Path) -> str:
-        """A path under which QEMU can open the file for reading, whoever it is."""
-        fd = self.open(path, os.O_RDONLY)
-        facts = os.fstat(fd)
-        if self._owner[0] not in (facts.st_uid, os.geteuid()) and not facts.st_mode & 0o004:
-            fd = self._copy(fd)
-        return f"/proc/self/fd/{fd}"
-
-    def take(self, fd: int) -> int:
-        """QEMU inherits *fd*, which is closed here with the others."""
-        self._own.append(fd)
-        return self.lend(fd)
-
-    def disk(self, overlay: Path) -> tuple[int, ...]:
-        """QEMU inherits the layers of a disk, the overlay first. Raises ImageCorrupt, HostError."""
-        top, *below = layers(overlay)
-        return self.open(top, os.O_RDWR), *(self.open(path, os.O_RDONLY) for path in below)
-
-    def _copy(self, fd: int) -> int:
-        """The same bytes in memory, where the mode of the original does not count."""
-        copy = self.take(os.memfd_create("belljar", os.MFD_CLOEXEC))
-        while os.sendfile(copy, fd, None, 1 << 24):
-            pass
-        return copy
-
-    def close(self) -> None:
-        while self._own:
-            os.close(self._own.pop())
+        self.callback(os.close, fd)
+        return fd
 
 
-@contextmanager
-def wiring(owner: tuple[int, int]) -> Iterator[Wiring]:
-    """Descriptors that are ours until QEMU has them."""
-    wires = Wiring(owner)
-    try:
-        yield wires
-    finally:
-        wires.close()
+def _backing(path: Path, fd: int) -> Path | None:
+    """The file below this one, by its header; None at the base."""
+    head = os.pread(fd, 20, 0)
+    if len(head) < 20 or head[:4] != MAGIC:
+        raise ImageCorrupt(f"{path}: not a qcow2 file")
+    offset, length = struct.unpack(">QI", head[8:])
+    if length > LONGEST_NAME:
+        raise ImageCorrupt(f"{path}: the name of its backing file is {length} bytes long")
+    return path.parent / os.fsdecode(os.pread(fd, length, offset)) if offset else None
 
 
 # -- one start of a QEMU ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ram:
-    """Guest memory in a file, by a path that needs no walk through our folders."""
+@dataclass
+class Launch:
+    """A domain that is started, and its ends on this host, as they are made. Numbers are descriptors that QEMU inherits."""
 
-    path: str
-    private: bool  # a clone's: what it writes stays its own
-    readonly: bool = False  # QEMU need not be allowed to write the file
-
-
-@dataclass(frozen=True)
-class Plugs:
-    """The host's ends of a domain. Numbers are descriptors that QEMU inherits."""
-
-    monitor: int
-    channel: int
-    console: int
+    spec: DomainSpec
     layers: tuple[int, ...]  # the disk, overlay first
+    doing: str = "starting"  # for the message when it dies of it
+    ram: int = -1  # guest memory in a file, which QEMU reopens as its own user
+    incoming: int = -1  # the device state of a clone's template, which is waited for instead of starting the guest
+    is_draft: bool = False  # boots a template: nothing of the host is to be reached
+    seed: int = -1  # the disc the guest's own init reads: a clone's is its template's
+    monitor: int = -1
+    channel: int = -1
+    console: int = -1
     kernel: str = ""
     initrd: str = ""
     firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
-    ram: Ram | None = None
-    incoming: int = -1  # the device state that is waited for instead of starting the guest
     folders: tuple[int, ...] = ()  # sockets to those who serve folders beside QEMU; empty: nobody does yet
-    disks: tuple[int, ...] = ()  # further disks, in the order of the spec
-    below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
-    seed: int = -1  # the disc the guest's own init reads
+    disks: tuple[tuple[int, ...], ...] = ()  # further disks, in the order of the spec, with what each of them stands on
     network: int = -1  # a tap, or a socket that carries frames
-    is_draft: bool = False  # boots a template: nothing of the host is to be reached
     workers: int = 0  # most threads for input and output, each with a stack; 0: QEMU's own number
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What is started, on which disk and memory, and what it goes on from."""
-
-    spec: DomainSpec
-    doing: str  # for the message when it dies of it
-    disk: tuple[int, ...]  # the overlay first
-    memory: Ram | None = None
-    state: int = -1  # the device state of a clone's template
-    is_draft: bool = False  # boots a template: nothing of the host is to be reached
-    folders: tuple[int, ...] = ()  # sockets to what serves its folders by virtiofs
-    seed: Path | None = None  # the disc in its drive: a clone's is its template's
-
-    def served(self, memory: Ram, folders: tuple[int, ...]) -> Launch:
-        """The same with memory of its own, which it shares with those who serve its folders."""
-        return Launch(self.spec, self.doing, self.disk, memory, self.state, self.is_draft, folders, self.seed)
 
     @property
     def egress(self) -> Egress | None:
@@ -347,31 +323,31 @@ class Launch:
         return self.spec.nic.egress if self.spec.nic and not self.is_draft else None
 
 
-def prepare(spec: DomainSpec, template: Template | None, wires: Wiring, *, readonly_ram: bool) -> Launch:
-    """A cold start, or that of a clone, which maps its template's memory privately. Raises TemplateError, ImageCorrupt."""
+def prepare(spec: DomainSpec, template: Template | None, wires: Wiring) -> Launch:
+    """A cold start, or that of a clone, which maps its template's memory. Raises TemplateError, ImageCorrupt."""
     if template is None:
-        return Launch(spec, "starting", wires.disk(spec.disk), seed=spec.seed)
+        return Launch(spec, (*wires.disk(spec.disk).values(),), seed=wires.open(spec.seed) if spec.seed else -1)
     try:
         folder = wires.folder(template.folder)  # all files of one boot: another may be made in its place meanwhile
-        disk, state = wires.disk(spec.disk), wires.open(folder / STATE, os.O_RDONLY)
-        ram = wires.open(folder / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
+        disk = tuple(wires.disk(spec.disk).values())
+        state, ram = wires.open(folder / STATE), wires.open(folder / RAM)
+        seed = wires.open(folder / SEED) if spec.seed else -1
         if not _is_same(disk[1:2], folder / DISK):
             raise ImageCorrupt("another was made in its place meanwhile")
     except ImageCorrupt as exc:
         raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
-    memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=readonly_ram)
-    return Launch(spec, "going on from its template", disk, memory, state, seed=folder / SEED if spec.seed else None)
+    return Launch(spec, disk, "going on from its template", ram, state, seed=seed)
 
 
 def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
     """The boot of a template's guest. What a clone brings of its own is left out. Raises TemplateError."""
     try:
-        disk, ram = wires.disk(draft / DISK), wires.open(draft / RAM, os.O_RDONLY)
+        disk, ram = tuple(wires.disk(draft / DISK).values()), wires.open(draft / RAM)
     except ImageCorrupt as exc:
         raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
-    memory = Ram(f"/proc/self/fd/{ram}", private=False)
     spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
-    return Launch(spec, "booting a template", disk, memory, is_draft=True, seed=spec.seed)
+    seed = wires.open(spec.seed) if spec.seed else -1
+    return Launch(spec, disk, "booting a template", ram, is_draft=True, seed=seed)
 
 
 def _is_same(opened: Sequence[int], path: Path) -> bool:
@@ -381,71 +357,20 @@ def _is_same(opened: Sequence[int], path: Path) -> bool:
     return False
 
 
-def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> Plugs:
-    """The descriptors that QEMU inherits. *ends*: its ends of monitor, channel and console. Raises ImageCorrupt, HostError."""
-    spec, boot, is_clone = launch.spec, launch.spec.boot, launch.state >= 0
-    stack_counts = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-    return Plugs(
-        firmware=firmware,
-        monitor=wires.lend(ends["monitor"].fileno()),
-        channel=wires.lend(ends["channel"].fileno()),
-        console=wires.lend(ends["console"].fileno()),
-        layers=launch.disk,
-        kernel=wires.readable(boot.kernel) if boot.kernel and not is_clone else "",
-        initrd=wires.readable(boot.initrd) if boot.initrd and not is_clone else "",
-        ram=launch.memory,
-        incoming=launch.state,
-        folders=tuple(map(wires.lend, launch.folders)),
-        disks=tuple(wires.open(disk.path, os.O_RDONLY if disk.readonly else os.O_RDWR) for disk in spec.disks),
-        below=tuple(
-            tuple(wires.open(path, os.O_RDONLY) for path in layers(disk.path)[1:]) if disk.chained else ()
-            for disk in spec.disks
-        ),
-        seed=wires.open(launch.seed, os.O_RDONLY) if launch.seed else -1,
-        network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
-        is_draft=launch.is_draft,
-        workers=FEW_WORKERS if stack_counts else 0,
+def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> None:
+    """Add all else that QEMU inherits. *ends*: its ends of monitor, channel and console. Raises ImageCorrupt, HostError."""
+    spec, boot = launch.spec, launch.spec.boot
+    launch.firmware = firmware
+    launch.monitor, launch.channel, launch.console = (wires.lend(end.fileno()) for end in ends.values())
+    if launch.incoming < 0:
+        launch.kernel = wires.readable(boot.kernel) if boot.kernel else ""
+        launch.initrd = wires.readable(boot.initrd) if boot.initrd else ""
+    launch.folders = tuple(map(wires.lend, launch.folders))
+    launch.disks = tuple(
+        (*wires.disk(disk.path).values(),) if disk.chained else (wires.open(disk.path, WAYS[disk.readonly]),)
+        for disk in spec.disks
     )
-
-
-# -- the files a qcow2 disk is made of, from the overlay down to its base ---------------------------------------------
-
-# Only headers are read, only qcow2 is taken. QEMU gets each layer as an open descriptor, so it needs no right to walk our
-# folders and can open nothing else.
-
-MAGIC = b"QFI\xfb"
-DEEPEST = 8
-LONGEST_NAME = 1023  # docs/interop/qcow2.txt: backing_file_size
-
-
-def layers(top: Path) -> list[Path]:
-    """The disk's files, the overlay first. Raises ImageCorrupt when one is missing or is no qcow2 file."""
-    found: list[Path] = []
-    path: Path | None = top
-    while path is not None:
-        if len(found) == DEEPEST:
-            raise ImageCorrupt(f"{top}: more than {DEEPEST} files deep")
-        found.append(path)
-        path = backing(path)
-    return found
-
-
-def backing(path: Path) -> Path | None:
-    """The file below this one, None at the base."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(20)
-            if len(head) < 20 or head[:4] != MAGIC:
-                raise ImageCorrupt(f"{path}: not a qcow2 file")
-            offset, length = struct.unpack(">QI", head[8:20])
-            if not offset:
-                return None
-            if not 0 < length <= LONGEST_NAME:
-                raise ImageCorrupt(f"{path}: the name of its backing file is {length} bytes long")
-            file.seek(offset)
-            name = os.fsdecode(file.read(length))
-    except FileNotFoundError as exc:
-        raise ImageCorrupt(f"{path}: missing") from exc
-    except OSError as exc:
-        raise ImageCorrupt(f"{path}: cannot be read: {exc.strerror}") from exc
-    return path.parent / name
+    if spec.nic and spec.nic.fd >= 0:
+        launch.network = wires.lend(spec.nic.fd)
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:  # it counts the stacks of threads
+        launch.workers = FEW_WORKERS

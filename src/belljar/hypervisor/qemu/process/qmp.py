@@ -118,17 +118,10 @@ class Monitor:
                 self._on_event(name, details if isinstance(details, dict) else {})
             case {"return": value, "id": int(number)}:
                 self._settle(number, value)
-            case {"error": {"class": str(kind), "desc": str(text)}}:
-                self._refused(message.get("id"), kind, text)
+            case {"error": {"class": str(kind), "desc": str(text)}, "id": int(number)}:
+                self._settle(number, QmpError(f"QEMU refused: {text} ({kind})"))
             case _:
                 self.fail(QmpError(f"QEMU's monitor sent what is not QMP: {bytes(line[:80])!r}"))
-
-    def _refused(self, number: object, kind: str, text: str) -> None:
-        error = QmpError(f"QEMU refused: {text} ({kind})")
-        if isinstance(number, int):
-            self._settle(number, error)
-        else:
-            self.fail(error)  # QEMU could not even read the command
 
     def _settle(self, number: int, value: Any) -> None:
         answer = self._pending.pop(number, None)

@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, NoSpace, TemplateError, UnsafeFolder
@@ -40,15 +40,13 @@ from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Template
 from belljar.model import MIB, SEED, dumps
 
-FORMAT = 1  # of the folder; part of every key
+FORMAT = 2  # of the folder; part of every key
 RAM, STATE, DISK, CLONE, MANIFEST = "ram", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
 FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
 ROOM = 256 * MIB  # what a boot writes to its disk, and the device state
 DAY = 86400.0
-BLOCK = 1 << 20
-GIVEN_UP = "nobody waits for the template any more"
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -91,43 +89,32 @@ class TemplateStore:
         """What the manifest says. Raises FileNotFoundError, ValueError and the like for one that says nothing."""
         folder = self.path(key)
         check_ours(folder)
-        said = read_json(folder / MANIFEST)
-        if said["key"] != key or key_of(said["facts"]) != key:
+        manifest = read_json(folder / MANIFEST)
+        if manifest["key"] != key or key_of(manifest["facts"]) != key:
             raise ValueError("its manifest is another template's")
         size = sum(os.lstat(folder / name).st_blocks * 512 for name in FILES)
-        grows = frozenset(map(str, said.get("grows", ())))
-        return Template(key, folder, size, float(said["created"]), said["facts"], grows)
+        return Template(key, folder, size, float(manifest["created"]), manifest["facts"], frozenset(manifest["grows"]))
 
     def changes(self, template: Template) -> list[str]:
-        """What is no longer as it was when the template was made: size, times, inode, owner, mode. Cheap."""
+        """What is no longer as it was when the template was made: size, times, inode, owner, mode."""
         files = read_json(template.folder / MANIFEST)["files"]
         wrong = []
-        for name in _listed(files):
+        for name in (*FILES, *(files.keys() - FILES)):
             try:
-                now, then = identity(os.lstat(template.folder / name)), files[name]["identity"]
+                now, then = identity(os.lstat(template.folder / name)), files[name]
             except FileNotFoundError:
                 wrong.append(f"{name} is missing")
                 continue
             wrong += [f"{name} has another {what} than when it was made" for what in now if now[what] != then.get(what)]
         return wrong
 
-    def damage(self, template: Template) -> list[str]:
-        """`changes`, and every digest computed again."""
-        wrong = self.changes(template)
-        files = read_json(template.folder / MANIFEST)["files"]
-        for name in _listed(files):
-            with suppress(FileNotFoundError):
-                if digest(template.folder / name) != files[name]["sha256"]:
-                    wrong.append(f"{name} has other content than when it was made")
-        return wrong
-
     def all(self) -> list[Template]:
         """Every template that can be read, the youngest first."""
-        found = []
-        for key in self._keys():
+        templates = []
+        for key in filter(is_key, self._names()):
             with suppress(BelljarError, ValueError, KeyError, TypeError, OSError):
-                found.append(self.read(key))
-        return sorted(found, key=lambda template: template.created, reverse=True)
+                templates.append(self.read(key))
+        return sorted(templates, key=lambda template: template.created, reverse=True)
 
     # -- making ------------------------------------------------------------------------------------------------------
 
@@ -141,26 +128,16 @@ class TemplateStore:
         remove_tree(draft)
         with no_space_as_error(draft):
             draft.mkdir(mode=0o700)
-            fd = os.open(draft / RAM, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
+            with _made(draft / RAM) as fd:
                 os.ftruncate(fd, memory)
                 give(fd, owner)
-            finally:
-                os.close(fd)
         return draft
 
     def publish(
-        self,
-        key: str,
-        facts: Mapping[str, Any],
-        created: float,
-        *,
-        grows: Set[str] = frozenset(),
-        ram_is_read: bool,
+        self, key: str, facts: Mapping[str, Any], created: float, *, grows: Set[str] = frozenset(), ram_is_read: bool,
         is_open: bool = False,
-        given_up: Callable[[], bool] = bool,
-    ) -> Template:
-        """The draft becomes the template. *is_open*: other users may read it. Raises TemplateError once *given_up*."""
+    ) -> Template:  # fmt: skip
+        """The draft becomes the template. *is_open*: other users may read it."""
         draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
@@ -173,16 +150,14 @@ class TemplateStore:
                     elif is_open:
                         os.fchmod(fd, 0o644)
                     os.fsync(fd)
-                    files[name] = {"sha256": digest(draft / name, given_up), "identity": identity(os.fstat(fd))}
+                    files[name] = identity(os.fstat(fd))
                 finally:
                     os.close(fd)
-            said = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
-            write_whole(draft / MANIFEST, dumps(said), mode=0o644 if is_open else 0o600, durable=True)
+            manifest = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
+            write_whole(draft / MANIFEST, dumps(manifest), mode=0o644 if is_open else 0o600, durable=True)
             if is_open:
                 self.folder.chmod(0o755)
                 draft.chmod(0o755)
-            if given_up():
-                raise TemplateError(GIVEN_UP)
             remove_tree(self.path(key))  # one that could not be used any more
             draft.rename(self.path(key))
             sync(self.folder)
@@ -237,24 +212,16 @@ class TemplateStore:
         except FileNotFoundError:
             return []
 
-    def _keys(self) -> Iterator[str]:
-        return (name for name in self._names() if is_key(name))
-
-
-def _listed(files: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files a template's manifest speaks of; those every template has, in any case."""
-    return (*FILES, *((SEED,) if SEED in files else ()))
-
 
 def is_key(name: str) -> bool:
     return len(name) == 20 and set(name) <= set("0123456789abcdef")
 
 
-def identity(facts: os.stat_result) -> dict[str, int]:
+def identity(status: os.stat_result) -> dict[str, int]:
     """What a file cannot change without our notice. Its change time can be set by nobody, root included."""
     return {
-        "size": facts.st_size, "mtime": facts.st_mtime_ns, "ctime": facts.st_ctime_ns, "inode": facts.st_ino,
-        "owner": facts.st_uid, "mode": stat.S_IMODE(facts.st_mode),
+        "size": status.st_size, "mtime": status.st_mtime_ns, "ctime": status.st_ctime_ns, "inode": status.st_ino,
+        "owner": status.st_uid, "mode": stat.S_IMODE(status.st_mode),
     }  # fmt: skip
 
 
@@ -264,29 +231,6 @@ def give(fd: int, owner: tuple[int, int]) -> None:
         os.fchown(fd, *owner)
 
 
-def digest(path: Path, given_up: Callable[[], bool] = bool) -> str:
-    """sha256 over the blocks that are not zero and their places: equal for equal content, however sparse the file is."""
-    total, zero = sha256(), bytes(BLOCK)
-    with open(path, "rb", buffering=0) as file:
-        size, at = os.fstat(file.fileno()).st_size, 0
-        total.update(size.to_bytes(8, "big"))
-        while at < size:
-            if given_up():
-                raise TemplateError(GIVEN_UP)
-            try:
-                data_at = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            except OSError:
-                break  # nothing but a hole until the end
-            at = data_at - data_at % BLOCK
-            block = os.pread(file.fileno(), BLOCK, at)
-            if not block:
-                break
-            if block != zero[: len(block)]:
-                total.update(at.to_bytes(8, "big") + block)
-            at += BLOCK
-    return total.hexdigest()
-
-
 def copy_overlay(template: Template, target: Path, owner: tuple[int, int]) -> None:
     """A fresh, empty overlay on the template's disk. Raises TemplateError when the template is gone."""
     with no_space_as_error(target):
@@ -294,9 +238,15 @@ def copy_overlay(template: Template, target: Path, owner: tuple[int, int]) -> No
             data = read_capped(template.folder / CLONE, LARGEST_OVERLAY)
         except (FileNotFoundError, UnsafeFolder) as exc:
             raise TemplateError(f"the template {template.key} cannot be used any more: {exc}") from exc
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
+        with _made(target) as fd:
             give(fd, owner)
             write_all(fd, data)
-        finally:
-            os.close(fd)
+
+
+@contextmanager
+def _made(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

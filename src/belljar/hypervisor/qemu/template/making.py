@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
@@ -19,9 +17,9 @@ from belljar.host.files import no_space_as_error, read_capped, write_whole
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
-from belljar.hypervisor.qemu.cmdline import STATE_SET, state_address
+from belljar.hypervisor.qemu.cmdline import state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
-from belljar.hypervisor.qemu.template.folders import CLONE, DISK, FILES, RAM, STATE, TemplateStore
+from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore
 from belljar.model import MIB, SEED
 
 CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
@@ -52,11 +50,12 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
         await domain.call("migrate-set-capabilities", {"capabilities": capabilities})
         fd = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            file: int | str = STATE
             if FILE_MIGRATION in abilities.features:
-                await domain.call("add-fd", {"fdset-id": STATE_SET}, fds=[fd])
+                file = (await domain.call("add-fd", fds=[fd]))["fdset-id"]
             else:
                 await domain.call("getfd", {"fdname": STATE}, fds=[fd])
-            await domain.migrate(state_address(STATE, abilities), timeout=timeout)
+            await domain.migrate(state_address(file, abilities), timeout=timeout)
         finally:
             os.close(fd)
         await domain.quit(grace=QUIT_GRACE)
@@ -73,16 +72,14 @@ async def publish(
     store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, grows: Set[str], *, ram_is_read: bool,
     is_open: bool = False,
 ) -> Template:  # fmt: skip
-    """Digest, sync, and give the template its name."""
-    draft, given_up = store.draft(key), threading.Event()
+    """Sync its files, and give the template its name."""
     # Its backing file has the name the folder will have; nothing is opened here.
     base = str(store.path(key).resolve() / DISK)
     argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
-    marks: dict[str, Any] = {"grows": grows, "ram_is_read": ram_is_read, "is_open": is_open}
-    publishing = partial(store.publish, key, facts, time.time(), given_up=given_up.is_set, **marks)
+    publishing = partial(store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open)
     try:
-        await run_beside([*argv, str(draft / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
-        return await wholly_in_thread(publishing, give_up=given_up.set)
+        await run_beside([*argv, str(store.draft(key) / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
+        return await wholly_in_thread(publishing)
     except TemplateError:
         raise
     except (BelljarError, OSError) as exc:
@@ -92,9 +89,7 @@ async def publish(
 # -- the site's templates serve its users -----------------------------------------------------------------------------
 
 # Mapped as they are where QEMU can read memory that it may not write, copied into the user's own store where it cannot.
-# A copy by reflink, where the file system has that, takes no room and no time.
 
-FICLONE = 0x40049409
 OWNER = "owner"  # the one fact in which templates of several users differ
 
 
@@ -127,25 +122,16 @@ async def adopt(
 def copy(site: TemplateStore, template: Template, draft: Path) -> None:
     """Its files into a draft that has its memory's file already. Raises TemplateError for one that changed meanwhile."""
     try:
-        for name in (*(one for one in FILES if one != CLONE), SEED):
-            if name != SEED or (template.folder / SEED).exists():
-                _copy_file(template.folder / name, draft / name)
+        for name in (RAM, STATE, DISK, SEED):
+            with suppress(FileNotFoundError), open(template.folder / name, "rb", buffering=0) as original:
+                fd = os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                with open(fd, "wb", buffering=0):
+                    copy_data(original.fileno(), fd)
         changed = site.changes(template)
     except (OSError, ValueError, KeyError, BelljarError) as exc:
         raise TemplateError(f"the site's template {template.key} cannot be copied: {exc}") from exc
     if changed:
         raise TemplateError(f"the site's template {template.key} changed while it was copied: {changed[0]}")
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(source, "rb", buffering=0) as reading, open(writing, "wb", buffering=0):
-        size = os.fstat(reading.fileno()).st_size
-        try:
-            fcntl.ioctl(writing, FICLONE, reading.fileno())
-        except OSError:  # another file system, or one that cannot
-            os.ftruncate(writing, size)
-            copy_data(reading.fileno(), writing, size)
 
 
 # -- memory that other processes may map, too: an unnamed file of one machine's own, a clone's a copy of its template's
@@ -171,7 +157,7 @@ def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = la
         os.ftruncate(fd, size)
         if source is not None:
             with open(source, "rb", buffering=0) as original:
-                copy_data(original.fileno(), fd, size, goes_on)
+                copy_data(original.fileno(), fd, goes_on)
     except FileNotFoundError as exc:
         os.close(fd)
         raise TemplateError(f"the template cannot be used any more: {source}: missing") from exc
@@ -187,12 +173,13 @@ def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = la
     return fd
 
 
-def copy_data(source: int, target: int, size: int, goes_on: Callable[[], bool] = lambda: True) -> None:
+def copy_data(source: int, target: int, goes_on: Callable[[], bool] = lambda: True) -> None:
     """What is in *source*, and none of its holes."""
-    at = 0
-    while at < size:
+    size, end = os.fstat(source).st_size, 0
+    os.ftruncate(target, max(size, os.fstat(target).st_size))
+    while end < size:
         try:
-            at = os.lseek(source, at, os.SEEK_DATA)
+            at = os.lseek(source, end, os.SEEK_DATA)
         except OSError as exc:
             if exc.errno == errno.ENXIO:
                 return  # nothing but a hole until the end
@@ -204,5 +191,3 @@ def copy_data(source: int, target: int, size: int, goes_on: Callable[[], bool] =
             if count == 0:
                 raise OSError(errno.EIO, "it ends before its size")
             at += count
-        if at < end:
-            return

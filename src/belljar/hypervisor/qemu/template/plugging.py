@@ -7,16 +7,12 @@ https://www.kernel.org/doc/html/latest/admin-guide/mm/memory-hotplug.html
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from belljar.errors import PlugRefused
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Frame
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS
-from belljar.hypervisor.qemu.domain import Growing
-
-Command = tuple[str, dict[str, Any]]
+from belljar.hypervisor.qemu.cmdline import SLOTS, served_devices
+from belljar.hypervisor.qemu.domain import RESIZE, Command
 
 TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
 MOST_CPUS = 255  # more take an interrupt remapper
@@ -35,49 +31,36 @@ def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, 
     if "pc-dimm" not in abilities.devices or PLUGGED_CPUS not in abilities.features:
         return None
     memory = -(-memory // Frame.block) * Frame.block
-    most = min(max(power_of_two(total), 2 * memory), MOST_MEMORY)
+    # The next power of two: a little memory more or less in the host makes no other template.
+    most = min(max(1 << (total - 1).bit_length(), 2 * memory), MOST_MEMORY)
     words = f"{EMULATED} {WORDS}" if spec.accelerator is Accelerator.TCG else WORDS
     frame = Frame(1, memory, disk, min(cpus, MOST_CPUS), most, words=words)
     fits = spec.cpus <= frame.most_cpus and spec.memory <= most and spec.disk_size >= disk
     return frame if fits and len(pieces(spec.memory - memory, memory, frame.block)) <= SLOTS else None
 
 
-def growing(spec: DomainSpec, devices: Sequence[dict[str, Any]]) -> Growing:
-    """All that a clone gets; *devices*: folders that another process serves, which shares its memory."""
-    folders = [("device_add", device) for device in devices]
-    return Growing(
-        lambda slots: [*commands(spec, slots, is_shared=bool(devices)), *folders],
-        wants_cpus=spec.cpus > spec.of_template.cpus,
-    )
-
-
-def power_of_two(size: int) -> int:
-    """The next one that is not smaller: a little memory more or less in the host makes no other template."""
-    return 1 << (size - 1).bit_length()
-
-
 def pieces(missing: int, there: int, block: int) -> list[int]:
     """How *missing* bytes are plugged into a guest that has *there*, in whole blocks."""
-    found: list[int] = []
+    sizes: list[int] = []
     left = -(-max(missing, 0) // block) * block
     while left > 0:
-        found.append(min(left, there * TIMES))
-        there, left = there + found[-1], left - found[-1]
-    return found
+        sizes.append(min(left, there * TIMES))
+        there, left = there + sizes[-1], left - sizes[-1]
+    return sizes
 
 
-def commands(spec: DomainSpec, slots: Any, *, is_shared: bool) -> list[Command]:
-    """All that is plugged in. *slots*: QEMU's answer to CPU_SLOTS; *is_shared*: the memory is. Raises PlugRefused."""
-    booted = spec.of_template
-    wanted: list[Command] = []
+def commands(spec: DomainSpec, slots: Any) -> list[Command]:
+    """All that a clone gets; what serves it a folder shares its memory. *slots*: QEMU's answer to CPU_SLOTS. Raises PlugRefused."""
+    booted, folders = spec.of_template, served_devices(spec)
+    plugged: list[Command] = []
     for number, size in enumerate(pieces(spec.plugged, booted.memory, Frame.block)):
-        kind = {"qom-type": "memory-backend-memfd", "share": True} if is_shared else {"qom-type": "memory-backend-ram"}
-        wanted.append(("object-add", {**kind, "id": f"more{number}", "size": size}))
-        wanted.append(("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": f"more{number}"}))
-    wanted += [("device_add", device) for device in processors(spec.cpus - booted.cpus, slots)]
+        kind = {"qom-type": "memory-backend-memfd", "share": True} if folders else {"qom-type": "memory-backend-ram"}
+        plugged.append(("object-add", {**kind, "id": f"more{number}", "size": size}))
+        plugged.append(("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": f"more{number}"}))
+    plugged += [("device_add", device) for device in (*processors(spec.cpus - booted.cpus, slots), *folders)]
     if spec.disk_size > booted.disk_size:
-        wanted.append(("block_resize", {"node-name": DISK, "size": spec.disk_size}))
-    return wanted
+        plugged.append((RESIZE, {"node-name": DISK, "size": spec.disk_size}))
+    return plugged
 
 
 def processors(count: int, slots: Any) -> list[dict[str, Any]]:
@@ -85,10 +68,10 @@ def processors(count: int, slots: Any) -> list[dict[str, Any]]:
     if count <= 0:
         return []
     try:
-        free = [(str(one["type"]), dict(one["props"])) for one in slots if "qom-path" not in one]
+        free = [(str(slot["type"]), dict(slot["props"])) for slot in slots if "qom-path" not in slot]
     except (TypeError, KeyError, ValueError) as exc:
         raise PlugRefused("QEMU did not tell which processors can be plugged in") from exc
-    free.sort(key=lambda one: sorted(one[1].items()))
+    free.sort(key=lambda processor: sorted(processor[1].items()))
     if len(free) < count:
         raise PlugRefused(f"QEMU has room for {len(free)} more processors, {count} are wanted")
     return [{"driver": kind, "id": f"cpu{number}", **props} for number, (kind, props) in enumerate(free[:count], 1)]

@@ -16,8 +16,7 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from belljar.errors import CommandMissing, NoGuard
@@ -70,18 +69,17 @@ class QemuGuard:
         self.refused = 0  # calls, in all
         self._egress, self._tell = egress, tell
         self._told: set[tuple[str, int, str]] = set()
-        self._is_blind = False
         self._libc = Libc()
         self._listener = self._pidfd = self._pid = -1
         self._failure: BaseException | None = None
         self._calls: dict[int, Callable[[Notice], int]] = {CONNECT: self._connect, SENDTO: self._send}
 
-    def spawn(self, start: Spawn, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
-        """Start a program under guard, as *start* would. Raises NoGuard, and what *start* raises."""
-        wanted, has_started = list(fds), threading.Event()
-        filter = program(_sockets(wanted))
-        begin = lambda: start(argv, wanted, stderr)  # noqa: E731
-        keeper = begin_thread(self._keep, begin, filter, has_started, name="guard-parent")
+    def spawn(self, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
+        """Start a program under guard. Raises NoGuard, and what the plain `spawn` raises."""
+        inherited, has_started = list(fds), threading.Event()
+        filter = program([fd for fd in inherited if stat.S_ISSOCK(os.fstat(fd).st_mode)])
+        start = partial(spawn, argv, inherited, stderr)
+        keeper = begin_thread(self._keep, start, filter, has_started, name="guard-parent")
         has_started.wait()
         if self._failure is not None:
             keeper.join()
@@ -178,21 +176,13 @@ class QemuGuard:
         try:
             data = self._libc.read_memory(self._pid, pointer, size)
         except PermissionError:
-            self._tell_blindness()
+            self._count("", 0, "", "everything: this process is not allowed to trace QEMU")
             raise
         if len(data) != size:
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
         if not seccomp.is_valid(self._listener, notice):
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
         return data
-
-    def _tell_blindness(self) -> None:
-        """Once: nothing of this machine can be judged, so all of it is refused."""
-        self.refused += 1
-        if not self._is_blind:
-            self._is_blind = True
-            why = "everything: this process is not allowed to trace QEMU"
-            self._tell(Refusal("", 0, "", why, self.refused))
 
     def _socket(self, number: int) -> socket.socket:
         """The child's socket, as ours. Closing it closes ours alone."""
@@ -212,14 +202,17 @@ class QemuGuard:
         if verdict is Verdict.ALLOWED and not reason and is_own(host):
             verdict, reason = Verdict.REFUSED, "this host"
         if verdict is Verdict.REFUSED:
-            self.refused += 1
-            key = (host, port, transport.value)
-            is_new = key not in self._told and len(self._told) < TOLD
-            if is_new or self.refused in TENS:
-                self._told.add(key)
-                self._tell(Refusal(*key, reason, self.refused))
+            self._count(host, port, transport.value, reason)
             raise OSError(REFUSED, os.strerror(REFUSED))
         return verdict
+
+    def _count(self, host: str, port: int, transport: str, reason: str) -> None:
+        """One more refusal. The first places are reported, each once, and each power of ten of tries."""
+        self.refused += 1
+        place = (host, port, transport)
+        if (place not in self._told and len(self._told) < TOLD) or self.refused in TENS:
+            self._told.add(place)
+            self._tell(Refusal(*place, reason, self.refused))
 
     def _take_call(self, notice: Notice, ours: socket.socket, address: bytes) -> int:
         """Put one end of a socket pair in the place of QEMU's socket; the other end is told."""
@@ -238,9 +231,9 @@ class QemuGuard:
         return 0
 
 
-def transport_of(one: socket.socket) -> Transport:
+def transport_of(end: socket.socket) -> Transport:
     """Raises OSError for a socket no guarded child should have."""
-    kind = TRANSPORTS.get((one.type & 0xF, one.proto)) if one.family == socket.AF_INET else None
+    kind = TRANSPORTS.get((end.type & 0xF, end.proto)) if end.family == socket.AF_INET else None
     if kind is None:
         raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
     return kind
@@ -251,22 +244,12 @@ def place_of(address: bytes) -> tuple[str, int]:
     return socket.inet_ntoa(host), port
 
 
-def _sockets(fds: Iterable[int]) -> list[int]:
-    """Those of the descriptors that are sockets."""
-    found = []
-    for fd in fds:
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                found.append(fd)
-    return found
-
-
 def prove(confine: Callable[[list[str]], list[str]]) -> str:
     """Guard a small program for a moment: "" when its attempt to connect was seen and refused, or why not."""
-    told: list[Call | Refusal] = []
+    reports: list[Call | Refusal] = []
 
     def tell(item: Call | Refusal) -> bool:
-        told.append(item)
+        reports.append(item)
         return True
 
     shell = which("bash")
@@ -275,29 +258,18 @@ def prove(confine: Callable[[list[str]], list[str]]) -> str:
     silence = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     try:
         argv = confine([shell, "-c", "exec 3<>/dev/tcp/127.0.0.1/9"])
-        pid = QemuGuard(Egress(), tell).spawn(spawn, argv, [], silence)
+        pid = QemuGuard(Egress(), tell).spawn(argv, [], silence)
     except NoGuard as exc:
         return exc.message
     finally:
         os.close(silence)
     os.waitpid(pid, 0)
-    if any(isinstance(item, Refusal) and item.port == 9 for item in told):
+    if any(isinstance(item, Refusal) and item.port == 9 for item in reports):
         return ""
     return "what a machine sends cannot be looked at from here: tracing of other processes is not allowed"
 
 
-class Outside:
-    """What a QEMU's user network has to do with the host: the guard it is started under. Made in the event loop that
-    listens to it; `end` when the process has ended."""
-
-    def __init__(self, egress: Egress | None) -> None:
-        self._traffic = Traffic()
-        guard = QemuGuard(egress, self._traffic.tell) if egress is not None else None
-        self.start: Spawn | None = partial(guard.spawn, spawn) if guard else None  # None: as any other
-
-    def traffic(self) -> AsyncIterator[Call | Refusal]:
-        """See `Domain.traffic`."""
-        return self._traffic.items()
-
-    def end(self) -> None:
-        self._traffic.end()
+def guarded(egress: Egress) -> tuple[Traffic, Spawn]:
+    """What the guard of one QEMU reports, and what starts that QEMU under it. In the event loop that listens."""
+    traffic = Traffic()
+    return traffic, QemuGuard(egress, traffic.tell).spawn

@@ -15,8 +15,8 @@ from tests.unit.image.authority import DAY, NOW, Holder, authority, holder
 from tests.unit.image.image_parts import ext4
 
 from belljar.errors import BadOption, SignatureRefused
-from belljar.image.intake import embedded, sources
-from belljar.image.intake.embedded import BLOCK
+from belljar.image.intake import signature, sources
+from belljar.image.intake.signature import BLOCK
 from belljar.image.intake.sources import Order
 from belljar.image.store.store import Store
 from belljar.model import MIB
@@ -45,15 +45,15 @@ def image(path: Path, signer: Holder, payload: bytes = PAYLOAD, *, as_real: bool
     return path
 
 
-def rule(tmp_path: Path, dn: str = DN) -> embedded.Signer:
-    return embedded.signer_of(f"x509:{tmp_path}/ca:{dn}")
+def rule(tmp_path: Path, dn: str = DN) -> str:
+    return f"x509:{tmp_path}/ca:{dn}"
 
 
 @pytest.mark.parametrize("as_real", [False, True])
 def test_a_signed_image_is_its_signers(tmp_path: Path, signer: Holder, as_real: bool) -> None:
     path = image(tmp_path / "image", signer, as_real=as_real)
-    assert embedded.verify(path, rule(tmp_path), NOW) == DN
-    assert embedded.verify(path, rule(tmp_path, "/DC=ch/DC=cern/CN=cvm-sign[0-9]+.cern.ch"), NOW) == DN
+    assert signature.verify(path, rule(tmp_path), NOW) == DN
+    assert signature.verify(path, rule(tmp_path, "/DC=ch/DC=cern/CN=cvm-sign[0-9]+.cern.ch"), NOW) == DN
 
 
 def flip(at: int) -> Callable[[bytearray], None]:
@@ -84,7 +84,7 @@ def test_an_image_that_was_changed_is_refused(tmp_path: Path, signer: Holder, wh
     CHANGES[what](data)
     path.write_bytes(data)
     with pytest.raises(SignatureRefused):
-        embedded.verify(path, rule(tmp_path), NOW)
+        signature.verify(path, rule(tmp_path), NOW)
 
 
 def test_an_image_by_another_is_refused(tmp_path: Path, signer: Holder) -> None:
@@ -92,9 +92,9 @@ def test_an_image_by_another_is_refused(tmp_path: Path, signer: Holder) -> None:
     strangers = holder("/CN=Stranger", is_authority=True)
     for who in (ca.issue("/DC=ch/DC=cern/CN=other", key=KEY), strangers.issue(DN, key=KEY), holder(DN, key=KEY)):
         with pytest.raises(SignatureRefused):
-            embedded.verify(image(tmp_path / "image", who), rule(tmp_path), NOW)
+            signature.verify(image(tmp_path / "image", who), rule(tmp_path), NOW)
     with pytest.raises(SignatureRefused, match="vouches"):
-        embedded.verify(image(tmp_path / "image", ca.issue(DN, key=KEY, until=NOW - DAY)), rule(tmp_path), NOW)
+        signature.verify(image(tmp_path / "image", ca.issue(DN, key=KEY, until=NOW - DAY)), rule(tmp_path), NOW)
 
 
 def test_an_import_takes_only_what_was_signed(
