@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
 import subprocess
 from dataclasses import replace
@@ -145,6 +147,23 @@ def test_a_method_outlives_what_announces_the_end(tmp_path: Path) -> None:
         os.close(writer)
         assert running.communicate(timeout=10)[0] == b"ended\n"
         assert running.returncode == 0
+
+
+def test_a_resume_waits_for_the_suspend_that_was_before_it(tmp_path: Path) -> None:
+    """One that overtakes it would leave the job halted."""
+    belljar = tmp_path / "belljar"
+    belljar.write_text('#!/bin/sh\necho "$4"\n')
+    belljar.chmod(0o755)
+    method = tmp_path / "method"
+    pieces = of(OurFile, replace(place(), belljar=belljar))
+    method.write_bytes(next(piece.content for piece in pieces if piece.path.name == "belljar-method"))
+    suspend = os.open(f"/proc/{os.getpid()}", os.O_RDONLY)
+    fcntl.flock(suspend, fcntl.LOCK_EX)
+    words = ["/bin/sh", str(method), "resume", str(os.getpid())]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None and select.select([running.stdout], [], [], 0.3)[0] == []
+        os.close(suspend)
+        assert running.communicate(timeout=10)[0] == b"resume\n"
 
 
 def test_the_verifier_is_another_file_after_a_change_of_the_settings() -> None:
