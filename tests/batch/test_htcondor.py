@@ -336,12 +336,6 @@ def test_check_judges_what_all_files_say_together(pool: Pool) -> None:
         assert set(check(pool)) == {"START", "ENABLE_CHIRP_DELAYED", "SYSTEM_PERIODIC_HOLD_NAMES", "USER_JOB_WRAPPER"}
     finally:
         pool.condor.outside(later).unlink()
-    earlier = "/etc/condor/config.d/10-site.conf"
-    pool.condor.write(earlier, "USER_JOB_WRAPPER = /own\n")
-    try:
-        assert check(pool) == ["USER_JOB_WRAPPER"], "ours hides it"
-    finally:
-        pool.condor.outside(earlier).unlink()
     pool.condor.run("chmod", "0711", "/var/lib/belljar-node")
     assert check(pool) == ["the folder of machines /var/lib/belljar-node, mode 1777"]
     pool.condor.belljar("batch", "install", "htcondor")
@@ -364,7 +358,7 @@ def test_a_sites_own_wrapper_stands_or_calls_ours(pool: Pool) -> None:
     )
     try:
         refused = condor.belljar("batch", "install", "htcondor", check=False)
-        assert refused.returncode != 0 and f"{wrapper} ({own}, line 1)" in refused.stderr.decode()
+        assert refused.returncode != 0 and f"{wrapper} (`condor_config_val" in refused.stderr.decode()
         assert not condor.outside("/etc/condor/config.d/90-belljar.conf").exists()
         condor.belljar("batch", "install", "htcondor", "--set", "wrapper=site")
         assert check(pool) == []
@@ -385,7 +379,7 @@ def test_a_sites_own_hook_stands(pool: Pool) -> None:
     condor.write(own, "STARTER_DEFAULT_JOB_HOOK_KEYWORD = SITE\nSITE_HOOK_PREPARE_JOB = /bin/true\n")
     try:
         refused = condor.belljar("batch", "install", "htcondor", check=False)
-        assert refused.returncode != 0 and f"SITE ({own}, line 1)" in refused.stderr.decode()
+        assert refused.returncode != 0 and "SITE (`condor_config_val" in refused.stderr.decode()
     finally:
         condor.outside(own).unlink()
         condor.belljar("batch", "install", "htcondor")

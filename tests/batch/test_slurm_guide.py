@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.batch.slurm_fixtures import IMAGE, VM, Cluster
-from tests.live.conftest import STORE
+from tests.live.conftest import ROOT, STORE
 from tests.live.terminal import terminal
 
 LONG = "x" * 99  # a name that 127 bytes cannot hold
@@ -126,9 +126,10 @@ def is_inside(cluster: Cluster, *options: str) -> bool:
 # -- a site's own job_submit.lua -----------------------------------------------------------------------------------------
 
 
-def merged(own: str, said: str) -> str:
-    """The site's plugin with the lines in it that `install` tells to put there."""
-    load, submit = (re.search(rf"^ +({start}.*)$", said, re.MULTILINE)[1] for start in ("local belljar", "if belljar"))  # type: ignore[index]
+def merged(own: str, cluster: Cluster) -> str:
+    """The site's plugin with the lines in it that the page tells to put there."""
+    page = (ROOT / "docs/batch/reference/slurm.md").read_text().replace("/etc/slurm", str(cluster.lab.etc))
+    load, submit = (re.search(rf"^ +({start}.*)$", page, re.MULTILINE)[1] for start in ("local belljar", "if belljar"))  # type: ignore[index]
     modify = submit.replace(
         "submit(job_desc, part_list, submit_uid)", "modify(job_desc, job_rec, part_list, modify_uid)"
     )
@@ -162,11 +163,12 @@ def own_plugin(cluster: Cluster) -> Iterator[Path]:
 
 def test_a_sites_own_plugin_stays_and_asks_ours(cluster: Cluster, own_plugin: Path) -> None:
     conf = cluster.lab.conf.read_bytes()
-    with installed(cluster) as said:
+    with installed(cluster) as printed:
+        assert f"let {own_plugin} call {cluster.lab.etc}/belljar.lua" in printed
         assert own_plugin.read_text() == OWN
         assert check(cluster) == [f"{own_plugin} is the site's own"]
         assert not is_inside(cluster, VM)
-        edit(own_plugin, merged(OWN, said))
+        edit(own_plugin, merged(OWN, cluster))
         assert check(cluster) == []
         assert "the account is closed" in sentence(cluster, "-A", "closed", VM)
         assert "no image is called nope here" in sentence(cluster, "--comment=vm=nope")
@@ -189,10 +191,10 @@ def test_a_sites_own_plugin_stays_and_asks_ours(cluster: Cluster, own_plugin: Pa
 
 
 def test_a_mistake_in_the_sites_own_plugin_leaves_the_rules_as_they_were(cluster: Cluster, own_plugin: Path) -> None:
-    with installed(cluster) as said:
-        edit(own_plugin, merged(OWN, said))
+    with installed(cluster):
+        edit(own_plugin, merged(OWN, cluster))
         assert sentence(cluster, "--comment=vm=nope")
-        edit(own_plugin, merged(OWN, said) + "function oops(\n")
+        edit(own_plugin, merged(OWN, cluster) + "function oops(\n")
         assert "no image is called nope here" in sentence(cluster, "--comment=vm=nope")
         assert is_inside(cluster, VM)
         assert "using previous script" in (cluster.lab.folder / "log/slurmctld.log").read_text()
@@ -209,12 +211,11 @@ def test_a_feature_stands_for_an_image(cluster: Cluster) -> None:
         assert "no image is called nope here" in sentence(cluster, "-C", "vm_nope")
 
 
-def test_a_long_name_needs_the_longer_line(cluster: Cluster) -> None:
+def test_a_name_that_no_line_can_hold_is_refused(cluster: Cluster) -> None:
     with installed(cluster):
         assert "the name of the image is too long" in sentence(cluster, f"--comment=vm={LONG}")
-    with installed(cluster, "line=255"):
         ended = cluster.run(
-            "hostname; cat $JOBFEATURES/wall_limit_secs", f"--comment=vm={LONG}", "--time=9-0", "--tmp=9000"
+            "hostname; cat $JOBFEATURES/wall_limit_secs", f"--comment=vm={IMAGE}", "--time=9-0", "--tmp=9000"
         )
         host, limit = ended.out.split()
         assert host.startswith(b"belljar-") and 777000 < int(limit) <= 777600

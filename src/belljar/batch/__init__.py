@@ -13,7 +13,7 @@ A dialect reads the surroundings that a job was started in. What becomes of the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from belljar.hints import TYPE_CHECKING, cast
 from belljar.model import GIB, MIB, setting
@@ -42,31 +42,20 @@ class Settings:
     max_disk: int = setting(0, "largest disk a job may ask for; 0: no limit", unit="bytes")
     scratch: int = setting(
         0,
-        "size of a job's scratch disk at /scratch, or what the job asks for as disk; 0: none, and that is the machine's own disk",
+        "a disk at /scratch of this size, or of the job's own; 0: the job's is that of the machine's disk",
         unit="bytes",
     )
-    overhead: int = setting(
-        224 * MIB, "what QEMU and belljar need of a job's memory limit; the guest gets the rest", unit="bytes"
-    )
-    overhead_percent: float = setting(5.0, "the same as a part of the limit; the larger one counts", unit="percent")
+    overhead: int = setting(224 * MIB, "what QEMU and belljar need of a job's memory limit", unit="bytes")
+    overhead_percent: float = setting(5.0, "the same as a part of that memory; the larger one counts", unit="percent")
     shares: tuple[str, ...] = setting(
-        ("/home:rw",),
-        "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing",
+        ("/home:rw",), "host folders that machines see, `[virtiofs:]SRC[:DST][:ro|rw]`; missing ones are left out"
     )
     stage_limit: int = setting(
-        GIB,
-        "a working directory outside of all shares is copied in and out if it is not larger; 0: such jobs are refused",
-        unit="bytes",
+        GIB, "largest working directory outside of shares, to be copied in and out; 0: refuse such jobs", unit="bytes"
     )
-    grace: float = setting(
-        0.0,
-        "time between TERM and the machine's end; 0: two seconds less than the system itself leaves",
-        unit="seconds",
-    )
+    grace: float = setting(0.0, "from TERM to a machine's end; 0: two seconds less than the system has", unit="seconds")
     retries: int = setting(3, "a job for which no machine could be started is tried this often, then held")
-    retry_delay: float = setting(
-        30.0, "least time before the second start, doubled for each further one", unit="seconds"
-    )
+    retry_delay: float = setting(30.0, "least time to the second start, doubled for each further one", unit="seconds")
     node_faults: int = setting(3, "after so many node faults in a row this node is closed; 0: never")
     node_passes: int = setting(2, "a closed node is opened again after so many good self-checks in a row")
     check_image: str = setting("", "image of the self-check's machine; empty: `image.default`")
@@ -74,15 +63,11 @@ class Settings:
         60.0, "`reap --batch` ends a machine whose job its system did not know twice, this long apart", unit="seconds"
     )
     ask_timeout: float = setting(20.0, "longest time one command of a batch system may take", unit="seconds")
-    keep_env: tuple[str, ...] = setting(
-        (), "variables a job's machine gets although they belong to the host (LD_PRELOAD, ...)"
-    )
-    drop_env: tuple[str, ...] = setting((), "further variables that stay outside; a trailing * stands for any ending")
-    collect: tuple[str, ...] = setting(
-        (), "guest folders that are archived with a job's records when it ends (/var/log)"
-    )
+    keep_env: tuple[str, ...] = setting((), "variables of the host that a job's machine gets all the same (LD_PRELOAD)")
+    drop_env: tuple[str, ...] = setting((), "further variables that stay outside; a trailing * is for any ending")
+    collect: tuple[str, ...] = setting((), "guest folders that are archived with a job's records at its end (/var/log)")
     collect_limit: int = setting(64 * MIB, "largest such archive of one job; more is cut off", unit="bytes")
-    hs06_per_cpu: float = setting(0.0, "HS06 of one processor, told to jobs as a machine feature; 0: not told")
+    hs06_per_cpu: float = setting(0.0, "HS06 of one processor, which jobs get as a machine feature; 0: they do not")
 
 
 def names() -> tuple[str, ...]:
@@ -104,12 +89,10 @@ def load(name: str) -> System:
 
 def systems_in(package: str, path: Iterable[str], file: str) -> dict[str, str]:
     """name -> package of each folder on this path, or one level deeper, that holds the file."""
-    return dict(_systems_in(package, path, file))
-
-
-def _systems_in(package: str, path: Iterable[str], file: str) -> Iterator[tuple[str, str]]:
+    packages = {}
     for top in path:
         for outer in os.listdir(top):
             for inner in ("", *(os.listdir(f"{top}/{outer}") if os.path.isdir(f"{top}/{outer}") else ())):
                 if os.path.exists(f"{top}/{outer}/{inner}/{file}"):
-                    yield inner or outer, ".".join(filter(None, (package, outer, inner)))
+                    packages[inner or outer] = ".".join(filter(None, (package, outer, inner)))
+    return packages

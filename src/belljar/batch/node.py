@@ -69,14 +69,12 @@ class Node:
 def report_of(raw: Mapping[str, object], job: str) -> Report | None:
     """A report from what the child said; None where it makes no sense."""
     started = raw.get("started")
-    values = [raw.get(name) for name in ("machine", "class", "error", "reason")]
-    machine, klass, error, reason = (one if isinstance(one, str) else "" for one in values)
-    if not re.fullmatch(r"[0-9a-f]{12}", machine) or klass not in {one.value for one in OutcomeClass}:
+    values = (raw.get(name) for name in ("machine", "class", "error", "reason"))
+    machine, klass, error, reason = (value if isinstance(value, str) else "" for value in values)
+    if not re.fullmatch(r"[0-9a-f]{12}", machine) or klass not in {each.value for each in OutcomeClass}:
         return None
-    if not isinstance(started, (int, float)) or not 0 <= started < LATEST:
-        started = 0.0
-    error = error if re.fullmatch(r"[A-Za-z]{0,60}", error) else ""
-    return Report(machine, job, klass, error, one_line(reason), float(started))
+    when = float(started) if isinstance(started, (int, float)) and 0 <= started < LATEST else 0.0
+    return Report(machine, job, klass, error if re.fullmatch(r"[A-Za-z]{0,60}", error) else "", one_line(reason), when)
 
 
 def count(node: Node, report: Report, limit: int) -> tuple[Node, bool]:
@@ -176,19 +174,13 @@ def decide(
     live: Iterable[Live], answers: Mapping[str, Answer], remembered: Mapping[str, float], now: float, gone_after: float
 ) -> Decision:
     """*remembered*: when each machine's job was first not known, by a clock that nobody sets."""
-    to_end, waiting, kept = [], [], {}
-    for one in live:
-        known = answers.get(one.system, Answer(None)).living
-        if known is None:
-            if one.key in remembered:
-                kept[one.key] = remembered[one.key]
-            continue
-        if one.jobs & known:
-            continue
-        since = min(remembered.get(one.key, now), now)
-        kept[one.key] = since
-        if one.key in remembered and now - since >= gone_after:
-            to_end.append(one.key)
-        else:
-            waiting.append(one.key)
+    to_end, waiting, kept = list[str](), list[str](), dict[str, float]()
+    for machine in live:
+        living, since = answers.get(machine.system, Answer(None)).living, min(remembered.get(machine.key, now), now)
+        if living is None and machine.key in remembered:
+            kept[machine.key] = since
+        elif living is not None and not machine.jobs & living:
+            kept[machine.key] = since
+            is_gone = machine.key in remembered and now - since >= gone_after
+            (to_end if is_gone else waiting).append(machine.key)
     return Decision(tuple(to_end), tuple(waiting), kept)

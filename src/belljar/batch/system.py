@@ -41,9 +41,7 @@ class System:
 
     package: str  # the folder's own `__name__`
     title: str  # as people write it
-    hooks: Mapping[str, str] = field(
-        default_factory=dict
-    )  # its own besides prolog and epilog: name -> `module:function`
+    hooks: Mapping[str, str] = field(default_factory=dict)  # besides prolog and epilog: name -> `module:function`
     ends_words: bool = False  # its redirect says nothing to us: all that follows the launcher's name is the job's
     node_variable: str = ""  # by which it tells its hooks its own name for this node
     untried: str = ""  # why it is called experimental

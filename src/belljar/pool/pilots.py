@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections.abc import Sequence
 from typing import Protocol
 
 from belljar.pool.terms import Command, JobId, JobState
@@ -50,6 +51,19 @@ def account() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def id_printed(printed: bytes, pattern: str) -> JobId:
+    """The id of a job, alone. Raises ValueError."""
+    job = printed.decode("ascii", "replace").strip()
+    if re.fullmatch(pattern, job) is None:
+        raise ValueError(f"the batch system printed {job[:60]!r} where a job's id is expected")
+    return job
+
+
+def longest_of(limits: Sequence[float | None]) -> float | None:
+    """None: no limit is known, or one of the queues has none."""
+    return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
 
 
 class Pilots(Protocol):

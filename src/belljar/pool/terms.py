@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from belljar.findings import Finding
 from belljar.model import PlainFile
 from belljar.records import dataclass, field
 
@@ -116,6 +115,16 @@ class Member:
     job: str = ""  # the one job that may start there, by its number; "": each of that user's
     is_known: bool = False  # the system's own configuration has it; else it adds itself
 
+    def joining(
+        self, script: bytes, env: Mapping[str, str], *, files: tuple[PlainFile, ...] = (), copies: tuple[Path, ...] = ()
+    ) -> Joining:  # fmt: skip
+        """*env*: what a system's script needs besides the node's name, its hosts and its user's account."""
+        words = {
+            "NODE": self.name, "HOSTS": self.hosts, "PASSWD": "".join(self.account[:1]), "GROUPS_OF": "\n".join(self.account[1:]),
+            "HOME": "/root", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **env,
+        }  # fmt: skip
+        return Joining(script, tuple((key.encode(), value.encode()) for key, value in words.items()), files, copies)
+
 
 class Revoked(Enum):
     """Does a node's daemon know that a job was taken back? Then it starts nothing of it."""
@@ -131,8 +140,6 @@ class Client(Protocol):
     # The tasks of an array that wait can be told where to run only together: they come to one bait, and move one by one.
     moves_whole_arrays: bool = False
 
-    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command: ...
-    def submitted(self, printed: bytes) -> JobId: ...
     def query(self, mark: str) -> Command:
         """The one command that tells of all jobs. *mark*: letters nobody could guess, which a job's own text cannot hold."""
 
@@ -226,12 +233,6 @@ class Nodes(Protocol):
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*, *text*: the system's settings on this host."""
-
-    def needs(
-        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterable[Finding]:  # fmt: skip
-        """Can machines join, and baits take jobs for them? *ask*: carries out a command, raises BelljarError; *text*: as above."""
-        return ()
 
 
 @dataclass(frozen=True)

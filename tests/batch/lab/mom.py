@@ -218,8 +218,6 @@ class Mom:
     ) -> tuple[str | bytes, list[str | bytes], dict[str, str | bytes]]:  # fmt: skip
         """execjob_begin and execjob_launch. A hook gets and gives arguments line by line, as PBS hands them over."""
         is_program = bool(asked.argv)
-        if is_program:
-            pbs_module.write_job_file(self.home / f"mom_priv/jobs/{ident}.JB", [os.fsencode(word) for word in argv[1:]])
         self.run_hook(ident, entry.pw_name, asked, "EXECJOB_BEGIN")
         event = pbs_module.event_of(
             "EXECJOB_LAUNCH", self.job_of(ident, entry.pw_name, asked), env=pbs_module.as_hook_env(env),

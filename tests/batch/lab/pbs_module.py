@@ -106,17 +106,6 @@ def as_hook_env(env: Mapping[str, str | bytes]) -> dict[str, str]:
     return {name: os.fsdecode(value) for name, value in env.items()}
 
 
-def write_job_file(path: Path, arguments: Sequence[bytes]) -> None:
-    """As pbs_mom keeps a job's attributes: name, NUL, value, NUL among bytes of its own."""
-    escapes = ((b"&", b"&amp;"), (b"<", b"&lt;"), (b">", b"&gt;"), (b'"', b"&quot;"), (b"'", b"&apos;"))
-    text = b""
-    for word in arguments:
-        for char, escape in escapes:
-            word = word.replace(char, escape)
-        text += b"<jsdl-hpcpa:Argument>" + word + b"</jsdl-hpcpa:Argument>"
-    path.write_bytes(b"\x98\x08\0\0Job_Name\0STDIN\0\x80\0argument_list\0" + text + b"\0\x01\0rest\0")
-
-
 def run(hook: Path, config: Path, event: Event, conf: Mapping[str, str], log: list[str], server: Any = None) -> None:
     """The hook's file, from its first line to accept or reject. Raises Refused."""
     module: Any = types.ModuleType("pbs")

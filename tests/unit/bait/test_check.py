@@ -36,9 +36,9 @@ def slurm(config: str = CONFIG, partition: str = PARTITION) -> Callable[..., str
 
 
 def wrong(ask: Callable[..., str], conf: str = "SlurmctldHost=head(10.0.0.1)", *hosts: str) -> dict[str, str]:
-    found = list(POOL.nodes.needs(ask, conf, ("bait1",), "belljar", "belljar", hosts))
+    found = list(fitness.needs(POOL.nodes, ask, conf, ("bait1",), "belljar", "belljar", hosts))
     assert all(finding.remedy for finding in found if not finding.is_good)
-    return {one.name: one.text for one in found if one.text}
+    return {finding.name: finding.text for finding in found if finding.text}
 
 
 @pytest.fixture
@@ -68,8 +68,7 @@ def said(**values: str) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("MaxNodeCount", "3", "3: no node can join 3"), ("SelectType", "select/linear", "select/linear: its nodes cannot come and go"),
-        ("DefMemPerCPU", "UNLIMITED", "not set: a job that asks for no memory is refused"),
+        ("MaxNodeCount", "3", "3: no node can join 3"),
         ("Prolog", "(null)", "slurm.conf names none: jobs would run on the bait itself"),
         ("Prolog", "/nowhere/prolog", "/nowhere/prolog: No such file or directory"),
     ],
@@ -82,7 +81,7 @@ def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know
     prolog.write_text("exit 0\n")
     found = wrong(slurm(said(Prolog=str(prolog))))
     assert found == {"Prolog": f"{prolog} has no `belljar bait arrive`: jobs would run on the bait itself"}
-    other = list(POOL.nodes.needs(slurm(), "", ("wn7",), "belljar", "belljar", ()))
+    other = list(fitness.needs(POOL.nodes, slurm(), "", ("wn7",), "belljar", "belljar", ()))
     assert (
         fail(
             "bait wn7",
@@ -93,42 +92,16 @@ def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know
     )
 
 
-def test_a_slurmd_that_could_start_a_job_is_named(prolog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = os.uname().nodename.partition(".")[0]
-    lines = {
-        1: "/usr/sbin/slurmd -N bait1", 2: "slurmd -D -N bait2 -d /etc/slurm/bait-step", 3: "vi slurmd -N bait1", 4: "", 5: "slurmd -D -s",
-        6: "slurmd -Nbait3",
-    }  # fmt: skip
-    monkeypatch.setattr(fitness, "all_pids", lambda: iter(lines))
-    monkeypatch.setattr(fitness, "command_line", lambda pid: [os.fsencode(one) for one in lines[pid].split()])
-    names = ("bait1", "bait2", "bait3", "bait4", host)
-    found = POOL.nodes.needs(slurm(said(Prolog=str(prolog))), "", names, "belljar", "belljar", ())
-    assert {one.name: one.text for one in found if one.text and one.name.startswith("slurmd of")} == {
-        "slurmd of bait1": "pid 1 has no `-d`: jobs would run on the bait itself",
-        "slurmd of bait3": "pid 6 has no `-d`: jobs would run on the bait itself",
-        f"slurmd of {host}": "pid 5 has no `-d`: jobs would run on the bait itself",
-    }
-
-
 @pytest.mark.parametrize(
     ("partition", "what"),
     [
         ("", "slurmctld knows no such partition"),
         (PARTITION.replace("EXCLUSIVE", "NO"), "OverSubscribe is not EXCLUSIVE: another job could come onto a job's node"),
-        (PARTITION.replace("RootOnly=NO", "RootOnly=YES"), "RootOnly or AllocNodes keep the bait from moving jobs there"),
-        (PARTITION.replace("NodeSets=belljar", "NodeSets=other"),
-         "none of its NodeSets has the feature belljar, which nodes that join have"),
-        (PARTITION.replace("NodeSets=belljar", ""), "it has no NodeSet: nodes that join would not be in it"),
     ],
 )  # fmt: skip
 def test_a_partition_that_machines_cannot_join_is_named(prolog: Path, partition: str, what: str) -> None:
     conf = "SlurmctldHost=head(10.0.0.1)\nNodeSet=belljar Feature=belljar\nNodeSet=other Feature=gpu\n"
     assert wrong(slurm(said(Prolog=str(prolog)), partition), conf) == {"partition belljar": what}
-
-
-def test_what_a_host_cannot_give_is_named(prolog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert wrong(slurm(said(Prolog=str(prolog)))) == {"bait bait1": "CPUs=2, and this host has 1"}
 
 
 @pytest.mark.parametrize(

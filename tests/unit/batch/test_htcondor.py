@@ -15,9 +15,9 @@ from tests.unit.batch.test_htcondor_ads import recorded
 from belljar import batch
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import parse
-from belljar.batch.htcondor.dialect import CLOSED, DIALECT, CondorJob
+from belljar.batch.htcondor.dialect import CLOSED, DIALECT
 from belljar.batch.htcondor.rules import prepare
-from belljar.batch.job.terms import Command, Ending, Surroundings, Verdict
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 
@@ -49,7 +49,7 @@ def surroundings(ad: bytes, machine: bytes | None = None, **changes: Any) -> Sur
     return replace(here, **changes)
 
 
-def job(ad: str = "job.ad", **changes: Any) -> CondorJob:
+def job(ad: str = "job.ad", **changes: Any) -> Job:
     return DIALECT.read(surroundings(recorded(ad), recorded("machine.ad"), **changes))
 
 
@@ -58,7 +58,7 @@ def outcome(**changes: Any) -> Outcome:
     return replace(made, **changes)
 
 
-def tell(asked: CondorJob, verdict: Verdict, tries: int = 1, **changes: Any) -> Ending:
+def tell(asked: Job, verdict: Verdict, tries: int = 1, **changes: Any) -> Ending:
     return DIALECT.tell(asked, verdict, outcome(**changes), tries, SETTINGS)
 
 
@@ -87,7 +87,7 @@ def test_what_real_servers_write(version: str) -> None:
     read = DIALECT.read(surroundings(recorded(f"job-{version}.ad")))
     assert (read.id, read.image, read.name, read.queue) == ("1.0", "debian12", "night run", "group_theory")
     assert (read.cpus, read.memory, read.disk, read.wall, read.grace) == (2, 2 * GIB, None, 7200.0, 118.0)
-    assert (read.started_before, read.starts) == (0, 1)
+    assert read.started_before == 0
 
 
 SSHD = ("/usr/sbin/sshd", "-i", "-e", "-f", f"{SCRATCH}/.condor_ssh_to_job_1/sshd_config")
@@ -115,7 +115,7 @@ def test_a_job_on_a_shared_file_system() -> None:
     assert set(read.staged.into) == {f"{SCRATCH}/.job.ad".encode(), f"{SCRATCH}/.machine.ad".encode()}
     assert read.staged.folders == (SCRATCH.encode(),)
     assert read.image == 'strcat("debian", "12")', "no literal: the rules will refuse it, nobody evaluates it"
-    assert read.starts == 1
+    assert read.started_before == 0
 
 
 def test_the_slot_may_say_nothing() -> None:

@@ -43,17 +43,6 @@ def test_a_program_is_started_with_its_arguments_and_no_line() -> None:
     assert job.script == b""
 
 
-def test_arguments_that_no_hook_can_hand_back_come_in_the_facts() -> None:
-    job = OpenPbs().read(recorded("openpbs", "odd_arguments"))
-    assert job.native == Command(b"/bin/echo", (b"/bin/echo", b"n\nl", b" lead", "ü".encode()))
-    assert job.image == "debian12", "a variable VM_IMAGE is no request here"
-
-
-def test_a_job_without_an_image_can_come_this_way_for_its_arguments_alone() -> None:
-    job = OpenPbs().read(recorded("openpbs", "odd_arguments_without_image"))
-    assert (job.image, job.native.argv) == ("", (b"/bin/echo", b"n\nl"))
-
-
 def test_a_job_of_an_array_is_known_by_its_own_id() -> None:
     job = OpenPbs().read(recorded("openpbs", "array"))
     assert job.id == "86[1].pbshost" and job.aliases == ("86[1]",)
@@ -93,7 +82,7 @@ def test_a_job_without_a_number_is_none(ident: bytes) -> None:
 
 
 def test_facts_of_a_wrong_kind_count_as_not_told() -> None:
-    facts = json.dumps({"image": 7, "cpus": "2", "memory": -1, "wall": True, "runs": 1e99, "grace": None, "argv": [1]})
+    facts = json.dumps({"image": 7, "cpus": "2", "memory": -1, "wall": True, "runs": 1e99, "grace": None})
     job = OpenPbs().read(made((b"/bin/true", b"true"), ENV, options={"facts": facts}))
     assert (job.image, job.cpus, job.memory, job.wall, job.started_before, job.grace) == ("", None, None, None, 0, 8.0)
     assert job.native == Command(b"/bin/true", (b"true",))

@@ -53,9 +53,6 @@ class Hooks:
         return job
 
     def launch(self, asked: Asked, argv: list[str | bytes] | None = None, **env: str) -> Any:
-        if asked.argv:
-            words = [os.fsencode(word) for word in asked.argv[1:]]
-            pbs_module.write_job_file(self.folder / "mom_priv/jobs/7.srv.JB", words)
         program = os.fsdecode(asked.argv[0]) if asked.argv else "/bin/bash"
         seen = pbs_module.as_hook_argv(argv if argv is not None else asked.argv) if asked.argv else []
         env = {"PBS_TASKNUM": "1", "PBS_NODENUM": "0", **env}
@@ -121,32 +118,13 @@ def test_a_task_of_the_task_manager_is_left_alone(hooks: Hooks) -> None:
         assert event.progname == "/bin/bash"
 
 
-ODD: list[list[str | bytes]] = [["n\nl"], ["\ttab"], [" lead"], ["trail "], ["a", "b\nc", "d"], ["ü\x01"]]
-
-
-@pytest.mark.parametrize("words", ODD)
-@pytest.mark.parametrize("image", [True, False])
-def test_arguments_that_pbs_would_harm_go_through_the_wrapper(
-    hooks: Hooks, words: list[str | bytes], image: bool
-) -> None:
-    event = hooks.launch(Asked(argv=("/bin/echo", *words), resources=VM if image else {}))
-    exact = [word.encode().decode("latin-1") for word in ("/bin/echo", "/bin/echo", *words)]  # type: ignore[union-attr]
-    assert event.progname.endswith("wrap-openpbs")
-    assert facts_of(event)["argv"] == exact and len(event.argv) == 3
-    assert ("image" in facts_of(event)) is image
-
-
 @pytest.mark.parametrize(
     "word", ["$(id)", "it's", 'x"y', "a\\b", "ü", "z,w", "-x", "--", "--facts={}", "&amp;", "</x>", "a=b"]
 )
-def test_other_arguments_are_left_as_they_are(hooks: Hooks, word: str) -> None:
+def test_arguments_are_left_as_they_are(hooks: Hooks, word: str) -> None:
     event = hooks.launch(Asked(argv=("/bin/echo", word)))
     assert (event.progname, event.argv) == ("/bin/echo", ["/bin/echo", word])
-
-
-def test_an_argument_cannot_pass_for_the_list_of_arguments(hooks: Hooks) -> None:
-    event = hooks.launch(Asked(argv=("/bin/echo", "argument_list", "<jsdl-hpcpa:Argument>x</jsdl-hpcpa:Argument>")))
-    assert event.argv[1:] == ["argument_list", "<jsdl-hpcpa:Argument>x</jsdl-hpcpa:Argument>"]
+    assert hooks.launch(Asked(argv=("/bin/echo", word), resources=VM)).argv[3:] == ["/bin/echo", "/bin/echo", word]
 
 
 def test_our_own_mistake_holds_a_job_with_an_image_and_no_other(hooks: Hooks) -> None:
@@ -356,7 +334,7 @@ def submit(hooks: Hooks, kind: str = "QUEUEJOB", queue: str = "", user: str = US
     )
     job = pbs_module.Job(**{
         "Resource_List": resources, "queue": queue, "Variable_List": {"PBS_O_PATH": "/bin"}, "executable": None,
-        "Submit_arguments": "a.sh", **facts,
+        "argument_list": None, "Submit_arguments": "a.sh", **facts,
     })  # fmt: skip
     hooks.run(
         pbs_module.event_of(
@@ -454,6 +432,14 @@ def test_what_pbs_would_lose_is_refused_for_every_job(hooks: Hooks) -> None:
     for facts in ({"Variable_List": None}, {"executable": "/bin/echo", "Submit_arguments": None}):
         with pytest.raises(Refused, match="not UTF-8"):
             submit(hooks, **facts)
+
+
+@pytest.mark.parametrize("word", ["n\nl", "\ttab", " lead", "trail ", "", "\x01"])
+def test_an_argument_that_hooks_of_pbs_would_harm_is_refused(hooks: Hooks, word: str) -> None:
+    tag = "<jsdl-hpcpa:Argument>{}</jsdl-hpcpa:Argument>"
+    submit(hooks, executable="/bin/echo", argument_list=tag.format("a b") + tag.format("&lt;"))
+    with pytest.raises(Refused, match="PBS would lose it; use a script"):
+        submit(hooks, executable="/bin/echo", argument_list=tag.format("a") + tag.format(word))
 
 
 def test_our_own_mistake_refuses_nobody(hooks: Hooks) -> None:

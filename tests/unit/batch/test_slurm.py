@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.job.terms import Command, Ending, Surroundings, Verdict
-from belljar.batch.slurm.dialect import Slurm, SlurmJob
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.batch.slurm.dialect import Slurm
 from belljar.errors import NotInAJob
 from belljar.model import MIB, Cause, Outcome, OutcomeClass
 
@@ -74,7 +74,7 @@ def commands(ending: Ending) -> list[tuple[str, ...]]:
 
 def test_a_recorded_job() -> None:
     job = Slurm().read(surroundings(args=(b"a b", b"c'd")))
-    assert job == SlurmJob(
+    assert job == Job(
         system="slurm", id="27", name="job.sh", queue="batch", image="debian12",
         native=Command(b"/bin/bash", (b"/bin/bash", SCRIPT, b"a b", b"c'd")),
         inside=Command(SCRIPT, (SCRIPT, b"a b", b"c'd")), script=SCRIPT, script_skips_line=True, cpus=1, memory=600 * MIB,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from belljar.errors import CommandFailed
-from belljar.pool import load
+from belljar.pool import fitness_of, load
 
 BAIT = "qname vm.q\npe_list smp\nprolog root@/etc/gridengine/bait \\\n $job_id $ja_task_id\n"
 GOOD = {
@@ -25,9 +25,9 @@ def wrong(answers: dict[tuple[str, ...], str]) -> dict[str, str]:
         return answers[argv]
 
     said: Callable[..., str] = ask
-    found = list(NODES.needs(said, "", ("vm.q@wn01",), "belljar", "f", ()))
+    found = list(fitness_of("gridengine")(NODES, said, "", ("vm.q@wn01",), "belljar", "f", ()))
     assert all(finding.remedy for finding in found if not finding.is_good) and len(found) == 5
-    return {one.name: one.text for one in found if one.text}
+    return {finding.name: finding.text for finding in found if finding.text}
 
 
 def test_a_cell_that_has_everything_is_good() -> None:
@@ -54,9 +54,14 @@ def test_a_cell_that_has_everything_is_good() -> None:
         (("qconf", "-sq", "vm.q@wn01"), "prolog NONE\n", "bait vm.q@wn01", "its prolog is NONE"),
         (("qconf", "-sq", "vm.q@wn01"), "prolog root@/x $job_id\n", "bait vm.q@wn01", "is not told job and task"),
         (("qconf", "-sq", "belljar"), BAIT, "queue belljar", "its prolog is root@"),
-        (("getent", "ahostsv4", "vm9"), "10.9.9.8 STREAM vm9\n", "names of machines", "vm9 is not 10.9.9.9"),
-        (("getent", "hosts", "10.9.9.9"), "10.9.9.9 other\n", "names of machines", "10.9.9.9 is not vm9"),
-        (("getent", "hosts", "10.9.9.9"), "", "names of machines", "not known on this host"),
+        (
+            ("getent", "ahostsv4", "vm9"),
+            "10.9.9.8 STREAM vm9\n",
+            "names of machines",
+            "not known by name and address: vm9",
+        ),
+        (("getent", "hosts", "10.9.9.9"), "10.9.9.9 other\n", "names of machines", "vm9"),
+        (("getent", "hosts", "10.9.9.9"), "", "names of machines", "vm9"),
     ],
 )
 def test_each_thing_that_is_missing_is_named(question: tuple[str, ...], answer: str, what: str, why: str) -> None:

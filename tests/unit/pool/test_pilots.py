@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 
@@ -114,7 +115,8 @@ def test_openpbs_and_torque_are_asked_for_one_chunk_on_each_node() -> None:
 
 
 def test_pbs_jobs_are_found_by_name() -> None:
-    found = OPENPBS.jobs(OF_OPENPBS.replace("NAME", NAME).replace("svc", account()).encode())
+    printed = json.dumps(json.loads(OF_OPENPBS), indent=4).replace("NAME", NAME).replace("svc", account())
+    found = OPENPBS.jobs(printed.replace(": ", ":").encode())
     assert [(one.id, one.state) for one in found] == [("7.head", JobState.RUNNING), ("8.head", JobState.WAITING)]
     assert "Insufficient" in found[1].reason
     found = TORQUE.jobs(OF_TORQUE.replace("NAME", NAME).replace("svc", account()).encode())

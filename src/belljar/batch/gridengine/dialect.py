@@ -17,14 +17,14 @@ from collections.abc import Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
-from belljar.batch.job.verdict import delay, has_begun, why
+from belljar.batch.job.verdict import delay, has_begun, mirror, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 NAME = "gridengine"
 RESCHEDULE, APP_ERROR = 99, 100
-KILL = 9
+KILL = 9  # by which Grid Engine itself ends a job
 UNSTARTED = ("not-found", "not-executable")  # where the shepherd's own execvlp would have failed: Eqw
 IMAGE, MEMORY, WALL, DISK, RERUN = "VM_IMAGE", "BELLJAR_MEMORY", "BELLJAR_WALL", "BELLJAR_DISK", "BELLJAR_RERUN"
 OF_THE_STARTER = (b"SGE_STARTER_SHELL_PATH", b"SGE_STARTER_SHELL_START_MODE", b"SGE_STARTER_USE_LOGIN_SHELL")
@@ -37,16 +37,6 @@ UNITS = {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 UNITS |= {letter.upper(): 1024**power for power, letter in enumerate("kmgt", 1)}
 SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)([kKmMgGtT]?)")
 CLOCK = re.compile(r"([0-9]{0,12}):([0-9]{0,12}):([0-9]{0,12})")
-
-
-@dataclass(frozen=True)
-class GridEngineJob(Job):
-    """A job, and what only its answer needs."""
-
-    number: str = ""
-    task: str = ""  # "" where it is not an array
-    spool: bytes = b""
-    reruns: bool = False  # the user asked for `-r y`: it may begin a second time
 
 
 class GridEngine(Dialect):
@@ -64,23 +54,22 @@ class GridEngine(Dialect):
         spool = _spool(here, folder)
         binary = is_binary(env, spool)
         slots = whole(spool.get("host_slots", b"").decode("latin-1")) or whole(here.var("NSLOTS")) or 1
-        return GridEngineJob(
+        return Job(
             system=NAME, id=f"{number}.{task}" if task else number, name=here.var("JOB_NAME"), queue=here.var("QUEUE"),
             image=here.var(IMAGE), native=native_command(here.argv, env, spool),
             script=b"" if binary else spool.get("script_file", b"") or env.get("JOB_SCRIPT", b""),
             cpus=slots, memory=_memory(here, spool, slots), disk=memory(here.var(DISK)),
             wall=seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
             redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=notice(spool),
-            number=number, task=task, spool=folder, reruns=here.var(RERUN) == "y",
+            answer=folder + b"/error" if folder else b"", reruns=here.var(RERUN) == "y",
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """As Grid Engine itself does it, a job that had begun is run again only if it was submitted with `-r y`."""
-        assert isinstance(job, GridEngineJob)
         if verdict is Verdict.MIRROR and outcome.error in UNSTARTED:
             return _hold(job, why(outcome, tries, verdict, settings))
         if verdict is Verdict.MIRROR:
-            return _mirror(outcome)
+            return mirror(outcome, KILL)
         if verdict is not Verdict.FAIL and has_begun(outcome) and not job.reruns:
             return Ending(exit_code=OUR_FAILURE)
         reason = why(outcome, tries, verdict, settings)
@@ -89,15 +78,13 @@ class GridEngine(Dialect):
         return _hold(job, reason) if verdict is Verdict.HOLD else Ending(exit_code=OUR_FAILURE)
 
     def count(self, job: Job) -> tuple[str, ...]:
-        assert isinstance(job, GridEngineJob)
-        return ("qstat", "-j", job.number)
+        return ("qstat", "-j", _number(job))
 
     def counted(self, job: Job, printed: bytes) -> Job:
-        assert isinstance(job, GridEngineJob)
         lines = re.findall(rb"(?m)^context:[ \t]+(.*)$", printed)
-        key = _key("tries", job).encode()
-        numbers = [re.search(rb"(?:^|,)" + key + rb"=([0-9]{1,6})(?:,|$)", line.strip()) for line in lines]
-        return replace(job, failed_starts=max((int(number[1]) for number in numbers if number), default=0))
+        count = re.compile(rb"(?:^|,)" + _key("tries", job).encode() + rb"=([0-9]{1,6})(?:,|$)")
+        tries = [int(match[1]) for line in lines if (match := count.search(line.strip()))]
+        return replace(job, failed_starts=max(tries, default=0))
 
     def alive(self) -> tuple[str, ...]:
         """For every host: a filter by a host's name that the server spells otherwise would look like "all jobs gone"."""
@@ -107,15 +94,15 @@ class GridEngine(Dialect):
         text = printed[: LARGEST_LIST + 1]
         if len(text) > LARGEST_LIST or b"<job_info" not in text[:4096] or not text.rstrip().endswith(b"</job_info>"):
             raise ValueError("not a whole list of jobs")
-        found = set()
+        jobs = set()
         for entry in text.split(b"<job_list")[1:]:
             number = re.search(rb"<JB_job_number>([0-9]+)</JB_job_number>", entry)
             if number is None:
                 raise ValueError("a job without a number in the list")
             tasks = re.search(rb"<tasks>([0-9:,-]+)</tasks>", entry)
             for task in tasks[1].split(b",") if tasks else (b"",):
-                found.add((number[1] + (b"." + task if task else b"")).decode())
-        return frozenset(found)
+                jobs.add((number[1] + (b"." + task if task else b"")).decode())
+        return frozenset(jobs)
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         """The reason stands in a complex value of the host (`qhost -F vm_closed`), which has no blanks."""
@@ -171,45 +158,40 @@ def reserved_memory(asked: str, slots: int) -> int | None:
     return size * slots if size is not None and asked.endswith("*") else size
 
 
-def _mirror(outcome: Outcome) -> Ending:
-    """As the payload ended. One that was ended before it could say how ends as Grid Engine's own kill would end it."""
-    if outcome.payload_ran:
-        return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
-    return Ending(signal=KILL)
-
-
-def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: float) -> Ending:
+def _requeue(job: Job, tries: int, reason: str, pause: float, ended: float) -> Ending:
     """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
     array's task waits in its slot. A host that cannot count holds after the second failure."""
-    context = _context((_key("tries", job), str(tries)), (_key("reason", job), reason))
+    count = _note(job, tries, reason)
     waiting = Ending(exit_code=RESCHEDULE, delay=pause)
     uncounted = _hold(job, reason) if job.started_before else waiting
-    if job.task:
-        return replace(waiting, commands=(("qalter", "-ac", context, job.number),), otherwise=uncounted)
-    count = ("qalter", "-ac", context, job.number)
     undelayed = replace(waiting, commands=(count,), otherwise=uncounted)
+    if "." in job.id:
+        return undelayed
     when = time.strftime("%Y%m%d%H%M.%S", time.localtime(ended + pause))
     # Two calls: with a verifier in place the server may allow the one (jsv_allowed_mod) and not the other.
-    return Ending(exit_code=RESCHEDULE, commands=(count, ("qalter", "-a", when, job.number)), otherwise=undelayed)
+    return Ending(RESCHEDULE, commands=(count, ("qalter", "-a", when, _number(job))), otherwise=undelayed)
 
 
-def _hold(job: GridEngineJob, reason: str) -> Ending:
+def _hold(job: Job, reason: str) -> Ending:
     """Exit 100: Eqw, with the reason as the shepherd's error text, which `qstat -j` shows. The count begins anew."""
-    context = _context((_key("tries", job), "0"), (_key("reason", job), reason))
-    files = ((job.spool + b"/error", reason.encode() + b"; "),) if job.spool else ()
-    silent = Ending(exit_code=APP_ERROR)
-    plain = replace(silent, files=files, otherwise=silent)
-    return replace(plain, commands=(("qalter", "-ac", context, job.number),), otherwise=plain)
+    files = ((job.answer, reason.encode() + b"; "),) if job.answer else ()
+    plain = Ending(APP_ERROR, files=files, otherwise=Ending(APP_ERROR))
+    return replace(plain, commands=(_note(job, 0, reason),), otherwise=plain)
 
 
-def _context(*pairs: tuple[str, str]) -> str:
+def _note(job: Job, tries: int, reason: str) -> tuple[str, ...]:
     """`-ac` takes NAME=VALUE with commas between: neither may stand in a value."""
-    return ",".join(f"{name}={re.sub('[,=]', ';', value)}" for name, value in pairs)
+    context = f"{_key('tries', job)}={tries},{_key('reason', job)}={re.sub('[,=]', ';', reason)}"
+    return ("qalter", "-ac", context, _number(job))
 
 
-def _key(what: str, job: GridEngineJob) -> str:
+def _number(job: Job) -> str:
+    return job.id.partition(".")[0]
+
+
+def _key(what: str, job: Job) -> str:
     """An array has one context for all of its tasks."""
-    return f"belljar_{what}_{job.task}" if job.task else f"belljar_{what}"
+    return f"belljar_{what}_{job.id.partition('.')[2]}".removesuffix("_")
 
 
 # The starter gets the script's path (or the command of a binary job) and the user's arguments, but neither the shell's
@@ -218,12 +200,8 @@ def _key(what: str, job: GridEngineJob) -> str:
 
 def spool_config(text: bytes) -> dict[str, bytes]:
     """`KEY=VALUE` per line. A value's own newlines cannot be told from the next line's start: the first KEY counts."""
-    found: dict[str, bytes] = {}
-    for line in text[:LARGEST_CONFIG].split(b"\n"):
-        key, equals, value = line.partition(b"=")
-        if equals:
-            found.setdefault(key.decode("latin-1"), value)
-    return found
+    pairs = [line.partition(b"=") for line in text[:LARGEST_CONFIG].split(b"\n")]
+    return {key.decode("latin-1"): value for key, equals, value in reversed(pairs) if equals}
 
 
 def memory(text: str) -> int | None:

@@ -49,15 +49,15 @@ def run(call: Call) -> int:
 
 def with_complexes(text: str) -> str:
     """The list of complexes with ours at its end, where they are missing. Raises NotOurs where a name is taken."""
-    lines = _lines(text)
+    rows = [line.split() for line in _lines(text)]
     for name, line in COMPLEXES.items():
-        words, short = line.split(), line.split()[1]
-        there = [one for one in lines if one.split()[0] == name or one.split()[1] == short]
-        if not there:
-            lines.append(line)
-        elif [one.split()[:6] for one in there] != [words[:6]]:
-            raise NotOurs(f"complex {there[0].split()[0]}: there is one, but not as belljar needs it: {line}")
-    return "".join(f"{line}\n" for line in lines)
+        ours = line.split()
+        present = [row for row in rows if row[0] == name or row[1] == ours[1]]
+        if not present:
+            rows.append(ours)
+        elif [row[:6] for row in present] != [ours[:6]]:
+            raise NotOurs(f"complex {present[0][0]}: there is one, but not as belljar needs it: {line}")
+    return "".join(f"{' '.join(row)}\n" for row in rows)
 
 
 def without_complexes(text: str, names: Collection[str] = COMPLEXES) -> str:
@@ -84,18 +84,13 @@ def without_verifier(text: str, path: str) -> str:
 
 def value(text: str, key: str) -> str:
     """A key's value in what `qconf -sconf`, `-sq` or `-se` shows; "" where it is not there."""
-    for line in _lines(text):
-        name, _, rest = line.partition(" ")
-        if name == key:
-            return rest.strip()
-    return ""
+    pairs = (line.partition(" ") for line in _lines(text))
+    return next((rest.strip() for name, _, rest in pairs if name == key), "")
 
 
 def _put(text: str, key: str, new: str) -> str:
-    lines = [f"{key} {new}" if line.split()[0] == key else line for line in _lines(text)]
-    if not any(line.split()[0] == key for line in lines):
-        lines.append(f"{key} {new}")
-    return "".join(f"{line}\n" for line in lines)
+    others = [line for line in _lines(text) if line.split()[0] != key]
+    return "".join(f"{line}\n" for line in [*others, f"{key} {new}"])
 
 
 def _lines(text: str) -> list[str]:

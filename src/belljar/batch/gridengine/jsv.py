@@ -8,7 +8,7 @@ line, so a job could speak for the server: what comes twice, or in the wrong pla
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import BinaryIO
 
 from belljar.batch import Settings
@@ -33,13 +33,21 @@ ENDLESS = 9_999_999  # Grid Engine's word for "as many slots as there are"
 
 
 @dataclass
-class Said:
-    """What the server told of one job."""
+class Submission:
+    """What the server says of one job."""
 
     params: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
-    lines: int = 0
     is_broken: bool = False  # somebody else spoke in between
+
+    def note(self, word: str, rest: str) -> None:
+        name, blank, value = rest.partition(" ")
+        if word == "ENV" and blank:
+            name, _, value = value.partition(" ")
+        values = self.env if word == "ENV" else self.params
+        is_wrong = word not in ("PARAM", "ENV") or not name or name in values or len(values) > MOST_LINES
+        self.is_broken = self.is_broken or is_wrong
+        values[name] = value
 
 
 class Verifier:
@@ -51,43 +59,27 @@ class Verifier:
     ) -> None:  # fmt: skip
         """*images*: the names there are, None if unknown here; *per_slot*: complexes that count for each slot."""
         self._settings, self._groups, self._images, self._per_slot = settings, groups, images, frozenset(per_slot)
-        self._said: Said | None = None
+        self._job: Submission | None = None
 
     def hear(self, line: str) -> list[str] | None:
         """The answers to one line; None when the conversation is over."""
         word, _, rest = line.partition(" ")
         if word == "QUIT":
             return None
-        if word == "START":
-            if self._said is not None:
-                self._said.is_broken = True
-                return []
-            self._said = Said()
-            return ["SEND ENV", "STARTED"]
-        if self._said is None:
+        if self._job is None:
+            self._job = Submission() if word == "START" else None
+            return ["SEND ENV", "STARTED"] if self._job else []
+        if word != "BEGIN":
+            self._job.note(word, rest)
             return []
-        if word == "BEGIN":
-            said, self._said = self._said, None
-            return self._judge(said)
-        self._note(self._said, word, rest)
-        return []
+        job, self._job = self._job, None
+        return self._judge(job)
 
-    def _note(self, said: Said, word: str, rest: str) -> None:
-        said.lines += 1
-        name, blank, value = rest.partition(" ")
-        if word == "ENV" and blank:
-            name, _, value = value.partition(" ")
-        known = {"PARAM": said.params, "ENV": said.env}.get(word)
-        if known is None or not name or name in known or said.lines > MOST_LINES:
-            said.is_broken = True
-        else:
-            known[name] = value
-
-    def _judge(self, said: Said) -> list[str]:
-        if said.is_broken:
+    def _judge(self, job: Submission) -> list[str]:
+        if job.is_broken:
             return [_reject("belljar: a resource or variable of this job holds a line break. Take it out.")]
         try:
-            changes = self.changes(said.params, said.env)
+            changes = self.changes(job.params, job.env)
         except BadSetting as exc:
             # The site's mistake: its jobs are not to be refused for it. Each node judges again.
             return [f"LOG WARNING {_line(f'belljar: {exc.message}')}", "RESULT STATE ACCEPT"]
@@ -121,16 +113,11 @@ class Verifier:
 
     def _wishes(self, hard: dict[str, str]) -> dict[str, str]:
         """Variables for the job's start. A memory that counts for each slot has a star."""
-        found = {}
-        for name in RESERVED:
-            if memory(hard.get(name, "")):
-                found[MEMORY] = hard[name] + ("*" if name in self._per_slot else "")
-                break
-        if seconds(hard.get("h_rt", "")) is not None:
-            found[WALL] = hard["h_rt"]
-        if disk := hard.get(ASKED_DISK):
-            found[DISK] = disk
-        return found
+        name = next((name for name in RESERVED if memory(hard.get(name, ""))), "")
+        wall = hard["h_rt"] if seconds(hard.get("h_rt", "")) is not None else ""
+        reserved = hard[name] + ("*" if name in self._per_slot else "") if name else ""
+        words = {MEMORY: reserved, WALL: wall, DISK: hard.get(ASKED_DISK, "")}
+        return {variable: word for variable, word in words.items() if word}
 
     def _check(self, image: str, params: dict[str, str], hard: dict[str, str], wishes: dict[str, str]) -> None:
         check_name(image)
@@ -162,8 +149,7 @@ def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
         raise ImageNotAllowed(
             "qsh, qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
         )
-    wanted = {**hard, SHELL: "1"}
-    return [] if wanted == hard else [f"PARAM l_hard {_joined(wanted)}"]
+    return [] if hard.get(SHELL) == "1" else [f"PARAM l_hard {_joined({**hard, SHELL: '1'})}"]
 
 
 def _joined(values: dict[str, str]) -> str:
@@ -187,7 +173,7 @@ def _line(text: str) -> str:
 
 def run(call: Call) -> int:
     """Speak with the server until it says QUIT or hangs up. `--per-slot=NAMES`: complexes that count for each slot."""
-    words = [word for one in call.words for word in one.removeprefix("--per-slot=").split(",") if word]
+    words = [name for word in call.words for name in word.removeprefix("--per-slot=").split(",") if name]
     verifier = Verifier(call.settings(), groups=groups_of, images=call.images, per_slot=words)
     converse(verifier, sys.stdin.buffer, sys.stdout.buffer)
     return 0
@@ -199,19 +185,15 @@ def converse(verifier: Verifier, reader: BinaryIO, writer: BinaryIO) -> None:
         answers = verifier.hear(raw.removesuffix(b"\n").decode("utf-8", "surrogateescape"))
         if answers is None:
             return
-        _send(writer, answers)
-
-
-def _send(writer: BinaryIO, lines: Iterable[str]) -> None:
-    writer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
-    writer.flush()
+        writer.write("".join(f"{answer}\n" for answer in answers).encode("utf-8", "surrogateescape"))
+        writer.flush()
 
 
 def groups_of(user: str) -> Collection[str]:
     """The groups a user is in, by name; none for a user this host does not know."""
     try:
-        found = user_of(user).with_groups()
+        known = user_of(user).with_groups()
     except BelljarError:
         return ()
-    account = describe(found.uid, found.gid, found.groups)
+    account = describe(known.uid, known.gid, known.groups)
     return [account.group, *(name for _, name in account.groups)]

@@ -27,7 +27,7 @@ from pathlib import Path
 from belljar.batch.gridengine.dialect import GRACE, spool_config
 from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
-from belljar.host.processes import PROC, all_pids, command_line, is_stopped, start_time
+from belljar.host.processes import PROC, all_pids, command_line, is_stopped
 
 PAUSE = 10.0  # seconds the wrapper may take to halt the vcpus and stop
 PAUSE_LOOK = 0.01  # seconds between two looks: only the parent of a process is told that it has stopped
@@ -51,7 +51,6 @@ def run(call: Call) -> int:
 
 def suspend(pid: int, grace: float, spool: Path) -> None:
     """Halt the job."""
-    _await_earlier(pid, spool)
     if is_wrapper(pid):
         os.kill(pid, signal.SIGTSTP)
         # STOP before it is done would leave the order to stop behind: it would be obeyed after the next CONT.
@@ -63,7 +62,6 @@ def suspend(pid: int, grace: float, spool: Path) -> None:
 
 def resume(pid: int, grace: float, spool: Path) -> None:
     """Let the job go on."""
-    _await_earlier(pid, spool)
     _signal_all(pid, signal.SIGCONT, spool)
 
 
@@ -93,33 +91,6 @@ METHODS: dict[str, Callable[[int, float, Path], None]] = {
 }  # fmt: skip
 
 
-def _await_earlier(pid: int, spool: Path) -> None:
-    """Wait for methods that were started before: a resume that overtakes a suspend leaves the job halted."""
-    mine = start_time(os.getppid()) or start_time(os.getpid()) or 0
-    deadline = time.monotonic() + PAUSE
-    for one in list(_methods(pid, spool)):
-        began = start_time(one)
-        if began is not None and (began, one) < (mine, os.getppid()):
-            with suppress(ProcessLookupError):
-                descriptor = os.pidfd_open(one)
-                try:
-                    _ended(descriptor, deadline - time.monotonic())
-                finally:
-                    os.close(descriptor)
-
-
-def _methods(pid: int, spool: Path) -> Iterator[int]:
-    """Shells and interpreters that carry out a suspend or resume method of the job, this one's own not among them."""
-    family = {os.getpid(), os.getppid()}
-    group, wanted = _additional_group(spool), str(pid).encode()
-    for one in all_pids():
-        with suppress(OSError):
-            words = b" ".join(command_line(one)).split() if one not in family else []
-            is_method = wanted in words and (b"suspend" in words or b"resume" in words)
-            if is_method and os.getpgid(one) != os.getpgrp() and (group is None or group in _groups(one)):
-                yield one
-
-
 def _ended(descriptor: int, timeout: float) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
@@ -140,21 +111,20 @@ def _signal_all(pid: int, number: int, spool: Path) -> None:
     if group is None:
         return
     spared = {os.getpgrp(), *_groups_of_methods(spool)}
-    for one in all_pids():
-        with suppress(OSError, ValueError):
-            if group in _groups(one) and os.getpgid(one) not in spared:
-                os.kill(one, number)
+    for other in all_pids():
+        with suppress(OSError, KeyError):
+            if str(group) in _status(other)["Groups"] and os.getpgid(other) not in spared:
+                os.kill(other, number)
 
 
 def _groups_of_methods(spool: Path) -> Iterator[int]:
     """The process groups in which the shepherd runs its methods: its children that are not the job."""
-    with suppress(OSError, ValueError):
-        shepherd = int((spool / "pid").read_text())
-        job = int((spool / "job_pid").read_text())
-        for one in all_pids():
-            with suppress(OSError):
-                if one != job and _parent(one) == shepherd:
-                    yield one
+    with suppress(OSError):
+        shepherd, job = ((spool / name).read_text().strip() for name in ("pid", "job_pid"))
+        for pid in all_pids():
+            with suppress(OSError, KeyError):
+                if _status(pid)["PPid"] == [shepherd] and str(pid) != job:
+                    yield pid
 
 
 def _additional_group(spool: Path) -> int | None:
@@ -166,14 +136,6 @@ def _additional_group(spool: Path) -> int | None:
     return group if settings.get("enable_addgrp_kill") == b"1" and group > 0 and group in os.getgroups() else None
 
 
-def _groups(pid: int) -> set[int]:
-    """Supplementary groups of a process."""
-    for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
-        if line.startswith("Groups:"):
-            return {int(word) for word in line.split()[1:]}
-    return set()
-
-
-def _parent(pid: int) -> int:
-    text = (PROC / str(pid) / "stat").read_bytes()
-    return int(text[text.rindex(b")") + 2 :].split()[1])
+def _status(pid: int) -> dict[str, list[str]]:
+    rows = (line.partition(":") for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines())
+    return {name: value.split() for name, _, value in rows}

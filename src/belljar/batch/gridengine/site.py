@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +20,21 @@ from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled
-from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Clash, OurFile, Piece, Place
+from belljar.batch.install.pieces import (
+    HOOK_DEADLINE,
+    Advice,
+    Change,
+    Clash,
+    OurFile,
+    Piece,
+    Place,
+    SiteOfSystem,
+    filled,
+)
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect, fail, ok
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
-LIBRARY = Path(__file__).resolve().parents[2]
 IN_USE = (
     f"Nothing was taken out. Take {ASKED} and {ASKED_DISK} out of `complex_values` of your queues and hosts, then uninstall again:"
     f" `qconf -dattr queue complex_values {ASKED}=IMAGE QUEUE`, `qconf -dattr exechost ... HOST`."
@@ -43,7 +51,7 @@ def _cell(folder: Path) -> dict[str, str]:
     return {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name}
 
 
-class GridEngineSite:
+class GridEngineSite(SiteOfSystem):
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/var/lib/gridengine/default/common")
@@ -62,9 +70,9 @@ class GridEngineSite:
             "complexes: what users ask with", ("qconf", "-sc"), partial(_has_complexes, {FLAG, SHELL, NOTICE}),
             do=((*ours, "complexes", "add"),), undo=((*ours, "complexes", "remove"),),
         )  # fmt: skip
-        yield _complex_value("all hosts take interactive jobs", "exechost", "global", SHELL, "TRUE", ("TRUE",))
+        yield _complex_value("all hosts take interactive jobs", "exechost", "global", f"{SHELL}=TRUE")
         yield Change(
-            "verifier of the server", ("qconf", "-sconf", "global"), lambda shown: _has_verifier(shown, path),
+            "verifier of the server", ("qconf", "-sconf", "global"), partial(_has_verifier, path),
             do=((*ours, "verifier", "set", path),), undo=((*ours, "verifier", "unset", path),),
         )  # fmt: skip
         for queue in queues:
@@ -78,29 +86,22 @@ class GridEngineSite:
             do=((*ours, "complexes", "add"),), undo=((*ours, "complexes", "remove", ASKED, ASKED_DISK),), undo_hint=IN_USE,
         )  # fmt: skip
 
-    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        return ()  # the server hears of every change, and tells the hosts
-
     def findings(self, place: Place) -> Iterator[Finding]:
-        host, what = os.uname().nodename, "the server answers"
+        host = os.uname().nodename
         try:
             version = place.output("qconf", "-help").splitlines()[0]
-            conf, admins, submitters = (
-                place.output("qconf", *one) for one in (("-sconf", "global"), ("-sh",), ("-ss",))
-            )
-            managers, states = place.output("qconf", "-sm").split(), place.output("qstat", "-f")
+            submitters, admins, managers = (place.output("qconf", option) for option in ("-ss", "-sh", "-sm"))
         except BelljarError as exc:
-            yield fail(what, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
+            yield fail("the server answers", exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
             return
-        yield ok(what, version)
-        without = "jobs here cannot count their failures: they are held after the second"
-        yield _is_listed(host, submitters, "a submit host", without, "-as")
-        yield _is_listed(host, admins, "an admin host", "this node cannot be closed by belljar", "-ah")
-        remedy = "`qconf -am root`; without it no node can be closed."
-        yield expect("root is a manager", "root" in managers, "", remedy)
-        yield from _params(value(conf, "qmaster_params"), value(conf, "execd_params"))
-        for queue in queues_of(place):
-            yield _state(states, queue)
+        yield ok("the server answers", version)
+        yield _is_listed(
+            "this host is a submit host", host, submitters, "jobs here cannot count their failures", f"-as {host}"
+        )
+        yield _is_listed(
+            "this host is an admin host", host, admins, "this node cannot be closed by belljar", f"-ah {host}"
+        )
+        yield _is_listed("root is a manager", "root", managers, "no node can be closed by belljar", "-am root")
 
 
 def queues_of(place: Place) -> list[str]:
@@ -117,20 +118,16 @@ def _scripts(place: Place) -> Iterator[OurFile]:
     words = {
         "root": shlex.quote(str(root)), "cell": shlex.quote(cell), "deadline": HOOK_DEADLINE,
         "belljar": shlex.quote(str(place.belljar)), "version": __version__, "per_slot": ",".join(_per_slot(place)),
-        "fingerprint": fingerprint(LIBRARY, place.settings),
+        "fingerprint": fingerprint(place.settings),
     }  # fmt: skip
     for name in (HOOK, METHOD, VERIFIER):
         text = filled(Path(__file__).with_name(f"{name}.sh"), **words)
         yield OurFile("what the queues and the server call", place.wrapper.with_name(name), text)
 
 
-def fingerprint(library: Path, settings: Settings) -> str:
-    """16 hexadecimal digits for all that the verifier reads when the server starts it: it keeps that until its file changes."""
-    found = hashlib.sha256(repr(settings).encode())
-    for path in sorted(library.rglob("*.py")):
-        text = path.read_bytes()
-        found.update(f"\n{path.relative_to(library)} {len(text)}\n".encode() + text)
-    return found.hexdigest()[:16]
+def fingerprint(settings: Settings) -> str:
+    """For what the verifier reads when the server starts it: the server keeps it running until its file changes."""
+    return hashlib.sha256(f"{__version__} {settings!r}".encode()).hexdigest()[:16]
 
 
 def _per_slot(place: Place) -> list[str]:
@@ -143,19 +140,25 @@ def _per_slot(place: Place) -> list[str]:
     return [row[0] for row in rows if len(row) == 8 and row[0] in RESERVED and row[5].upper() == "YES"]
 
 
-def _has_complexes(names: set[str], shown: bytes) -> bool:
+def _has_complexes(names: set[str], shown: str) -> bool:
     """False as well where one of ours is the site's own, for `complexes add` to say so."""
-    text = shown.decode(errors="replace")
     try:
-        with_complexes(text)
+        with_complexes(shown)
     except BelljarError:
         return False
-    return names <= {line.split()[0] for line in text.splitlines() if line.strip()}
+    return names <= {line.split()[0] for line in shown.splitlines() if line.strip()}
 
 
-def _has_verifier(shown: bytes, path: str) -> bool:
-    text = shown.decode(errors="replace")
-    return value(text, "jsv_url") == path and ALLOWED in value(text, "jsv_allowed_mod").split(",")
+def _has_verifier(path: str, shown: str) -> bool:
+    return value(shown, "jsv_url") == path and ALLOWED in value(shown, "jsv_allowed_mod").split(",")
+
+
+def _is_value(name: str, expected: str, shown: str) -> bool:
+    return value(shown, name) == expected
+
+
+def _has_any(values: Collection[str], shown: str) -> bool:
+    return bool({*values} & {*re.split(r"[\s,]+", value(shown, "complex_values"))})
 
 
 def attributes(place: Place) -> dict[str, str]:
@@ -177,67 +180,37 @@ def _queue(place: Place, queue: str) -> Iterator[Piece]:
     except BelljarError as exc:
         yield Clash(f"queue {queue}", f"{exc.message}; `qconf -sql` lists the queues")
         return
-    for name, wanted in attributes(place).items():
-        there = value(shown, name)
-        if there.lower() not in ("", "none", wanted.lower()):
-            text = f"queue {queue} has {name} {there}. Let that call, or be, what belljar needs: {wanted}"
+    for name, expected in attributes(place).items():
+        present = value(shown, name)
+        if present.lower() not in ("", "none", expected.lower()):
+            text = f"queue {queue} has {name} {present}. Let that call, or be, what belljar needs: {expected}"
             yield Advice(f"{name} of queue {queue}", text)
             continue
         yield Change(
-            f"{name} of queue {queue}", ("qconf", "-sq", queue), _is_value(name, wanted),
-            do=(("qconf", "-mattr", "queue", name, wanted, queue),),
+            f"{name} of queue {queue}", ("qconf", "-sq", queue), partial(_is_value, name, expected),
+            do=(("qconf", "-mattr", "queue", name, expected, queue),),
             undo=(("qconf", "-mattr", "queue", name, "NONE", queue),),
         )  # fmt: skip
-    yield _complex_value(f"queue {queue} has machines", "queue", queue, FLAG, "TRUE", ("TRUE", "1"))
-    any_value = ("FALSE", "0", "TRUE", "1")
-    yield _complex_value(f"queue {queue} takes no interactive jobs", "queue", queue, SHELL, "FALSE", any_value)
+    yield _complex_value(f"queue {queue} has machines", "queue", queue, f"{FLAG}=TRUE", ("1",))
+    purpose = f"queue {queue} takes no interactive jobs"
+    yield _complex_value(purpose, "queue", queue, f"{SHELL}=FALSE", ("0", "TRUE", "1"))
 
 
-def _is_value(name: str, wanted: str) -> Callable[[bytes], bool]:
-    return lambda shown: value(shown.decode(errors="replace"), name) == wanted
-
-
-def _complex_value(purpose: str, kind: str, whose: str, name: str, wanted: str, accepted: tuple[str, ...]) -> Change:
-    """One of the complex values of a host or queue; *accepted*: as good as what is wanted."""
-
-    def is_there(shown: bytes) -> bool:
-        values = re.split(r"[\s,]+", value(shown.decode(errors="replace"), "complex_values"))
-        return any(f"{name}={one}" in values for one in accepted)
-
-    mark = f"{name}={wanted}" if kind == "queue" else name
+def _complex_value(purpose: str, kind: str, whose: str, pair: str, as_good: tuple[str, ...] = ()) -> Change:
+    """One of the complex values of a host or queue; *as_good*: other values that may stand there."""
+    name = pair.partition("=")[0]
     return Change(
-        purpose, ("qconf", "-sq" if kind == "queue" else "-se", whose), is_there,
-        do=(("qconf", "-mattr", kind, "complex_values", f"{name}={wanted}", whose),),
-        undo=(("qconf", "-dattr", kind, "complex_values", mark, whose),),
+        purpose, ("qconf", "-sq" if kind == "queue" else "-se", whose),
+        partial(_has_any, {pair, *(f"{name}={other}" for other in as_good)}),
+        do=(("qconf", "-mattr", kind, "complex_values", pair, whose),),
+        undo=(("qconf", "-dattr", kind, "complex_values", pair if kind == "queue" else name, whose),),
     )  # fmt: skip
 
 
-def _is_listed(host: str, shown: str, what: str, without: str, option: str) -> Finding:
+def _is_listed(what: str, name: str, shown: str, without: str, option: str) -> Finding:
     names = {line.strip().partition(".")[0].lower() for line in shown.splitlines()}
-    is_there = host.partition(".")[0].lower() in names
-    return expect(f"this host is {what}", is_there, "" if is_there else without, f"`qconf {option} {host}`")
-
-
-def _params(params: str, of_hosts: str) -> Iterator[Finding]:
-    """What of qmaster_params and execd_params changes the meaning of an ending."""
-    words = [word for word in re.split(r"[,\s]+", params) if not word.lower().endswith(("=false", "=0"))]
-    on = {word.partition("=")[0].upper() for word in words}
-    for name, means in (
-        ("FORBID_RESCHEDULE", "a job for which no machine could be started ends with exit code 99"),
-        ("FORBID_APPERROR", "a job that is to be held ends with exit code 100"),
-    ):
-        is_set = name in on
-        yield expect(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")
-    is_off = re.search(r"(?i)ENABLE_ADDGRP_KILL=(false|0)", of_hosts) is not None
-    yield expect("ENABLE_ADDGRP_KILL", not is_off, "", "What leaves its process group outlives its job: switch it on.")
-
-
-def _state(states: str, queue: str) -> Finding:
-    """A queue instance in error takes no jobs."""
-    rows = (line.split() for line in states.splitlines() if line.startswith(f"{queue}@"))
-    bad = [f"{row[0]} {row[5]}" for row in rows if len(row) > 5 and set(row[5]) & set("Ecou")]
-    remedy = "`qstat -explain E`, then `qmod -cq QUEUE@HOST`."
-    return expect(f"queue {queue} takes jobs", not bad, ", ".join(bad), remedy)
+    is_there = name.partition(".")[0].lower() in names
+    return expect(what, is_there, "" if is_there else without, f"`qconf {option}`")
 
 
 SITE = GridEngineSite()

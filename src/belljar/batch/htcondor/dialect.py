@@ -18,10 +18,9 @@ from pathlib import Path
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import Ad, Expression, parse, string
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict
-from belljar.batch.job.verdict import delay, why
+from belljar.batch.job.verdict import delay, mirror, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
-from belljar.records import dataclass
 
 # For the ad, for `+VmImage = "..."` and its like in a submit file.
 IMAGE, DISK = "VmImage", "VmDisk"
@@ -41,16 +40,7 @@ OUR_WORD = b"belljar"
 SHELL = "belljar-shell"  # beside the launchers
 # For the job of `condor_submit -i`, which only sleeps until somebody comes: USR1 says that somebody is there.
 UNTIL_LEFT = b"""trap "trap '' USR1; exec sleep infinity" USR1; sleep 180 & wait"""
-JOB_ID = re.compile(r"[0-9]+\.[0-9]+\Z")
-
-
-@dataclass(frozen=True)
-class CondorJob(Job):
-    """A job, with what is needed to answer it."""
-
-    error_file: bytes = b""
-    chirp: tuple[str, ...] = ()  # variables by which condor_chirp finds the starter
-    starts: int = 1  # of its shadow, this one counted
+JOB_ID = re.compile(r"([0-9]+\.[0-9]+|undefined)\Z")
 
 
 class HTCondor(Dialect):
@@ -58,7 +48,7 @@ class HTCondor(Dialect):
 
     name = "htcondor"
 
-    def read(self, here: Surroundings) -> CondorJob:
+    def read(self, here: Surroundings) -> Job:
         if not here.var(JOB_AD) or not here.argv:
             raise NotInAJob(f"${JOB_AD} is not set, or there is no program to run: HTCondor did not start this")
         try:
@@ -70,33 +60,30 @@ class HTCondor(Dialect):
             raise NotInAJob(f"{here.var(JOB_AD)}: holds no ClusterId and ProcId")
         slot = _slot(here)
         chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
-        starts = ad.number("NumShadowStarts") or 1
-        before = max(starts - 1, ad.number("NumJobStarts") or 0)
+        starts = ad.number("NumShadowStarts") or 1  # this one counted
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
-        return CondorJob(
-            system=self.name, id=(id := f"{cluster}.{proc}"), aliases=_aliases(ad), name=ad.text("JobBatchName"),
+        return Job(
+            system=self.name, id=(id := f"{cluster}.{proc}"), aliases=tuple(filter(None, [ad.text("GlobalJobId")[:300]])), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native, visitor=_visitor(here.argv, ad, id),
             inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
-            disk=disk_of(ad), wall=_wall(ad), started_before=before, grace=_grace(ad), signals_reach_all=False,
-            inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
-            starts=starts,
+            disk=disk_of(ad), wall=_wall(ad), started_before=starts - 1, grace=_grace(ad), signals_reach_all=False,
+            inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), answer=os.fsencode(here.var(ERROR_FILE)), ask_env=chirp,
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        assert isinstance(job, CondorJob)
         reason = why(outcome, tries, verdict, settings)
         failed = Ending(exit_code=OUR_FAILURE)
         match verdict:
             case Verdict.MIRROR:
-                return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
-            case Verdict.REQUEUE if job.error_file:
+                return mirror(outcome)
+            case Verdict.REQUEUE if job.answer:
                 # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
                 text = reason.encode("ascii", "replace") + b"\n"
-                folder = os.path.dirname(job.error_file)
-                return Ending(1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings))
+                files, folder = ((job.answer, text),), os.path.dirname(job.answer)
+                return Ending(1, files=files, opens=folder, delay=delay(tries, settings))
             case Verdict.HOLD:
-                return _held(job.chirp, job.starts, reason, failed)
+                return _held(job.ask_env, job.started_before + 1, reason, failed)
             case _:
                 return failed
 
@@ -105,17 +92,14 @@ class HTCondor(Dialect):
 
     def living(self, printed: bytes) -> frozenset[str]:
         """A line for each slot. No line at all is not an answer: a node in service has at least one."""
-        lines = [line.split() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
-        if not lines or any(len(words) != 2 for words in lines):
-            raise ValueError("condor_status printed no list of slots")
-        for _, id in lines:
-            if id != "undefined" and not JOB_ID.match(id):
-                raise ValueError(f"condor_status printed {id[:40]!r} for a job's id")
-        return frozenset(id for _, id in lines if id != "undefined")
+        rows = [line.split() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
+        if not rows or not all(len(row) == 2 and JOB_ID.match(row[1]) for row in rows):
+            raise ValueError(f"condor_status printed {printed[:60]!r} where a list of slots is expected")
+        return frozenset(id for _, id in rows if id != "undefined")
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
-        told = string(reason).strip('"')[:200]
-        return (("mkdir", "-p", os.path.dirname(CLOSED)), ("ln", "-sfn", "--", told, CLOSED))
+        text = string(reason).strip('"')[:200]
+        return (("mkdir", "-p", os.path.dirname(CLOSED)), ("ln", "-sfn", "--", text, CLOSED))
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
         return (("rm", "-f", CLOSED),)
@@ -152,12 +136,6 @@ def _visitor(argv: tuple[bytes, ...], ad: Ad, id: str) -> Callable[[Path], Comma
     return sshd
 
 
-def _aliases(ad: Ad) -> tuple[str, ...]:
-    """The id that is unique over all schedds."""
-    whole = ad.text("GlobalJobId")
-    return (whole,) if whole and len(whole) < 300 else ()
-
-
 def image_of(ad: Ad) -> str:
     """What is asked for. A thing that is not a string is handed on as it is written: the rules refuse it with a sentence."""
     value = ad.get(IMAGE)
@@ -189,8 +167,7 @@ def disk_of(ad: Ad) -> int | None:
 
 def _wall(ad: Ad) -> float | None:
     limits = [ad.number(name) for name in ("AllowedExecuteDuration", "AllowedJobDuration")]
-    known = [float(limit) for limit in limits if limit]
-    return min(known) if known else None
+    return min((float(limit) for limit in limits if limit), default=None)
 
 
 def _grace(ad: Ad) -> float:

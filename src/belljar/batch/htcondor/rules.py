@@ -32,7 +32,7 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
     site = policy.site_of(settings)
     least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
-    found = {
+    refused = {
         "BelljarImage": (requirement(settings), sentence(settings)),
         "BelljarKnown": (
             f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES})",
@@ -49,8 +49,8 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     ):  # fmt: skip
         if most := site[f"max_{name}"]:
             text = string(f"belljar: a job in a machine may have at most {most // unit} {what} here")
-            found[f"BelljarMost{name.title()}"] = (f"{no_machine} || ({attribute} ?: 0) * {unit} <= {most}", text)
-    return found
+            refused[f"BelljarMost{name.title()}"] = (f"{no_machine} || ({attribute} ?: 0) * {unit} <= {most}", text)
+    return refused
 
 
 def requirement_lines(settings: Settings) -> str:
@@ -95,7 +95,7 @@ def start(settings: Settings) -> str:
 
 def regex_of(pattern: str) -> str:
     """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
-    return policy.in_words(pattern, lambda one: "[.]" if one == "." else one)
+    return policy.in_words(pattern, lambda char: "[.]" if char == "." else char)
 
 
 def sentence(settings: Settings) -> str:

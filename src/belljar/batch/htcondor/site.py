@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, SHELL, WORKS, of_this_host
-from belljar.batch.htcondor.rules import requirement_lines, requirements, start
+from belljar.batch.htcondor.rules import requirement_lines, start
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled, names, read
-from belljar.batch.install.pieces import HOOK_DEADLINE, Change, Clash, OurFile, Piece, Place
+from belljar.batch.install.pieces import (
+    HOOK_DEADLINE,
+    Change,
+    Clash,
+    OurFile,
+    Piece,
+    Place,
+    filled,
+    names,
+    read,
+)
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect, fail, ok
 
@@ -25,12 +34,11 @@ HERE = Path(__file__).parent
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
 PERIOD = 60  # seconds between two looks at the node, and at the pool
-OLDEST = (9, 7)  # SYSTEM_PERIODIC_HOLD_NAMES
-STARTD, STARTER, SCHEDD = "STARTD", "STARTER", "SCHEDD"
-NO = ("false", "f", "no", "0")
-
-WRAPPER_LINES = "USER_JOB_WRAPPER = {wrapper}\n"
-HOOK_LINES = "STARTER_DEFAULT_JOB_HOOK_KEYWORD = {keyword}\n{keyword}_HOOK_PREPARE_JOB = {prepare}\n"
+SETTING = re.compile(r"(?m)^(\w+(?<!_PERIOD)) = (.*)$")  # a period is the site's affair
+OF_SCHEDD, OF_STARTD = (
+    ("SCHEDD_", "SUBMIT_", "SYSTEM_"),
+    re.compile("START$|STARTD_"),
+)  # of settings; others are the starter's
 NAMES = {
     "works": WORKS, "reason": CLOSED_REASON, "images": IMAGES, "pool": POOL_IMAGES, "held": HELD, "keyword": KEYWORD,
 }  # fmt: skip
@@ -61,19 +69,20 @@ class HTCondorSite:
             script = filled(HERE / f"{name}.sh", **words)
             yield OurFile("what HTCondor's daemons call", place.wrapper.with_name(name), script)
         prepare, publish, pool = (place.wrapper.with_name(name) for name in (PREPARE, PUBLISH, POOL))
-        starter = "" if calls_ours(place) else WRAPPER_LINES.format(wrapper=place.wrapper)
+        starter = f"STARTER_DEFAULT_JOB_HOOK_KEYWORD = {KEYWORD}\n{KEYWORD}_HOOK_PREPARE_JOB = {prepare}\n"
+        if not calls_ours(place):
+            starter = f"USER_JOB_WRAPPER = {place.wrapper}\n{starter}"
         config = filled(
-            HERE / CONFIG, starter=starter + HOOK_LINES.format(prepare=prepare, **NAMES), publish=publish, pool_script=pool,
+            HERE / CONFIG, starter=starter, publish=publish, pool_script=pool,
             period=PERIOD, start=start(place.settings), requirements=requirement_lines(place.settings), **NAMES,
         )  # fmt: skip
         yield from _clashes(place)
-        if (
-            place.node is not None
-        ):  # nothing runs as root before a job, so each user's first job makes its own folder there
+        # Nothing runs as root before a job, so each user's first job makes its own folder there.
+        if place.node is not None:
             node = str(place.node)
             yield Change(
                 f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node),
-                lambda printed: printed.split() == [b"1777", b"0"],
+                lambda printed: printed.split() == ["1777", "0"],
                 (("mkdir", "-p", "--", node), ("chmod", "1777", "--", node)),
             )  # fmt: skip
         yield OurFile("settings of HTCondor", place.folder / CONFIG, config)
@@ -82,13 +91,16 @@ class HTCondorSite:
         return (("condor_reconfig",),)
 
     def findings(self, place: Place) -> Iterator[Finding]:
-        daemons = ask(place, "", "DAEMON_LIST") or "STARTD SCHEDD"
-        yield _version(place)
-        if lists("STARTD")(daemons):
+        yield _answers(place)
+        daemons = re.split(r"[\s,]+", ask(place, "", "DAEMON_LIST") or "STARTD SCHEDD")
+        config = (read(place.folder / CONFIG) or b"").decode(errors="replace")
+        for name, value in SETTING.findall(config):
+            if ("SCHEDD" if name.startswith(OF_SCHEDD) else "STARTD") in daemons:
+                yield _holds(place, name, value)
+        if "STARTD" in daemons:
             yield from _of_node(place)
-            yield from _seen_by_jobs(place)
-        if lists("SCHEDD")(daemons):
-            yield from _of_access_point(place)
+        if "SCHEDD" in daemons:
+            yield _pool_images(place)
 
 
 def calls_ours(place: Place) -> bool:
@@ -105,8 +117,9 @@ def _clashes(place: Place) -> Iterator[Clash]:
         advice = "take it out, and do what its prepare hook does in a wrapper of your own (`--set wrapper=site`)"
         if name == "USER_JOB_WRAPPER":
             advice = f"let it call {place.wrapper} and install with `--set wrapper=site`, or take it out"
-        theirs, where = _set_by_site(place, name)
+        theirs = ask(place, "STARTER", name)
         if theirs not in ("", value):
+            where = f"`condor_config_val -subsystem STARTER -verbose {name}` tells where"
             yield Clash(name, f"{theirs} ({where}): belljar's would take its place; {advice}")
     if place.node is None:
         yield Clash(
@@ -116,20 +129,6 @@ def _clashes(place: Place) -> Iterator[Clash]:
         )
 
 
-def _set_by_site(place: Place, name: str) -> tuple[str, str]:
-    """(the value, the file and line that set it last), our own file apart; empty where no other sets it."""
-    setting = re.compile(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", re.IGNORECASE)
-    last = "", ""
-    with suppress(BelljarError, OSError):  # whether HTCondor answers at all is a finding
-        for file in place.output("condor_config_val", "-config").split():
-            is_theirs = file.startswith("/") and file != str(place.folder / CONFIG)
-            text = (read(Path(file)) or b"").decode(errors="replace") if is_theirs else ""
-            for number, line in enumerate(text.splitlines(), 1):
-                if match := setting.fullmatch(line):
-                    last = match[1], f"{file}, line {number}"
-    return last
-
-
 def ask(place: Place, daemon: str, name: str) -> str:
     """The final value as this daemon has it; "" where it is not set, or nobody answers."""
     with suppress(BelljarError):
@@ -137,53 +136,30 @@ def ask(place: Place, daemon: str, name: str) -> str:
     return ""
 
 
-def _version(place: Place) -> Finding:
-    what = "HTCondor answers"
+def _answers(place: Place) -> Finding:
     try:
         printed = place.output("condor_version")
     except BelljarError as exc:
-        return fail(what, exc.message, "Run this where HTCondor is installed.")
-    match = re.search(r"CondorVersion: ([0-9]+)\.([0-9]+)", printed)
-    if not match:
-        return fail(what, printed[:80], "See what `condor_version` says.")
-    is_new = (int(match[1]), int(match[2])) >= OLDEST
-    return expect(what, is_new, f"version {match[1]}.{match[2]}", "Needs 9.7 or later.")
+        return fail("HTCondor answers", exc.message, "Run this where HTCondor is installed.")
+    return ok("HTCondor answers", printed.strip().partition("\n")[0])
 
 
-def _value(place: Place, daemon: str, name: str, is_good: Callable[[str], bool], wanted: str) -> Finding:
-    """One setting as it holds in the end."""
-    value = ask(place, daemon, name)
-    if is_good(value):
-        return ok(name, value if len(value) < 100 else "as it should be")
-    origin = f"`condor_config_val -subsystem {daemon} -verbose {name}` tells which file sets it."
-    return fail(name, f"{value[:200] or 'not set'}: {wanted}", origin)
+def _holds(place: Place, name: str, ours: str) -> Finding:
+    """A setting of our file, without what the site had before, against what the daemon has in the end."""
+    subsystem = "SCHEDD" if name.startswith(OF_SCHEDD) else "STARTD" if OF_STARTD.match(name) else "STARTER"
+    value = ask(place, subsystem, name)
+    is_there = all(part.strip() in value for part in re.split(r"\$\(\w+\)", ours))
+    origin = f"`condor_config_val -subsystem {subsystem} -verbose {name}` tells which file sets it."
+    return expect(name, is_there, "" if is_there else f"{value[:200] or 'not set'}: belljar's is {ours[:200]}", origin)
 
 
 def _of_node(place: Place) -> Iterator[Finding]:
-    wrapper, prepare = str(place.wrapper), str(place.wrapper.parent / PREPARE)
     if calls_ours(place):
-        yield _value(place, STARTER, "USER_JOB_WRAPPER", lambda own: names(Path(own), wrapper), f"must call {wrapper}")
-    else:
-        yield _value(place, STARTER, "USER_JOB_WRAPPER", wrapper.__eq__, f"must be {wrapper}")
-    keyword = "STARTER_JOB_HOOK_KEYWORD"
-    yield _value(place, STARTER, keyword, lambda one: one in ("", KEYWORD), f"must be {KEYWORD}, or not set")
-    yield _value(place, STARTER, "STARTER_DEFAULT_JOB_HOOK_KEYWORD", KEYWORD.__eq__, f"must be {KEYWORD}")
-    yield _value(place, STARTER, f"{KEYWORD}_HOOK_PREPARE_JOB", prepare.__eq__, f"must be {prepare}")
-    yield _value(place, STARTD, "STARTD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
-    yield _value(place, STARTD, "START", lambda one: start(place.settings) in one, "must have belljar's condition")
+        own = ask(place, "STARTER", "USER_JOB_WRAPPER")
+        yield expect("USER_JOB_WRAPPER", names(Path(own), str(place.wrapper)), own, f"Let it call {place.wrapper}.")
     for name in ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED"):
-        yield _value(place, STARTER, name, lambda one: one.lower() not in NO, "jobs cannot be held")
-
-
-def _of_access_point(place: Place) -> Iterator[Finding]:
-    for name, (expression, _) in requirements(place.settings).items():
-        yield _value(place, SCHEDD, "SUBMIT_REQUIREMENT_NAMES", lists(name), f"must list {name}")
-        yield _value(place, SCHEDD, f"SUBMIT_REQUIREMENT_{name}", expression.__eq__, "is not belljar's")
-    yield _value(place, SCHEDD, "SYSTEM_PERIODIC_HOLD_NAMES", lists("BelljarHold"), "must list BelljarHold")
-    yield _value(place, SCHEDD, "SCHEDD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
-    allowed = "CHIRP_DELAYED_UPDATE_PREFIX"
-    yield _value(place, SCHEDD, allowed, lambda one: not one or "*" in one, "must allow Chirp*: jobs cannot be held")
-    yield _pool_images(place)
+        is_on = ask(place, "STARTER", name).lower() not in ("false", "f", "no", "0")
+        yield expect(name, is_on, "" if is_on else "jobs cannot be held", f"Take {name} out, or set it to true.")
 
 
 def _pool_images(place: Place) -> Finding:
@@ -196,20 +172,6 @@ def _pool_images(place: Place) -> Finding:
     is_known = images not in ("", "undefined")
     remedy = "condor_restart -fast -daemon schedd; running jobs go on. Then a minute must pass."
     return expect(what, is_known, images if is_known else "not yet", remedy)
-
-
-def lists(name: str) -> Callable[[str], bool]:
-    return lambda value: name.lower() in re.split(r"[\s,]+", value.lower())
-
-
-def _seen_by_jobs(place: Place) -> Iterator[Finding]:
-    """What lies below a folder that each job gets as its own is not there for jobs, nor are their machines for others."""
-    hidden = [one for one in re.split(r"[\s,\"]+", ask(place, STARTER, "MOUNT_UNDER_SCRATCH")) if one.startswith("/")]
-    for what, path in (("paths.node", place.node), ("the image store", place.store), ("the launcher", place.wrapper)):
-        below = [one for one in hidden if path is not None and path.is_relative_to(one)]
-        if below:
-            detail = f"{path}: each job has a {below[0]} of its own (MOUNT_UNDER_SCRATCH)"
-            yield fail(f"{what} is outside of jobs' own folders", detail, "Move it, to /var/lib for instance.")
 
 
 SITE = HTCondorSite()

@@ -111,22 +111,21 @@ def find(
 ) -> Client:  # fmt: skip
     """Look for the commands: in *folders* if given, else by the variables, in PATH, and in the usual folders. What is
     *known* from before counts last. Raises BadOption for what others than the system could change."""
-    named = {**(known.named if known else {}), **(named or {})}
-    told = {**(needs.told_by(folder) if folder else {}), **named}
-    folders = folders or (known.folders if known else "")
-    variables = {**dict(_variables(needs, environ, known, told)), **told}
-    looked = folders.split(":") if folders else [*needs.bins(variables), *environ.get("PATH", "").split(":")]
-    if not folders:
-        looked += [*map(os.path.dirname, known.programs.values() if known else ()), *SEARCH_PATH.split(":")]
-    programs = dict(_programs(needs.programs, looked))
-    programs.update(_told(needs, Client(system, programs, variables)))
+    known = known or Client(system)
+    named = {**known.named, **(named or {})}
+    given = {**(needs.told_by(folder) if folder else {}), **named}
+    folders = folders or known.folders
+    variables = {**dict(_variables(needs, environ, known, given)), **given}
+    before = map(os.path.dirname, known.programs.values())
+    usual = [*needs.bins(variables), *environ.get("PATH", "").split(":"), *before, *SEARCH_PATH.split(":")]
+    programs = dict(_programs(needs.programs, folders.split(":") if folders else usual))
+    programs.update(_elsewhere(needs, Client(system, programs, variables)))
     is_trusted = bool(folders) or os.geteuid() != 0
-    for name, path in programs.items():
-        if not (is_trusted or is_the_systems(path)):
-            raise BadOption(
-                f"{name}: {path} can be changed by others than root and the system's users, and root is to run it",
-                hint="Take that folder out of PATH. If it is right all the same, say --commands DIR.",
-            )
+    if wrong := [f"{name}: {path}" for name, path in programs.items() if not (is_trusted or is_the_systems(path))]:
+        raise BadOption(
+            f"{wrong[0]} can be changed by others than root and the system's users, and root is to run it",
+            hint="Take that folder out of PATH. If it is right all the same, say --commands DIR.",
+        )
     return Client(system, programs, variables, folders, named)
 
 
@@ -136,22 +135,21 @@ def is_the_systems(name: str) -> bool:
 
 
 def _variables(
-    needs: Needs, environ: Mapping[str, str], known: Client | None, told: Mapping[str, str]
+    needs: Needs, environ: Mapping[str, str], known: Client, given: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Those of the administrator's environment, else those of before."""
-    for name, value in told.items():
+    for name, value in given.items():
         if not (NAME.fullmatch(name) and VALUE.fullmatch(value)):
             raise BadOption(f"{name}={value[:80]}: not a variable of one line", hint="Say --variable NAME=VALUE.")
-    for name in needs.variables:
-        value = environ.get(name) or (known.variables.get(name, "") if known else "")
-        if not value or name in told:
-            continue
-        if not VALUE.fullmatch(value) or (value.startswith("/") and not is_the_systems(value)):
+    for name in [name for name in needs.variables if name not in given]:
+        value = environ.get(name) or known.variables.get(name, "")
+        if value and (not VALUE.fullmatch(value) or (value.startswith("/") and not is_the_systems(value))):
             raise BadOption(
                 f"{name}={value[:200]}: is not there, or can be changed by others than root and the system's users",
                 hint=f"Correct it, or say --variable {name}=VALUE if it is right all the same.",
             )
-        yield name, value
+        if value:
+            yield name, value
 
 
 def _programs(names: tuple[str, ...], folders: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -160,13 +158,13 @@ def _programs(names: tuple[str, ...], folders: Iterable[str]) -> Iterator[tuple[
     if at is None:
         return
     beside = dict.fromkeys(os.path.dirname(path) for path in (at, os.path.realpath(at)))
-    around = [*beside, *(f"{os.path.dirname(one)}/{part}" for one in beside for part in ("bin", "sbin"))]
+    around = [*beside, *(f"{os.path.dirname(folder)}/{part}" for folder in beside for part in ("bin", "sbin"))]
     for name in names:
         if path := next((path for folder in around if (path := _executable(folder, name))), None):
             yield name, path
 
 
-def _told(needs: Needs, client: Client) -> Iterator[tuple[str, str]]:
+def _elsewhere(needs: Needs, client: Client) -> Iterator[tuple[str, str]]:
     """Those whose folder the system itself tells; one that does not answer tells none."""
     for name, argv in needs.told_folders.items():
         with suppress(BelljarError):

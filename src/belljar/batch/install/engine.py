@@ -44,8 +44,8 @@ class Installation:
         """What the last installation put in place, and this one does not want."""
         if self.before is None or self.before == self.place:
             return []
-        wanted = {piece.name for piece in self.pieces(self.place)}
-        return [piece for piece in self.pieces(self.before) if piece.name not in wanted]
+        names = {piece.name for piece in self.pieces(self.place)}
+        return [piece for piece in self.pieces(self.before) if piece.name not in names]
 
     def install(self) -> list[Step]:
         """Put in place what is missing or different. Returns what was done. Raises NotOurs."""

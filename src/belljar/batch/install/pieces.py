@@ -6,11 +6,11 @@ system's own database, advice for a person. What the site has of its own is neve
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
-import shutil
-import tempfile
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -19,26 +19,16 @@ from typing import Protocol
 
 from belljar.batch import Settings
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import (
-    BEGIN,
-    END,
-    difference,
-    filled,
-    mode_at,
-    mode_of,
-    outside,
-    read,
-    replace_text,
-    span,
-)
 from belljar.errors import CommandFailed, CommandMissing
 from belljar.findings import Finding
-from belljar.host.files import write_whole
+from belljar.host.files import read_capped, write_whole
 from belljar.records import dataclass, field
 
 Argv = tuple[str, ...]
 MADE = b"Made by `belljar batch install"  # in the first lines of each file of ours that is not in our folder
 MADE_WITHIN = 400  # bytes
+LARGEST_FILE = 16 << 20
+BEGIN, END = "# belljar begin", "# belljar end"
 HOOK_DEADLINE = 60  # seconds; systems wait for hooks as long as they like, or close the node
 
 
@@ -105,54 +95,41 @@ class Piece:
 
 @dataclass(frozen=True)
 class OurFolder(Piece):
-    """A folder that is ours alone, name -> content. The path is a link, so that another version takes its place at once."""
+    """A folder that is ours alone, name -> content. Each file is replaced as a whole."""
 
     path: Path
     files: Mapping[str, bytes]
 
     def look(self, place: Place) -> Step:
-        there = {path.name: (path.read_bytes(), mode_at(path)) for path in self.path.glob("*") if path.is_file()}
-        wanted = {name: (content, mode_of(content)) for name, content in self.files.items()}
-        if there and not {*there} & {*wanted}:
+        present = {path.name: (path.read_bytes(), mode_at(path)) for path in self.path.glob("*") if path.is_file()}
+        expected = {name: (content, mode_of(content)) for name, content in self.files.items()}
+        if present and not {*present} & {*expected}:
             return Step(self, Status.CLASH, "somebody else's folder: move it away, or choose another --prefix")
-        wrong = sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))
-        status = Status.MISSING if not there else Status.DIFFERENT if wrong else Status.THERE
-        changed = [name for name in wrong if name in there]
-        diff = [difference(self.path / name, there[name][0], self.files.get(name, b"")) for name in changed]
+        wrong = sorted(name for name in {*present, *expected} if present.get(name) != expected.get(name))
+        status = Status.MISSING if not present else Status.DIFFERENT if wrong else Status.THERE
+        changed = [name for name in wrong if name in present]
+        diff = [difference(self.path / name, present[name][0], self.files.get(name, b"")) for name in changed]
         return Step(self, status, ", ".join(wrong), "".join(diff))
 
     def put(self, place: Place) -> None:
-        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o755)
         for name, content in self.files.items():
-            write_whole(fresh / name, content, mode=mode_of(content), durable=True)
-        fresh.chmod(0o755)
-        link = fresh / ".link"
-        link.symlink_to(fresh.name)
-        before = os.readlink(self.path) if self.path.is_symlink() else ""
-        if not before and self.path.is_dir():  # a copy from another host
-            shutil.rmtree(self.path)
-        os.rename(link, self.path)
-        self._drop_all_but(fresh.name, before)  # other hosts may follow a link of NFS to the one before for a while
+            write_whole(self.path / name, content, mode=mode_of(content), durable=True)
+        for path in self.path.glob("*"):
+            if path.name not in self.files:
+                path.unlink()
 
     def take(self, place: Place) -> str:
-        if self.look(place).status is Status.CLASH:
+        if not self.path.exists() or self.look(place).status is Status.CLASH:
             return ""
-        is_there = self.path.exists()
-        if self.path.is_symlink():
-            self.path.unlink()
-        elif is_there:
-            shutil.rmtree(self.path)
-        self._drop_all_but()
-        with suppress(OSError):  # other systems' folders are there, or nothing is
+        # What another version left goes first: a folder with nothing else in it would look like somebody else's.
+        for path in sorted(self.path.glob("*"), key=lambda path: path.name in self.files):
+            path.unlink()
+        self.path.rmdir()
+        with suppress(OSError):  # other systems' folders are there
             self.path.parent.rmdir()
-        return f"removed {self.path}" if is_there else ""
-
-    def _drop_all_but(self, *kept: str) -> None:
-        """What older installations, or one that was killed, have left."""
-        for old in self.path.parent.glob(f".{self.path.name}-*"):
-            if old.name not in kept:
-                shutil.rmtree(old)
+        return f"removed {self.path}"
 
 
 @dataclass(frozen=True)
@@ -233,14 +210,14 @@ class Change(Piece):
     """A setting made by the system's own command."""
 
     probe: Argv  # prints the present state; to some systems asking for what does not exist is an error
-    is_done: Callable[[bytes], bool]
+    is_done: Callable[[str], bool]
     do: tuple[Argv, ...]
     undo: tuple[Argv, ...] = ()
     undo_hint: str | None = None  # what to do where the system refuses to undo it
 
     def look(self, place: Place) -> Step:
         try:
-            is_done = self.is_done(place.run(self.probe))
+            is_done = self.is_done(place.output(*self.probe))
         except (CommandFailed, CommandMissing) as exc:
             return Step(self, Status.MISSING, exc.message)
         return Step(self, Status.THERE if is_done else Status.MISSING)
@@ -287,13 +264,77 @@ class SiteOfSystem(Protocol):
         """Everything to be put in place, in order. Raises BadOption for options it cannot use."""
 
     def findings(self, place: Place) -> Iterable[Finding]:
-        """What is right and wrong beyond the pieces: versions, daemons that did not reread, settings that hurt."""
+        """What is right and wrong beyond the pieces: daemons that did not reread, settings that hurt."""
 
     def after(self, place: Place) -> tuple[Argv, ...]:
         """Commands that make the system read its files again."""
+        return ()
 
 
 def hook_text(place: Place, system: str, verb: str) -> bytes:
     """A script that calls `belljar internal` as root around a job, and always exits 0."""
     words = {"belljar": shlex.quote(str(place.belljar)), "system": system, "verb": verb, "deadline": HOOK_DEADLINE}
     return filled(Path(__file__).with_name("hook.sh"), **words)
+
+
+def filled(template: Path, **words: object) -> bytes:
+    """A template with a word for each `@name@` in it."""
+    return re.sub("@([a-z_]+)@", lambda match: str(words[match[1]]), template.read_text()).encode()
+
+
+def names(script: Path, word: str) -> bool:
+    """Does a script of the site's have this in it?"""
+    try:
+        return word in script.read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def read(path: Path) -> bytes | None:
+    """The file; None where there is none."""
+    try:
+        return read_capped(path, LARGEST_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def replace_text(path: Path, text: bytes) -> None:
+    """Another text for a file of the site's, whole, with its owner and mode; a link stays one."""
+    path = path.resolve()
+    was = os.stat(path) if path.exists() else None
+    write_whole(path, text, mode=0o600, durable=True)
+    if was is not None:
+        os.chown(path, was.st_uid, was.st_gid)
+    os.chmod(path, stat.S_IMODE(was.st_mode) if was else 0o644)
+
+
+def span(text: bytes) -> tuple[int, int]:
+    """Where our block begins and ends, in bytes; twice the end of the text where there is none. Raises ValueError."""
+    begins = [match.start() for match in re.finditer(rb"(?m)^# belljar begin\s*?$", text)]
+    ends = [match.end() for match in re.finditer(rb"(?m)^# belljar end\s*?(?:\n|\Z)", text)]
+    if not begins and not ends:
+        return len(text), len(text)
+    if len(begins) != 1 or len(ends) != 1 or ends[0] <= begins[0]:
+        raise ValueError(f"the lines `{BEGIN}` and `{END}` do not pair: each has to stand there once, in this order")
+    return begins[0], ends[0]
+
+
+def outside(text: bytes) -> bytes:
+    """The text without our block. Raises ValueError."""
+    begin, end = span(text)
+    return text[:begin] + text[end:]
+
+
+def difference(path: Path, before: bytes, after: bytes) -> str:
+    """As `diff -u` shows it."""
+    old, new = (text.decode(errors="replace").splitlines(keepends=True) for text in (before, after))
+    lines = difflib.unified_diff(old, new, str(path), str(path))
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def mode_of(content: bytes) -> int:
+    return 0o755 if content.startswith(b"#!") else 0o644
+
+
+def mode_at(path: Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)

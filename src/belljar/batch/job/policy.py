@@ -17,8 +17,7 @@ from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
 from belljar.model import MIB
 from belljar.records import dataclass
 
-WHO = ("user", "group", "queue")
-PATTERN = re.compile(r"[A-Za-z0-9._*?-]+")  # of image names
+RULE = re.compile(r"(?:\*|(user|group|queue):(\S+)) ([A-Za-z0-9._*?-]+)")  # of batch.allow
 
 SMALLEST_GUEST = 256 * MIB
 STEPS = 32  # a guest's size is cut to one of so many per power of two, for each size has a template of its own
@@ -55,13 +54,11 @@ def check_name(image: str) -> None:
 
 def queue_images(settings: Settings) -> dict[str, str]:
     """`batch.queue_images` as a mapping. Raises BadSetting."""
-    found = {}
-    for word in settings.queue_images:
-        queue, equals, image = word.partition("=")
-        if not (queue and equals and IMAGE_NAME.match(image)):
-            raise BadSetting(f"batch.queue_images: {word!r} is not of the form QUEUE=IMAGE")
-        found[queue] = image
-    return found
+    pairs = [word.partition("=") for word in settings.queue_images]
+    for queue, _, image in pairs:
+        if not (queue and IMAGE_NAME.match(image)):
+            raise BadSetting(f"batch.queue_images: '{queue}={image}' is not of the form QUEUE=IMAGE")
+    return {queue: image for queue, _, image in pairs}
 
 
 def images_of(settings: Settings) -> list[str]:
@@ -71,17 +68,14 @@ def images_of(settings: Settings) -> list[str]:
 
 def rules(settings: Settings) -> list[tuple[str, str, str]]:
     """`batch.allow` as (kind, name, pattern); kind "*" for everybody. Raises BadSetting."""
-    found = []
-    for rule in settings.allow:
-        words = rule.split()
-        kind, _, name = words[0].partition(":") if words else ("", "", "")
-        if len(words) != 2 or not (words[0] == "*" or (kind in WHO and name)) or not PATTERN.fullmatch(words[1]):
+    matches = [(rule, RULE.fullmatch(" ".join(rule.split()))) for rule in settings.allow]
+    for rule, match in matches:
+        if match is None:
             raise BadSetting(
                 f"batch.allow: {rule!r} is not of the form `WHO PATTERN`",
                 hint="WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN is an image's name, in which * and ? may stand.",
             )
-        found.append((kind, name, words[1]))
-    return found
+    return [(match[1] or "*", match[2] or "", match[3]) for _, match in matches if match]
 
 
 def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
@@ -115,7 +109,7 @@ def site_of(settings: Settings) -> dict[str, Any]:
 
 def in_words(pattern: str, escape: Callable[[str], str]) -> str:
     """A pattern of image names as a regular expression of another language, which writes a character so."""
-    return "".join({"*": ".*", "?": "."}.get(one) or escape(one) for one in pattern)
+    return "".join({"*": ".*", "?": "."}.get(char) or escape(char) for char in pattern)
 
 
 def _offered(asker: Asker, settings: Settings) -> list[str]:

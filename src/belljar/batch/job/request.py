@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import PurePath
+from pathlib import Path
 
 from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, guest_memory
@@ -27,7 +27,7 @@ from belljar.model import (
     StdinKind,
     Transfer,
 )
-from belljar.records import dataclass
+from belljar.records import dataclass, replace
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 
@@ -77,19 +77,15 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
         ),
         network=caller.network, shares=caller.shares, start=caller.start, context=caller.context,
     )  # fmt: skip
-    labels = (("alias", one) for one in job.aliases)
+    aliases = (("alias", alias) for alias in job.aliases)
     overhead = f"{(job.memory - machine.memory) // MIB} MiB of the job's {job.memory // MIB} MiB" if job.memory else ""
-    facts = (
-        ("queue", job.queue),
-        ("job name", job.name),
-        ("started before", str(job.started_before)),
-        ("overhead", overhead),
-    )
+    before = str(job.started_before)
+    labels = (("queue", job.queue), ("job name", job.name), ("started before", before), ("overhead", overhead))
     return Request(
         id=os.urandom(6).hex(), machine=machine, work=RunPayload(payload(here, job, caller, settings)),
         name=f"{job.system}:{job.id}", requester=f"{job.system}:{job.id}", created=now, wall_limit=job.wall,
         collect=settings.collect, collect_limit=settings.collect_limit, is_allotted=True,
-        grace=settings.grace or job.grace, labels=(*labels, *((name, text) for name, text in facts if text)),
+        grace=settings.grace or job.grace, labels=(*aliases, *((name, text) for name, text in labels if text)),
     )  # fmt: skip
 
 
@@ -109,7 +105,7 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
         rlimits=caller.rlimits, lingers=job.lingers, terminal=caller.terminal and command.stdin is None,
         stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
         stderr=caller.stdio[2], inputs=copies, files=tuple(files(here, job, inside)),
-        outputs=tuple(Transfer(one.outside, one.inside, one.skip, changed_only=True) for one in copies),
+        outputs=tuple(replace(copy, changed_only=True) for copy in copies),
     )  # fmt: skip
 
 
@@ -126,26 +122,20 @@ def for_guest(env: Pairs, settings: Settings, inside: Iterable[str]) -> Pairs:
     kept = tuple(word.encode() for word in settings.keep_env)
     dropped = tuple(word.encode() for word in (*HOST_ONLY, *settings.drop_env))
     folders = tuple(folder.rstrip("/").encode("utf-8", "surrogateescape") for folder in inside)
-    result = []
-    for name, value in env:
-        if name and (_fits(name, kept) or not _fits(name, dropped)):
-            result.append((name, _path(value, folders) if name == b"PATH" else value))
-    return tuple(result)
+    ours = ((name, value) for name, value in env if name and (_fits(name, kept) or not _fits(name, dropped)))
+    return tuple((name, _path(value, folders) if name == b"PATH" else value) for name, value in ours)
 
 
 def _fits(name: bytes, patterns: tuple[bytes, ...]) -> bool:
-    return any(name.startswith(one[:-1]) if one.endswith(b"*") else name == one for one in patterns)
+    return any(name.startswith(word[:-1]) if word.endswith(b"*") else name == word for word in patterns)
 
 
 def _path(value: bytes, folders: tuple[bytes, ...]) -> bytes:
     """What of a search path the guest can have. Never empty: an empty PATH means the current folder."""
-
-    def is_there(entry: bytes) -> bool:
-        if not entry.startswith(b"/"):
-            return True  # "." and its like
-        return entry.rstrip(b"/") in ALSO_THERE or any(entry == f or entry.startswith(f + b"/") for f in folders)
-
-    entries = [entry for entry in value.split(b":") if is_there(entry)]
+    entries = [
+        entry for entry in value.split(b":")
+        if not entry.startswith(b"/") or entry.rstrip(b"/") in ALSO_THERE or _is_below(entry, folders)
+    ]  # fmt: skip
     if not any(entry in SYSTEM_PATH for entry in entries):
         entries += SYSTEM_PATH
     return b":".join(entries)
@@ -166,12 +156,9 @@ def files(here: Surroundings, job: Job, inside: Iterable[str]) -> Iterator[Plain
             yield PlainFile(folder, None, 0o700)
     for path in job.staged.into:
         if not _is_below(path, shared):
-            try:
-                data = here.read(path)
-            except OSError:
-                continue  # the system did not make it
-            if len(data) <= LARGEST_FILE:
-                yield PlainFile(path, data, 0o644)
+            with suppress(OSError):  # the system did not make it
+                if len(data := here.read(path)) <= LARGEST_FILE:
+                    yield PlainFile(path, data, 0o644)
 
 
 def script_text(here: Surroundings, job: Job) -> bytes:
@@ -213,31 +200,25 @@ def measure(folder: str, limit: int, is_left_out: Callable[[str], bool]) -> tupl
     """(bytes, entries) below a folder; stops counting soon after one of them is too many. What cannot be read, or has just gone, does not
     count: who copies it says so, and it is no fault of this node."""
     size = entries = 0
-    waiting = [""]
-    while waiting and size <= limit and entries <= MOST_ENTRIES:
-        relative = waiting.pop()
-        with suppress(OSError), os.scandir(os.path.join(folder, relative)) as found:
-            for entry in found:
-                name = os.path.join(relative, entry.name)
-                entries += 1
-                if entry.is_dir(follow_symlinks=False):
-                    if not is_left_out(name):
-                        waiting.append(name)
-                elif entry.is_file(follow_symlinks=False) and not is_left_out(name):
-                    with suppress(OSError):
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+    for path, folders, files in os.walk(folder):
+        within = path[len(folder) :].lstrip("/")
+        entries += len(folders) + len(files)
+        if size > limit or entries > MOST_ENTRIES:
+            break
+        folders[:] = [name for name in folders if not is_left_out(os.path.join(within, name))]
+        for name in files:
+            with suppress(OSError):
+                size += 0 if is_left_out(os.path.join(within, name)) else os.lstat(f"{path}/{name}").st_blocks * 512
     return size, entries
 
 
 def _stdio_below(folder: str) -> Iterator[str]:
     """The job's output files, relative to the folder: the batch system writes to them, so no copy may come back."""
     for number in (0, 1, 2):
-        try:
+        with suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:
-            continue
-        if path.startswith(folder.rstrip("/") + "/"):
-            yield os.path.relpath(path, folder)
+            if path.startswith(folder.rstrip("/") + "/"):
+                yield os.path.relpath(path, folder)
 
 
 def _own_below(folder: str, own: Iterable[str]) -> Iterator[str]:
@@ -246,9 +227,9 @@ def _own_below(folder: str, own: Iterable[str]) -> Iterator[str]:
         if path.startswith(folder.rstrip("/") + "/"):
             yield os.path.relpath(path, folder)
             continue
-        there = next((one for one in (path, *map(str, PurePath(path).parents)) if os.path.exists(one)), "/")
-        twin = os.path.join(folder, there.lstrip("/"))
-        if there != "/" and os.path.isdir(twin) and os.path.samefile(twin, there):
+        above = next((str(place) for place in (Path(path), *Path(path).parents) if place.exists()), "/")
+        twin = os.path.join(folder, above.lstrip("/"))
+        if above != "/" and os.path.isdir(twin) and os.path.samefile(twin, above):
             yield path.lstrip("/")
 
 

@@ -29,11 +29,8 @@ class Surroundings:
 
     def var(self, name: str) -> str:
         """A variable's value as text, "" where it is not set. The first one counts, as for getenv."""
-        wanted = name.encode()
-        for key, value in self.env:
-            if key == wanted:
-                return value.decode("utf-8", "surrogateescape")
-        return ""
+        key = name.encode()
+        return next((value for other, value in self.env if other == key), b"").decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -83,9 +80,13 @@ class Job:
     staged: Staged = Staged()
     redirect: tuple[bytes, ...] = ()  # variables that are there for the redirect's sake: the job gets none of them
     keeps_output: bool = (
-        False  # what a start writes to its standard error is there at the job's end, after those of later starts
+        False  # what a start writes to its standard error is there at the end, beside that of later ones
     )
     failed_starts: int = 0  # for lack of a machine, as the system's own record of the job has it (`Dialect.counted`)
+    reruns: bool = False  # the system would start it again although its payload had begun
+    answer: bytes = b""  # the file, or folder, where the system looks for what became of the job
+    comment: str | None = None  # as the system has it; None where it was not asked, or has none
+    ask_env: tuple[str, ...] = ()  # `NAME=VALUE` each, by which the system's own commands find it
 
 
 class Verdict(Enum):

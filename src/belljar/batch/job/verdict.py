@@ -50,11 +50,10 @@ def has_begun(outcome: Outcome) -> bool:
     return "run" in outcome.phases
 
 
-def mirror(outcome: Outcome) -> Ending:
-    """End as the payload ended; one that was ended before it began ends by TERM, as a native job does."""
-    if outcome.signal is None and outcome.exit_code is None:
-        return Ending(exit_code=None, signal=15)
-    return Ending(exit_code=None if outcome.signal is not None else outcome.exit_code, signal=outcome.signal)
+def mirror(outcome: Outcome, unstarted: int = 15) -> Ending:
+    """End as the payload ended; one that was ended before it began ends by TERM, as a native job does, or by that signal."""
+    signal = outcome.signal if outcome.payload_ran else unstarted
+    return Ending(exit_code=None if signal is not None else outcome.exit_code, signal=signal)
 
 
 def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:

@@ -35,6 +35,7 @@ HOST_FILES = ("LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_AFFINITY_HOSTFILE")
 UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1 << 40, "P": 1 << 50}
 RUNNING = ("RUN", "SSUSP", "USUSP", "PROV", "UNKWN", "ZOMBI")
 STATES = (*RUNNING, "PEND", "PSUSP", "WAIT", "DONE", "EXIT")
+ROW = re.compile(r"([0-9]+),([0-9]+),([A-Z]+)")
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?\Z")
 MOST = 1 << 62
 
@@ -83,17 +84,12 @@ class Lsf(Dialect):
         return ("bjobs", "-u", "all", "-a", "-m", host, "-noheader", "-o", "jobid jobindex stat delimiter=','")
 
     def living(self, printed: bytes) -> frozenset[str]:
-        found = set()
         lines = [line.strip() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
-        if not lines:
-            raise ValueError("bjobs printed nothing")
-        for line in lines:
-            words = line.split(",")
-            if len(words) != 3 or not words[0].isdecimal() or not words[1].isdecimal() or words[2] not in STATES:
-                raise ValueError(f"bjobs printed {line[:60]!r}")
-            if words[2] in RUNNING:
-                found.add(words[0] if words[1] == "0" else f"{words[0]}[{words[1]}]")
-        return frozenset(found)
+        rows = [match for line in lines if (match := ROW.fullmatch(line)) and match[3] in STATES]
+        if not lines or len(rows) != len(lines):
+            raise ValueError(f"bjobs printed {printed[:60]!r} where a list of jobs is expected")
+        running = [row for row in rows if row[3] in RUNNING]
+        return frozenset(row[1] if row[2] == "0" else f"{row[1]}[{row[2]}]" for row in running)
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         return (("badmin", "hclose", "-C", reason, node),)
@@ -142,14 +138,14 @@ def command_of(here: Surroundings) -> tuple[bytes, bytes]:
     head, mark, rest = text.partition(USER_INPUT)
     body = rest if mark else text
     traps = TRAPS if mark and TRAPS in head else b""
-    found = list(STARTER.finditer(body))
-    if not found and body.strip() and b"wrap-lsf" not in body:
+    starts = [match.end() for match in STARTER.finditer(body)]
+    if not starts and body.strip() and b"wrap-lsf" not in body:
         return body, traps  # a starter that was put in front of the file, not into it
-    if not found:
+    if not starts:
         raise NotInAJob(f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`", hint=starter)
     # A script from bsub's standard input is a here-document with any text in it; the line that runs it comes after.
-    runs_file = [match for match in found if body.startswith(SHELL_FILE, match.end())]
-    return body[(runs_file[-1] if runs_file else found[0]).end() :], traps
+    runs_file = [start for start in starts if body.startswith(SHELL_FILE, start)]
+    return body[runs_file[-1] if runs_file else starts[0] :], traps
 
 
 def memory_of(requirement: str, unit: str) -> int | None:

@@ -50,7 +50,7 @@ def run(call: Call) -> int:
         abort = env.get("LSB_SUB_ABORT_VALUE", "")
         return int(abort) if abort.isdecimal() and len(abort) < 4 else ABORT
     except (KeyError, OSError):
-        return 0  # lsrun and its like have no such file: there is nothing to look at
+        pass  # lsrun and its like have no such file: there is nothing to look at
     return 0
 
 
@@ -58,26 +58,26 @@ def esub(
     words: Sequence[str], asked: Mapping[str, str], env: Mapping[str, str], asker: Asker, settings: Settings
 ) -> Changes:
     """What to change for a submission. Raises ImageNotAllowed, OverLimit, BadOption with the sentence for the user."""
-    wanted = wants(words, asked.get("LSB_SUB_ADDITIONAL", ""))
+    wishes = wants(words, asked.get("LSB_SUB_ADDITIONAL", ""))
     asker = Asker(asker.user, asker.groups, asked.get("LSB_SUB_QUEUE", ""))
-    image = image_for(wanted.get("image", ""), asker.queue, settings)
+    image = image_for(wishes.get("image", ""), asker.queue, settings)
     if not image:
-        if wanted:
+        if wishes:
             raise BadOption("-a vm: which image?", hint='Write bsub -a "vm(image=NAME)".')
         # A job that is submitted from within another one has that one's words in its environment.
         return Changes(env={name: "" for name in (IMAGE, MEMORY, DISK, WALL) if env.get(name)})
-    disk = _size(wanted["disk"]) if "disk" in wanted else None
+    disk = _size(wishes["disk"]) if "disk" in wishes else None
     memory = (whole(asked.get("LSB_SUB_RLIMIT_RSS", "")) or 0) * KIB
     reserved = memory_of(asked.get("LSB_SUB_RES_REQ", ""), "MB")
     check_allowed(image, asker, settings)
     cpus = whole(asked.get("LSB_SUB_NUM_PROCESSORS", "")) or None
     check_limits(cpus, memory or reserved, disk, settings)
-    facts = {
-        IMAGE: image if wanted.get("image") else "", MEMORY: str(memory or ""), DISK: str(disk or ""),
+    variables = {
+        IMAGE: image if wishes.get("image") else "", MEMORY: str(memory or ""), DISK: str(disk or ""),
         WALL: str(whole(asked.get("LSB_SUB_RLIMIT_RUN", "")) or ""),
     }  # fmt: skip
-    options = {} if asked.get("LSB_SUB3_APP") or not wanted else {"LSB_SUB3_APP": PROFILE}
-    return Changes(options, {name: value for name, value in facts.items() if value or env.get(name)})
+    options = {} if asked.get("LSB_SUB3_APP") or not wishes else {"LSB_SUB3_APP": PROFILE}
+    return Changes(options, {name: value for name, value in variables.items() if value or env.get(name)})
 
 
 def wants(words: Sequence[str], additional: str) -> dict[str, str]:
@@ -88,28 +88,28 @@ def wants(words: Sequence[str], additional: str) -> dict[str, str]:
         if not match:
             return {}
         text = match[1] or ""
-    found = {"": ""}  # never empty: something is wanted
+    wishes = {"": ""}  # never empty: something is asked for
     for word in filter(None, re.split(r"[,\s]+", text)):
         name, equals, value = word.partition("=")
         if not equals or name not in WORDS or not value:
             raise BadOption(
                 f"-a vm({text[:60]!r}): {word[:40]!r} means nothing", hint='Write bsub -a "vm(image=NAME,disk=20G)".'
             )
-        found[name] = value
-    return found
+        wishes[name] = value
+    return wishes
 
 
 def parameters(data: bytes) -> dict[str, str]:
     """`NAME=value` or `NAME="value"` on a line each. Lines of another form belong to a command of several lines."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in data.decode("utf-8", "surrogateescape").split("\n"):
         match = LINE.match(line)
         if match:
             value = match[2]
             if len(value) >= 2 and value[0] == value[-1] == '"':
                 value = re.sub(r"\\(.)", r"\1", value[1:-1])
-            found.setdefault(match[1], "" if value == "SUB_RESET" else value)
-    return found
+            values.setdefault(match[1], "" if value == "SUB_RESET" else value)
+    return values
 
 
 def _append(path: str, values: Mapping[str, str]) -> None:

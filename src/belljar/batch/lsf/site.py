@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled
-from belljar.batch.install.pieces import Advice, OurFile, OurLines, Piece, Place, hook_text
+from belljar.batch.install.pieces import Advice, OurFile, OurLines, Piece, Place, filled, hook_text
 from belljar.batch.job.policy import queue_images
 from belljar.batch.lsf.hooks import PROFILE
 from belljar.errors import BadOption, BelljarError

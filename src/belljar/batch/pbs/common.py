@@ -9,6 +9,7 @@ https://github.com/adaptivecomputing/torque (src/resmom/start_exec.c)
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,10 +57,8 @@ def seconds(text: str) -> float | None:
     parts = text.strip().partition(".")[0].split(":")
     if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
         return None
-    total = 0
-    for part, factor in zip(reversed(parts), (1, 60, 3600, 86400), strict=False):
-        total += int(part) * factor
-    return float(total)
+    factors = (1, 60, 3600, 86400)
+    return float(sum(int(part) * factor for part, factor in zip(reversed(parts), factors, strict=False)))
 
 
 def job_id(here: Surroundings) -> tuple[str, tuple[str, ...]]:
@@ -73,13 +72,11 @@ def job_id(here: Surroundings) -> tuple[str, tuple[str, ...]]:
 
 def staged(here: Surroundings) -> Staged:
     """The node files, and the job's own temporary folder."""
-    into = tuple(path for path in (_path(here.var(name)) for name in FILES) if path)
-    folder = _path(here.var("TMPDIR"))
-    return Staged(into=into, folders=(folder,) if folder else ())
-
-
-def _path(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape") if text.startswith("/") else b""
+    files, folders = (
+        tuple(os.fsencode(path) for path in map(here.var, names) if path.startswith("/"))
+        for names in (FILES, ("TMPDIR",))
+    )
+    return Staged(into=files, folders=folders)
 
 
 class Pbs(Dialect):
@@ -95,13 +92,13 @@ class Pbs(Dialect):
         return self.select
 
     def living(self, printed: bytes) -> frozenset[str]:
-        found: set[str] = set()
+        jobs: set[str] = set()
         for row in printed.decode("utf-8", "replace").splitlines():
             match = JOB_ID.fullmatch(row.strip())
             if match is None:
                 raise ValueError(f"qselect printed {row[:60]!r} in the list of jobs")
-            found.update((match[0], match[1]))
-        return frozenset(found)
+            jobs |= {match[0], match[1]}
+        return frozenset(jobs)
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         text = plain(f"{OURS} {reason.removeprefix(OURS).strip()}")
@@ -140,7 +137,9 @@ def is_part(place: Place, part: str) -> bool:
 def roles(place: Place, system: str, options: tuple[str, ...], home: str) -> tuple[bool, bool]:
     """(a server, a node). Raises BadOption for options nobody knows, and for a folder that is no home of the system."""
     if unknown := set(place.options) - set(options):
-        raise BadOption(f"--set {min(unknown)}: no option of {system}", hint=f"Known are {', '.join(options)}.")
+        raise BadOption(
+            f"--set {min(unknown)}: no option of {system}", hint=f"Known are: {', '.join(options) or 'none'}."
+        )
     is_server, is_node = is_part(place, "server_priv"), is_part(place, "mom_priv")
     if not (is_server or is_node):
         what = f"{place.folder}: neither server_priv nor mom_priv is there"

@@ -18,7 +18,7 @@ from belljar.batch.job import verdict
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Surroundings, Verdict, one_line, one_node, whole
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import MIB, Outcome
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 OURS = "belljar:"  # begins the reason of a node we closed
 KILL_WAIT = 30.0  # slurm.conf KillWait, between TERM and KILL; `batch check` compares it with a site's
@@ -33,13 +33,6 @@ HEADER = "JOBID|ARRAY_JOB_ID|ARRAY_TASK_ID|STATE"
 FORMAT = "%A|%F|%K|%T"
 
 COUNT = re.compile(r"(?:^|\s)belljar=([0-9]{1,4})(?:[: ].*)?$", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class SlurmJob(Job):
-    """A job, and what only its answer needs."""
-
-    comment: str | None = None  # as squeue has it: `scontrol update` replaces a comment as a whole
 
 
 class Slurm(Dialect):
@@ -57,7 +50,7 @@ class Slurm(Dialect):
         ident = _ident(here, raw)
         cpus = whole(here.var("SLURM_CPUS_ON_NODE"))
         disk = whole(here.options.get("disk", ""))
-        return SlurmJob(
+        return Job(
             system=self.name, id=ident, aliases=(raw,) if ident != raw else (), name=here.var("SLURM_JOB_NAME"),
             queue=here.var("SLURM_JOB_PARTITION"), image=image, native=_native(here.argv, text if is_redirected else b""),
             inside=Command(script, here.argv), script=script, script_skips_line=is_redirected,
@@ -68,7 +61,6 @@ class Slurm(Dialect):
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by the owner's own `scontrol`: it needs no exit code of its own, and takes the time of the
         next start. The tries and the reason are the job's comment, which only its owner and operators can write."""
-        assert isinstance(job, SlurmJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
@@ -78,23 +70,20 @@ class Slurm(Dialect):
             return Ending(exit_code=OUR_FAILURE, commands=commands, otherwise=fail)
         note = _comment(job, f"belljar={tries} {reason.removeprefix('belljar: ')}")
         if verdict_ is Verdict.HOLD:
-            hold = ("scontrol", "requeuehold", job.id)
+            hold, delay = ("scontrol", "requeuehold", job.id), SHORTEST_DELAY  # else two minutes once it is released
             bare = Ending(commands=(hold,), otherwise=fail)
-            # Slurm would let it wait two minutes more once it is released.
-            return Ending(commands=(note, hold, _start(job, SHORTEST_DELAY)), otherwise=bare)
-        requeue = ("scontrol", "requeue", job.id)
-        later = _start(job, max(int(verdict.delay(tries, settings)), SHORTEST_DELAY))
+            return Ending(commands=(note, hold, _start(job, delay)), otherwise=bare)
+        requeue, delay = ("scontrol", "requeue", job.id), max(int(verdict.delay(tries, settings)), SHORTEST_DELAY)
         # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
         is_last = job.started_before + 1 >= max(settings.retries, 1)
         bare = fail if is_last else Ending(commands=(requeue,), otherwise=fail)
         # Once requeued, the job is back in the queue whatever fails after it: Slurm heeds no exit code of this run.
-        return Ending(commands=(note, requeue, later), otherwise=bare)
+        return Ending(commands=(note, requeue, _start(job, delay)), otherwise=bare)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%k")
 
     def counted(self, job: Job, printed: bytes) -> Job:
-        assert isinstance(job, SlurmJob)
         comment = printed.decode("utf-8", "replace").removesuffix("\n")
         match = COUNT.search(comment)
         kept = "" if comment.strip() == "(null)" else comment
@@ -108,15 +97,13 @@ class Slurm(Dialect):
         header, *rows = printed.decode("ascii", "replace").splitlines() or [""]
         if header.strip() != HEADER:
             raise ValueError(f"squeue printed {header[:60]!r} where the list of jobs begins")
-        found = set()
+        jobs = set()
         for row in rows:
             fields = row.split("|")
             if len(fields) != 4 or not fields[0].isdecimal():
                 raise ValueError(f"squeue printed {row[:60]!r} in the list of jobs")
-            found.add(fields[0])
-            if fields[2].isdecimal():
-                found.add(f"{fields[1]}_{fields[2]}")
-        return frozenset(found)
+            jobs |= {fields[0], *([f"{fields[1]}_{fields[2]}"] if fields[2].isdecimal() else [])}
+        return frozenset(jobs)
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         text = one_line(reason.removeprefix(OURS).strip())
@@ -179,8 +166,7 @@ def _memory(here: Surroundings, cpus: int) -> int | None:
     if limit and limit[1].isdigit():
         return int(limit[1])
     per_node, per_cpu = whole(here.var("SLURM_MEM_PER_NODE")), whole(here.var("SLURM_MEM_PER_CPU"))
-    known = [size for size in (per_node, per_cpu and per_cpu * cpus) if size]
-    return min(known) * MIB if known else None
+    return min((size * MIB for size in (per_node, per_cpu and per_cpu * cpus) if size), default=None)
 
 
 def _wall(here: Surroundings) -> float | None:
@@ -191,16 +177,11 @@ def _wall(here: Surroundings) -> float | None:
     return minutes * 60.0 if minutes else None
 
 
-def _comment(job: SlurmJob, note: str) -> tuple[str, ...]:
-    words = (
-        f"vm={job.image}" if job.comment is None and job.image else COUNT.sub("", job.comment or "").partition(OURS)[0]
-    )
-    return (
-        "scontrol",
-        "update",
-        f"JobId={job.id}",
-        f"Comment={one_line(f'{words.strip()} {note}'.strip(), LONGEST_COMMENT)}",
-    )
+def _comment(job: Job, note: str) -> tuple[str, ...]:
+    """A comment that could not be read is lost: `scontrol update` replaces it as a whole."""
+    asked = f"vm={job.image}" if job.comment is None and job.image else ""
+    words = asked or COUNT.sub("", job.comment or "").partition(OURS)[0].strip()
+    return ("scontrol", "update", f"JobId={job.id}", f"Comment={one_line(f'{words} {note}'.strip(), LONGEST_COMMENT)}")
 
 
 def _start(job: Job, seconds: int) -> tuple[str, ...]:

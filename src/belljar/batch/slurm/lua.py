@@ -22,9 +22,8 @@ def plugin(place: Place) -> bytes:
         "wrapper": quoted(_wrapper(place)),
         "names": quoted(str(place.store / "images/names")),
         "features": _table(features.items()),
-        "baits": _table((one, one) for one in place.options.get("bait", "").split()),
+        "baits": _table((name, name) for name in place.options.get("bait", "").split()),
         "disk_is_scratch": "true" if settings.scratch else "false",
-        "longest_line": str(_longest_line(place)),
         "default_image": quoted(site["default_image"]),
         "queue_images": _table(site["queue_images"].items()),
         "allow": _rules(site["allow"]),
@@ -43,26 +42,15 @@ def _wrapper(place: Place) -> str:
     return path
 
 
-def _longest_line(place: Place) -> int:
-    """Linux before 5.1 reads 127 bytes of a `#!` line and drops the rest in silence; later ones 255. Option `line`."""
-    text = place.options.get("line", "127")
-    if text not in ("127", "255"):
-        raise BadOption(
-            f"line {text!r}: neither 127 nor 255", hint="255 is for sites whose nodes all have Linux 5.1 or later."
-        )
-    return int(text) - 1
-
-
 def _features(place: Place) -> dict[str, str]:
-    found = {}
+    images = {}
     for word in place.options.get("feature", "").split():
-        feature, equals, image = word.partition("=")
-        if not (equals and re.fullmatch(r"[\w.-]+", feature) and judge.IMAGE_NAME.match(image)):
-            raise BadOption(
-                f"feature {word!r}: not of the form FEATURE=IMAGE", hint="Say --set 'feature=el9=alma9 el8=alma8'."
-            )
-        found[feature] = image
-    return found
+        feature, _, image = word.partition("=")
+        if not (re.fullmatch(r"[\w.-]+", feature) and judge.IMAGE_NAME.match(image)):
+            hint = "Say --set 'feature=el9=alma9 el8=alma8'."
+            raise BadOption(f"feature {word!r}: not of the form FEATURE=IMAGE", hint=hint)
+        images[feature] = image
+    return images
 
 
 def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
@@ -76,7 +64,7 @@ def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
 
 def pattern_of(glob: str) -> str:
     """A pattern of image names as one of Lua, anchored."""
-    return "^" + policy.in_words(glob, lambda one: f"%{one}" if one in ".-" else one) + "$"
+    return "^" + policy.in_words(glob, lambda char: f"%{char}" if char in ".-" else char) + "$"
 
 
 def _table(pairs: Iterable[tuple[str, str]]) -> str:

@@ -8,31 +8,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.batch import Settings
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled, names, outside, read
-from belljar.batch.install.pieces import Advice, OurFile, OurLines, Piece, Place, hook_text
+from belljar.batch.install.pieces import (
+    Advice,
+    Clash,
+    OurFile,
+    OurLines,
+    Piece,
+    Place,
+    filled,
+    hook_text,
+    names,
+    outside,
+    read,
+)
 from belljar.batch.slurm import lua as slurm_lua
-from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.batch.slurm.lua import quoted
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect, fail, ok
 
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
-OLDEST = (22, 5)
 HOOKS = ("Prolog", "Epilog")
-
-NO_LUA = """It cannot ask belljar at submission: --comment=vm=IMAGE and partitions with images mean nothing here. Users write
-    #!{wrapper} --image=IMAGE
-before the first line of a script; the node looks at it by the site's rules. Say --set submit=hand when that is as it is to be."""
-
-MERGE = """Your {path} stays as it is. Let it ask belljar's: near its top
-    local belljar = dofile({plugin})
-and in slurm_job_submit(job_desc, part_list, submit_uid), before it returns slurm.SUCCESS,
-    if belljar.submit(job_desc, part_list, submit_uid) ~= slurm.SUCCESS then return slurm.ERROR end
-and the same with belljar.modify(job_desc, job_rec, part_list, modify_uid) in slurm_job_modify.
-slurmctld reads its plugin again when that file changes: `belljar batch install slurm` touches it from then on."""
+PAGE = "docs/batch/reference/slurm.md"
 
 
 class SlurmSite:
@@ -46,16 +44,12 @@ class SlurmSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
-        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `bait`, partitions
-        whose jobs get nodes of their own; `line`, how much of a
-        `#!` line a node's kernel reads; `submit`: `lua`, or `hand` if users write that line themselves."""
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `bait`, partitions whose
+        jobs get nodes of their own; `submit`: `lua`, or `hand` if users write the first line of a script themselves."""
         conf, pieces, lines = _conf(place), list[Piece](), list[str]()
-        if _asks_at_submission(place) and not _is_configless(place):
-            if _has_lua(place):
-                pieces += self._at_submission(place, conf)
-                lines += [] if "jobsubmitplugins" in conf else ["JobSubmitPlugins=lua"]
-            else:
-                pieces.append(Advice("this Slurm has no Lua", NO_LUA.format(wrapper=place.wrapper)))
+        if _asks_at_submission(place):
+            pieces += self._at_submission(place, conf)
+            lines += [] if "jobsubmitplugins" in conf else ["JobSubmitPlugins=lua"]
         for hook in HOOKS:
             pieces += self._hook(place, hook, conf)
             lines += [] if any(conf.get(hook.lower(), ())) else [f"{hook}={place.folder}/belljar-{hook.lower()}"]
@@ -65,15 +59,15 @@ class SlurmSite:
 
     def _at_submission(self, place: Place, conf: Mapping[str, list[str]]) -> Iterator[Piece]:
         plugin, submit, text = place.folder / PLUGIN, place.folder / SUBMIT, slurm_lua.plugin(place)
+        if not _has_lua(place):
+            yield Clash("this Slurm has no Lua", f"install its {LUA}, or say --set submit=hand ({PAGE})")
         yield OurFile("rules of the site, for slurmctld at submission", plugin, text)
         if not _is_theirs(submit):
             digest = hashlib.sha256(text).hexdigest()
             shim = filled(Path(__file__).with_name(SUBMIT), plugin=quoted(str(plugin)), digest=digest)
             yield OurFile("job_submit plugin of slurmctld", submit, shim)
         elif not names(submit, plugin.name):
-            yield Advice(
-                "your own job_submit.lua asks belljar's", MERGE.format(path=submit, plugin=quoted(str(plugin)))
-            )
+            yield Advice("your own job_submit.lua asks belljar's", f"let {submit} call {plugin} ({PAGE})")
         plugins = ",".join(conf.get("jobsubmitplugins", []))
         if plugins and "lua" not in re.split(r"[,\s]+", plugins):
             advice = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
@@ -95,25 +89,20 @@ class SlurmSite:
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
         submit, reconfigure = place.folder / SUBMIT, ("scontrol", "reconfigure")
-        if _asks_at_submission(place) and _is_theirs(submit) and names(submit, PLUGIN):
-            return (("touch", "--", str(submit)), reconfigure)
-        return (reconfigure,)
+        is_called = _asks_at_submission(place) and _is_theirs(submit) and names(submit, PLUGIN)
+        return (*((("touch", "--", str(submit)),) if is_called else ()), reconfigure)
 
-    def findings(self, place: Place) -> list[Finding]:
+    def findings(self, place: Place) -> Iterator[Finding]:
         try:
-            version = place.output("scontrol", "--version").strip()
-            shown = _shown(place)
+            version, config = place.output("scontrol", "--version").strip(), _shown(place)
         except BelljarError as exc:
-            return [fail("slurmctld answers", exc.message, "Start it, or run this where `scontrol` works.")]
-        config = {key: values[-1] for key, values in shown.items()}
-        at_submission = _asks_at_submission(place) and not _is_configless(place)
-        return [
-            _version(version),
-            *((_lua(place), _plugins(place, config)) if at_submission else ()),
-            *(_hooked(place, hook, shown.get(hook.lower(), [])) for hook in HOOKS),
-            _requeues(config),
-            _kill_wait(place.settings, config),
-        ]
+            yield fail("slurmctld answers", exc.message, "Start it, or run this where `scontrol` works.")
+            return
+        yield ok("slurmctld answers", version)
+        if _asks_at_submission(place):
+            yield _plugins(place, ",".join(config.get("jobsubmitplugins", ())))
+        for hook in HOOKS:
+            yield _hooked(place, hook, config.get(hook.lower(), []))
 
 
 SITE = SlurmSite()
@@ -161,76 +150,47 @@ def _is_configless(place: Place) -> bool:
 
 
 def _asks_at_submission(place: Place) -> bool:
-    """Raises BadOption."""
+    """Not on a node that fetched its settings. Raises BadOption."""
     how = place.options.get("submit", "lua")
     if how not in ("lua", "hand"):
         raise BadOption(f"--set submit={how}: lua or hand", hint="hand: users write the first line of their scripts.")
-    return how == "lua"
+    return how == "lua" and not _is_configless(place)
 
 
 def _shown(place: Place) -> dict[str, list[str]]:
     """The configuration slurmctld goes by, keys in lower case. Slurm 24.11 numbers what may stand there several times."""
     text = place.output("scontrol", "show", "config")
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for match in re.finditer(r"^(\w+)(?:\[[0-9]+\])?\s*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE):
-        found.setdefault(match[1].lower(), []).append(match[2].replace("(null)", ""))
-    return found
+        settings.setdefault(match[1].lower(), []).append(match[2].replace("(null)", ""))
+    return settings
 
 
 def _has_lua(place: Place) -> bool:
     """Was this Slurm built with Lua? Else slurmctld would not start with the plugin. If it cannot be seen, it was."""
     try:
-        folders = [Path(one) for one in _shown(place).get("plugindir", [""])[-1].split(":") if one]
+        folders = [Path(name) for name in _shown(place).get("plugindir", [""])[-1].split(":") if name]
     except BelljarError:
         return True
-    return any((one / LUA).exists() for one in folders) or not any(one.is_dir() for one in folders)
+    return any((folder / LUA).exists() for folder in folders) or not any(folder.is_dir() for folder in folders)
 
 
-def _lua(place: Place) -> Finding:
-    remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
-    return expect("Slurm has its Lua plugin", _has_lua(place), f"{LUA}: needed to ask belljar at submission", remedy)
-
-
-def _version(printed: str) -> Finding:
-    match = re.search(r"(\d+)\.(\d+)", printed)
-    is_good = match is not None and (int(match[1]), int(match[2])) >= OLDEST
-    return expect("Slurm is recent enough", is_good, printed, "belljar needs Slurm 22.05 or later.")
-
-
-def _plugins(place: Place, config: dict[str, str]) -> Finding:
-    plugins = config.get("jobsubmitplugins", "")
-    what = "slurmctld asks belljar at submission"
+def _plugins(place: Place, plugins: str) -> Finding:
+    what, path = "slurmctld asks belljar at submission", place.folder / SUBMIT
     if "lua" not in plugins.split(","):
         return fail(what, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
-    path = place.folder / SUBMIT
     if _is_theirs(path) and not names(path, PLUGIN):
-        return fail(what, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN}; see the guide.")
+        return fail(what, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN} ({PAGE}).")
     return ok(what, f"JobSubmitPlugins={plugins}")
 
 
-def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
-    ours, named = place.folder / f"belljar-{hook.lower()}", " ".join(current)
+def _hooked(place: Place, hook: str, scripts: Sequence[str]) -> Finding:
+    ours, named = place.folder / f"belljar-{hook.lower()}", " ".join(scripts)
     is_called = any(
-        (Path(one[:-1]) / f"50-{ours.name}").exists()
-        if one.endswith("/*")
-        else one == str(ours) or names(Path(one), ours.name)
-        for one in current
+        (Path(script[:-1]) / f"50-{ours.name}").exists()
+        if script.endswith("/*")
+        else script == str(ours) or names(Path(script), ours.name)
+        for script in scripts
     )
     remedy = f"or let {named} call {ours}." if named else f"or set {hook}={ours}."
     return expect(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")
-
-
-def _requeues(config: dict[str, str]) -> Finding:
-    value = config.get("jobrequeue", "1")
-    remedy = "JobRequeue=1; else a job for which no machine can be started fails with exit code 125 at its first try."
-    return expect("jobs may be requeued", value == "1", f"JobRequeue={value}", remedy)
-
-
-def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
-    match = re.match(r"(\d+)", config.get("killwait", ""))
-    wait = float(match[1]) if match else KILL_WAIT
-    grace = settings.grace or KILL_WAIT - 2
-    ours = f"`grace = {max(wait - 2, 1):.0f}` in [batch]"
-    remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
-    detail = f"KillWait={wait:.0f} s, grace {grace:.0f} s"
-    return expect("a job's grace ends before Slurm's KILL", grace <= wait - 1, detail, remedy)

@@ -6,6 +6,7 @@ local NAME = "^[%w][%w._-]*$"
 local LONGEST_NAME = 100
 local SHOWN = 60
 local MIB = 1048576
+local LONGEST_LINE = 126 -- Linux before 5.1 drops the rest of a `#!` line in silence
 local LARGEST_MANIFEST = 1048576
 local KEPT = 60 -- seconds the groups of a user are remembered
 
@@ -297,7 +298,7 @@ function M.submit(job, parts, uid)
       return slurm.ERROR
    end
    local line = first_line(own and image or "", job, parts, names)
-   if #line > site.longest_line then
+   if #line > LONGEST_LINE then
       refuse("the name of the image is too long: %d characters do not fit here", #image)
       return slurm.ERROR
    end

@@ -13,8 +13,7 @@ from belljar.assembly import House
 from belljar.batch import node as faults
 from belljar.batch.install.commands import Client
 from belljar.batch.install.engine import TO_DO, Installation
-from belljar.batch.install.files import mode_of
-from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step
+from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step, mode_of
 from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, show, show_findings

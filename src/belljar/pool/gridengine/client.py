@@ -28,15 +28,6 @@ class GridEngineClient(Client):
     def __init__(self, bait: str = "") -> None:
         self.bait = bait
 
-    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command:
-        return ("qsub", "-terse", *options, script)
-
-    def submitted(self, printed: bytes) -> JobId:
-        job = printed.decode("ascii", "replace").strip().partition(".")[0]
-        if whole(job) is None:
-            raise ValueError(f"qsub printed {job[:60]!r} where the job's number is expected")
-        return job
-
     def query(self, mark: str) -> Command:
         """What users wrote comes escaped, as XML has it: no mark is needed."""
         return ("qstat", "-u", "*", "-r", "-g", "d", "-xml")
@@ -89,8 +80,7 @@ def _jobs(entry: str, bait: str) -> list[JobView]:
     number, letters = _one(entry, "JB_job_number"), _one(entry, "state")
     if whole(number) is None:
         raise ValueError("qstat printed a job without a number")
-    found = re.findall(r'<hard_request name="([a-z_]+)"[^>]*>([^<]*)</hard_request>', entry)
-    asked = {name: value for name, value in found}
+    asked = dict(re.findall(r'<hard_request name="([a-z_]+)"[^>]*>([^<]*)</hard_request>', entry))
     slots = whole(_one(entry, "slots")) or 1
     instance = _one(entry, "queue_name")
     queue, _, host = instance.partition("@")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from belljar.errors import BelljarError
 from belljar.findings import Finding, fail_if
+from belljar.pool.gridengine.nodes import GridEngineNodes
 
 PAGE = "docs/bait/reference.md, Grid Engine"
 
 
-def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Finding]:
-    """*ask*: carries out a command, raises BelljarError; *hosts*: name -> address of those that machines may become."""
+def needs(
+    nodes: GridEngineNodes, ask: Callable[..., str], conf: str, baits: tuple[str, ...], queue: str, feature: str,
+    hosts: tuple[str, ...],
+) -> Iterator[Finding]:  # fmt: skip
+    """*ask*: carries out a command, raises BelljarError."""
+    bait = baits[0]
     managers = ask("qconf", "-sm").split()
     yield fail_if("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
     yield fail_if(
@@ -23,10 +28,9 @@ def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, st
     unfit = _asked(lambda: _environments(ask, bait, queue))
     remedy = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
     yield fail_if("parallel environments", unfit, remedy)
-    wrong = [one for name, address in hosts.items() if (one := _name(ask, name, address))]
-    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    wrong = ", ".join(name for name, address in nodes.hosts.items() if not _is_known(ask, name, address))
     remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
-    yield fail_if("names of machines", f"{wrong[0]}{more}" if wrong else "", remedy)
+    yield fail_if("names of machines", f"not known by name and address: {wrong}" if wrong else "", remedy)
 
 
 def _bait(text: str) -> str:
@@ -54,7 +58,7 @@ def _environments(ask: Callable[..., str], bait: str, queue: str) -> str:
 
 
 def _list(text: str) -> list[str]:
-    return [one for one in re.split(r"[\s,]+", _value(text, "pe_list")) if one not in ("", "NONE")]
+    return [name for name in re.split(r"[\s,]+", _value(text, "pe_list")) if name not in ("", "NONE")]
 
 
 def _value(text: str, key: str) -> str:
@@ -62,16 +66,14 @@ def _value(text: str, key: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _name(ask: Callable[..., str], name: str, address: str) -> str:
+def _is_known(ask: Callable[..., str], name: str, address: str) -> bool:
     """By this host's resolver."""
     try:
-        if ask("getent", "ahostsv4", name).split()[:1] != [address]:
-            return f"{name} is not {address}"
-        if name not in ask("getent", "hosts", address).split():
-            return f"{address} is not {name}"
+        return (
+            ask("getent", "ahostsv4", name).split()[:1] == [address] and name in ask("getent", "hosts", address).split()
+        )
     except BelljarError:
-        return f"{name} or {address} is not known on this host"
-    return ""
+        return False
 
 
 def _asked(look: Callable[[], str]) -> str:

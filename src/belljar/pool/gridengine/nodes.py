@@ -10,26 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
 
 from belljar.batch.job.terms import one_node
 from belljar.errors import BadOption
-from belljar.findings import Finding
 from belljar.pool.gridengine.client import CLIENT, GridEngineClient
-from belljar.pool.terms import (
-    LARGEST_ANSWER,
-    Command,
-    JobView,
-    Joining,
-    Member,
-    Nodes,
-    NodeState,
-    NodeView,
-    Pool,
-    machine_of,
-)
+from belljar.pool.terms import LARGEST_ANSWER, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
 from belljar.records import replace
 
 INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -47,25 +35,25 @@ class GridEngineNodes(Nodes):
     packages = ("gridengine-exec",)
 
     def __init__(self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "") -> None:
-        self.queue, self._hosts, self._feature = queue, dict(hosts or {}), feature
-        self._names = {_ending(address): name for name, address in self._hosts.items()}
+        self.queue, self.hosts, self._feature = queue, dict(hosts or {}), feature
+        self._names = {_ending(address): name for name, address in self.hosts.items()}
 
     def new_machine(self, nodes: Collection[str]) -> str:
         """Any of the free names: the qmaster may still believe that the one used last is there."""
-        free = sorted(set(self._hosts) - set(nodes))
+        free = sorted(set(self.hosts) - set(nodes))
         if not free:
             return ""
         random = os.urandom(6)
-        return f"{random[:4].hex()}{_ending(self._hosts[free[int.from_bytes(random[4:], 'big') % len(free)]])}"
+        return f"{random[:4].hex()}{_ending(self.hosts[free[int.from_bytes(random[4:], 'big') % len(free)]])}"
 
     def name_of(self, machine: str) -> str:
         return self._names.get(machine[-4:]) or super().name_of(machine)
 
     def machine_of(self, node: str) -> str:
-        return f"00000000{_ending(self._hosts[node])}" if node in self._hosts else machine_of(node)
+        return f"00000000{_ending(self.hosts[node])}" if node in self.hosts else super().machine_of(node)
 
     def address_of(self, machine: str) -> str:
-        return self._hosts.get(self.name_of(machine), "")
+        return self.hosts.get(self.name_of(machine), "")
 
     def query(self) -> Command:
         return ("qhost", "-xml", "-q")
@@ -76,7 +64,7 @@ class GridEngineNodes(Nodes):
         if len(printed) > LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
             raise ValueError("qhost printed no list of hosts, or one that was cut off")
         views = (view for entry in text.split("<host name=")[1:] for view in _views(entry, self.queue))
-        ours = dict.fromkeys(self._hosts, (self._feature,))
+        ours = dict.fromkeys(self.hosts, (self._feature,))
         return {view.name: replace(view, features=ours.get(view.name, ())) for view in views if view.name != "global"}
 
     def open(self, node: str) -> Command:
@@ -95,23 +83,23 @@ class GridEngineNodes(Nodes):
 
     def create(self, node: str, job: JobView) -> tuple[Command, ...]:
         """The queue takes the host up, by which it becomes one; for nobody but the job's owner."""
-        one, users = one_node(node), f"{USERS}{node}"
-        image = (("qconf", "-aattr", "exechost", "complex_values", f"vm_image={job.image}", one),) if job.image else ()
+        host, users = one_node(node), f"{USERS}{node}"
+        image = (("qconf", "-aattr", "exechost", "complex_values", f"vm_image={job.image}", host),) if job.image else ()
         return (
-            ("qconf", "-aattr", "queue", "hostlist", one, self.queue),
-            ("qconf", "-aattr", "queue", "slots", f"[{one}={job.cpus}]", self.queue),
+            ("qconf", "-aattr", "queue", "hostlist", host, self.queue),
+            ("qconf", "-aattr", "queue", "slots", f"[{host}={job.cpus}]", self.queue),
             ("qconf", "-au", job.owner, users),
-            ("qconf", "-aattr", "queue", "user_lists", f"[{one}={users}]", self.queue),
+            ("qconf", "-aattr", "queue", "user_lists", f"[{host}={users}]", self.queue),
             *image,
         )
 
     def remove(self, node: str) -> tuple[Command, ...]:
-        one = one_node(node)
+        host = one_node(node)
         return (
-            ("qconf", "-dattr", "queue", "hostlist", one, self.queue),
-            ("qconf", "-purge", "queue", "*", f"{self.queue}@{one}"),
-            ("qconf", "-dul", f"{USERS}{one}"),
-            ("qconf", "-de", one),
+            ("qconf", "-dattr", "queue", "hostlist", host, self.queue),
+            ("qconf", "-purge", "queue", "*", f"{self.queue}@{host}"),
+            ("qconf", "-dul", f"{USERS}{host}"),
+            ("qconf", "-de", host),
         )
 
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
@@ -125,13 +113,6 @@ class GridEngineNodes(Nodes):
         alter = ("qalter", "-q", queue or "*", job.number)
         return (alter,) if stays_held else (alter, CLIENT.release(job.id))
 
-    def needs(
-        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Finding]:  # fmt: skip
-        from belljar.pool.gridengine import fitness  # no job needs it
-
-        yield from fitness.needs(ask, baits[0], queue, self._hosts)
-
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*: the cell's bootstrap. Raises BadOption where its daemons prove themselves by more than their addresses."""
         mode = re.search(rb"(?m)^security_mode\s+(\S+)", text)
@@ -140,13 +121,8 @@ class GridEngineNodes(Nodes):
                 f"{conf_file}: security_mode {mode[1].decode(errors='replace')}: no key for it is given to machines"
             )
         common = conf_file.parent
-        env = {
-            "NODE": member.name, "HOSTS": member.hosts, "PASSWD": "".join(member.account[:1]),
-            "GROUPS_OF": "\n".join(member.account[1:]), "SGE_ROOT": str(common.parents[1]), "SGE_CELL": common.parent.name,
-            "HOME": "/root", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        }  # fmt: skip
-        pairs = tuple((key.encode(), value.encode()) for key, value in env.items())
-        return Joining(JOIN, pairs, (), (conf_file, common / "act_qmaster"))
+        env = {"SGE_ROOT": str(common.parents[1]), "SGE_CELL": common.parent.name}
+        return member.joining(JOIN, env, copies=(conf_file, common / "act_qmaster"))
 
 
 class GridEnginePool(Pool):

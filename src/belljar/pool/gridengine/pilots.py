@@ -9,7 +9,7 @@ from belljar.batch.gridengine.dialect import seconds
 from belljar.batch.job.terms import one_line
 from belljar.model import MIB
 from belljar.pool.gridengine.client import CLIENT
-from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots, account
+from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots, account, id_printed, longest_of
 from belljar.pool.terms import LARGEST_ANSWER, Command, JobId
 
 NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR2 and KILL
@@ -35,7 +35,7 @@ class GridEnginePilots(Pilots):
             "-notify", "-r", "n", "-j", "y", "-o", job.output, "-S", "/bin/sh", "-ac", f"owner={owner}",
             *(("-q", job.queue) if job.queue else ()), *(("-P", job.account) if job.account else ()),
         )  # fmt: skip
-        return CLIENT.submit(script, options)
+        return ("qsub", "-terse", *options, script)
 
     def script(self, job: PilotJob) -> bytes:
         """The job's script, and its first pilot, are on its first node. Grid Engine tells all of them of the end (`-notify`): `qrsh` is not
@@ -51,10 +51,10 @@ class GridEnginePilots(Pilots):
         return "\n".join(lines).encode()
 
     def submitted(self, printed: bytes) -> JobId:
-        return CLIENT.submitted(printed)
+        return id_printed(printed.partition(b".")[0], "[0-9]{1,18}")
 
     def cancel(self, job: JobId) -> Command:
-        return CLIENT.cancel(job)
+        return ("qdel", job)
 
     def extend(self, job: JobId, seconds: float) -> Command:
         raise ValueError("Grid Engine does not change the limit of a running job")
@@ -65,12 +65,9 @@ class GridEnginePilots(Pilots):
     def longest(self, printed: bytes, queue: str) -> float | None:
         """A job that names no queue may start in any: the longest counts. What a host of a queue has of its own does not."""
         text = printed[:LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
-        limits = [
-            (name, seconds(limit.partition(",")[0]))
-            for name, limit in re.findall(r"(?ms)^qname +(\S+)$.*?^h_rt +(\S+)", text)
-        ]
-        found = [limit for name, limit in limits if name in queue.split(",") or not queue]
-        return None if None in found else max((one for one in found if one is not None), default=None)
+        limits = re.findall(r"(?ms)^qname +(\S+)$.*?^h_rt +(\S+)", text)
+        names = queue.split(",") if queue else [name for name, _ in limits]
+        return longest_of([seconds(limit.partition(",")[0]) for name, limit in limits if name in names])
 
     def query(self) -> Command:
         return ("qstat", "-u", account(), "-r", "-xml")
@@ -84,9 +81,9 @@ class GridEnginePilots(Pilots):
             if number and name:
                 names[number[1]] = name[1].strip()
         return tuple(
-            NamedJob(names[one.number], one.id, one.state, one.reason)
-            for one in views.values()
-            if NAME.fullmatch(names.get(one.number, "")) and one.owner == account()
+            NamedJob(names[job.number], job.id, job.state, job.reason)
+            for job in views.values()
+            if NAME.fullmatch(names.get(job.number, "")) and job.owner == account()
         )
 
 

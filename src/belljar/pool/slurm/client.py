@@ -47,15 +47,6 @@ LIMITED = ("Assoc", "BeginTime", "Dependency", "JobArrayTaskLimit", "Licenses", 
 class SlurmClient(Client):
     """The client's side."""
 
-    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command:
-        return ("sbatch", "--parsable", *options, script)
-
-    def submitted(self, printed: bytes) -> JobId:
-        job = printed.decode("ascii", "replace").strip().partition(";")[0]
-        if whole(job) is None:
-            raise ValueError(f"sbatch printed {job[:60]!r} where the job's number is expected")
-        return job
-
     def query(self, mark: str) -> Command:
         first, *others = FIELDS
         words = [f"{first[0]}:.{first[1]}{mark}", *(f"{name}:{width}|" for name, width in others)]
@@ -113,7 +104,7 @@ def _job(row: str, mark: str) -> JobView:
         raise ValueError(f"squeue printed {number!r} where the job's number is expected")
     array, task = fields["arrayjobid"], fields["arraytaskid"]
     is_task = whole(task) is not None and whole(array) is not None
-    tres = dict(one.partition("=")[::2] for one in fields["tres-alloc"].split(",") if "=" in one)
+    tres = dict(pair.partition("=")[::2] for pair in fields["tres-alloc"].split(",") if "=" in pair)
     comment = fields["comment"].removeprefix("(null)")
     asked, uid = words_of(comment.partition(OURS)[0], "vm", "net"), _number(fields["userid"], -1)
     return JobView(
@@ -140,8 +131,8 @@ def _unmovable(fields: Mapping[str, str], tres: Mapping[str, str]) -> str:
 
 def _state(state: str, priority: str) -> JobState:
     """A job that is held has the priority 0, whoever holds it and whatever its reason says."""
-    found = STATES.get(state, JobState.UNKNOWN)
-    return JobState.HELD if found is JobState.WAITING and priority == "0" else found
+    known = STATES.get(state, JobState.UNKNOWN)
+    return JobState.HELD if known is JobState.WAITING and priority == "0" else known
 
 
 def _number(text: str, otherwise: int) -> int:
@@ -167,13 +158,11 @@ def _features(text: str) -> tuple[str, ...]:
 
 def _nodes(text: str, first: str = "") -> tuple[str, ...]:
     """Names, that of the node where the job's script runs before others; what stands in more than one pair of brackets stays as it is,
-    for no node of ours is written so. For a list that was cut off those that are whole: no job of ours has so many."""
-    if text in ("", "(null)"):
-        return ()
+    for no node of ours is written so. A list that was cut off is that one: no job of ours has so many."""
     if len(text) >= WIDTH["nodelist"]:
-        text = f"{first},{text.rpartition(',')[0]}"
-        text += "]" if text.rfind("[") > text.rfind("]") else ""
-    names = [name for one in re.findall(r"(?:[^,\[]|\[[^]]*\])+", text) for name in _names(one)]
+        text = first
+    parts = re.findall(r"(?:[^,\[]|\[[^]]*\])+", text) if text not in ("", "(null)") else []
+    names = [name for part in parts for name in _names(part)]
     return tuple(dict.fromkeys(sorted(filter(None, names), key=lambda name: name != first)))
 
 
@@ -183,8 +172,8 @@ def _names(text: str) -> Iterator[str]:
     if match is None:
         yield text
         return
-    for one in match[2].split(","):
-        first, _, last = one.partition("-")
+    for part in match[2].split(","):
+        first, _, last = part.partition("-")
         for number in range(int(first), int(last or first) + 1):
             yield f"{match[1]}{number:0{len(first)}}{match[3]}"
 

@@ -10,24 +10,12 @@ deleted while it still sent something there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
-from belljar.findings import Finding
 from belljar.model import MIB, PlainFile
 from belljar.pool.slurm.client import CLIENT
-from belljar.pool.terms import (
-    LARGEST_ANSWER,
-    Command,
-    JobView,
-    Joining,
-    Member,
-    Nodes,
-    NodeState,
-    NodeView,
-    Pool,
-)
+from belljar.pool.terms import LARGEST_ANSWER, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
 
 OURS = "belljar:"
 # `State=` is one base state and flags. https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
@@ -69,7 +57,7 @@ class SlurmNodes(Nodes):
         text = printed.decode("utf-8", "replace")
         if len(printed) > LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
             raise ValueError(f"scontrol printed {text[:60]!r} where the list of nodes begins")
-        return {one.name: one for line in text.splitlines() if (one := _node(line)) is not None}
+        return {node.name: node for line in text.splitlines() if (node := _node(line)) is not None}
 
     def open(self, node: str) -> Command:
         return ("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME")
@@ -112,28 +100,16 @@ class SlurmNodes(Nodes):
 
         known, addresses = member.hosts.split(), heads(text.decode("utf-8", "replace"), ()).items()
         resolved = (f"{it} {name}" for name, it in addresses if name not in (*known, it) and it[:4] not in ("", "127."))
-        hosts = "\n".join((member.hosts, *resolved))
         conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
-        passwd, groups = member.account[:1], member.account[1:]
         env = {
-            "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": hosts, "PASSWD": "".join(passwd),
-            "GROUPS_OF": "\n".join(groups), "JOB_UID": "".join(passwd).split(":")[2] if passwd else "", "JOB_ID": member.job, "SLURM_CONF": str(conf_file), "HOME": "/root",
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOSTS": "\n".join((member.hosts, *resolved)), "CONF": "" if member.is_known else conf, "JOB_ID": member.job,
+            "JOB_UID": member.account[0].split(":")[2] if member.account else "", "SLURM_CONF": str(conf_file),
         }  # fmt: skip
         files = (
             PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known)),
             PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
-        return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
-
-    def needs(
-        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Finding]:  # fmt: skip
-        from belljar.pool.slurm import fitness  # no job needs it
-
-        yield fitness.whole(text)
-        yield fitness.head(text, hosts)
-        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature, text)
+        return member.joining(JOIN, env, files=files)
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
@@ -144,7 +120,7 @@ def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
         if (key.split() or ["#"])[0] in left_out or line.lstrip().startswith("#"):
             continue
         if key == "authinfo":  # the munged of the guest has its usual socket
-            kept = [one for one in line.partition("=")[2].split(",") if not one.strip().startswith("socket=")]
+            kept = [word for word in line.partition("=")[2].split(",") if not word.strip().startswith("socket=")]
             line = f"AuthInfo={','.join(kept)}" if kept else ""
         lines.append(line)
     return ("\n".join(filter(None, lines)) + "\n" + GUESTS).encode("utf-8", "surrogateescape")
@@ -160,7 +136,7 @@ def _node(line: str) -> NodeView | None:
     reason = re.search(r"\sReason=(.*)$", line)
     features = () if match[2] == "(null)" else tuple(match[2].split(","))
     sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory"))
-    cpus, memory = (int(one[1]) if one else 0 for one in sizes)
+    cpus, memory = (int(size[1]) if size else 0 for size in sizes)
     why = one_line(reason[1].strip()) if reason else ""
     queues = tuple(re.sub(r".*\sPartitions=(\S*).*|.*", r"\1", line).split(","))
     return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, queues)

@@ -10,8 +10,8 @@ from contextlib import suppress
 from belljar.batch.job.terms import one_line, whole
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.model import MIB
-from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots
-from belljar.pool.slurm.client import CLIENT, STATES
+from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots, id_printed, longest_of
+from belljar.pool.slurm.client import STATES
 from belljar.pool.terms import LARGEST_ANSWER, Command, JobId, JobState
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"  # of a pilot; nothing else of its service's environment
@@ -22,14 +22,14 @@ class SlurmPilots(Pilots):
     notice = KILL_WAIT
 
     def submit(self, job: PilotJob, script: str) -> Command:
-        wanted = {
+        words = {
             "job-name": job.name, "nodes": job.nodes, "ntasks-per-node": 1, "cpus-per-task": job.cpus,
             "mem": f"{-(-job.memory // MIB)}M", "time": -(-int(job.seconds) // 60), "comment": f"belljar: for {job.owner}",
             "output": job.output, "open-mode": "append", "export": f"PATH={PATH},LANG=C.UTF-8", "partition": job.queue,
             "account": job.account, "exclude": ",".join(job.shunned),
         }  # fmt: skip
-        options = (f"--{name}={value}" for name, value in wanted.items() if value != "")
-        return CLIENT.submit(script, ("--no-requeue", *options))
+        options = (f"--{name}={value}" for name, value in words.items() if value != "")
+        return ("sbatch", "--parsable", "--no-requeue", *options, script)
 
     def script(self, job: PilotJob) -> bytes:
         """On one node the pilot is the job itself; on several, srun starts one on each, and one's end is not the others'."""
@@ -37,10 +37,10 @@ class SlurmPilots(Pilots):
         return f"#!/bin/sh\nexec {each if job.nodes > 1 else ''}{shlex.join(job.command)}\n".encode()
 
     def submitted(self, printed: bytes) -> JobId:
-        return CLIENT.submitted(printed)
+        return id_printed(printed.partition(b";")[0], "[0-9]{1,18}")
 
     def cancel(self, job: JobId) -> Command:
-        return CLIENT.cancel(job)
+        return ("scancel", job)
 
     def extend(self, job: JobId, seconds: float) -> Command:
         """Operators alone may. https://slurm.schedmd.com/scontrol.html#OPT_TimeLimit"""
@@ -51,12 +51,12 @@ class SlurmPilots(Pilots):
 
     def longest(self, printed: bytes, queue: str) -> float | None:
         """Of several partitions, `a,b`, a job may start in any: the longest counts."""
-        found: list[float | None] = []
+        limits: list[float | None] = []
         for line in printed[:LARGEST_ANSWER].decode("utf-8", "replace").splitlines():
-            facts = dict(re.findall(r"(PartitionName|Default|MaxTime)=(\S+)", line))
-            if facts.get("PartitionName") in queue.split(",") if queue else facts.get("Default") == "YES":
-                found.append(seconds(facts.get("MaxTime", "")))
-        return None if None in found else max((one for one in found if one is not None), default=None)
+            partition = dict(re.findall(r"(PartitionName|Default|MaxTime)=(\S+)", line))
+            if partition.get("PartitionName") in queue.split(",") if queue else partition.get("Default") == "YES":
+                limits.append(seconds(partition.get("MaxTime", "")))
+        return longest_of(limits)
 
     def query(self) -> Command:
         return ("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%S|%r|%j")
@@ -85,9 +85,11 @@ def _moment(text: str) -> float:
 
 def seconds(text: str) -> float | None:
     """Of `D-HH:MM:SS`, which scontrol always prints whole; None for UNLIMITED."""
-    found = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,4}):([0-9]{2}):([0-9]{2})", text)
-    days, hours, minutes, rest = (int(one or 0) for one in found.groups()) if found else (0, 0, 0, 0)
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest) if found else None
+    match = re.fullmatch(r"(?:([0-9]{1,6})-)?([0-9]{1,4}):([0-9]{2}):([0-9]{2})", text)
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
 
 
 PILOTS = SlurmPilots()

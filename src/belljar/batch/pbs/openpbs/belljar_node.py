@@ -29,12 +29,8 @@ LONGEST_DELAY = 86400
 LONGEST_WHY = 200
 COMMAND_TIMEOUT = 20  # seconds; the hook's own alarm is 60
 MOST_STARTS = 20  # PBS itself holds a job that was started more often
-ARGUMENTS = re.compile(rb"\0?argument_list\0((?:<jsdl-hpcpa:Argument>[^<\0]*</jsdl-hpcpa:Argument>)+)\0")
-ARGUMENT = re.compile(rb"<jsdl-hpcpa:Argument>([^<]*)</jsdl-hpcpa:Argument>")
-ESCAPES = ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&apos;", b"'"), (b"&amp;", b"&"))
 MARKED = re.compile(rb"^ *Exit_status = -18$", re.MULTILINE)  # JOB_EXEC_HOOK_RERUN
 KILLED = "265"  # Exit_status: 256 and the number of KILL
-UNHARMED = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
 
 
 def settings():
@@ -73,27 +69,22 @@ def seconds(value):
 
 def here(job, name):
     """The sum of a resource over the job's chunks on this node, as text pieces; the first host is this one."""
-    hosts = [one.partition("/")[0] for one in str(job.exec_host2 or "").split("+")]
+    hosts = [place.partition("/")[0] for place in str(job.exec_host2 or "").split("+")]
     chunks = re.findall(r"\(([^)]*)\)", str(job.exec_vnode or ""))
-    found = []
-    for host, text in zip(hosts, chunks):
-        if host == hosts[0]:
-            for word in re.split(r"[:+]", text):
-                key, _, value = word.partition("=")
-                if key == name and value:
-                    found.append(value)
-    return found
+    texts = [text for host, text in zip(hosts, chunks) if host == hosts[0]]
+    words = [word.partition("=") for text in texts for word in re.split(r"[:+]", text)]
+    return [value for key, _, value in words if key == name and value]
 
 
 def facts_of(job, image, config):
     """What the wrapper cannot know by itself."""
-    cpus = [int(one) for one in here(job, "ncpus") if one.isdigit()]
-    memory = [size(one) for one in here(job, "mem")]
+    cpus = [int(number) for number in here(job, "ncpus") if number.isdigit()]
+    memory = [size(text) for text in here(job, "mem")]
     facts = {
         "image": image,
         "queue": str(job.queue.name) if job.queue else "",
         "cpus": sum(cpus),
-        "memory": sum(one for one in memory if one) or size(str(job.Resource_List["mem"] or "")),
+        "memory": sum(filter(None, memory)) or size(str(job.Resource_List["mem"] or "")),
         "disk": size(asked(job, "vm_disk")),
         "wall": seconds(job.Resource_List["walltime"]),
         "runs": int(job.run_count or 1),
@@ -128,73 +119,28 @@ def launch(event, config):
     if str(env.get("PBS_TASKNUM")) != "1" or str(env.get("PBS_NODENUM")) != "0":
         return
     image = image_of(job, config)
-    program, argv, is_harmed = command(event)
-    if not image and not is_harmed:
+    if not image:
         return
-    if image and is_marked(job):
+    if is_marked(job):
         job.run_count = int(job.run_count) - 1  # this start was none
         job.rerun()
         event.reject(
             "belljar: not started: the server would queue it again at its end, however it ended; next time it will not"
         )
-    facts = facts_of(job, image, config)
+    facts, program = facts_of(job, image, config), str(event.progname)
+    words = [str(word) for word in event.argv]
     if not job.executable:
         facts["script"] = True
-    words = [program, *argv]
-    if is_harmed:
-        facts["argv"] = [word.decode("latin-1") if isinstance(word, bytes) else word for word in words]
-        words = []
+        words = ["-" + os.path.basename(program), *words[1:]]
     text = json.dumps(facts, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
     event.progname = config["wrapper"]
-    event.argv[:] = [os.path.basename(config["wrapper"]), "--facts=" + text, "--", *words]
+    event.argv[:] = [os.path.basename(config["wrapper"]), "--facts=" + text, "--", program, *words]
 
 
 def is_marked(job):
     """Does the server keep, as this job's Exit_status, that a hook gave it back once? Servers of 22.05 and 23.06 do,
     and would queue it again at the end of every later run. A start that the launch hook rejects makes them forget."""
     return int(job.run_count or 1) > 1 and MARKED.search(qstat(job)) is not None
-
-
-def command(event):
-    """(program, argv, is it harmed): as pbs_mom would start it. Hooks get arguments line by line, as UTF-8, without
-    blanks at the ends; if that loses something they are read from the job's own file."""
-    job, program = event.job, str(event.progname)
-    if not job.executable:
-        try:
-            rest = [str(word) for word in event.argv][1:]
-        except (IndexError, UnicodeError):
-            rest = []
-        return program, ["-" + os.path.basename(program), *rest], False
-    exact = arguments(job)
-    try:
-        seen = [str(word) for word in event.argv]
-    except (IndexError, UnicodeError):
-        seen = []
-    if exact is None:
-        return program, seen, False
-    path = program.encode("utf-8", "surrogateescape")
-    argv = [path, *exact]
-    is_harmed = argv != [word.encode("utf-8", "surrogateescape") for word in seen] or not all(
-        UNHARMED.match(word) and UNHARMED.match(word).end() == len(word) for word in seen
-    )
-    return (path, argv, True) if is_harmed else (program, seen, False)
-
-
-def arguments(job):
-    """The job's arguments, from pbs_mom's own file of it; None where it has none, or cannot be read."""
-    path = os.path.join(pbs.get_pbs_conf()["PBS_HOME"], "mom_priv/jobs", str(job.hashname or job.id) + ".JB")
-    try:
-        with open(path, "rb") as file:
-            found = ARGUMENTS.search(file.read())
-    except OSError:
-        return None
-    return [unescaped(word) for word in ARGUMENT.findall(found.group(1))] if found else None
-
-
-def unescaped(word):
-    for escape, char in ESCAPES:
-        word = word.replace(escape, char)
-    return word
 
 
 def epilogue(event, config):
@@ -265,15 +211,14 @@ def make_folder(job, config):
 
 def read_note(job, config):
     """The wrapper's note; None where there is none that can be believed."""
+    path, flags = os.path.join(folder_of(job, config), "note"), os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(
-            os.path.join(folder_of(job, config), "note"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )
+        descriptor = os.open(path, flags)
     except OSError:
         return None
     try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != pwd.getpwnam(str(job.euser)).pw_uid:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != pwd.getpwnam(str(job.euser)).pw_uid:
             return None
         note = json.loads(os.read(descriptor, LARGEST_NOTE).decode("utf-8"))
     except (OSError, ValueError, KeyError):
@@ -311,13 +256,9 @@ def run(argv, timeout):
 def main():
     event = pbs.event()
     acts = {
-        "EXECJOB_BEGIN": begin,
-        "EXECJOB_LAUNCH": launch,
-        "EXECJOB_EPILOGUE": epilogue,
-        "EXECJOB_END": end,
-        "EXECHOST_STARTUP": tidy,
-        "EXECHOST_PERIODIC": tidy,
-    }
+        "EXECJOB_BEGIN": begin, "EXECJOB_LAUNCH": launch, "EXECJOB_EPILOGUE": epilogue, "EXECJOB_END": end,
+        "EXECHOST_STARTUP": tidy, "EXECHOST_PERIODIC": tidy,
+    }  # fmt: skip
     for name, act in acts.items():
         if event.type == getattr(pbs, name, None):
             config = settings()

@@ -18,6 +18,9 @@ import re
 
 import pbs
 
+# Hooks on nodes get arguments line by line, and give them back without blanks at the ends.
+ARGUMENT = re.compile(r"<jsdl-hpcpa:Argument>([^<]*)</jsdl-hpcpa:Argument>")
+
 
 def settings():
     with open(pbs.hook_config_filename) as file:
@@ -28,13 +31,15 @@ def refuse(event, text):
     event.reject("belljar: " + text)
 
 
+def is_harmed(word):
+    return not word or word != word.strip() or re.search(r"[\x00-\x1f\x7f]", word)
+
+
 def chunks(job):
     """The resources of each chunk of the selection, by name; one that counts for the whole job where there is none."""
-    found = []
-    for text in str(job.Resource_List["select"] or "").split("+"):
-        words = [word.partition("=") for word in text.split(":") if "=" in word]
-        found.append(dict((name, value.strip("\"'")) for name, _, value in words))
-    return found
+    texts = str(job.Resource_List["select"] or "").split("+")
+    words = [[word.partition("=") for word in text.split(":") if "=" in word] for text in texts]
+    return [dict((name, value.strip("\"'")) for name, _, value in chunk) for chunk in words]
 
 
 def asked(job, name):
@@ -44,8 +49,8 @@ def asked(job, name):
 
 def queue_of(event, job):
     """The queue by name; the server's default where none was asked for."""
-    for one in (job, getattr(event, "job_o", None)):
-        queue = getattr(one, "queue", None) if one is not None else None
+    for known in (job, getattr(event, "job_o", None)):
+        queue = getattr(known, "queue", None)
         name = str(getattr(queue, "name", queue) or "")
         if name:
             return name
@@ -97,10 +102,10 @@ def check_sizes(event, job, image, config):
         refuse(event, words % (disk >> 20, image, -(-least >> 20)))
     resources = job.Resource_List
     wide = str(resources["ngpus"] or "") if "ngpus" in resources else ""  # it is there only where a site has defined it
-    for one in chunks(job):
-        cpus = one.get("ncpus") or str(job.Resource_List["ncpus"] or "")
-        memory = size(one.get("mem") or str(job.Resource_List["mem"] or ""))
-        gpus = (one.get("ngpus") or wide).strip("0")
+    for chunk in chunks(job):
+        cpus = chunk.get("ncpus") or str(resources["ncpus"] or "")
+        memory = size(chunk.get("mem") or str(resources["mem"] or ""))
+        gpus = (chunk.get("ngpus") or wide).strip("0")
         sizes = {"cpus": int(cpus) if cpus.isdigit() else None, "memory": memory, "disk": disk, "gpus": gpus}
         for wrong in excess(sizes, config):
             refuse(event, wrong)
@@ -112,6 +117,11 @@ def check(event, config):
     if is_new and (not job.Variable_List or (job.executable and not job.Submit_arguments)):
         # Every qsub sends both: PBS could not read them, and would queue any such job without them.
         refuse(event, "a variable or an argument of this job is not UTF-8, and PBS would lose it; submit it without")
+    if is_new and any(map(is_harmed, ARGUMENT.findall(str(job.argument_list or "")))):
+        refuse(
+            event,
+            "an argument of this job is empty, has a blank at an end or a line break, and PBS would lose it; use a script",
+        )
     own = asked(job, "vm_image")
     if not is_new and not own:
         return

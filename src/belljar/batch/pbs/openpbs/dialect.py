@@ -1,7 +1,7 @@
 """OpenPBS (20 and later): what it says to a batch job, and how it is answered.
 
 The execjob_launch event of belljar_node.py has pbs_mom start the wrapper in place of the job's shell or program, if the job
-is to have a machine (or has arguments that a hook of PBS cannot pass on unchanged):
+is to have a machine:
 
     wrap-openpbs --facts={"image":"debian12",...} -- PROGRAM ARGV0 ARG...
 
@@ -19,17 +19,9 @@ from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
 from belljar.batch.pbs import common
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
-from belljar.records import dataclass
 
 KILL_DELAY = 10.0  # a queue's kill_delay where the site set none: seconds between TERM and KILL
 LEAST_GRACE = 1.0
-
-
-@dataclass(frozen=True)
-class OpenPbsJob(Job):
-    """A job, and what only its answer needs."""
-
-    note: bytes = b""  # where the hook looks for ours
 
 
 class OpenPbs(common.Pbs):
@@ -43,28 +35,26 @@ class OpenPbs(common.Pbs):
     def read(self, here: Surroundings) -> Job:
         ident, aliases = common.job_id(here)
         facts = _facts(here)
-        program, argv = _command(here, facts)
+        program, *argv = here.argv
         line = here.stdin() if facts.get("script") is True and not common.is_interactive(here) else None
-        found = common.spooled(line) if line is not None else None
-        command = Command(program, argv, line)
+        command = Command(program, tuple(argv) or (common.login_name(program),), line)
         wall = _number(facts, "wall")
-        return OpenPbsJob(
+        return Job(
             system=self.name, id=ident, aliases=aliases, name=here.var("PBS_JOBNAME"),
             queue=_text(facts, "queue") or here.var("PBS_QUEUE"), image=_text(facts, "image"), native=command, inside=command,
-            script=found or b"", cpus=_number(facts, "cpus"), memory=_number(facts, "memory"),
+            script=(common.spooled(line) or b"") if line is not None else b"", cpus=_number(facts, "cpus"), memory=_number(facts, "memory"),
             disk=_number(facts, "disk"), wall=float(wall) if wall else None,
             started_before=max((_number(facts, "runs") or 1) - 1, 0), lingers=True, keeps_output=True,
             grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE), staged=common.staged(here),
-            note=_text(facts, "note").encode("utf-8", "surrogateescape"),
+            answer=_text(facts, "note").encode("utf-8", "surrogateescape"),
         )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by a note for the execjob_epilogue hook, which fails a job that had begun with `-r n`."""
-        assert isinstance(job, OpenPbsJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or not job.note:
+        if verdict_ is Verdict.FAIL or not job.answer:
             return fail
         delay = verdict.delay(tries, settings) if verdict_ is Verdict.REQUEUE else 0.0
         # PBS loses a subjob that is to wait for a time, so this process keeps it for as long (the hook knows it, too).
@@ -73,7 +63,7 @@ class OpenPbs(common.Pbs):
         later, begun = 0 if is_subjob else int(delay), verdict.has_begun(outcome)
         text = {"verdict": verdict_.value, "why": why, "delay": later, "begun": begun}
         note = json.dumps(text, separators=(",", ":")).encode()
-        return Ending(OUR_FAILURE, files=((job.note, note),), delay=delay if is_subjob else 0.0, otherwise=fail)
+        return Ending(OUR_FAILURE, files=((job.answer, note),), delay=delay if is_subjob else 0.0, otherwise=fail)
 
 
 DIALECT = OpenPbs()
@@ -85,22 +75,12 @@ def _facts(here: Surroundings) -> dict[str, Any]:
         facts = json.loads(here.options.get("facts", ""))
     except (ValueError, RecursionError):
         facts = None
-    if not isinstance(facts, dict) or not (here.argv or facts.get("argv")):
+    if not isinstance(facts, dict) or not here.argv:
         raise NotInAJob(
             "no `--facts=` of the launch hook and no command: pbs_mom did not start this",
             hint="`belljar batch check openpbs` tells whether the hooks are in place.",
         )
     return facts
-
-
-def _command(here: Surroundings, facts: dict[str, Any]) -> tuple[bytes, tuple[bytes, ...]]:
-    """(program, argv) as pbs_mom would have started it; words that no hook can pass on are in the facts, in Latin-1."""
-    words = facts.get("argv")
-    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
-        program, *argv = (word.encode("latin-1", "replace") for word in words)
-    else:
-        program, *argv = here.argv
-    return program, tuple(argv) or (common.login_name(program),)
 
 
 def _text(facts: dict[str, Any], name: str) -> str:

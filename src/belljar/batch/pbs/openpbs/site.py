@@ -5,28 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Change, OurFile, Piece, Place
+from belljar.batch.install.pieces import Change, OurFile, Piece, Place, SiteOfSystem
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
-from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, roles
-from belljar.errors import CommandFailed
-from belljar.findings import Finding, expect, fail
+from belljar.batch.pbs.common import ANSWERS, QUEUES, roles
+from belljar.findings import Finding, expect
 
 FILES = Path(__file__).parent
 NOTES = "/run/belljar-openpbs"
-SUBMIT = "belljar_submit"
-OPTIONS = ("queue", "submit")
 # https://github.com/openpbs/openpbs (doc/man8/qmgr.8B, pbs_hook_attributes.7B, pbs_mom.8B)
 HOOKS = {
-    SUBMIT: ("queuejob", "modifyjob"),
+    "belljar_submit": ("queuejob", "modifyjob"),
     "belljar_node": (
         "execjob_begin", "execjob_launch", "execjob_epilogue", "execjob_end", "exechost_startup", "exechost_periodic",
     ),
 }  # fmt: skip
-ATTRIBUTES: dict[str, dict[str, str]] = {SUBMIT: {}, "belljar_node": {"alarm": "60", "freq": "300"}}
+ATTRIBUTES = {"belljar_submit": {"enabled": "true"}, "belljar_node": {"enabled": "true", "alarm": "60", "freq": "300"}}
 RESOURCES = {"vm_image": ("string_array", "hm"), "vm_disk": ("size", "m")}
 BUSY = (
     "PBS keeps a resource (15174) as long as a job has it, an ended one in the history (`qstat -x`) too. Uninstall again when"
@@ -34,7 +32,7 @@ BUSY = (
 )
 
 
-class OpenPbsSite:
+class OpenPbsSite(SiteOfSystem):
     """`folder` is PBS_HOME. What it holds tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/pbs")
@@ -46,49 +44,28 @@ class OpenPbsSite:
 
     def pieces(self, place: Place) -> list[Piece]:
         """Our folder is the same on all hosts, which may share it."""
-        is_server, _ = roles(place, "openpbs", OPTIONS, "PBS_HOME")
+        is_server, _ = roles(place, "openpbs", (), "PBS_HOME")
         config = OurFile("settings of the hooks", place.wrapper.with_name("belljar.json"), config_of(place))
-        hooks = [OurFile(name, place.wrapper.with_name(f"{name}.py"), text_of(name)) for name in _hooks(place)]
-        return [config, *hooks, *(_server(place, config, hooks) if is_server else ())]
+        hooks = [OurFile(name, place.wrapper.with_name(f"{name}.py"), text_of(name)) for name in HOOKS]
+        return [config, *hooks, *(_server(config, hooks) if is_server else ())]
 
-    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        return ()
-
-    def findings(self, place: Place) -> list[Finding]:
-        return [
-            *([_of_node(place)] if is_part(place, "mom_priv") else ()),
-            *(_of_server(place) if is_part(place, "server_priv") else ()),
-        ]
+    def findings(self, place: Place) -> Iterator[Finding]:
+        """A classic epilogue does not run beside a hook for the same event."""
+        script = place.folder / "mom_priv/epilogue"
+        detail = f"{script} does not run while a hook has execjob_epilogue" if script.exists() else ""
+        remedy = "Make it a hook of that event, or call it from one."
+        yield expect("no epilogue script that PBS would no longer run", not detail, detail, remedy)
 
 
-SITE = OpenPbsSite()
-
-
-def _server(place: Place, config: OurFile, hooks: list[OurFile]) -> Iterator[Piece]:
+def _server(config: OurFile, hooks: list[OurFile]) -> Iterator[Piece]:
     for hook in hooks:
         yield from _hook(hook, config)
     # Last here is first out: PBS refuses that while a job has one, which without the hooks would run on the node itself.
     for name, (kind, flags) in reversed(RESOURCES.items()):
         yield _change(
-            f"resource {name}", f"list resource {name}", _has_flags(flags), (f"create resource {name} type={kind},flag={flags}",),
-            f"delete resource {name}", BUSY,
+            f"resource {name}", f"list resource {name}", partial(_has_flags, flags),
+            (f"create resource {name} type={kind},flag={flags}",), f"delete resource {name}", BUSY,
         )  # fmt: skip
-    yield Advice(
-        "comments of jobs",
-        "The reason of a job that is started again or held is written into its comment by the node. PBS lets only"
-        " operators do that: `qmgr -c 'set server operators += root@NODE'` for each node. Without it the reason is"
-        " in the node's log and in `belljar show openpbs:ID`.",
-    )
-    yield Advice(
-        "nodes with different images",
-        "To have the scheduler look for a node that has the image, add vm_image to `resources:` in"
-        f" {place.folder}/sched_priv/sched_config, send pbs_sched a HUP, and tell what each node has:"
-        " `qmgr -c 'set node NODE resources_available.vm_image = \"debian12,el9\"'`.",
-    )
-
-
-def _hooks(place: Place) -> list[str]:
-    return [name for name in HOOKS if name != SUBMIT or place.options.get("submit", "yes") != "no"]
 
 
 def text_of(name: str) -> bytes:
@@ -107,69 +84,49 @@ def config_of(place: Place) -> bytes:
 
 
 def _change(
-    purpose: str, probe: str, is_done: Callable[[bytes], bool], do: tuple[str, ...], undo: str = "", hint: str | None = None
+    purpose: str, probe: str, is_done: Callable[[str], bool], do: tuple[str, ...], undo: str = "", hint: str | None = None
 ) -> Change:  # fmt: skip
     """What qmgr is told, and how it is asked."""
     return Change(purpose, _qmgr(probe), is_done, tuple(map(_qmgr, do)), (_qmgr(undo),) if undo else (), hint)
 
 
-def _has_flags(flags: str) -> Callable[[bytes], bool]:
-    return lambda out: all(flag in _attribute(out, "flag") for flag in flags)
+def _has_flags(flags: str, shown: str) -> bool:
+    return all(flag in _attribute(shown, "flag") for flag in flags)
 
 
 def _hook(source: OurFile, config: OurFile) -> Iterator[Piece]:
     """The hook itself, then what is in it: with no script in it yet it does nothing."""
-    name = source.path.stem
+    name, listed = source.path.stem, f"list hook {source.path.stem}"
     events, attributes = HOOKS[name], ATTRIBUTES[name]
 
-    def is_set(out: bytes) -> bool:
-        return set(_attribute(out, "event").split(",")) == set(events) and all(
-            _attribute(out, key) == value for key, value in attributes.items()
-        )
+    def is_set(shown: str) -> bool:
+        values = {key: _attribute(shown, key).lower() for key in attributes}
+        return values == attributes and {*_attribute(shown, "event").split(",")} == {*events}
 
-    listed = f"list hook {name}"
     words = (f'event = "{",".join(events)}"', *(f"{key} = {value}" for key, value in attributes.items()))
     yield _change(
-        f"hook {name} is known", listed, lambda out: out.startswith(b"Hook "),
+        f"hook {name} is known", listed, lambda shown: shown.startswith("Hook "),
         (f"create hook {name}",), f"delete hook {name}",
     )  # fmt: skip
     yield _change(f"hook {name}: its events", listed, is_set, tuple(f"set hook {name} {word}" for word in words))
     for kind, what, file in (("x-config", "settings", config), ("x-python", "script", source)):
         probe, do = (f"{verb} hook {name} application/{kind} default" for verb in ("export", "import"))
-        yield _change(f"hook {name}: its {what}", probe, _is(file.content), (f"{do} {file.path}",))
+        is_there = partial(_is_text, file.content.decode().strip())
+        yield _change(f"hook {name}: its {what}", probe, is_there, (f"{do} {file.path}",))
 
 
-def _is(content: bytes) -> Callable[[bytes], bool]:
-    return lambda out: out.strip() == content.strip()
-
-
-def _of_node(place: Place) -> Finding:
-    """A classic epilogue does not run beside a hook for the same event."""
-    script = place.folder / "mom_priv/epilogue"
-    detail = f"{script} does not run while a hook has execjob_epilogue" if script.exists() else ""
-    what = "no epilogue script that PBS would no longer run"
-    return expect(what, not detail, detail, "Make it a hook of that event, or call it from one.")
-
-
-def _of_server(place: Place) -> Iterator[Finding]:
-    for name in HOOKS:
-        try:
-            is_on = _attribute(place.run(_qmgr(f"list hook {name}")), "enabled").lower() == "true"
-        except CommandFailed:
-            continue  # the pieces say it
-        if name in _hooks(place):
-            yield expect(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'")
-        else:
-            there = "it stands from before, or was made by hand"
-            yield fail(f"no hook {name}", there, f"qmgr -c 'delete hook {name}'")
+def _is_text(text: str, shown: str) -> bool:
+    return shown.strip() == text
 
 
 def _qmgr(directive: str) -> tuple[str, ...]:
     return ("qmgr", "-c", directive)
 
 
-def _attribute(out: bytes, name: str) -> str:
+def _attribute(shown: str, name: str) -> str:
     """An attribute's value in what `qmgr list` prints, which folds long ones; "" where it is not set."""
-    text = out.decode("utf-8", "replace").replace("\n\t", "")
-    match = re.search(rf"^ *{name} = (.*)$", text, re.MULTILINE)
+    match = re.search(rf"^ *{name} = (.*)$", shown.replace("\n\t", ""), re.MULTILINE)
     return match[1].strip().strip('"') if match else ""
+
+
+SITE = OpenPbsSite()

@@ -27,7 +27,7 @@ from belljar.batch.pbs.common import seconds
 from belljar.batch.pbs.sizes import size
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 ENV = b"/usr/bin/env"
 RECORD = ".belljar"  # beside PBS_NODEFILE
@@ -39,13 +39,6 @@ AGAIN_SIGNAL = 63
 AGAIN_STATUS = 256 + AGAIN_SIGNAL
 # https://github.com/adaptivecomputing/torque (src/resmom/parse_config.c, setbool)
 NO = ("0", "no", "false", "off")
-
-
-@dataclass(frozen=True)
-class TorqueJob(Job):
-    """A job, and what only its answer needs."""
-
-    reruns: bool = False  # it may begin a second time
 
 
 class Torque(common.Pbs):
@@ -64,7 +57,7 @@ class Torque(common.Pbs):
         command, script = _shell(here) if common.is_first_task(here) else (_task(here), b"")
         nodes = whole(here.var("PBS_NUM_NODES")) or 1
         cpus = whole(here.var("PBS_NUM_PPN"))
-        return TorqueJob(
+        return Job(
             system=self.name, id=ident, aliases=aliases, name=here.var("PBS_JOBNAME"), queue=queue or here.var("PBS_QUEUE"),
             image=here.var("VM_IMAGE"), native=command, inside=command, script=script, cpus=cpus,
             memory=_memory(asked, nodes, cpus or 1), disk=size(here.var("VM_DISK") or asked.get("file", "")),
@@ -74,7 +67,6 @@ class Torque(common.Pbs):
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by the owner's commands and a death that the server takes for `again`; else it fails."""
-        assert isinstance(job, TorqueJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
@@ -93,7 +85,6 @@ class Torque(common.Pbs):
     def counted(self, job: Job, printed: bytes) -> Job:
         """Starts before this one: Torque counts no others. It tells as well whether a job that had begun may begin again. A line break in
         a variable begins a line, too: so nobody's words make it fewer starts, or let a job begin again."""
-        assert isinstance(job, TorqueJob)
         reruns = set(re.findall(rb"^\s*Rerunable = (\S+)\s*$", printed, re.MULTILINE))
         starts = map(int, re.findall(rb"^\s*start_count = ([0-9]{1,6})\s*$", printed, re.MULTILINE))
         return replace(job, reruns=reruns == {b"True"}, failed_starts=max(max(starts, default=1) - 1, 0))
@@ -133,12 +124,8 @@ def _is_login(here: Surroundings, interactive: bool) -> bool:
         text = here.read(home.encode("utf-8", "surrogateescape") + b"/mom_priv/config") if home else b""
     except OSError:
         return True
-    is_login = True
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == key:
-            is_login = words[1].decode("ascii", "replace").lower() not in NO
-    return is_login
+    values = [words[1] for words in map(bytes.split, text.splitlines()) if len(words) > 1 and words[0] == key]
+    return not values or values[-1].decode("ascii", "replace").lower() not in NO
 
 
 def _record(here: Surroundings) -> tuple[dict[str, str], str]:
@@ -156,5 +143,4 @@ def _record(here: Surroundings) -> tuple[dict[str, str], str]:
 def _memory(asked: dict[str, str], nodes: int, cpus: int) -> int | None:
     """For the job on this node: `mem` is for all nodes together, `pmem` for each process."""
     whole_job, process = size(asked.get("mem", "")), size(asked.get("pmem", ""))
-    known = [amount for amount in (whole_job and whole_job // nodes, process and process * cpus) if amount]
-    return min(known) if known else None
+    return min((part for part in (whole_job and whole_job // nodes, process and process * cpus) if part), default=None)

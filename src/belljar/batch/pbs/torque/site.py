@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import filled
-from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Piece, Place
+from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Piece, Place, filled
 from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError
@@ -53,7 +52,7 @@ class TorqueSite:
 
 def _server(place: Place) -> Piece:
     """A clash where the site uses the one requeue code there is for something of its own."""
-    present, wanted = _attribute(place, REQUEUE), f"set server {REQUEUE} = {AGAIN_STATUS}"
+    present, directive = _attribute(place, REQUEUE), f"set server {REQUEUE} = {AGAIN_STATUS}"
     if present not in ("", str(AGAIN_STATUS)):
         return Clash(
             REQUEUE, f"{present}: the site has a use for it, and Torque has only one. Unset it (`qmgr -c 'unset server {REQUEUE}'`),"
@@ -61,7 +60,7 @@ def _server(place: Place) -> Piece:
         )  # fmt: skip
     return Change(
         "a job for which no machine could be started is queued again", ("qmgr", "-c", "print server"),
-        lambda out: wanted.encode() in out.splitlines(), (("qmgr", "-c", wanted),),
+        lambda printed: directive in printed.splitlines(), (("qmgr", "-c", directive),),
         (("qmgr", "-c", f"unset server {REQUEUE}"),),
     )  # fmt: skip
 
