@@ -7,7 +7,7 @@ import os
 from belljar.context import Chosen
 from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, cloning_of
+from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template
 from belljar.image import Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Life
@@ -47,23 +47,17 @@ class Planner:
 
     async def plan(self) -> Plan:
         """The start that is wanted and can be had."""
-        plan = await self._undecided()
-        spec, context, wanted = plan.spec, plan.context, self._life.request.machine.start
-        if wanted is Start.COLD:
+        plan, start = await self._undecided(), self._life.request.machine.start
+        if start is Start.COLD:
             return await self._with_disk(replace(plan, reason="asked for"))
-        why, cloning = context.private, self._parts.hypervisor.cloning
-        if awaited_line(self._life.request.work):
-            why = "it is awaited by a line on its console, which a clone's template has written"
-        if not why and isinstance(cloning, str):
-            why = cloning
-        if not why:
-            spec, template = await self._template_for(spec, context)
-            if isinstance(template, Template):
-                return self._as_clone(replace(plan, spec=spec, template=template))
-            why = template
-        if wanted is Start.CLONE:
-            raise TemplateError(f"no clone can be started: {why}", hint="Without `--start clone` it boots cold.")
-        return await self._with_disk(replace(plan, reason=why))
+        try:
+            plan = await self._from_template(plan)
+        except TemplateError as refusal:
+            if start is Start.CLONE:
+                hint = "Without `--start clone` it boots cold."
+                raise TemplateError(f"no clone can be started: {refusal.message}", hint=hint) from refusal
+            return await self._with_disk(replace(plan, reason=refusal.message))
+        return self._as_clone(plan)
 
     async def cold(self, reason: str) -> Plan:
         """A cold start instead of what was planned first."""
@@ -77,52 +71,46 @@ class Planner:
 
     async def template(self, *, exact: bool) -> Template:
         """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
-        plan, templates = await self._undecided(), cloning_of(self._parts.hypervisor)
+        plan, templates = await self._undecided(), self._parts.hypervisor.cloning
         spec, has_own_init = plan.spec, plan.context.has_own_init
         if not exact:
             spec = in_base_frame(spec, self._image, templates, has_own_init=has_own_init) or spec
-        found = templates.find_template(spec)
-        return found if isinstance(found, Template) else await self._make(spec, plan.context)
+        return templates.find_template(spec) or await self._make(spec, plan.context)
 
-    async def _template_for(self, spec: DomainSpec, context: GuestContext) -> tuple[DomainSpec, Template | str]:
-        """A template of exactly this size, else the image's base template, else one made of this size; or why not."""
-        templates = cloning_of(self._parts.hypervisor)
-        found = templates.find_template(spec)
-        if isinstance(found, Template):
-            return spec, found
+    async def _from_template(self, plan: Plan) -> Plan:
+        """As a clone: of a template of exactly its size, else of its image's base template, else of one made of its size.
+        Raises TemplateError; BootTimeout and BootFailed, where a template was booted with all the time there is: a second
+        cold boot would not answer either."""
+        if plan.context.private:
+            raise TemplateError(plan.context.private)
+        if awaited_line(self._life.request.work):
+            raise TemplateError("it is awaited by a line on its console, which a clone's template has written")
+        spec, context, templates = plan.spec, plan.context, self._parts.hypervisor.cloning
+        if (template := templates.find_template(spec)) is not None:
+            return replace(plan, template=template)
         framed = in_base_frame(spec, self._image, templates, has_own_init=context.has_own_init)
         if framed is not None:
-            base = await self._base_template(framed, context)
-            if isinstance(base, str):
-                return spec, base
-            if base is not None and framed.growth <= base.grows:
-                return framed, base
-        return spec, await self._make_or_say_why(spec, context)
+            try:
+                base = templates.find_template(framed) or await self._make_unless_failed(framed, context)
+            except (BootTimeout, BootFailed, TemplateError):
+                has_more = framed.of_template.memory < framed.memory  # with which it may yet boot
+                if not (has_more and failed_before(templates.template_lock(framed))):
+                    raise
+            else:
+                if framed.growth <= base.grows:
+                    return replace(plan, spec=framed, template=base)
+        return replace(plan, template=await self._make_unless_failed(spec, context))
 
-    async def _base_template(self, framed: DomainSpec, context: GuestContext) -> Template | str | None:
-        """Found or made; or why not; None where the machine may yet boot, for it has more memory."""
-        templates, has_more = cloning_of(self._parts.hypervisor), framed.of_template.memory < framed.memory
-        found = templates.find_template(framed)
-        if isinstance(found, Template):
-            return found
-        try:
-            made = await self._make_or_say_why(framed, context)
-        except (BootTimeout, BootFailed):
-            if not has_more:
-                raise
-            return None
-        return None if has_more and failed_before(templates.template_lock(framed)) else made
-
-    async def _make_or_say_why(self, spec: DomainSpec, context: GuestContext) -> Template | str:
-        """A template made now, by us or by somebody who was before us; or why there is none."""
-        if why := failed_before(cloning_of(self._parts.hypervisor).template_lock(spec)):
-            return why
+    async def _make_unless_failed(self, spec: DomainSpec, context: GuestContext) -> Template:
+        """A template made now, by us or by somebody before us, unless the last try failed a short time ago."""
+        if why := failed_before(self._parts.hypervisor.cloning.template_lock(spec)):
+            raise TemplateError(why)
         try:
             return await self._make(spec, context)
         except (BootTimeout, BootFailed):
-            raise  # this was a cold boot already, with all the time there is: a second one would not answer either
+            raise
         except BelljarError as error:
-            return f"no template could be made: {error.message}"
+            raise TemplateError(f"no template could be made: {error.message}") from error
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
         parts, life = self._parts, self._life
@@ -139,15 +127,14 @@ class Planner:
         assert template is not None
         self._parts.overlays.check_room(spec.disk.parent)
         self._intend(spec)
-        cloning_of(self._parts.hypervisor).clone_disk(template, spec)
+        self._parts.hypervisor.cloning.clone_disk(template, spec)
         return plan
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image
         self._intend(spec)
         plan.context.make_seed(spec)
-        wanted = None if image.is_disc else self._life.request.machine.disk
-        size = self._parts.overlays.create(spec.disk, image, wanted)
+        size = self._parts.overlays.create(spec.disk, image, None if image.is_disc else self._life.request.machine.disk)
         if spec.owner[0] != os.geteuid():
             os.chown(spec.disk, *spec.owner)
         return replace(plan, spec=replace(spec, disk_size=size))

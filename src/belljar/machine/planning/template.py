@@ -18,17 +18,7 @@ from pathlib import Path
 from belljar import errors
 from belljar.guest import Guest
 from belljar.host.files import read_capped
-from belljar.hypervisor import (
-    LESS_MEMORY,
-    Domain,
-    DomainEvent,
-    DomainSpec,
-    EventKind,
-    Hypervisor,
-    Template,
-    Templates,
-    cloning_of,
-)  # fmt: skip
+from belljar.hypervisor import LESS_MEMORY, Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates
 from belljar.image import Image
 from belljar.journal import Record
 from belljar.machine import DOUBTS
@@ -79,15 +69,14 @@ class Making:
 async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making, record: Record) -> Template:
     """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
     LockTimeout, NoSpace, after which the caller boots cold."""
-    templates = cloning_of(hypervisor)
+    templates = hypervisor.cloning
     path = templates.template_lock(spec)
     record.tell("template-wait", lock=str(path), owner=spec.owner[0])
     began = time.time()
     lock = await lock_of(path, timeout=making.timeout, what="make this template")
     try:
-        found = templates.find_template(spec)
-        if isinstance(found, Template):
-            return found
+        if (template := templates.find_template(spec)) is not None:
+            return template
         if why := failed_before(path, since=began):  # who had the lock before us
             raise errors.TemplateError(why)
         os.truncate(path, 0)
@@ -213,8 +202,8 @@ async def _drain(console: socket.socket, said: bytearray) -> None:
 def judge(error: errors.BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
     """Remove the template if a clone's failure is surely its own: others start from it, and it takes minutes to make.
     Silence may be the host's: then only after DOUBTS_ENOUGH in a row, counted in a file that a good clone removes."""
-    found = cloning_of(hypervisor).find_template(spec)
-    if isinstance(found, Template) and found.created != template.created:
+    newest = hypervisor.cloning.find_template(spec)
+    if newest is not None and newest.created != template.created:
         return
     if isinstance(error, (errors.HostKeysRefused, errors.PlugRefused)):
         return  # the image lacks something, or the host; the next template would be no better
