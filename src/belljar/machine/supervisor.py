@@ -1,4 +1,4 @@
-"""Carries one Request to one Outcome, inside the job, as its user; the domain is its child (life/keeping.py).
+"""Carries one Request to one Outcome, inside the job, as its user; the domain is its child (life/runner.py).
 
 Nothing of a machine outlives `keep`. If the supervisor is killed the domain dies with it, and cleaning/reaper.py does
 the rest.
@@ -20,8 +20,8 @@ from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.extras import Extra
 from belljar.machine.life.claim import GATE_TIMEOUT, claim, gate, holding, lock_of, reserve
-from belljar.machine.life.keeping import Keeping
 from belljar.machine.life.life import Life
+from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
 from belljar.machine.planning.boot_plan import Planner
@@ -48,12 +48,12 @@ class Supervisor:
             life = await self._claim(request, orders)
         except Ended as ended:
             return _never_begun(request, ended)
-        keeping = Keeping(life, orders, parts, self.keep, extras)
+        runner = Runner(life, orders, parts, self.keep, extras)
         try:
             await reserve(request, parts.folders, parts.host)
             if claimed is not None:
                 claimed()
-            await keeping.live(streams)
+            await runner.run(streams)
         except (Ended, BelljarError, OSError) as error:
             _explain(life, error)
         except BaseException as error:  # a defect, or a cancel: told in the record, and raised
@@ -61,7 +61,7 @@ class Supervisor:
             if not (life.is_settled and isinstance(error, Exception)):
                 raise
         finally:
-            leaving = asyncio.ensure_future(keeping.leave())
+            leaving = asyncio.ensure_future(runner.leave())
             pruning = asyncio.ensure_future(self._drop_old_records())  # while QEMU ends
             await to_its_end(leaving)
         with suppress(Ended):  # old records may wait

@@ -21,7 +21,7 @@ from belljar.machine import Settings
 from belljar.machine.extras import disks, inputs
 from belljar.machine.extras.disks import make_scratch
 from belljar.machine.extras.inputs import can_pack, folders_to_pack, is_large, pack_folder
-from belljar.machine.life.keeping import extras_of
+from belljar.machine.life.runner import extras_of
 from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunPayload, Share, Transfer
 
 ALICE = Account("alice", 1234, 2345, "alice")

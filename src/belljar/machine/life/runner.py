@@ -1,4 +1,4 @@
-"""A machine while it lives: the way in, the payload, the way out. What the outside asks meanwhile is commands.py's affair."""
+"""A machine from its claim to its end: the way in, the payload, the way out. commands.py has what the outside asks meanwhile."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from belljar.machine.life.control import ControlServer
 from belljar.machine.life.identity import prove, take_all_into_use
 from belljar.machine.life.life import Life
 from belljar.machine.life.output import Console
-from belljar.machine.life.work import PayloadRun, Present, Run
-from belljar.machine.orders import Ended, Orders, unless_cancelled
+from belljar.machine.life.work import PayloadWorkload, Running, Workload
+from belljar.machine.orders import Ended, Orders, cancelled, first, unless_cancelled
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
@@ -39,28 +39,28 @@ CLEANING_PATIENCE = 5.0  # seconds the rest of the way out may take once belljar
 QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder is kept
 
 
-class Keeping:
-    """One machine from its claim to the moment it is put away. `live` may end in any way; `leave` follows always."""
+class Runner:
+    """Runs one machine. `run` may end in any way; `leave` always follows."""
 
     def __init__(self, life: Life, orders: Orders, parts: Parts, keep: Keep, extras: Sequence[Extra]) -> None:
         self.life, self.parts, self._keep = life, parts, keep
-        self.now = Present()
+        self.running = Running()
         self._further = extras  # beside what the request asks for
         self._held = ExitStack()  # what is released when the domain is gone
         self._orders = orders
-        self._run = run_of(life.request.work, life, self.now, parts)
-        self._commands = Commands(life, orders, self.now, self._run)
+        self._workload = workload_of(life.request.work, life, self.running, parts)
+        self._commands = Commands(life, orders, self.running, self._workload)
         self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
         self._usage = (0.0, 0.0, 0)
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
 
-    async def live(self, streams: Streams) -> None:
+    async def run(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
         await self._control.open()
-        self._is_told = asyncio.ensure_future(in_thread(lambda: force_begin(self.life)))
-        await _first(self._work(streams), self._commands.run())
+        self._on_disk = asyncio.ensure_future(in_thread(lambda: force_begin(self.life)))
+        await first(self._work(streams), self._commands.run())
 
     async def _work(self, streams: Streams) -> None:
         life = self.life
@@ -71,8 +71,8 @@ class Keeping:
             for extra in (*self._further, *extras_of(life.request, image, self.parts)):
                 self._held.enter_context(life.trying("what it had beside its disk was not released"))
                 self._held.callback(extra.release)
-                self.now.extras.append(extra)
-                self.now.equipment = await extra.prepare(life, self.now.equipment)
+                self.running.extras.append(extra)
+                self.running.equipment = await extra.prepare(life, self.running.equipment)
         async with holding(self.parts.images, image, life.request.id):
             try:
                 await self._start(image)
@@ -81,23 +81,23 @@ class Keeping:
                     await self._drop_domain()
                     await self._boot(await self._planner(image).again())
             except errors.GuestPoweredOff as error:
-                self._run.conclude_off(error)
+                self._workload.conclude_off(error)
 
     async def _has_rebooted(self, streams: Streams) -> bool:
         """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
         life = self.life
         with life.phase("ready"):
-            await self._while_alive(self._run.await_ready(self.parts.boot_timeout))
+            await self._while_alive(self._workload.await_ready(self.parts.boot_timeout))
         life.enter(State.READY)
         life.enter(State.RUNNING)
         try:
-            await self._while_alive(self._run.carry_out(streams))
+            await self._while_alive(self._workload.carry_out(streams))
         except errors.GuestRebooted:
             return True
         return False
 
     def _planner(self, image: Image) -> Planner:
-        return Planner(self.parts, self._keep, self.life, image, self.now.equipment)
+        return Planner(self.parts, self._keep, self.life, image, self.running.equipment)
 
     async def _start(self, image: Image) -> None:
         """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
@@ -135,7 +135,8 @@ class Keeping:
         with life.phase("boot"):
             life.enter(State.BOOTING)
             timeout = self.parts.settings.clone_timeout if plan.template else self.parts.boot_timeout
-            await self._while_alive(self._greet(timeout, plan.awaited))
+            async with put_away.deadline(timeout, plan.awaited):
+                await self._while_alive(self._greet())
         if not life.request.work.has_agent:
             return
         with life.phase("identify"):
@@ -150,37 +151,33 @@ class Keeping:
     async def _start_domain(self, plan: Plan) -> None:
         """QEMU runs when this returns, watched, with its console kept."""
         hypervisor, life = self.parts.hypervisor, self.life
-        await self._is_told
-        self.now.domain = domain = await hypervisor.launch(plan.spec, plan.template)
+        await self._on_disk
+        self.running.domain = domain = await hypervisor.launch(plan.spec, plan.template)
         life.point("after-spawn")
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
         loop = asyncio.get_running_loop()
-        self._fate = loop.create_task(put_away.read(domain.events(), life, self._run.explain_off))
-        self.now.console = Console(life.folder, domain.console, awaited_line(life.request.work))
-        self._tasks.append(loop.create_task(self.now.console.run()))
+        self._fate = loop.create_task(put_away.read(domain.events(), life, self._workload.explain_off))
+        self.running.console = Console(life.folder, domain.console, awaited_line(life.request.work))
+        self._tasks.append(loop.create_task(self.running.console.run()))
         if plan.spec.nic is not None and plan.spec.nic.egress is not None:
             from belljar.machine.extras.network import listen
 
-            self._tasks += [loop.create_task(listen(domain.traffic(), life, self.now.equipment.answer))]
+            self._tasks += [loop.create_task(listen(domain.traffic(), life, self.running.equipment.answer))]
         if life.request.work.has_agent:
-            self.now.guest = self.parts.make_guest(domain.channel)
+            self.running.guest = self.parts.make_guest(domain.channel)
 
-    async def _greet(self, longest: float, awaited: str) -> None:
-        assert self.now.domain is not None
-        async with put_away.deadline(longest, awaited):
-            # The monitor's handshake runs beside the boot: neither waits for the other, nor for one that failed.
-            both = asyncio.ensure_future(self.now.domain.connect()), asyncio.ensure_future(self._hear())
-            try:
-                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
-                for one in done:
-                    one.result()
-                self.life.point("after-qmp")
-            finally:
-                for one in both:
-                    await _cancelled(one)
+    async def _greet(self) -> None:
+        """The monitor's handshake runs beside the boot: neither waits for the other, nor for one that failed."""
+        assert self.running.domain is not None
+        both = asyncio.ensure_future(self.running.domain.connect()), asyncio.ensure_future(self._await_agent())
+        try:
+            await asyncio.gather(*both)
+            self.life.point("after-qmp")
+        finally:
+            for task in both:
+                await cancelled(task)
 
-    async def _hear(self) -> None:
-        """The guest's first words, where it has any for us."""
+    async def _await_agent(self) -> None:
         if self.life.request.work.has_agent:
             await self._living_guest().greet()
         self.life.point("after-boot")
@@ -190,11 +187,11 @@ class Keeping:
         life = self.life
         self._commands.close()
         with life.phase("stop"):
-            if self.now.domain is not None:
+            if self.running.domain is not None:
                 life.leave_towards(State.STOPPING)
                 life.point("before-stop")
                 await self._drop_domain()
-                if self.now.equipment.outlasts and self._quit_status != 0:
+                if self.running.equipment.outlasts and self._quit_status != 0:
                     life.tell_trouble(DISK_NOT_WHOLE)
                 put_away.own_limit(life, self._usage)
                 life.point("after-stop")
@@ -218,14 +215,14 @@ class Keeping:
 
     async def _drop_domain(self) -> None:
         """End the domain, and all that listened to it."""
-        life, domain, guest, console = self.life, self.now.domain, self.now.guest, self.now.console
+        life, domain, guest, console = self.life, self.running.domain, self.running.guest, self.running.console
         if guest is not None:
             with life.trying("the conversation with its guest was not closed"):
                 guest.close()
         if self._fate is not None:
             self._fate.cancel()
         if domain is not None:
-            wanted = life.request.keep or self.now.equipment.outlasts
+            wanted = life.request.keep or self.running.equipment.outlasts
             with life.trying(NOT_ENDED):
                 self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
             with life.trying("what it used is not known"):
@@ -238,12 +235,12 @@ class Keeping:
             with life.trying("a line to it was not closed"):
                 end.close()
         self._fate = None
-        self.now.clear()
+        self.running.clear()
         self._tasks.clear()
 
     def _living_guest(self) -> Guest:
-        assert self.now.guest is not None
-        return self.now.guest
+        assert self.running.guest is not None
+        return self.running.guest
 
     async def _while_alive(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         """The work's result, unless the domain ends before: then the reason for that."""
@@ -258,27 +255,7 @@ class Keeping:
                 raise self._fate.result()
             return await task
         finally:
-            await _cancelled(task)
-
-
-async def _first(work: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
-    """Run both until one ends; its result or exception counts, and the other is cancelled. Work wins a draw."""
-    first, second = asyncio.ensure_future(work), asyncio.ensure_future(other)
-    try:
-        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-        await (first if first.done() else second)
-    finally:
-        await _cancelled(first)
-        await _cancelled(second)
-
-
-async def _cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel and wait; what it says in leaving does not count any more."""
-    task.cancel()
-    if not task.done():
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
+            await cancelled(task)
 
 
 def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
@@ -314,10 +291,10 @@ def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
         yield Network(parts.networks)
 
 
-def run_of(work: Work, life: Life, now: Present, parts: Parts) -> Run:
+def workload_of(work: Work, life: Life, running: Running, parts: Parts) -> Workload:
     """How this work is carried out."""
     if isinstance(work, RunPayload):
-        return PayloadRun(work, life, now, parts)
-    from belljar.machine.life.own_work import OwnRun
+        return PayloadWorkload(work, life, running, parts)
+    from belljar.machine.life.own_work import OwnWorkload
 
-    return OwnRun(work, life, now)
+    return OwnWorkload(work, life, running)
