@@ -36,7 +36,7 @@ def many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transfer:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL))
 
     monkeypatch.setattr(inputs, "pack_folder", pack_folder)
-    monkeypatch.setattr(inputs, "can_pack", lambda: True)
+    monkeypatch.setattr(inputs, "which", lambda program: program)
     return Transfer(str(folder), "many")
 
 

@@ -23,9 +23,9 @@ from belljar.machine.life.claim import GATE_TIMEOUT, claim, gate, holding, lock_
 from belljar.machine.life.life import Life
 from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
-from belljar.machine.parts import Parts
 from belljar.machine.planning.boot_plan import Planner
 from belljar.machine.planning.refusal import checked_image
+from belljar.machine.services import Services
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, Outcome, Request, State
 
@@ -33,49 +33,49 @@ from belljar.model import Cause, Outcome, Request, State
 class Supervisor:
     """One supervisor keeps one machine at a time; `keep` may be called again for the next."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, services: Services) -> None:
+        self.services = services
 
     async def keep(
-        self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = (),
+        self, request: Request, streams: Streams, orders: Orders, extras: Sequence[Extra] = (), *,
         claimed: Callable[[], None] | None = None,
     ) -> Outcome:  # fmt: skip
         """Make the machine, run the payload, leave nothing behind. Errors are in the outcome; only a machine that could
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""
-        parts = self.parts
+        services, rules = self.services, self.services.rules
         try:
             life = await self._claim(request, orders)
-        except Ended as ended:
-            return _never_begun(request, ended)
-        runner = Runner(life, orders, parts, self.keep, extras)
+        except Ended as ended:  # before it had a folder
+            now = time.time()
+            end = {"reason": ended.reason, "signal": ended.number, "started": now, "ended": now}
+            return Outcome.of(request, ended.cause, CLASSES[ended.cause], **end)
+        runner = Runner(life, orders, services, self.keep, extras)
         try:
-            await reserve(request, parts.folders, parts.host)
+            await reserve(request, services.folders, rules.host)
             if claimed is not None:
                 claimed()
             await runner.run(streams)
         except (Ended, BelljarError, OSError) as error:
             _explain(life, error)
-        except BaseException as error:  # a defect, or a cancel: told in the record, and raised
+        except BaseException as error:  # a defect, or a cancel: in the record, and raised
             _explain(life, error)
             if not (life.is_settled and isinstance(error, Exception)):
                 raise
         finally:
+            days, count = rules.machine.keep_days, rules.machine.keep_count
             leaving = asyncio.ensure_future(runner.leave())
-            pruning = asyncio.ensure_future(self._drop_old_records())  # while QEMU ends
-            await to_its_end(leaving)
-        with suppress(Ended):  # old records may wait
+            pruning = asyncio.ensure_future(
+                in_thread(lambda: prune(services.folders, days=days, count=count, now=time.time()))
+            )
+            await to_its_end(leaving)  # QEMU ends beside it
+        with suppress(Ended, OSError):  # old records may wait
             await unless_cancelled(pruning, orders)
         return life.outcome
 
-    async def _drop_old_records(self) -> None:
-        days, count = self.parts.settings.keep_days, self.parts.settings.keep_count
-        with suppress(OSError):
-            await in_thread(lambda: prune(self.parts.folders, days=days, count=count, now=time.time()))
-
     async def _claim(self, request: Request, orders: Orders) -> Life:
         """A claim; it waits for a reaper at the gate. Raises Ended."""
-        folders, point = self.parts.folders, self.parts.point
+        folders, point = self.services.folders, self.services.point
         with suppress(LockTimeout):
             return claim(request, folders, point, patience=0.0)
         waiting = lock_of(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True)
@@ -87,14 +87,14 @@ class Supervisor:
 
     async def make_template(self, request: Request, *, exact: bool = False) -> Template:
         """The template a request would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
-        parts = self.parts
+        services = self.services
         life = await self._claim(request, Orders())
         try:
-            await reserve(request, parts.folders, parts.host)
+            await reserve(request, services.folders, services.rules.host)
             life.enter(State.PREPARING)
-            image = checked_image(request, parts)
-            async with holding(parts.images, image, request.id):
-                template = await Planner(parts, self.keep, life, image).template(exact=exact)
+            image = checked_image(request, services)
+            async with holding(services.images, image, request.id):
+                template = await Planner(services, self.keep, life, image).template(exact=exact)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
         except BaseException as error:  # re-raised: the record tells of a cancel and of a defect, too
@@ -102,14 +102,7 @@ class Supervisor:
             raise
         finally:
             life.leave_towards(State.CLEANING)
-            put_away.put_away(life, parts.overlays, (0.0, 0.0, 0))
-
-
-def _never_begun(request: Request, ended: Ended) -> Outcome:
-    """The outcome of a machine that was cancelled before it had a folder."""
-    cause, now = ended.cause, time.time()
-    ending = {"reason": ended.reason, "signal": ended.number, "started": now, "ended": now}
-    return Outcome.of(request, cause, CLASSES[cause], **ending)
+            put_away.put_away(life, services.overlays, (0.0, 0.0, 0))
 
 
 def _explain(life: Life, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from belljar.cli.render import show as put
 from belljar.context import choose
 from belljar.errors import BadOption, InputMissing, OutputUnwritable
 from belljar.jobs import size
-from belljar.machine.planning.contexts import means_by, means_of
+from belljar.machine.planning.contexts import means_of
 from belljar.model import Context, Firmware
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _judge(context: Context, name: str) -> Judge | None:
     """Refuses an image that cannot be contextualized as its importer wants."""
     if context is Context.AUTO:
         return None
-    return lambda facts, has_kernel: choose(context, means_by(facts, has_kernel), name)
+    return lambda facts, has_kernel: choose(context, means_of(facts, has_kernel), name)
 
 
 def list_(args: argparse.Namespace, house: House) -> int:
@@ -120,7 +120,7 @@ def set_(args: argparse.Namespace, house: House) -> int:
     firmware = None if args.firmware is None else Firmware(args.firmware)
     image = house.images.resolve(args.image)
     if context not in (None, Context.AUTO):
-        choose(context, means_of(image), args.image)
+        choose(context, means_of(image.facts, image.kernel is not None), args.image)
     house.images.amend(image, context=context, firmware=firmware)
     return 0
 

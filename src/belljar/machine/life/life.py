@@ -45,8 +45,6 @@ class Life:
         self.files: list[Path] = []  # of this machine alone, outside its folder
         started, reason = time.time(), "it has not ended"
         self.outcome = Outcome.of(request, Cause.NODE_FAULT, OutcomeClass.NODE, reason=reason, started=started)
-        if self.outcome.uid is None:
-            self.note(uid=os.geteuid())
         self._troubles: list[str] = []  # of the way out
         self._lock = lock
 

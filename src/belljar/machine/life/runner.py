@@ -26,10 +26,10 @@ from belljar.machine.life.life import Life
 from belljar.machine.life.output import Console
 from belljar.machine.life.work import PayloadWorkload, Running, Workload
 from belljar.machine.orders import Ended, Orders, cancelled, first, unless_cancelled
-from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
+from belljar.machine.services import Keep, Services
 from belljar.model import NetworkMode, Request, RunPayload, Start, State, Work
 
 T = TypeVar("T")
@@ -42,13 +42,13 @@ QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder i
 class Runner:
     """Runs one machine. `run` may end in any way; `leave` always follows."""
 
-    def __init__(self, life: Life, orders: Orders, parts: Parts, keep: Keep, extras: Sequence[Extra]) -> None:
-        self.life, self.parts, self._keep = life, parts, keep
+    def __init__(self, life: Life, orders: Orders, services: Services, keep: Keep, extras: Sequence[Extra]) -> None:
+        self.life, self.services, self._keep = life, services, keep
         self.running = Running()
         self._further = extras  # beside what the request asks for
         self._held = ExitStack()  # what is released when the domain is gone
         self._orders = orders
-        self._workload = workload_of(life.request.work, life, self.running, parts)
+        self._workload = workload_of(life.request.work, life, self.running, services)
         self._commands = Commands(life, orders, self.running, self._workload)
         self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
@@ -66,14 +66,14 @@ class Runner:
         life = self.life
         with life.phase("prepare"):
             life.enter(State.PREPARING)
-            image = checked_image(life.request, self.parts)
+            image = checked_image(life.request, self.services)
             life.note(image_digest=image.digest)
-            for extra in (*self._further, *extras_of(life.request, image, self.parts)):
+            for extra in (*self._further, *extras_of(life.request, image, self.services)):
                 self._held.enter_context(life.trying("what it had beside its disk was not released"))
                 self._held.callback(extra.release)
                 self.running.extras.append(extra)
                 self.running.equipment = await extra.prepare(life, self.running.equipment)
-        async with holding(self.parts.images, image, life.request.id):
+        async with holding(self.services.images, image, life.request.id):
             try:
                 await self._start(image)
                 while await self._has_rebooted(streams):
@@ -87,7 +87,7 @@ class Runner:
         """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
         life = self.life
         with life.phase("ready"):
-            await self._while_alive(self._workload.await_ready(self.parts.boot_timeout))
+            await self._while_alive(self._workload.await_ready(self.services.rules.qemu.boot_timeout))
         life.enter(State.READY)
         life.enter(State.RUNNING)
         try:
@@ -97,7 +97,7 @@ class Runner:
         return False
 
     def _planner(self, image: Image) -> Planner:
-        return Planner(self.parts, self._keep, self.life, image, self.running.equipment)
+        return Planner(self.services, self._keep, self.life, image, self.running.equipment)
 
     async def _start(self, image: Image) -> None:
         """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
@@ -114,10 +114,10 @@ class Runner:
                 raise
             life.record.tell("clone-failed", key=plan.template.key, reason=error.message)
             await self._drop_domain()
-            judge(error, plan.template, plan.spec, self.parts.hypervisor)
+            judge(error, plan.template, plan.spec, self.services.hypervisor)
             with life.phase("prepare"):
                 life.enter(State.PREPARING)
-                self.parts.overlays.discard(plan.spec.disk)
+                self.services.overlays.discard(plan.spec.disk)
                 plan = await planner.cold(f"the clone failed: {error.message}")
             await self._boot(plan)
 
@@ -134,7 +134,9 @@ class Runner:
             await self._start_domain(plan)
         with life.phase("boot"):
             life.enter(State.BOOTING)
-            timeout = self.parts.settings.clone_timeout if plan.template else self.parts.boot_timeout
+            timeout = (
+                self.services.rules.machine.clone_timeout if plan.template else self.services.rules.qemu.boot_timeout
+            )
             async with put_away.deadline(timeout, plan.awaited):
                 await self._while_alive(self._greet())
         if not life.request.work.has_agent:
@@ -150,7 +152,7 @@ class Runner:
 
     async def _start_domain(self, plan: Plan) -> None:
         """QEMU runs when this returns, watched, with its console kept."""
-        hypervisor, life = self.parts.hypervisor, self.life
+        hypervisor, life = self.services.hypervisor, self.life
         await self._on_disk
         self.running.domain = domain = await hypervisor.launch(plan.spec, plan.template)
         life.point("after-spawn")
@@ -164,7 +166,7 @@ class Runner:
 
             self._tasks += [loop.create_task(listen(domain.traffic(), life, self.running.equipment.answer))]
         if life.request.work.has_agent:
-            self.running.guest = self.parts.make_guest(domain.channel)
+            self.running.guest = self.services.make_guest(domain.channel)
 
     async def _greet(self) -> None:
         """The monitor's handshake runs beside the boot: neither waits for the other, nor for one that failed."""
@@ -199,13 +201,13 @@ class Runner:
                 life.leave_towards(State.STOPPING)
                 with life.trying(NOT_ENDED):
                     traces = traces_of(read(life.folder))
-                    await in_thread(lambda: self.parts.hypervisor.discard(life.request.id, traces))
+                    await in_thread(lambda: self.services.hypervisor.discard(life.request.id, traces))
             self._held.close()
             with life.trying("its control socket was not closed"):
                 await self._control.close()
         life.leave_towards(State.CLEANING)
         # Records may lie on a file server that does not answer: whoever is told to end then leaves the rest to a reaper.
-        work = asyncio.ensure_future(in_thread(lambda: put_away.put_away(life, self.parts.overlays, self._usage)))
+        work = asyncio.ensure_future(in_thread(lambda: put_away.put_away(life, self.services.overlays, self._usage)))
         try:
             await unless_cancelled(asyncio.wait({work}), self._orders)
         except Ended:
@@ -258,7 +260,7 @@ class Runner:
             await cancelled(task)
 
 
-def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
+def extras_of(request: Request, image: Image, services: Services) -> Iterator[Extra]:
     """What a request asks for, in the order in which it is made, and put into its place."""
     machine, work = request.machine, request.work
     if machine.shares:
@@ -266,7 +268,7 @@ def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
     if image.is_disc:
         from belljar.machine.extras.disks import EmptyDisk
 
-        yield EmptyDisk(machine.disk or parts.context.empty_disk)
+        yield EmptyDisk(machine.disk or services.rules.context.empty_disk)
     if machine.cache is not None:
         from belljar.machine.extras.caches import CacheDisk
 
@@ -282,19 +284,19 @@ def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
         if work.payload.inputs:
             from belljar.machine.extras.inputs import Inputs
 
-            yield Inputs(work.payload, parts.settings)
-    if machine.network is not NetworkMode.NONE and parts.networks is not None:
+            yield Inputs(work.payload, services.rules.machine)
+    if machine.network is not NetworkMode.NONE and services.networks is not None:
         from belljar.machine.extras.network import MetadataService, Network, has_metadata
 
-        if has_metadata(request, parts.context.metadata):
-            yield MetadataService(parts)
-        yield Network(parts.networks)
+        if has_metadata(request, services.rules.context.metadata):
+            yield MetadataService(services)
+        yield Network(services.networks)
 
 
-def workload_of(work: Work, life: Life, running: Running, parts: Parts) -> Workload:
+def workload_of(work: Work, life: Life, running: Running, services: Services) -> Workload:
     """How this work is carried out."""
     if isinstance(work, RunPayload):
-        return PayloadWorkload(work, life, running, parts)
+        return PayloadWorkload(work, life, running, services)
     from belljar.machine.life.own_work import OwnWorkload
 
     return OwnWorkload(work, life, running)

@@ -17,7 +17,7 @@ from belljar.machine.extras.features import features, with_features
 from belljar.machine.life.life import Life
 from belljar.machine.life.output import Console
 from belljar.machine.orders import Ended, first
-from belljar.machine.parts import Parts
+from belljar.machine.services import Services
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, Payload, RunPayload
 
@@ -110,9 +110,9 @@ class PayloadWorkload(Workload):
     cancelled = "cancelled by TERM"
     never_begun = "cancelled before the payload was started"
 
-    def __init__(self, work: RunPayload, life: Life, running: Running, parts: Parts) -> None:
+    def __init__(self, work: RunPayload, life: Life, running: Running, services: Services) -> None:
         super().__init__(life, running)
-        self._payload, self._parts = work.payload, parts
+        self._payload, self._services = work.payload, services
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
         self._is_off = False  # it powered the guest off
 
@@ -125,16 +125,16 @@ class PayloadWorkload(Workload):
         assert guest is not None
         life.begin_time()
         payload = with_features(
-            life.request, self._payload, life.time_began, self._parts.hs06_per_cpu, self._running.equipment.outputs_url,
+            life.request, self._payload, life.time_began, self._services.rules.hs06_per_cpu, self._running.equipment.outputs_url,
             life.deadline.moved_to,
         )  # fmt: skip
-        with life.phase("setup"), self._parts.showing("Copying files into the machine"):
+        with life.phase("setup"), self._services.showing("Copying files into the machine"):
             await self._running.furnish(guest, payload)
         with life.phase("run"):
             status = await self._run(guest, payload, streams)
         life.conclude(status)
         life.record.tell("payload-ended", exit_code=status.exit_code, signal=status.signal)
-        with life.phase("fetch"), self._parts.showing("Copying files out of the machine"):
+        with life.phase("fetch"), self._services.showing("Copying files out of the machine"):
             try:
                 await self._fetch(guest, payload)
             except (errors.UsageError, errors.GuestRefused, errors.HostError) as error:
@@ -178,7 +178,10 @@ class PayloadWorkload(Workload):
     async def tell_deadline(self) -> None:
         if self._running.guest is not None and self._running.process is not None:
             files, _ = features(
-                self._life.request, self._life.time_began, self._parts.hs06_per_cpu, self._life.deadline.moved_to
+                self._life.request,
+                self._life.time_began,
+                self._services.rules.hs06_per_cpu,
+                self._life.deadline.moved_to,
             )
             await self._running.guest.place(files, self._payload.account)
 

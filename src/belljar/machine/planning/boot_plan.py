@@ -11,9 +11,9 @@ from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template
 from belljar.image import Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Life
-from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning import GuestContext
 from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
+from belljar.machine.services import Keep, Services
 from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
 from belljar.network import plan as plan_link
@@ -41,8 +41,10 @@ class Plan:
 class Planner:
     """Decides how one machine is started, and puts its disk in its place."""
 
-    def __init__(self, parts: Parts, keep: Keep, life: Life, image: Image, equipment: Equipment | None = None) -> None:
-        self._parts, self._keep, self._life, self._image = parts, keep, life, image
+    def __init__(
+        self, services: Services, keep: Keep, life: Life, image: Image, equipment: Equipment | None = None
+    ) -> None:
+        self._services, self._keep, self._life, self._image = services, keep, life, image
         self._equipment = equipment or Equipment()
 
     async def plan(self) -> Plan:
@@ -71,7 +73,7 @@ class Planner:
 
     async def template(self, *, exact: bool) -> Template:
         """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
-        plan, templates = await self._undecided(), self._parts.hypervisor.cloning
+        plan, templates = await self._undecided(), self._services.hypervisor.cloning
         spec, has_own_init = plan.spec, plan.context.has_own_init
         if not exact:
             spec = in_base_frame(spec, self._image, templates, has_own_init=has_own_init) or spec
@@ -85,7 +87,7 @@ class Planner:
             raise TemplateError(plan.context.private)
         if awaited_line(self._life.request.work):
             raise TemplateError("it is awaited by a line on its console, which a clone's template has written")
-        spec, context, templates = plan.spec, plan.context, self._parts.hypervisor.cloning
+        spec, context, templates = plan.spec, plan.context, self._services.hypervisor.cloning
         if (template := templates.find_template(spec)) is not None:
             return replace(plan, template=template)
         framed = in_base_frame(spec, self._image, templates, has_own_init=context.has_own_init)
@@ -103,7 +105,7 @@ class Planner:
 
     async def _make_unless_failed(self, spec: DomainSpec, context: GuestContext) -> Template:
         """A template made now, by us or by somebody before us, unless the last try failed a short time ago."""
-        if why := failed_before(self._parts.hypervisor.cloning.template_lock(spec)):
+        if why := failed_before(self._services.hypervisor.cloning.template_lock(spec)):
             raise TemplateError(why)
         try:
             return await self._make(spec, context)
@@ -113,28 +115,32 @@ class Planner:
             raise TemplateError(f"no template could be made: {error.message}") from error
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
-        parts, life = self._parts, self._life
+        services, life = self._services, self._life
         account = life.request.work.account
-        making = Making(context.image.disk, parts.make_guest, account, context.awaited, parts.boot_timeout)
+        making = Making(
+            context.image.disk, services.make_guest, account, context.awaited, services.rules.qemu.boot_timeout
+        )
         with life.phase("template"):
             context.make_seed(spec)
             what = f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
-            with parts.showing(what):
-                return await make_template(parts.hypervisor, spec, making, life.record)
+            with services.showing(what):
+                return await make_template(services.hypervisor, spec, making, life.record)
 
     def _as_clone(self, plan: Plan) -> Plan:
         spec, template = plan.spec, plan.template
         assert template is not None
-        self._parts.overlays.check_room(spec.disk.parent)
+        self._services.overlays.check_room(spec.disk.parent)
         self._intend(spec)
-        self._parts.hypervisor.cloning.clone_disk(template, spec)
+        self._services.hypervisor.cloning.clone_disk(template, spec)
         return plan
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image
         self._intend(spec)
         plan.context.make_seed(spec)
-        size = self._parts.overlays.create(spec.disk, image, None if image.is_disc else self._life.request.machine.disk)
+        size = self._services.overlays.create(
+            spec.disk, image, None if image.is_disc else self._life.request.machine.disk
+        )
         if spec.owner[0] != os.geteuid():
             os.chown(spec.disk, *spec.owner)
         return replace(plan, spec=replace(spec, disk_size=size))
@@ -148,20 +154,20 @@ class Planner:
 
     async def _undecided(self) -> Plan:
         """The machine in the hypervisor's words, and how its guest is contextualized."""
-        parts, life, image, equipment = self._parts, self._life, self._image, self._equipment
+        services, life, image, equipment = self._services, self._life, self._image, self._equipment
         request, machine = life.request, life.request.machine
         if has_usual_way(request, image):
-            context = GuestContext(Chosen(Context.RAMDISK, ""), parts.images.boot_files(image), image)
+            context = GuestContext(Chosen(Context.RAMDISK, ""), services.images.boot_files(image), image)
         else:  # what other ways take is imported by those who go them
             from belljar.machine.planning.contexts import decide
 
-            context = await decide(request, image, parts, self._keep)
+            context = await decide(request, image, services, self._keep)
         files = context.files
         if request.work.user_data is not None and not (equipment.answers or context.private):
             hint = "Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`."
             raise BadUserData(f"image {machine.image}: nothing would bring the user data to the guest", hint=hint)
         boot = Boot(files.kernel, files.initrd, files.append, context.digest, files.firmware, image.is_disc)
-        accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(boot))
+        accelerator, why = await in_thread(lambda: services.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
         nic = None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
@@ -170,11 +176,11 @@ class Planner:
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
-            owner=qemu_owner(request, parts.qemu_owner, os.geteuid()),
+            owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
             disks=equipment.disks, seed=None if context.seed is None else life.folder / SEED,
         )  # fmt: skip
         if spec.warm:
-            await in_thread(lambda: parts.hypervisor.check(spec))
+            await in_thread(lambda: services.hypervisor.check(spec))
         return Plan(spec, link, context)
 
 

@@ -12,7 +12,7 @@ from belljar.host.room import host_memory
 from belljar.image import Image
 from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
-from belljar.machine.parts import Parts
+from belljar.machine.services import Services
 from belljar.machine.states import class_of_error
 from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
 from belljar.records import replace
@@ -21,18 +21,18 @@ INSTALLED = "Import the disk of a system that was installed; see `belljar image 
 SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 
 
-def checked_image(request: Request, parts: Parts) -> Image:
+def checked_image(request: Request, services: Services) -> Image:
     """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
     check_size(request)
     check_scratch(request)
     check_shares(request)
-    image = parts.images.resolve(request.machine.image)
+    image = services.images.resolve(request.machine.image)
     if image.kernel is None and image.facts.get("firmware") == []:
         problem = "nothing to start in its disk: no kernel, no boot loader"
         raise ImageUnfit(f"image {image.called}: {problem}", hint=INSTALLED)
     check_memory(request, image)
     check_mounts(request, image)
-    parts.overlays.size(image, None if image.is_disc else request.machine.disk)
+    services.overlays.size(image, None if image.is_disc else request.machine.disk)
     return image
 
 

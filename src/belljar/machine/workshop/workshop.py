@@ -22,7 +22,7 @@ from belljar.machine import DISK_NOT_WHOLE
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Orders
-from belljar.machine.parts import Keep
+from belljar.machine.services import Keep
 from belljar.model import (
     MIB,
     Account,
@@ -143,7 +143,7 @@ class Workshop:
 
     async def _work(self, task: Task, disk: Extra) -> Outcome:
         complaint, request = _Words(), self._request(task)
-        outcome = await self._keep(request, Streams(None, task.stdout, complaint), Orders(), extras=[disk])
+        outcome = await self._keep(request, Streams(None, task.stdout, complaint), Orders(), [disk])
         if outcome.exit_code == 0 and not outcome.error:
             return outcome
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
