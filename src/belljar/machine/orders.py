@@ -6,11 +6,13 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 
+from belljar.errors import AgentLost, BelljarError, DomainDied
 from belljar.hints import Any, NoReturn, TypeVar
 from belljar.model import Cause
 from belljar.records import dataclass
 
 T = TypeVar("T")
+LAST_WORDS = 2.0  # seconds between the end of a domain's lines and the event that explains it
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,22 @@ async def first(work: Coroutine[Any, Any, T] | asyncio.Task[T], end: Coroutine[A
     finally:
         for task in tasks:
             await cancelled(task)
+
+
+async def unless_ended(work: Coroutine[Any, Any, T], fate: asyncio.Future[BelljarError]) -> T:
+    """The work's result, unless the domain ends before: then *fate* is raised, the reason for that."""
+    task = asyncio.ensure_future(work)
+    both: set[asyncio.Future[Any]] = {task, fate}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if task.done() and isinstance(task.exception(), (AgentLost, DomainDied)):
+            # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
+            await asyncio.wait({fate}, timeout=LAST_WORDS)
+        if fate.done() and not (task.done() and task.exception() is None):
+            raise fate.result()
+        return await task
+    finally:
+        await cancelled(task)
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:

@@ -12,21 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from belljar.errors import BelljarError, HostError, LockTimeout, in_words
+from belljar.errors import BelljarError, HostError, in_words
 from belljar.guest import Streams
 from belljar.host.threads import in_thread, to_its_end
 from belljar.hypervisor import Template
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.extras import Extra
-from belljar.machine.life.claim import GATE_TIMEOUT, claim, gate, holding, lock_of, reserve
+from belljar.machine.life.claim import claim, holding, reserve
 from belljar.machine.life.life import Life
 from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.planning.boot_plan import Planner
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.services import Services
-from belljar.machine.states import CLASSES
 from belljar.model import Cause, Outcome, Request, State
 
 
@@ -44,12 +43,7 @@ class Supervisor:
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""
         services, rules = self.services, self.services.rules
-        try:
-            life = await self._claim(request, orders)
-        except Ended as ended:  # before it had a folder
-            now = time.time()
-            end = {"reason": ended.reason, "signal": ended.number, "started": now, "ended": now}
-            return Outcome.of(request, ended.cause, CLASSES[ended.cause], **end)
+        life = claim(request, services.folders, services.point)
         runner = Runner(life, orders, services, self.keep, extras)
         try:
             await reserve(request, services.folders, rules.host)
@@ -73,22 +67,10 @@ class Supervisor:
             await unless_cancelled(pruning, orders)
         return life.outcome
 
-    async def _claim(self, request: Request, orders: Orders) -> Life:
-        """A claim; it waits for a reaper at the gate. Raises Ended."""
-        folders, point = self.services.folders, self.services.point
-        with suppress(LockTimeout):
-            return claim(request, folders, point, patience=0.0)
-        waiting = lock_of(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True)
-        at_gate = await unless_cancelled(waiting, orders)
-        try:
-            return claim(request, folders, point, patience=0.0)
-        finally:
-            at_gate.release()
-
     async def make_template(self, request: Request, *, exact: bool = False) -> Template:
         """The template a request would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         services = self.services
-        life = await self._claim(request, Orders())
+        life = claim(request, services.folders, services.point)
         try:
             await reserve(request, services.folders, services.rules.host)
             life.enter(State.PREPARING)

@@ -103,7 +103,7 @@ def _described(template: Template) -> dict[str, Any]:
 
 
 def list_caches(args: argparse.Namespace, house: House) -> int:
-    return _show_caches(caches.found(house.folders), args.format)
+    return _show_caches(caches.caches_of(house.folders), args.format)
 
 
 def remove_caches(args: argparse.Namespace, house: House) -> int:

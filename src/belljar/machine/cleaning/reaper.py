@@ -5,7 +5,6 @@ The journal is a user's file and the reaper may be root, so only what lies where
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -26,7 +25,7 @@ from belljar.journal import JOB_KILLED, Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
 from belljar.machine.life import control
-from belljar.machine.life.claim import claimed_by, gate
+from belljar.machine.life.claim import CLAIMING, claimed_by
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
 from belljar.records import dataclass, replace
@@ -35,6 +34,7 @@ OF_A_MACHINE = r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])"  # a f
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was asked; for the kernel, after SIGKILL
+CLAIMED_BY_NOW = 60.0  # seconds in which a machine's folder gets its lock and its name
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
 NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
 
@@ -58,7 +58,7 @@ class Reaper:
     def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
         """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
         deadline, lost = time.monotonic() + patience, self.lost(patience)
-        return lost + self._finish(_dead(self._folders, deadline), deadline, self._folders.machines)
+        return lost + self._finish(_dead(self._folders), deadline, self._folders.machines)
 
     def lost(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
         """Finish machines of which the restart of the host left nothing but what it keeps of their beginning."""
@@ -67,7 +67,7 @@ class Reaper:
     def one(self, id: MachineId) -> list[Undone]:
         """This machine alone, where its keeper is dead."""
         deadline = time.monotonic() + LOCK_PATIENCE
-        return self._finish(_dead(self._folders, deadline, [id]), deadline, self._folders.machines)
+        return self._finish(_dead(self._folders, [id]), deadline, self._folders.machines)
 
     def end(self, view: MachineView) -> bool:
         """End a machine whose job is over: ask its supervisor, then use force. False if the kernel keeps something of
@@ -166,13 +166,22 @@ class Reaper:
             with suppress(FileNotFoundError, ProcessLookupError):
                 if owner(pid) == uid and not self._hypervisor.is_kept(id, pid):
                     domains.append((id, pid))
+        drafts = [folders.run / name for name in _names(folders.run) if name.startswith(CLAIMING)]
+        drafts = [
+            path for path in drafts if ended_at(path) < time.time() - CLAIMED_BY_NOW and not is_locked(path / LOCK)
+        ]
         retired = [folders.run / name for name in _names(folders.run) if name.startswith(RETIRED)]
         disks, identities = self._disks(), [folders.identities / name for name in _names(folders.identities)]
         live = set(_names(folders.machines))
         for id, pid in domains:
             if id not in live:
                 yield Undone(id, "domain without a machine", f"pid {pid}"), partial(self._hypervisor.discard, id)
-        for path in (*retired, *(path for path in disks if path.stem not in live), *([] if live else identities)):
+        for path in (
+            *drafts,
+            *retired,
+            *(path for path in disks if path.stem not in live),
+            *([] if live else identities),
+        ):
             remove = partial(remove_tree, path) if path.is_dir() else partial(path.unlink, missing_ok=True)
             yield Undone(path.stem, "stray file", str(path)), remove
 
@@ -259,20 +268,14 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
     return len(doomed)
 
 
-def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | None = None) -> list[MachineId]:
+def _dead(folders: Folders, ids: list[MachineId] | None = None) -> list[MachineId]:
     """Machines whose lock nobody holds, of these, or of all."""
     with suppress(FileNotFoundError):
         check_ours(folders.machines)  # a journal that somebody else wrote is not to be followed
     dead = []
     for id in _names(folders.machines) if ids is None else ids:
-        lock = folders.machine(id) / LOCK
-        # One that is still being made is not a dead one, nor is what is not a folder.
-        with suppress(LockTimeout, NotADirectoryError):
-            if not os.path.exists(lock):
-                patience = min(LOCK_PATIENCE, _left(deadline))
-                with locked(gate(folders), timeout=patience, what="look at a machine in the making"):
-                    pass  # whoever was making it has made it, or is dead
-            if not is_locked(lock):
+        with suppress(NotADirectoryError):
+            if not is_locked(folders.machine(id) / LOCK):
                 dead.append(id)  # or it cannot be entered: then to finish it says so
     return dead
 

@@ -28,25 +28,22 @@ from belljar.model import MachineId, Request, State, dumps, to_json
 if TYPE_CHECKING:
     from belljar.image.images import Images
 
-GATE_TIMEOUT = 30.0
-UNNAMED_LOCK = f".{LOCK}"
+CLAIMING = ".claiming-"  # the folder of a machine before it has its name
 TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
 
 
-def claim(request: Request, folders: Folders, point: Point, *, patience: float = GATE_TIMEOUT) -> Life:
-    """Make the machine's folder, locked before a reaper can see it. Raises LockTimeout after *patience* seconds."""
+def claim(request: Request, folders: Folders, point: Point) -> Life:
+    """Make the machine's folder. It gets its name with its lock held, so nobody ever sees a free lock of a living machine."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
-    folder = folders.machine(request.id)
-    # The lock gets its name when it is held, and a reaper that sees a folder without one waits at the gate, which those
-    # who claim share: nobody ever sees a free lock of a living machine.
-    with locked(gate(folders), timeout=patience, what="begin a machine", shared=True), no_space_as_error(folder):
-        os.mkdir(folder, 0o700)
-        lock = try_lock(folder / UNNAMED_LOCK)
+    folder, draft = folders.machine(request.id), folders.run / f"{CLAIMING}{request.id}"
+    with no_space_as_error(folder):
+        os.mkdir(draft, 0o700)
+        lock = try_lock(draft / LOCK)
         if lock is None:
-            raise LockTimeout(f"{folder}: locked by another process from its first moment on")
-        os.rename(folder / UNNAMED_LOCK, folder / LOCK)
+            raise LockTimeout(f"{draft}: locked by another process from its first moment on")
+        os.rename(draft, folder)
     try:
         asked, begun, pid = dumps(_without_secrets(request)), folders.begun / request.id, os.getpid()
         with suppress(OSError, BelljarError):  # records that cannot be written stop no machine
@@ -69,16 +66,6 @@ def force_begin(life: Life) -> None:
     for name in (REQUEST, JOURNAL):
         with suppress(OSError):
             sync(life.folders.begun / life.request.id / name)
-
-
-def gate(folders: Folders) -> Path:
-    """The lock that keeps claims and reapers apart."""
-    path = folders.run / "gate"
-    if not path.exists():
-        private_folder(folders.run)
-        with no_space_as_error(path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    return path
 
 
 def claimed_by(folder: Path) -> int | None:

@@ -25,7 +25,7 @@ from belljar.machine.life.identity import prove, take_all_into_use
 from belljar.machine.life.life import Life
 from belljar.machine.life.output import Console
 from belljar.machine.life.work import PayloadWorkload, Running, Workload
-from belljar.machine.orders import Ended, Orders, cancelled, first, unless_cancelled
+from belljar.machine.orders import Ended, Orders, cancelled, first, unless_cancelled, unless_ended
 from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
@@ -33,7 +33,6 @@ from belljar.machine.services import Keep, Services
 from belljar.model import NetworkMode, Request, RunPayload, Start, State, Work
 
 T = TypeVar("T")
-LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
 NOT_ENDED = "its hypervisor's process may live"
 CLEANING_PATIENCE = 5.0  # seconds the rest of the way out may take once belljar is told to end
 QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder is kept
@@ -224,9 +223,9 @@ class Runner:
         if self._fate is not None:
             self._fate.cancel()
         if domain is not None:
-            wanted = life.request.keep or self.running.equipment.outlasts
+            outlasts = life.request.keep or self.running.equipment.outlasts
             with life.trying(NOT_ENDED):
-                self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
+                self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if outlasts else 0.0)
             with life.trying("what it used is not known"):
                 user, system, memory = domain.usage()
                 self._usage = (self._usage[0] + user, self._usage[1] + system, max(self._usage[2], memory))
@@ -244,20 +243,9 @@ class Runner:
         assert self.running.guest is not None
         return self.running.guest
 
-    async def _while_alive(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-        """The work's result, unless the domain ends before: then the reason for that."""
+    async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._fate is not None
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self._fate}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and isinstance(task.exception(), (errors.AgentLost, errors.DomainDied)):
-                # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
-                await asyncio.wait({self._fate}, timeout=LAST_WORDS)
-            if self._fate.done() and not (task.done() and task.exception() is None):
-                raise self._fate.result()
-            return await task
-        finally:
-            await cancelled(task)
+        return await unless_ended(work, self._fate)
 
 
 def extras_of(request: Request, image: Image, services: Services) -> Iterator[Extra]:

@@ -177,12 +177,9 @@ class PayloadWorkload(Workload):
 
     async def tell_deadline(self) -> None:
         if self._running.guest is not None and self._running.process is not None:
-            files, _ = features(
-                self._life.request,
-                self._life.time_began,
-                self._services.rules.hs06_per_cpu,
-                self._life.deadline.moved_to,
-            )
+            life = self._life
+            moved, hs06 = life.deadline.moved_to, self._services.rules.hs06_per_cpu
+            files = features(life.request, life.time_began, hs06, moved)
             await self._running.guest.place(files, self._payload.account)
 
     async def ask_to_end(self) -> None:

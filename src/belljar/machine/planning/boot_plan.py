@@ -12,7 +12,7 @@ from belljar.image import Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Life
 from belljar.machine.planning import GuestContext
-from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
+from belljar.machine.planning.template import failed_before, in_base_frame, make_template
 from belljar.machine.services import Keep, Services
 from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
@@ -116,15 +116,10 @@ class Planner:
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
         services, life = self._services, self._life
-        account = life.request.work.account
-        making = Making(
-            context.image.disk, services.make_guest, account, context.awaited, services.rules.qemu.boot_timeout
-        )
-        with life.phase("template"):
+        what = f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
+        with life.phase("template"), services.showing(what):
             context.make_seed(spec)
-            what = f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
-            with services.showing(what):
-                return await make_template(services.hypervisor, spec, making, life.record)
+            return await make_template(services, life, spec, context)
 
     def _as_clone(self, plan: Plan) -> Plan:
         spec, template = plan.spec, plan.template
