@@ -31,7 +31,7 @@ from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
 from belljar.machine.life.output import kept
-from belljar.machine.outside.detached import Keeper, Started
+from belljar.machine.outside.detached import Keeper
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
@@ -104,9 +104,9 @@ def _sync(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 class Machine:
     """A machine, live or ended. Made by `start`, `find` and `machines`."""
 
-    def __init__(self, id: MachineId, house: House, started: Started | None = None) -> None:
+    def __init__(self, id: MachineId, house: House, keeper: Keeper | None = None) -> None:
         self.id = id
-        self._house, self._started = house, started
+        self._house, self._keeper = house, keeper
 
     def __repr__(self) -> str:
         return f"<Machine {self.id}>"
@@ -219,8 +219,8 @@ class Machine:
 
     def release(self) -> None:
         """Let a tied machine go: it is stopped."""
-        if self._started is not None:
-            self._started.release()
+        if self._keeper is not None:
+            self._keeper.release()
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
@@ -256,19 +256,18 @@ def start(
     house = _house()
     wanted = argv if isinstance(argv, Request) else request(argv, **options)
     if tied and not stdin and (keeper := _expected()) is not None:
-        started = keeper.take(wanted)
-        return Machine(started.id, house, started)
+        return Machine(keeper.take(wanted), house, keeper)
     file = os.memfd_create("stdin") if stdin else None
     try:
         if file is not None:
             with open(file, "wb", closefd=False) as whole:
                 whole.write(stdin)
             os.lseek(file, 0, os.SEEK_SET)
-        started = Keeper(config_file=house.config_file, stdin=file, tied=tied).take(wanted)
+        keeper = Keeper(config_file=house.config_file, stdin=file, tied=tied)
+        return Machine(keeper.take(wanted), house, keeper)
     finally:
         if file is not None:
             os.close(file)
-    return Machine(started.id, house, started)
 
 
 async def astart(

@@ -53,7 +53,7 @@ def test_a_call_is_answered_and_closed(networked: House, monkeypatch: pytest.Mon
             return replace(there, answers=(METADATA,), answer=answer)
 
     monkeypatch.setattr(network, "has_metadata", lambda *_: True)
-    monkeypatch.setattr(network, "MetadataService", lambda parts: Answering())
+    monkeypatch.setattr(network, "MetadataService", lambda rules: Answering())
     house.at["payload-sent"] = lambda: house.domain().tell(Call(*METADATA, ours))
     house.plan(Script(runs_for=5.0))
     assert house.run(house.request(machine=machine())).cause is Cause.FINISHED

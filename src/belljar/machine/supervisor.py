@@ -50,11 +50,10 @@ class Supervisor:
             if claimed is not None:
                 claimed()
             await runner.run(streams)
-        except (Ended, BelljarError, OSError) as error:
+        except BaseException as error:  # re-raised: a cancel, and a defect that is not in the outcome
             _explain(life, error)
-        except BaseException as error:  # a defect, or a cancel: in the record, and raised
-            _explain(life, error)
-            if not (life.is_settled and isinstance(error, Exception)):
+            is_explained = isinstance(error, (Ended, BelljarError, OSError))
+            if not (is_explained or (life.is_settled and isinstance(error, Exception))):
                 raise
         finally:
             days, count = rules.machine.keep_days, rules.machine.keep_count

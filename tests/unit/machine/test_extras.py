@@ -154,7 +154,7 @@ def test_a_machine_has_only_what_was_asked_for() -> None:
 
     assert kinds() == []
     assert kinds(Transfer("/etc/passwd", "file")) == ["Exchange", "Inputs"]
-    assert kinds(scratch=MIB, cache=MIB, shares=(Share("/", "/x"),)) == ["Shares", "CacheDisk", "ScratchDisk"]
+    assert kinds(scratch=MIB, cache=MIB, shares=(Share("/", "/x"),)) == ["Shares", "ScratchDisk", "CacheDisk"]
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------

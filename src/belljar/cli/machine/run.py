@@ -53,7 +53,7 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
     wanted = _with_user_data(wanted, args, house)
     reads = isinstance(wanted.work, RunPayload) and not args.no_input
     stdin = 0 if reads and stat.S_ISREG(os.fstat(0).st_mode) else None
-    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted).id
+    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(wanted)
     try:
         print(id, flush=True)
         is_told = 1 not in CLOSED

@@ -18,7 +18,7 @@ from belljar.machine import BASE_URL, CREDENTIALS, JOBOUTPUTS
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import before_2016, values
 from belljar.machine.life.life import Life
-from belljar.machine.services import Services
+from belljar.machine.services import Rules
 from belljar.model import MIB, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
 from belljar.records import replace
@@ -56,8 +56,8 @@ class Network(Extra):
 class MetadataService(Extra):
     """Answers for one machine."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self._service: Metadata | None = None
 
     async def prepare(self, life: Life, there: Equipment) -> Equipment:
@@ -66,8 +66,7 @@ class MetadataService(Extra):
 
     async def answer(self, call: Call) -> None:
         """One connection, to its end."""
-        if self._service is None:
-            self._service = self._opened()
+        self._service = self._service or self._opened()
         await self._service.serve(call.connection, for_everybody=call.address != ADDRESSES[0])
 
     def _opened(self) -> Metadata:
@@ -80,12 +79,12 @@ class MetadataService(Extra):
             address=link.address.partition("/")[0], mac=link.mac, told=request.work.told if isinstance(request.work, OwnWork) else (),
         )  # fmt: skip
         outputs, credentials = self._life.folder / JOBOUTPUTS, self._life.folder / CREDENTIALS
-        return metadata_service(instance, self._features, outputs, credentials, self._services.rules.context)
+        return metadata_service(instance, self._features, outputs, credentials, self._rules.context)
 
     def _features(self) -> Features:
         """What the files in a guest with an agent say, and the older names. Before there is a payload, time counts from the machine's start."""
         life = self._life
-        began, hs06 = life.time_began or life.outcome.started, self._services.rules.hs06_per_cpu
+        began, hs06 = life.time_began or life.outcome.started, self._rules.hs06_per_cpu
         machine, job = before_2016(*values(life.request, began, hs06, life.deadline.moved_to))
         return {"machinefeatures": machine, "jobfeatures": job}
 

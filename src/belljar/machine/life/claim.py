@@ -6,16 +6,15 @@ lock is held) and writes its own.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, LockTimeout
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
-from belljar.host.locks import Lock, is_locked, locked, try_lock
+from belljar.host.locks import is_locked, locked, try_lock
 from belljar.host.processes import boot_id, start_time
 from belljar.host.room import Need, Room, Settings, Taken, host_memory, own_groups, room, touched
 from belljar.host.threads import in_thread
@@ -45,7 +44,7 @@ def claim(request: Request, folders: Folders, point: Point) -> Life:
             raise LockTimeout(f"{draft}: locked by another process from its first moment on")
         os.rename(draft, folder)
     try:
-        asked, begun, pid = dumps(_without_secrets(request)), folders.begun / request.id, os.getpid()
+        asked, begun, pid = _without_secrets(request), folders.begun / request.id, os.getpid()
         with suppress(OSError, BelljarError):  # records that cannot be written stop no machine
             private_folder(folders.begun)
             write_whole(private_folder(begun) / REQUEST, asked)
@@ -78,7 +77,7 @@ def claimed_by(folder: Path) -> int | None:
     return None
 
 
-def _without_secrets(request: Request) -> dict[str, Any]:
+def _without_secrets(request: Request) -> bytes:
     """The request as it is kept: without the script's text, the environment's values and the user data."""
     record: dict[str, Any] = to_json(request)
     work = record["work"]
@@ -89,34 +88,28 @@ def _without_secrets(request: Request) -> dict[str, Any]:
     for part, name in secrets:
         if part.get(name) is not None:
             part[name] = len(part[name])
-    return record
+    return dumps(record)
 
 
-async def lock_of(path: Path, *, timeout: float, what: str, shared: bool = False) -> Lock:
-    """The lock, taken; release it. Whoever gives up waiting does not get it later either. Raises LockTimeout."""
-    if (free := try_lock(path, shared=shared)) is not None:
-        return free
+def holding(images: Images, image: Image, id: MachineId) -> AbstractAsyncContextManager[None]:
+    """`images.hold`, without blocking the loop while somebody else has the image for himself."""
+    return _without_blocking(images.hold(image, id, patience=0.0), images.hold(image, id))
 
-    def take() -> Lock:
-        with locked(path, timeout=timeout, what=what, shared=shared) as lock:
-            held, lock.descriptor = Lock(path, lock.descriptor), -1
-        return held
 
-    try:
-        async with asyncio.timeout(timeout):
-            return await in_thread(take, undo=Lock.release)
-    except TimeoutError as exc:
-        raise LockTimeout(f"waited {timeout:g} s for another process that is about to {what}") from exc
+def locking(path: Path, *, timeout: float, what: str) -> AbstractAsyncContextManager[None]:
+    """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
+    return _without_blocking(locked(path, timeout=0.0, what=what), locked(path, timeout=timeout, what=what))
 
 
 @asynccontextmanager
-async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[None]:
-    """`images.hold`, without blocking the loop while somebody else has the image for himself."""
+async def _without_blocking(
+    at_once: AbstractContextManager[object], waiting: AbstractContextManager[object]
+) -> AsyncIterator[None]:
+    hold = at_once
     try:
-        hold = images.hold(image, id, patience=0.0)
         hold.__enter__()
     except LockTimeout:
-        hold = images.hold(image, id)
+        hold = waiting
         await in_thread(hold.__enter__, undo=lambda _: hold.__exit__(None, None, None))
     try:
         yield
@@ -128,13 +121,11 @@ async def reserve(request: Request, folders: Folders, settings: Settings) -> Non
     """Reserve what it may use. Raises NoMemory, NoSpace, HostError; not for what a batch system has set aside."""
     spec = request.machine
     need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
-    turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")
-    try:
+    async with locking(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine"):
         if not request.is_allotted and spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1):
-            room(taken(folders, besides=request.id), settings, free_bytes(folders.scratch)).refuse(need)
+            others = taken(folders, besides=request.id)
+            room(others, settings, free_bytes(folders.scratch)).refuse(need)
         write_whole(folders.machine(request.id) / RESERVED, dumps(need))
-    finally:
-        turn.release()
 
 
 def room_now(folders: Folders, settings: Settings) -> Room:
@@ -156,13 +147,8 @@ def taken(folders: Folders, besides: MachineId = "") -> Iterator[Taken]:
 
 
 def _of(folder: Path, scratch: Path) -> Taken:
-    said = read_json(folder / RESERVED)
-    groups = tuple((str(controller), str(path)) for controller, path in said["groups"])
-    need = Need(int(said["memory"]), int(said["cpus"]), int(said["scratch"]), groups)
+    reserved = read_json(folder / RESERVED)
+    need = Need(**{**reserved, "groups": tuple(map(tuple, reserved["groups"]))})
     pids = [event.get("pid") for event in read(folder) if event["event"] == "spawned"]
     used = touched(pids[-1]) if pids and isinstance(pids[-1], int) else 0
-    written = 0
-    if need.scratch:
-        with suppress(FileNotFoundError):
-            written = os.stat(scratch).st_blocks * 512
-    return Taken(need, used, written)
+    return Taken(need, used, os.stat(scratch).st_blocks * 512 if need.scratch and scratch.exists() else 0)

@@ -117,20 +117,21 @@ class Commands:
         """`at` a moment, or `by` some seconds later than it was. Journaled, then done, then told to the guest."""
         life, deadline = self._life, self._life.deadline
         at, by = question.get("at"), question.get("by")
-        if is_number(by) and deadline.at is None:
-            return {"error": "it has no deadline that could come later; `belljar stop --at TIME` gives it one"}
-        moved = deadline.at + by if is_number(by) and deadline.at is not None else at
-        if not is_number(moved):
+        if is_number(by):
+            if deadline.at is None:
+                return {"error": "it has no deadline that could come later; `belljar stop --at TIME` gives it one"}
+            at = deadline.at + by
+        if not is_number(at):
             return {"error": f"deadline: neither a moment nor seconds: {str(question)[:80]}"}
         if deadline.has_passed or life.state not in IN_TIME:
             return {"error": "it is being ended: its deadline cannot be moved any more"}
         try:
-            life.record.write("deadline", at=moved)
-            deadline.move(moved)
+            life.record.write("deadline", at=at)
+            deadline.move(at)
             await self._workload.tell_deadline()
         except (HostError, GuestError) as exc:
             return {"error": f"its deadline was not told everywhere: {exc.message}"}
-        return {"ok": True, "at": moved}
+        return {"ok": True, "at": at}
 
     async def _relay(self, connection: socket.socket) -> Answer | None:
         if self._life.state is State.RUNNING and self.running.guest is None:

@@ -72,13 +72,14 @@ class Runner:
                 self._held.callback(extra.release)
                 self.running.extras.append(extra)
                 self.running.equipment = await extra.prepare(life, self.running.equipment)
+        planner = Planner(self.services, self._keep, life, image, self.running.equipment)
         async with holding(self.services.images, image, life.request.id):
             try:
-                await self._start(image)
+                await self._start(planner)
                 while await self._has_rebooted(streams):
                     life.begin_again()
                     await self._drop_domain()
-                    await self._boot(await self._planner(image).again())
+                    await self._boot(await planner.again())
             except errors.GuestPoweredOff as error:
                 self._workload.conclude_off(error)
 
@@ -95,13 +96,9 @@ class Runner:
             return True
         return False
 
-    def _planner(self, image: Image) -> Planner:
-        return Planner(self.services, self._keep, self.life, image, self.running.equipment)
-
-    async def _start(self, image: Image) -> None:
+    async def _start(self, planner: Planner) -> None:
         """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
         life = self.life
-        planner = self._planner(image)
         with life.phase("prepare"):
             plan = await planner.plan()
         life.point("after-overlay")
@@ -217,11 +214,10 @@ class Runner:
     async def _drop_domain(self) -> None:
         """End the domain, and all that listened to it."""
         life, domain, guest, console = self.life, self.running.domain, self.running.guest, self.running.console
-        if guest is not None:
-            with life.trying("the conversation with its guest was not closed"):
-                guest.close()
         if self._fate is not None:
             self._fate.cancel()
+        if guest is not None:
+            guest.close()
         if domain is not None:
             outlasts = life.request.keep or self.running.equipment.outlasts
             with life.trying(NOT_ENDED):
@@ -232,8 +228,8 @@ class Runner:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for end in (*((domain.channel, domain.console) if domain else ()), *((console,) if console else ())):
-            with life.trying("a line to it was not closed"):
+        with life.trying("a line to it was not closed"):
+            for end in (*((domain.channel, domain.console) if domain else ()), *((console,) if console else ())):
                 end.close()
         self._fate = None
         self.running.clear()
@@ -250,34 +246,33 @@ class Runner:
 
 def extras_of(request: Request, image: Image, services: Services) -> Iterator[Extra]:
     """What a request asks for, in the order in which it is made, and put into its place."""
-    machine, work = request.machine, request.work
+    machine, work, rules = request.machine, request.work, services.rules
+    payload = work.payload if isinstance(work, RunPayload) else None
     if machine.shares:
         yield Shares(machine)
-    if image.is_disc:
-        from belljar.machine.extras.disks import EmptyDisk
+    has_transfers = payload is not None and bool(payload.inputs or payload.outputs)
+    if image.is_disc or machine.scratch is not None or has_transfers:
+        from belljar.machine.extras import disks
 
-        yield EmptyDisk(machine.disk or services.rules.context.empty_disk)
+        if image.is_disc:
+            yield disks.EmptyDisk(machine.disk or rules.context.empty_disk)
+        if machine.scratch is not None:
+            yield disks.ScratchDisk(machine.scratch)
+        if has_transfers:
+            yield disks.Exchange(machine.disk or image.virtual_size)
     if machine.cache is not None:
         from belljar.machine.extras.caches import CacheDisk
 
         yield CacheDisk(machine.cache)
-    if machine.scratch is not None:
-        from belljar.machine.extras.disks import ScratchDisk
+    if payload is not None and payload.inputs:
+        from belljar.machine.extras.inputs import Inputs
 
-        yield ScratchDisk(machine.scratch)
-    if isinstance(work, RunPayload) and (work.payload.inputs or work.payload.outputs):
-        from belljar.machine.extras.disks import Exchange
-
-        yield Exchange(machine.disk or image.virtual_size)
-        if work.payload.inputs:
-            from belljar.machine.extras.inputs import Inputs
-
-            yield Inputs(work.payload, services.rules.machine)
+        yield Inputs(payload, rules.machine)
     if machine.network is not NetworkMode.NONE and services.networks is not None:
         from belljar.machine.extras.network import MetadataService, Network, has_metadata
 
-        if has_metadata(request, services.rules.context.metadata):
-            yield MetadataService(services)
+        if has_metadata(request, rules.context.metadata):
+            yield MetadataService(rules)
         yield Network(services.networks)
 
 

@@ -25,7 +25,7 @@ from belljar.host.files import no_space_as_error, read_json, sync, write_whole
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
 from belljar.image import AGENT_PATH, UNIT_PATH, BootFiles, Image, agent_unit, layer_name
-from belljar.machine.life.claim import lock_of
+from belljar.machine.life.claim import locking
 from belljar.machine.planning import GuestContext
 from belljar.machine.services import Keep, Services
 from belljar.machine.workshop.workshop import Workshop
@@ -111,11 +111,8 @@ async def layer_of(image: Image, services: Services, keep: Keep) -> tuple[Image,
         f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"
     ):
         what = f"put the agent into {path.stem:.12}"
-        lock = await lock_of(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what)
-        try:
+        async with locking(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what):
             digest = _known(path) or await _make_layer(path, image, services, keep)
-        finally:
-            lock.release()
     return replace(image, disk=path), digest
 
 

@@ -18,13 +18,13 @@ from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
 from belljar.records import replace
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
+MORE = "Ask for more with --memory; a batch job, for more memory."
 SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 
 
 def checked_image(request: Request, services: Services) -> Image:
     """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
     check_size(request)
-    check_scratch(request)
     check_shares(request)
     image = services.images.resolve(request.machine.image)
     if image.kernel is None and image.facts.get("firmware") == []:
@@ -38,33 +38,28 @@ def checked_image(request: Request, services: Services) -> Image:
 
 def check_size(request: Request) -> None:
     """Refuse what this host can never give, and say what it could."""
-    machine = request.machine
+    machine, (total, available) = request.machine, host_memory()
+    size = f"{machine.memory // MIB} MiB of memory"
     if not 1 <= machine.cpus <= (os.cpu_count() or 1):
         raise ImpossibleSize(f"{machine.cpus} cpus: this host has {os.cpu_count()}")
     if machine.memory < SMALLEST_MEMORY:
-        least, hint = f"{SMALLEST_MEMORY // MIB} MiB", "Ask for more with --memory."
-        raise ImpossibleSize(f"{machine.memory} bytes of memory: a machine needs at least {least}", hint=hint)
-    total, available = host_memory()
+        raise ImpossibleSize(f"{size}: a machine needs at least {SMALLEST_MEMORY // MIB} MiB", hint=MORE)
     if machine.memory > total:
-        raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: this host has {total // MIB} MiB")
+        raise ImpossibleSize(f"{size}: this host has {total // MIB} MiB")
     if machine.memory > available:
-        raise NoMemory(f"{machine.memory // MIB} MiB of memory: only {available // MIB} MiB are free now")
+        raise NoMemory(f"{size}: only {available // MIB} MiB are free now")
+    if machine.scratch is not None and not SMALLEST_SCRATCH <= machine.scratch <= LARGEST_SCRATCH:
+        bounds = f"at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB"
+        problem, hint = f"a scratch disk of {machine.scratch} bytes: {bounds}", "Ask for another size with --scratch."
+        raise ImpossibleSize(problem, hint=hint)
 
 
 def check_memory(request: Request, image: Image) -> None:
     """Refuse what the image is known not to start with. For an older image, or one that boots by firmware, it is not known."""
-    least = image.facts.get("least_memory", 0)
-    if isinstance(least, int) and request.machine.memory < least:
-        problem = f"the image {request.machine.image} does not start with less than {least // MIB} MiB"
-        hint = "Ask for more with --memory; a batch job, for more memory."
-        raise ImpossibleSize(f"{request.machine.memory // MIB} MiB of memory: {problem}", hint=hint)
-
-
-def check_scratch(request: Request) -> None:
-    size = request.machine.scratch
-    if size is not None and not SMALLEST_SCRATCH <= size <= LARGEST_SCRATCH:
-        bounds = f"at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB"
-        raise ImpossibleSize(f"a scratch disk of {size} bytes: {bounds}", hint="Ask for another size with --scratch.")
+    machine, least = request.machine, image.facts.get("least_memory", 0)
+    if isinstance(least, int) and machine.memory < least:
+        problem = f"the image {machine.image} does not start with less than {least // MIB} MiB"
+        raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: {problem}", hint=MORE)
 
 
 def check_shares(request: Request) -> None:
@@ -82,11 +77,9 @@ def check_shares(request: Request) -> None:
 
 def check_mounts(request: Request, image: Image) -> None:
     """Refuse before its boot what the image's kernel cannot mount, where its import found that out. Raises NoFileSystem."""
-    known = image.facts.get("mounts")
-    if not isinstance(known, list):
-        return
+    kinds = image.facts.get("mounts")
     for share in request.machine.shares:
-        if share.kind.value not in known:
+        if isinstance(kinds, list) and share.kind.value not in kinds:
             problem = f"the kernel of the image {image.called} has no {share.kind.value}"
             raise NoFileSystem(f"--share {share.source}: {problem}")
 

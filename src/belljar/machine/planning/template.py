@@ -22,7 +22,7 @@ from belljar.image import Image
 from belljar.journal import Record
 from belljar.machine import DOUBTS
 from belljar.machine.cleaning.put_away import deadline, last_words
-from belljar.machine.life.claim import lock_of
+from belljar.machine.life.claim import locking
 from belljar.machine.life.life import Life
 from belljar.machine.orders import LAST_WORDS, cancelled, unless_ended
 from belljar.machine.planning import GuestContext
@@ -60,13 +60,11 @@ def _counts_what_is_never_used() -> bool:
 async def make_template(services: Services, life: Life, spec: DomainSpec, context: GuestContext) -> Template:
     """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
     LockTimeout, NoSpace, after which the caller boots cold."""
-    record, timeout = life.record, services.rules.qemu.boot_timeout
-    templates = services.hypervisor.cloning
+    record, templates = life.record, services.hypervisor.cloning
     path = templates.template_lock(spec)
     record.tell("template-wait", lock=str(path), owner=spec.owner[0])
     began = time.time()
-    lock = await lock_of(path, timeout=timeout, what="make this template")
-    try:
+    async with locking(path, timeout=services.rules.qemu.boot_timeout, what="make this template"):
         if (template := templates.find_template(spec)) is not None:
             return template
         if why := failed_before(path, since=began):  # who had the lock before us
@@ -84,8 +82,6 @@ async def make_template(services: Services, life: Life, spec: DomainSpec, contex
             with suppress(OSError):  # it is in the journal
                 templates.abandon_template(spec)
             raise
-    finally:
-        lock.release()
 
 
 def failed_before(lock: Path, since: float = 0.0) -> str:

@@ -64,26 +64,23 @@ def inject(task: dict[str, Any]) -> None:
     """Put the agent and its systemd unit where the foreign system's own init finds them."""
     with tarfile.open(f"{IN}/0/it") as archive:
         inside(partial(put_agent, task["agent"], archive))
-    inside(partial(put, task["unit"], task["text"].encode(), "unit", 0o644))
+    inside(partial(put, task["unit"], io.BytesIO(task["text"].encode()), "unit", 0o644))
     inside(partial(enable, task["unit"]))
 
 
 def put_agent(folder: str, archive: tarfile.TarFile) -> None:
     """Install the agent with its interpreter, in place of an older one."""
-    if os.path.isdir(folder) and not os.path.islink(folder):
-        shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     for member in archive:
-        content = archive.extractfile(member)
-        assert content is not None
-        put(f"{folder}/{member.name}", content.read(), "agent", member.mode)
+        put(f"{folder}/{member.name}", archive.extractfile(member), "agent", member.mode)
 
 
-def put(path: str, data: bytes, what: str, mode: int) -> None:
+def put(path: str, content: Any, what: str, mode: int) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with suppress(FileNotFoundError):
         os.unlink(path)
     with open(path, "xb") as file:
-        file.write(data)
+        shutil.copyfileobj(content, file)
         os.fchmod(file.fileno(), mode)
     with suppress(OSError):  # only where others have such a label
         os.getxattr("/usr/lib", SELINUX)
