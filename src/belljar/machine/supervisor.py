@@ -18,7 +18,7 @@ from belljar.host.threads import in_thread, to_its_end
 from belljar.hypervisor import Template
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
-from belljar.machine.extras import Extra
+from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.claim import claim, holding, reserve
 from belljar.machine.life.life import Life
 from belljar.machine.life.runner import Runner
@@ -75,7 +75,7 @@ class Supervisor:
             life.enter(State.PREPARING)
             image = checked_image(request, services)
             async with holding(services.images, image, request.id):
-                template = await Planner(services, self.keep, life, image).template(exact=exact)
+                template = await Planner(services, self.keep, life, image, Equipment()).template(exact=exact)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
         except BaseException as error:  # re-raised: the record tells of a cancel and of a defect, too

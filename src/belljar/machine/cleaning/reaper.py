@@ -9,9 +9,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
 from belljar import network
@@ -37,6 +36,7 @@ ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was ask
 CLAIMED_BY_NOW = 60.0  # seconds in which a machine's folder gets its lock and its name
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
 NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
+ORPHAN = "domain without a machine"
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Reaper:
         """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
         undone, folders = self.quick(), self._folders
         undone += self._finish(_bereaved(folders), time.monotonic() + LAST_PATIENCE, folders.machines)
-        for stray, remove in self._strays():
-            undone += _tried(stray.machine, _removed(stray, remove))
+        for stray in self._strays():
+            undone += _tried(stray.machine, self._remove(stray))
         network.sweep(folders.run)
         return undone + _tried("", self._expire_templates())
 
@@ -105,7 +105,7 @@ class Reaper:
         dead = (*_dead(self._folders), *_lost(self._folders))
         left = [Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in dead]
         left += [Undone("", DRAFT, str(path)) for path in self._hypervisor.abandoned_templates()]
-        return left + [stray for stray, _ in self._strays()]
+        return left + self._strays()
 
     def _finish(self, ids: Iterable[MachineId], deadline: float, parent: Path) -> list[Undone]:
         return [undone for id in ids for undone in _tried(id, self._undo(id, deadline, parent / id))]
@@ -158,32 +158,31 @@ class Reaper:
         if row is None:
             ledger.append(outcome, time.time())
 
-    def _strays(self) -> Iterator[tuple[Undone, Callable[[], object]]]:
-        """What belongs to no machine, and how it is removed: this user's domains, overlays, and identities when nothing
-        lives. All are listed before the machines, whose folders are there before and after them."""
-        uid, domains, folders = os.geteuid(), list[tuple[MachineId, int]](), self._folders
+    def _strays(self) -> list[Undone]:
+        """What belongs to no machine: this user's domains, overlays, and identities when nothing lives. All are listed
+        before the machines, whose folders are there before and after them."""
+        uid, folders, strays = os.geteuid(), self._folders, list[Undone]()
         for id, pid in self._hypervisor.alive():
             with suppress(FileNotFoundError, ProcessLookupError):
                 if owner(pid) == uid and not self._hypervisor.is_kept(id, pid):
-                    domains.append((id, pid))
-        drafts = [folders.run / name for name in _names(folders.run) if name.startswith(CLAIMING)]
-        drafts = [
-            path for path in drafts if ended_at(path) < time.time() - CLAIMED_BY_NOW and not is_locked(path / LOCK)
-        ]
-        retired = [folders.run / name for name in _names(folders.run) if name.startswith(RETIRED)]
-        disks, identities = self._disks(), [folders.identities / name for name in _names(folders.identities)]
+                    strays.append(Undone(id, ORPHAN, f"pid {pid}"))
+        disks, halves = self._disks(), [folders.run / name for name in _names(folders.run)]
+        identities = [folders.identities / name for name in _names(folders.identities)]
         live = set(_names(folders.machines))
-        for id, pid in domains:
-            if id not in live:
-                yield Undone(id, "domain without a machine", f"pid {pid}"), partial(self._hypervisor.discard, id)
-        for path in (
-            *drafts,
-            *retired,
-            *(path for path in disks if path.stem not in live),
-            *([] if live else identities),
-        ):
-            remove = partial(remove_tree, path) if path.is_dir() else partial(path.unlink, missing_ok=True)
-            yield Undone(path.stem, "stray file", str(path)), remove
+        paths = [path for path in halves if path.name.startswith(RETIRED) or _is_abandoned(path)]
+        paths += [path for path in disks if path.stem not in live] + ([] if live else identities)
+        strays = [stray for stray in strays if stray.machine not in live]
+        return strays + [Undone(path.stem, "stray file", str(path)) for path in paths]
+
+    def _remove(self, stray: Undone) -> Iterator[Undone]:
+        path = Path(stray.path)
+        if stray.what == ORPHAN:
+            self._hypervisor.discard(stray.machine)
+        elif path.is_dir():
+            remove_tree(path)
+        else:
+            path.unlink(missing_ok=True)
+        yield stray
 
     def _disks(self, id: MachineId = "") -> list[Path]:
         """The files in `scratch` of this machine; of all where none is named."""
@@ -221,9 +220,10 @@ def _await_free(lock: Path, patience: float) -> None:
         pass
 
 
-def _removed(stray: Undone, remove: Callable[[], object]) -> Iterator[Undone]:
-    remove()
-    yield stray
+def _is_abandoned(path: Path) -> bool:
+    """Is it the folder of a machine in the making, whose maker is dead?"""
+    is_old = ended_at(path) < time.time() - CLAIMED_BY_NOW
+    return path.name.startswith(CLAIMING) and is_old and not is_locked(path / LOCK)
 
 
 def _tried(id: MachineId, work: Iterator[Undone]) -> list[Undone]:

@@ -6,6 +6,7 @@ lock is held) and writes its own.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
@@ -98,19 +99,24 @@ def holding(images: Images, image: Image, id: MachineId) -> AbstractAsyncContext
 
 def locking(path: Path, *, timeout: float, what: str) -> AbstractAsyncContextManager[None]:
     """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
-    return _without_blocking(locked(path, timeout=0.0, what=what), locked(path, timeout=timeout, what=what))
+    at_once, waiting = (locked(path, timeout=seconds, what=what) for seconds in (0.0, timeout))
+    return _without_blocking(at_once, waiting, timeout=timeout)
 
 
 @asynccontextmanager
 async def _without_blocking(
-    at_once: AbstractContextManager[object], waiting: AbstractContextManager[object]
+    at_once: AbstractContextManager[object], waiting: AbstractContextManager[object], timeout: float | None = None
 ) -> AsyncIterator[None]:
     hold = at_once
     try:
         hold.__enter__()
     except LockTimeout:
         hold = waiting
-        await in_thread(hold.__enter__, undo=lambda _: hold.__exit__(None, None, None))
+        try:
+            async with asyncio.timeout(timeout):
+                await in_thread(hold.__enter__, undo=lambda _: hold.__exit__(None, None, None))
+        except TimeoutError as exc:
+            raise LockTimeout(f"waited {timeout} s for another process that does the same") from exc
     try:
         yield
     finally:

@@ -135,19 +135,15 @@ def ask(connection: socket.socket, do: str, **details: Any) -> Answer:
 @asynccontextmanager
 async def talk(view: MachineView, converse: Callable[[socket.socket], Guest]) -> AsyncIterator[Guest]:
     """A conversation of its own with its guest's agent. Raises NoSuchMachine, MachineBusy."""
-    connection = connect(view.folder)
-    try:
+    with connect(view.folder) as connection:
         ask(connection, "relay")
         connection.setblocking(False)
         guest = converse(connection)
-    except BaseException:  # re-raised: nobody else has the connection to close
-        connection.close()
-        raise
-    try:
-        await guest.greet()
-        yield guest
-    finally:
-        guest.close()
+        try:
+            await guest.greet()
+            yield guest
+        finally:
+            guest.close()
 
 
 def account_of(view: MachineView) -> Account | None:

@@ -41,11 +41,8 @@ class Plan:
 class Planner:
     """Decides how one machine is started, and puts its disk in its place."""
 
-    def __init__(
-        self, services: Services, keep: Keep, life: Life, image: Image, equipment: Equipment | None = None
-    ) -> None:
-        self._services, self._keep, self._life, self._image = services, keep, life, image
-        self._equipment = equipment or Equipment()
+    def __init__(self, services: Services, keep: Keep, life: Life, image: Image, equipment: Equipment) -> None:
+        self._services, self._keep, self._life, self._image, self._equipment = services, keep, life, image, equipment
 
     async def plan(self) -> Plan:
         """The start that is wanted and can be had."""
@@ -133,9 +130,8 @@ class Planner:
         spec, image = plan.spec, plan.context.image
         self._intend(spec)
         plan.context.make_seed(spec)
-        size = self._services.overlays.create(
-            spec.disk, image, None if image.is_disc else self._life.request.machine.disk
-        )
+        disk = None if image.is_disc else self._life.request.machine.disk
+        size = self._services.overlays.create(spec.disk, image, disk)
         if spec.owner[0] != os.geteuid():
             os.chown(spec.disk, *spec.owner)
         return replace(plan, spec=replace(spec, disk_size=size))

@@ -15,7 +15,6 @@ from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
 from belljar.machine.services import Services
 from belljar.machine.states import class_of_error
 from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
-from belljar.records import replace
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
 MORE = "Ask for more with --memory; a batch job, for more memory."
@@ -84,28 +83,22 @@ def check_mounts(request: Request, image: Image) -> None:
             raise NoFileSystem(f"--share {share.source}: {problem}")
 
 
-def outcome_of(error: BelljarError) -> Outcome:
-    """What came of a request that *error* ended before there was a machine. It has an id as every outcome has."""
+def put_on_record(error: BelljarError, requester: str, image: str, folders: Folders) -> Outcome:
+    """What came of a request that *error* ended before there was a machine. It has an id and is kept with the records of
+    machines: its job is found there, and faults of the node are counted."""
     now, id = time.time(), os.urandom(6).hex()
-    return Outcome(
+    outcome = Outcome(
         id=id, cause=error.cause, klass=class_of_error(error), reason=error.message, hint=about(error.hint, id),
-        error=type(error).__name__, started=now, ended=now,
+        error=type(error).__name__, started=now, ended=now, name=requester, image=image, requester=requester,
+        uid=os.geteuid(),
     )  # fmt: skip
-
-
-def put_on_record(outcome: Outcome, requester: str, image: str, folders: Folders) -> Outcome:
-    """Keep it with the records of machines: who asks for the job finds it, and faults of the node are counted."""
-    outcome = replace(outcome, name=requester, image=image, requester=requester, uid=os.geteuid())
-    request = {
-        "id": outcome.id, "name": requester, "requester": requester, "created": outcome.started,
-        "machine": {"image": image},
-    }  # fmt: skip
+    request = {"id": id, "name": requester, "requester": requester, "created": now, "machine": {"image": image}}
     with suppress(OSError, BelljarError):
         private_folder(folders.logs)
-        folder = private_folder(folders.ended(outcome.id))
+        folder = private_folder(folders.ended(id))
         with closing(Record(folder)) as record:
             record.write("refused", requester=requester, reason=outcome.reason)
         write_whole(folder / REQUEST, dumps(request))
         write_whole(folder / OUTCOME, dumps(outcome))
-        Ledger(folders.logs).append(to_json(outcome), time.time())
+        Ledger(folders.logs).append(to_json(outcome), now)
     return outcome
