@@ -24,10 +24,10 @@ from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
 from belljar.machine.life.claim import CLAIMING, claim
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 
 
-def orphan(house: House, id: str = "0123456789ab") -> Life:
+def orphan(house: House, id: str = "0123456789ab") -> Lifecycle:
     """A machine whose supervisor died: all was made, the lock is free."""
     life = claim(house.request(id=id, name="mine"), house.folders, lambda point: None)
     overlay = house.folders.overlay(id)
@@ -98,14 +98,14 @@ def test_two_reapers_at_once_finish_a_machine_once(house: House) -> None:
         assert [item.what for item in found].count("machine") == 1
 
 
-def forked(life: Life) -> subprocess.Popen[bytes]:
+def forked(life: Lifecycle) -> subprocess.Popen[bytes]:
     """Who has a dead supervisor's lock still, as a child of its has until it runs a program of its own."""
     child = subprocess.Popen(["sleep", "0.4"], pass_fds=[life._lock.descriptor])
     life.release()
     return child
 
 
-def of_the_dead(life: Life) -> None:
+def of_the_dead(life: Lifecycle) -> None:
     """Its claim is of a process that is gone."""
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -20,7 +20,7 @@ from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.claim import claim, holding, reserve
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.planning.boot_plan import Planner
@@ -86,7 +86,7 @@ class Supervisor:
             put_away.put_away(life, services.overlays, (0.0, 0.0, 0))
 
 
-def _explain(life: Life, error: BaseException) -> None:
+def _explain(life: Lifecycle, error: BaseException) -> None:
     """What ended a life is its outcome, unless all that the job is about was done by then."""
     match error:
         case Ended():

@@ -16,7 +16,7 @@ from belljar.machine import Folders
 from belljar.machine.extras import Equipment, caches, disks
 from belljar.machine.extras.caches import Cache, CacheDisk, remove, take, trouble
 from belljar.machine.life.claim import claim
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import MIB, MachineSpec, OwnWork, Request
 
 SIZE = 16 * MIB
@@ -27,11 +27,11 @@ def folders(tmp_path: Path) -> Folders:
     return Folders(tmp_path / "run", tmp_path / "scratch", tmp_path / "store", tmp_path / "logs")
 
 
-def machine(folders: Folders, id: str) -> Life:
+def machine(folders: Folders, id: str) -> Lifecycle:
     return claim(Request(id, MachineSpec("cernvm", 1, 64 * MIB, cache=SIZE), OwnWork()), folders, lambda point: None)
 
 
-def attach(life: Life, size: int) -> tuple[CacheDisk, ExtraDisk]:
+def attach(life: Lifecycle, size: int) -> tuple[CacheDisk, ExtraDisk]:
     extra = CacheDisk(size)
     (disk,) = asyncio.run(extra.prepare(life, Equipment())).disks
     return extra, disk

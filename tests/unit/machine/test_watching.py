@@ -35,7 +35,7 @@ class PaperReaper(Reaper):
         self.folders, self.finished = folders, list[str]()
         self.trouble = ""
 
-    def one(self, id: str) -> list[Undone]:
+    def finish(self, id: str) -> list[Undone]:
         self.finished.append(id)
         if self.trouble:
             return [Undone(id, "not finished", error=self.trouble)]

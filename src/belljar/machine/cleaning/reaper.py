@@ -64,7 +64,7 @@ class Reaper:
         """Finish machines of which the restart of the host left nothing but what it keeps of their beginning."""
         return self._finish(_lost(self._folders), time.monotonic() + patience, self._folders.begun)
 
-    def one(self, id: MachineId) -> list[Undone]:
+    def finish(self, id: MachineId) -> list[Undone]:
         """This machine alone, where its keeper is dead."""
         deadline = time.monotonic() + LOCK_PATIENCE
         return self._finish(_dead(self._folders, [id]), deadline, self._folders.machines)

@@ -26,7 +26,7 @@ from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.disks import FORMAT, FORMAT_TIMEOUT, LAZY, check_mke2fs, check_room, sparse
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import GIB, MIB, dumps
 from belljar.records import dataclass
 
@@ -63,7 +63,7 @@ class CacheDisk(Extra):
         self._size = size
         self._taken: tuple[Cache, Lock] | None = None
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises ImpossibleSize, NoSpace, CommandMissing, CommandFailed, HostError."""
         # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
         folders, size = life.folders, self._size

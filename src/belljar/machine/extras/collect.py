@@ -12,7 +12,7 @@ from typing import BinaryIO
 from belljar.errors import BelljarError, in_words
 from belljar.guest import Guest
 from belljar.machine import COLLECTED
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 
 LONGEST = 30.0  # seconds for all of it
 
@@ -34,7 +34,7 @@ class Archive:
         """The stream's end."""
 
 
-async def collect(guest: Guest, life: Life) -> None:
+async def collect(guest: Guest, life: Lifecycle) -> None:
     """Fetch what `request.collect` names into the machine's folder, and journal how that went. Raises nothing."""
     trouble, size, is_cut = "", 0, False
     try:

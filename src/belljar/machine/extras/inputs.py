@@ -21,7 +21,7 @@ from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Settings
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import Account, Payload, Transfer
 
 PACKED, MOST_PACKED = "packed", 8  # the disks' names have a number
@@ -40,7 +40,7 @@ class Inputs(Extra):
         self._payload, self._settings = payload, settings
         self._packed: dict[Transfer, str] = {}  # by the names of their disks
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises NoSpace, InputMissing."""
         self._life, payload = life, self._payload
         if not (self._settings.pack_files or self._settings.pack_size):
@@ -95,8 +95,8 @@ def is_large(folder: str, settings: Settings) -> bool:
                     waiting.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     with suppress(OSError):
-                        facts = entry.stat(follow_symlinks=False)
-                        size += min(facts.st_size, facts.st_blocks * 512)
+                        status = entry.stat(follow_symlinks=False)
+                        size += min(status.st_size, status.st_blocks * 512)
                 if (settings.pack_files and files >= settings.pack_files) or 0 < settings.pack_size <= size:
                     return True
     return False

@@ -17,7 +17,7 @@ from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS, JOBOUTPUTS
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import before_2016, values
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.services import Rules
 from belljar.model import MIB, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
@@ -35,7 +35,7 @@ class Network(Extra):
         self._networks = networks
         self._joined: Joined | None = None
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         machine, account = life.request.machine, life.request.work.account
         self._joined = joined = await self._networks.join(
             machine.network, machine.network_name, life.request.id,
@@ -60,7 +60,7 @@ class MetadataService(Extra):
         self._rules = rules
         self._service: Metadata | None = None
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         self._life = life
         return replace(there, answers=tuple((address, PORT) for address in ADDRESSES), answer=self.answer)
 
@@ -97,7 +97,7 @@ def has_metadata(request: Request, mode: MetadataMode) -> bool:
     return mode is MetadataMode.ALWAYS or work.user_data is not None or isinstance(work, OwnWork)
 
 
-async def listen(traffic: AsyncIterator[Call | Refusal], life: Life, answer: Answer | None) -> None:
+async def listen(traffic: AsyncIterator[Call | Refusal], life: Lifecycle, answer: Answer | None) -> None:
     """Hear a guard of a user network until there is no more: refusals go into the journal, calls to who answers them."""
     answering: set[asyncio.Task[None]] = set()
     try:

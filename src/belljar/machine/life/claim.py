@@ -22,7 +22,7 @@ from belljar.host.threads import in_thread
 from belljar.image import Image
 from belljar.journal import JOURNAL, Record, read
 from belljar.machine import LOCK, REQUEST, RESERVED, Folders
-from belljar.machine.life.life import Life, Point
+from belljar.machine.life.life import Lifecycle, Point
 from belljar.model import MachineId, Request, State, dumps, to_json
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
 
 
-def claim(request: Request, folders: Folders, point: Point) -> Life:
+def claim(request: Request, folders: Folders, point: Point) -> Lifecycle:
     """Make the machine's folder. It gets its name with its lock held, so nobody ever sees a free lock of a living machine."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
@@ -58,10 +58,10 @@ def claim(request: Request, folders: Folders, point: Point) -> Life:
         lock.release()
         raise
     point("after-claim")
-    return Life(request, folders, lock, record, point)
+    return Lifecycle(request, folders, lock, record, point)
 
 
-def force_begin(life: Life) -> None:
+def force_begin(life: Lifecycle) -> None:
     """Have on disk that this machine has begun, where that can be written."""
     for name in (REQUEST, JOURNAL):
         with suppress(OSError):

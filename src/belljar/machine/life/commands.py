@@ -11,7 +11,7 @@ from belljar.errors import GuestError, HostError, HypervisorError
 from belljar.guest import second_client
 from belljar.hints import TypeGuard
 from belljar.machine.life.control import Answer
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
 from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
 from belljar.model import Cause, State
@@ -24,7 +24,7 @@ LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
 class Commands:
     """Follows one machine's orders and answers its control socket."""
 
-    def __init__(self, life: Life, orders: Orders, running: Running, workload: Workload) -> None:
+    def __init__(self, life: Lifecycle, orders: Orders, running: Running, workload: Workload) -> None:
         self.running = running
         self._life, self._orders, self._workload = life, orders, workload
         self._grace: asyncio.TimerHandle | None = None

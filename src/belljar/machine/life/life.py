@@ -31,7 +31,7 @@ HINTS = {  # for a payload that could not be started; the reason says what was w
 Point = Callable[[str], None]  # is called at each named point of a machine's life
 
 
-class Life:
+class Lifecycle:
     """Made by `claim`; ends with `release`. Others read it, and change it by its methods alone."""
 
     def __init__(self, request: Request, folders: Folders, lock: Lock, record: Record, point: Point) -> None:
@@ -48,10 +48,10 @@ class Life:
         self._troubles: list[str] = []  # of the way out
         self._lock = lock
 
-    def enter(self, state: State, **facts: Any) -> None:
+    def enter(self, state: State, **details: Any) -> None:
         """Journal the state, then be in it."""
         check_move(self.state, state)
-        self.record.state(state, **facts)
+        self.record.state(state, **details)
         self.state = state
 
     def leave_towards(self, state: State) -> None:
@@ -92,10 +92,10 @@ class Life:
             raise IdentityRefused(reason) from None
         self.files.append(path)
 
-    def prove(self, **facts: Any) -> None:
+    def prove(self, **details: Any) -> None:
         """Its guest has shown that it has an identity of its own."""
         self.is_proved = True
-        self.record.write("identity", **facts)
+        self.record.write("identity", **details)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

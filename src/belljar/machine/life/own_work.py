@@ -13,7 +13,7 @@ from belljar.errors import BelljarError, BootFailed, GuestError, GuestPoweredOff
 from belljar.guest import Streams
 from belljar.hypervisor import EventKind
 from belljar.machine.cleaning.put_away import OURS, deadline
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload, conclude, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
 from belljar.model import Account, Context, OwnWork, Payload, Sign, State
@@ -36,7 +36,7 @@ class OwnWorkload(Workload):
     ended_by = frozenset(int(number) for number in CANCELLING)
     cancelled = never_begun = "cancelled"
 
-    def __init__(self, work: OwnWork, life: Life, running: Running) -> None:
+    def __init__(self, work: OwnWork, life: Lifecycle, running: Running) -> None:
         super().__init__(life, running)
         self._work = work
 

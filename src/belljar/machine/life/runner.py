@@ -22,7 +22,7 @@ from belljar.machine.life.claim import force_begin, holding
 from belljar.machine.life.commands import Commands
 from belljar.machine.life.control import ControlServer
 from belljar.machine.life.identity import prove, take_all_into_use
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import Console
 from belljar.machine.life.work import PayloadWorkload, Running, Workload
 from belljar.machine.orders import Ended, Orders, cancelled, first, unless_cancelled, unless_ended
@@ -41,7 +41,9 @@ QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder i
 class Runner:
     """Runs one machine. `run` may end in any way; `leave` always follows."""
 
-    def __init__(self, life: Life, orders: Orders, services: Services, keep: Keep, extras: Sequence[Extra]) -> None:
+    def __init__(
+        self, life: Lifecycle, orders: Orders, services: Services, keep: Keep, extras: Sequence[Extra]
+    ) -> None:
         self.life, self.services, self._keep = life, services, keep
         self.running = Running()
         self._further = extras  # beside what the request asks for
@@ -276,7 +278,7 @@ def extras_of(request: Request, image: Image, services: Services) -> Iterator[Ex
         yield Network(services.networks)
 
 
-def workload_of(work: Work, life: Life, running: Running, services: Services) -> Workload:
+def workload_of(work: Work, life: Lifecycle, running: Running, services: Services) -> Workload:
     """How this work is carried out."""
     if isinstance(work, RunPayload):
         return PayloadWorkload(work, life, running, services)

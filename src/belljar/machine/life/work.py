@@ -14,7 +14,7 @@ from belljar.machine import JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, message
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import features, with_features
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import Console
 from belljar.machine.orders import Ended, first
 from belljar.machine.services import Services
@@ -55,7 +55,7 @@ class Workload:
     cancelled: str  # what is said then
     never_begun: str  # what is said where it had not begun
 
-    def __init__(self, life: Life, running: Running) -> None:
+    def __init__(self, life: Lifecycle, running: Running) -> None:
         self._life, self._running = life, running
 
     def is_begun(self) -> bool:
@@ -110,7 +110,7 @@ class PayloadWorkload(Workload):
     cancelled = "cancelled by TERM"
     never_begun = "cancelled before the payload was started"
 
-    def __init__(self, work: RunPayload, life: Life, running: Running, services: Services) -> None:
+    def __init__(self, work: RunPayload, life: Lifecycle, running: Running, services: Services) -> None:
         super().__init__(life, running)
         self._payload, self._services = work.payload, services
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
@@ -211,7 +211,7 @@ class PayloadWorkload(Workload):
         return off_too_soon(kind, last_line)
 
 
-def conclude(life: Life) -> None:
+def conclude(life: Lifecycle) -> None:
     """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, others 0."""
     code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
     reason = f"the guest powered itself off{f': {text}' if text else ' and said nothing about it'}"

@@ -94,7 +94,7 @@ class Machines:
         return Stream(self.folders, since, of)
 
     def _finish(self, id: MachineId) -> None:
-        for undone in self._reaper.one(id):
+        for undone in self._reaper.finish(id):
             if undone.error:
                 raise HostError(f"{id}: {undone.what}: {undone.error}", hint="See `belljar reap`.")
         folder = self.folders.machine(id)

@@ -145,9 +145,9 @@ class Stream:
         events = []
         for row, position in self._ledger.since(self._position):
             self._position = position
-            facts = {name: row[name] for name in TOLD if row.get(name) not in (None, "", [])}
-            facts |= {"machine": str(row.get("id", "")), "position": position}
-            events.append({"time": row.get("ended", 0.0), "event": ENDED, **facts})
+            event = {name: row[name] for name in TOLD if row.get(name) not in (None, "", [])}
+            event |= {"machine": str(row.get("id", "")), "position": position}
+            events.append({"time": row.get("ended", 0.0), "event": ENDED, **event})
         return events
 
     def _more(self, id: MachineId) -> Iterator[Event]:

@@ -10,7 +10,7 @@ from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template
 from belljar.image import Image
 from belljar.machine.extras import Equipment, tagged_shares
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
 from belljar.machine.planning.template import failed_before, in_base_frame, make_template
 from belljar.machine.services import Keep, Services
@@ -41,7 +41,7 @@ class Plan:
 class Planner:
     """Decides how one machine is started, and puts its disk in its place."""
 
-    def __init__(self, services: Services, keep: Keep, life: Life, image: Image, equipment: Equipment) -> None:
+    def __init__(self, services: Services, keep: Keep, life: Lifecycle, image: Image, equipment: Equipment) -> None:
         self._services, self._keep, self._life, self._image, self._equipment = services, keep, life, image, equipment
 
     async def plan(self) -> Plan:

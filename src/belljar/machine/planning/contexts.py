@@ -149,8 +149,8 @@ def _known(path: Path) -> str:
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    facts = os.stat(path, follow_symlinks=False)
-    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "ino": facts.st_ino}
+    status = os.stat(path, follow_symlinks=False)
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ino": status.st_ino}
 
 
 def _digest(path: Path) -> str:

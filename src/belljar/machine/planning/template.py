@@ -23,7 +23,7 @@ from belljar.journal import Record
 from belljar.machine import DOUBTS
 from belljar.machine.cleaning.put_away import deadline, last_words
 from belljar.machine.life.claim import locking
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import LAST_WORDS, cancelled, unless_ended
 from belljar.machine.planning import GuestContext
 from belljar.machine.services import Services
@@ -57,7 +57,7 @@ def _counts_what_is_never_used() -> bool:
     return any(limit != resource.RLIM_INFINITY for limit in limits)
 
 
-async def make_template(services: Services, life: Life, spec: DomainSpec, context: GuestContext) -> Template:
+async def make_template(services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext) -> Template:
     """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
     LockTimeout, NoSpace, after which the caller boots cold."""
     record, templates = life.record, services.hypervisor.cloning
@@ -87,9 +87,9 @@ async def make_template(services: Services, life: Life, spec: DomainSpec, contex
 def failed_before(lock: Path, since: float = 0.0) -> str:
     """Why the last boot for such a template failed; it counts for an hour, or a week if the guest refused."""
     with suppress(OSError, ValueError):
-        facts = os.stat(lock)
+        status = os.stat(lock)
         until, _, reason = read_capped(lock, LONGEST_REASON).decode(errors="replace").partition(" ")
-        if facts.st_mtime >= since and time.time() < float(until):
+        if status.st_mtime >= since and time.time() < float(until):
             return reason
     return ""
 
@@ -109,7 +109,7 @@ async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Te
         return None
 
 
-async def _boot_and_freeze(services: Services, life: Life, spec: DomainSpec, context: GuestContext) -> Template:
+async def _boot_and_freeze(services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext) -> Template:
     templates, account = services.hypervisor.cloning, life.request.work.account
     domain = templates.start_template(spec)
     guest = services.make_guest(domain.channel)

@@ -20,7 +20,7 @@ from belljar.hypervisor import ExtraDisk
 from belljar.image import Image
 from belljar.machine import DISK_NOT_WHOLE
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import Orders
 from belljar.machine.services import Keep
 from belljar.model import (
@@ -69,7 +69,7 @@ class ForeignDisk(Extra):
     def __init__(self, overlay: Path) -> None:
         self._overlay = overlay
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         return there.with_disk(_foreign(self._overlay), outlasts=True)
 
 
@@ -79,7 +79,7 @@ class ForeignCopy(Extra):
     def __init__(self, disk: Image, overlays: Overlays) -> None:
         self._disk, self._overlays = disk, overlays
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         path = life.attach(FOREIGN, FOREIGN)
         self._overlays.create(path, self._disk, None)
         return there.with_disk(_foreign(path))

@@ -285,8 +285,8 @@ def mounted(disk: str) -> Iterator[None]:
     places = {}
     parts = [name for name in os.listdir(f"/sys/block/{disk}") if name.startswith(disk)]
     for device in sorted(parts or [disk], key=lambda name: (len(name), name)):
-        if facts := identify(f"/dev/{device}"):
-            places[f"/dev/{device}"] = facts
+        if tags := identify(f"/dev/{device}"):
+            places[f"/dev/{device}"] = tags
     mount_root(places)
     try:
         mount_others(places)
@@ -298,16 +298,16 @@ def mounted(disk: str) -> Iterator[None]:
 def identify(device: str) -> dict[str, str]:
     """What blkid says of it; empty where it is not a file system that we know."""
     done = run("blkid", "--probe", "--output", "export", device, check=False)
-    facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    facts |= {ours: facts[key] for key, ours in OF_PARTITIONS.items() if key in facts}
-    return facts if facts.get("TYPE") in KINDS else {}
+    tags = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    tags |= {ours: tags[key] for key, ours in OF_PARTITIONS.items() if key in tags}
+    return tags if tags.get("TYPE") in KINDS else {}
 
 
 def mount_root(places: dict[str, dict[str, str]]) -> None:
     seen = []
-    for device, facts in places.items():
-        for subvolume in SUBVOLUMES if facts["TYPE"] == "btrfs" else ("",):
-            if why := mount(device, facts["TYPE"], ROOT, f",subvol={subvolume}" if subvolume else ""):
+    for device, tags in places.items():
+        for subvolume in SUBVOLUMES if tags["TYPE"] == "btrfs" else ("",):
+            if why := mount(device, tags["TYPE"], ROOT, f",subvol={subvolume}" if subvolume else ""):
                 seen.append(f"{device}: {why}")
                 continue
             if any(os.path.lexists(f"{ROOT}/{name}") for name in SYSTEMS):
@@ -320,10 +320,10 @@ def mount_others(places: dict[str, dict[str, str]]) -> None:
     """/boot, /var and the like, as the foreign /etc/fstab has them. Those that cannot be mounted are left out."""
     with suppress(Trouble):
         for source, target, flags in json.loads(inside(table)):
-            for device, facts in places.items():
-                if named(source, device, facts):
+            for device, tags in places.items():
+                if named(source, device, tags):
                     options = [option for option in flags.split(",") if option.startswith("subvol")]
-                    mount(device, facts["TYPE"], ROOT + target, "".join(f",{option}" for option in options))
+                    mount(device, tags["TYPE"], ROOT + target, "".join(f",{option}" for option in options))
 
 
 def table() -> str:
@@ -334,10 +334,10 @@ def table() -> str:
     return json.dumps([(row[0], os.path.realpath(row[1]), row[3] if len(row) > 3 else "") for row in others])
 
 
-def named(source: str, device: str, facts: dict[str, str]) -> bool:
+def named(source: str, device: str, tags: dict[str, str]) -> bool:
     tag, _, value = source.partition("=")
     if tag in TAGS:
-        return bool(value) and facts.get(tag, "").lower() == value.strip('"').lower()
+        return bool(value) and tags.get(tag, "").lower() == value.strip('"').lower()
     number = device.lstrip("/devabcghijklmnopqrstuwxyz")
     return source.startswith("/dev/") and bool(number) and source.rstrip("0123456789") + number == source
 
