@@ -133,7 +133,7 @@ def _look(house: House, *, dry: bool) -> dict[str, Any]:
         return {"machines": {}}
     stuck = []
     try:
-        undone = [] if dry else house.machines.reap()
+        undone = [] if dry else house.reaper.full()
         stuck = [f"{left.machine} {left.what}: {left.error}" for left in undone if left.error]
     except BelljarError as exc:
         stuck = [exc.message]

@@ -27,7 +27,7 @@ def reap(args: argparse.Namespace, house: House) -> int:
     """Exit 1 when a system or a user's folder could not be asked, or something of a machine could not be cleared away."""
     if args.batch:
         return _reap_batch(args, house)
-    undone = house.machines.leftovers() if args.dry_run else house.machines.reap()
+    undone = house.reaper.leftovers() if args.dry_run else house.reaper.full()
     if undone or args.format == "json":
         from belljar.cli.render import show
 

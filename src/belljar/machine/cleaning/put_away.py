@@ -35,19 +35,15 @@ RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
 
 async def read(events: AsyncIterator[DomainEvent], life: Lifecycle, explain_off: ExplainOff) -> BelljarError:
-    """Wait until the domain ends or breaks without having been asked to; returns what to tell about it."""
+    """Wait until the domain ends or breaks without having been asked to; returns what to tell about it. What breaks before
+    there is a payload failed to boot; afterwards it is lost."""
     async for event in events:
         life.record.tell("domain", kind=event.kind, detail=event.detail[:200], status=event.status)
-        return explain(event, life, explain_off)
+        error = _error_of(event, life, explain_off)
+        if error.cause in (Cause.BOOT_FAILED, Cause.GUEST_LOST):
+            error.cause = Cause.GUEST_LOST if life.is_begun else Cause.BOOT_FAILED
+        return error
     return DomainDied("QEMU's events ended before QEMU did")
-
-
-def explain(event: DomainEvent, life: Lifecycle, explain_off: ExplainOff) -> BelljarError:
-    """The error an event amounts to. What breaks before there is a payload failed to boot; afterwards it is lost."""
-    error = _error_of(event, life, explain_off)
-    if error.cause in (Cause.BOOT_FAILED, Cause.GUEST_LOST):
-        error.cause = Cause.GUEST_LOST if life.is_begun else Cause.BOOT_FAILED
-    return error
 
 
 def _error_of(event: DomainEvent, life: Lifecycle, explain_off: ExplainOff) -> BelljarError:

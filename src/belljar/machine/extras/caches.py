@@ -151,15 +151,9 @@ def trouble(cache: Cache, size: int | None = None) -> str:
             return "the host was restarted"
     except (OSError, ValueError, HostError):
         return "its last guest did not power itself off"
-    return _trouble_inside(cache.path)
-
-
-def _trouble_inside(path: Path) -> str:
-    """Two fields of the superblock, which tell whether it was unmounted."""
-    with open(path, "rb") as file:
+    with open(cache.path, "rb") as file:
         file.seek(SUPERBLOCK)
-        head = file.read(1024)
-    magic, state = struct.unpack_from("<HH", head.ljust(1024), 0x38)
+        magic, state = struct.unpack_from("<HH", file.read(1024).ljust(1024), 0x38)
     if magic != MAGIC:
         return "it has no file system any more"
     return "" if state == CLEAN else "its file system was not unmounted"

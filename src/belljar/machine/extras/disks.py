@@ -49,22 +49,22 @@ class Exchange(Extra):
     guest reads; it takes as much room as a file at a time."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._is_there = size, False
+        self._size, self._path = size, ""
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Without it files go by the port: a limit of the job on the sizes of files, say, is not a reason to fail."""
-        self._path = life.attach(EXCHANGE, EXCHANGE)
+        path = life.attach(EXCHANGE, EXCHANGE)
         try:
-            sparse(self._path, self._size)
+            sparse(path, self._size)
         except OSError as error:
             life.record.tell("no-exchange", reason=str(error))
             return there
-        self._is_there = True
-        return there.with_disk(ExtraDisk(EXCHANGE, self._path, "raw", readonly=False, is_late=True))
+        self._path = str(path)
+        return there.with_disk(ExtraDisk(EXCHANGE, path, "raw", readonly=False, is_late=True))
 
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
-        if self._is_there:
-            guest.exchange_by(ExchangeDisk(str(self._path), EXCHANGE.encode()))
+        if self._path:
+            guest.exchange_by(ExchangeDisk(self._path, EXCHANGE.encode()))
 
 
 class EmptyDisk(Extra):

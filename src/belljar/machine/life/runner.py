@@ -49,13 +49,20 @@ class Runner:
         self._further = extras  # beside what the request asks for
         self._held = ExitStack()  # what is released when the domain is gone
         self._orders = orders
-        self._workload = workload_of(life.request.work, life, self.running, services)
+        self._workload = self._workload_of(life.request.work)
         self._commands = Commands(life, orders, self.running, self._workload)
         self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
         self._usage = (0.0, 0.0, 0)
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
+
+    def _workload_of(self, work: Work) -> Workload:
+        if isinstance(work, RunPayload):
+            return PayloadWorkload(work, self.life, self.running, self.services)
+        from belljar.machine.life.own_work import OwnWorkload
+
+        return OwnWorkload(work, self.life, self.running)
 
     async def run(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
@@ -276,12 +283,3 @@ def extras_of(request: Request, image: Image, services: Services) -> Iterator[Ex
         if has_metadata(request, rules.context.metadata):
             yield MetadataService(rules)
         yield Network(services.networks)
-
-
-def workload_of(work: Work, life: Lifecycle, running: Running, services: Services) -> Workload:
-    """How this work is carried out."""
-    if isinstance(work, RunPayload):
-        return PayloadWorkload(work, life, running, services)
-    from belljar.machine.life.own_work import OwnWorkload
-
-    return OwnWorkload(work, life, running)

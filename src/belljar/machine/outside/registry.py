@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from belljar.host.locks import is_locked
 from belljar.host.threads import in_thread
 from belljar.journal import Event, Ledger, read
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders, MachineView
-from belljar.machine.cleaning.reaper import Reaper, Undone, ended_at
+from belljar.machine.cleaning.reaper import Reaper, ended_at
 from belljar.model import MachineId, Outcome, State
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ NEWEST = 200  # records of ended machines that a hook looks through
 
 
 class Machines:
-    """Reads; the only thing it changes is what `reap` undoes."""
+    """Reads; what dead supervisors left is finished on the way."""
 
     def __init__(self, folders: Folders, reaper: Reaper) -> None:
         self.folders, self._reaper = folders, reaper
@@ -100,14 +99,6 @@ class Machines:
         folder = self.folders.machine(id)
         if folder.exists() and not is_locked(folder / LOCK):
             raise HostError(f"{id}: its keeper is dead, and it cannot be finished", hint="See `belljar reap`.")
-
-    def reap(self) -> Sequence[Undone]:
-        """Finish what dead supervisors left; returns what was undone."""
-        return self._reaper.full()
-
-    def leftovers(self) -> Sequence[Undone]:
-        """What `reap` would undo."""
-        return self._reaper.leftovers()
 
 
 def jobs_of(view: MachineView) -> frozenset[str]:

@@ -63,16 +63,22 @@ def main() -> None:
 def inject(task: dict[str, Any]) -> None:
     """Put the agent and its systemd unit where the foreign system's own init finds them."""
     with tarfile.open(f"{IN}/0/it") as archive:
-        inside(partial(put_agent, task["agent"], archive))
-    inside(partial(put, task["unit"], io.BytesIO(task["text"].encode()), "unit", 0o644))
-    inside(partial(enable, task["unit"]))
+        inside(partial(install, task["agent"], archive, task["unit"], task["text"]))
 
 
-def put_agent(folder: str, archive: tarfile.TarFile) -> None:
-    """Install the agent with its interpreter, in place of an older one."""
+def install(folder: str, archive: tarfile.TarFile, unit: str, text: str) -> None:
+    """In the foreign root: the agent with its interpreter, in place of an older one, and its unit."""
+    if not any(os.path.exists(f"{folder}/systemd/systemd") for folder in ("/usr/lib", "/lib")):
+        raise Trouble("the image has no systemd that could start the agent")
     shutil.rmtree(folder, ignore_errors=True)
     for member in archive:
         put(f"{folder}/{member.name}", archive.extractfile(member), "agent", member.mode)
+    put(unit, io.BytesIO(text.encode()), "unit", 0o644)
+    os.makedirs(f"/{UNIT_LINK}", exist_ok=True)
+    link = f"/{UNIT_LINK}/{os.path.basename(unit)}"
+    with suppress(FileNotFoundError):
+        os.unlink(link)
+    os.symlink(unit, link)
 
 
 def put(path: str, content: Any, what: str, mode: int) -> None:
@@ -85,16 +91,6 @@ def put(path: str, content: Any, what: str, mode: int) -> None:
     with suppress(OSError):  # only where others have such a label
         os.getxattr("/usr/lib", SELINUX)
         os.setxattr(path, SELINUX, LABELS[what].encode() + b"\0", follow_symlinks=False)
-
-
-def enable(unit: str) -> None:
-    if not any(os.path.exists(f"{folder}/systemd/systemd") for folder in ("/usr/lib", "/lib")):
-        raise Trouble("the image has no systemd that could start the agent")
-    os.makedirs(f"/{UNIT_LINK}", exist_ok=True)
-    link = f"/{UNIT_LINK}/{os.path.basename(unit)}"
-    with suppress(FileNotFoundError):
-        os.unlink(link)
-    os.symlink(unit, link)
 
 
 def expose(task: dict[str, Any]) -> None:
