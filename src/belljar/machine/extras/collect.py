@@ -6,11 +6,11 @@ It is made after the job's files are delivered, so an error here is journaled an
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import BinaryIO
 
 from belljar.errors import BelljarError, in_words
 from belljar.guest import Guest
+from belljar.host.files import private
 from belljar.machine import COLLECTED
 from belljar.machine.life.life import Lifecycle
 
@@ -38,7 +38,7 @@ async def collect(guest: Guest, life: Lifecycle) -> None:
     """Fetch what `request.collect` names into the machine's folder, and journal how that went. Raises nothing."""
     trouble, size, is_cut = "", 0, False
     try:
-        with open(life.folder / COLLECTED, "xb", opener=_private) as file:  # noqa: ASYNC230
+        with open(life.folder / COLLECTED, "xb", opener=private) as file:  # noqa: ASYNC230
             archive = Archive(file, life.request.collect_limit)
             try:
                 async with asyncio.timeout(LONGEST):
@@ -52,7 +52,3 @@ async def collect(guest: Guest, life: Lifecycle) -> None:
     except OSError as error:
         trouble = in_words(error)
     life.record.tell("collected", bytes=size, cut_off=is_cut, trouble=trouble)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

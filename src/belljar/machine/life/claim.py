@@ -141,15 +141,10 @@ def room_now(folders: Folders, settings: Settings) -> Room:
 
 def taken(folders: Folders, besides: MachineId = "") -> Iterator[Taken]:
     """The reservations of all living machines but one."""
-    try:
-        ids = os.listdir(folders.machines)
-    except FileNotFoundError:
-        return
-    for id in ids:
-        folder = folders.machine(id)
+    for id in os.listdir(folders.machines) if folders.machines.exists() else ():
         with suppress(OSError, ValueError, TypeError, KeyError, BelljarError):
-            if id != besides and is_locked(folder / LOCK):
-                yield _of(folder, folders.attachment(id, "scratch"))
+            if id != besides and is_locked(folders.machine(id) / LOCK):
+                yield _of(folders.machine(id), folders.attachment(id, "scratch"))
 
 
 def _of(folder: Path, scratch: Path) -> Taken:

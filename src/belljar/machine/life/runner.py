@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from belljar import errors
-from belljar.guest import Guest, Streams
+from belljar.guest import Streams
 from belljar.hints import Any, TypeVar
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
@@ -144,12 +144,13 @@ class Runner:
             )
             async with put_away.deadline(timeout, plan.awaited):
                 await self._while_alive(self._greet())
-        if not life.request.work.has_agent:
+        guest = self.running.guest
+        if guest is None:
             return
         with life.phase("identify"):
-            await self._while_alive(prove(self._living_guest(), plan.link, life, is_clone=plan.template is not None))
+            await self._while_alive(prove(guest, plan.link, life, is_clone=plan.template is not None))
         if plan.spec.frame is not None:
-            await self._while_alive(take_all_into_use(self._living_guest(), plan.spec, life))
+            await self._while_alive(take_all_into_use(guest, plan.spec, life))
         if plan.template is not None:
             with suppress(OSError):
                 os.unlink(plan.template.folder / DOUBTS)  # it works
@@ -185,8 +186,8 @@ class Runner:
                 await cancelled(task)
 
     async def _await_agent(self) -> None:
-        if self.life.request.work.has_agent:
-            await self._living_guest().greet()
+        if self.running.guest is not None:
+            await self.running.guest.greet()
         self.life.point("after-boot")
 
     async def leave(self) -> None:
@@ -243,10 +244,6 @@ class Runner:
         self._fate = None
         self.running.clear()
         self._tasks.clear()
-
-    def _living_guest(self) -> Guest:
-        assert self.running.guest is not None
-        return self.running.guest
 
     async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._fate is not None

@@ -85,20 +85,13 @@ def command() -> list[str]:
 
 def _answer(keeper: subprocess.Popen[bytes], patience: float) -> dict[str, Any]:
     import select
-    import time
 
     assert keeper.stdout is not None
-    deadline, line = time.monotonic() + patience, b""
     poller = select.poll()
     poller.register(keeper.stdout, select.POLLIN)
-    while not line.endswith(b"\n") and len(line) < LONGEST_ANSWER:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
-        data = os.read(keeper.stdout.fileno(), LONGEST_ANSWER)
-        if not data:
-            break
-        line += data
+    if not poller.poll(patience * 1000):
+        raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
+    line = keeper.stdout.readline(LONGEST_ANSWER)  # which it writes in one go
     with suppress(ValueError):
         answer = json.loads(line)
         if isinstance(answer, dict):

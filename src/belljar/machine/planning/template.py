@@ -16,7 +16,7 @@ from pathlib import Path
 
 from belljar import errors
 from belljar.guest import Guest
-from belljar.host.files import read_capped
+from belljar.host.files import private, read_capped
 from belljar.hypervisor import LESS_MEMORY, Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates
 from belljar.image import Image
 from belljar.journal import Record
@@ -188,11 +188,8 @@ def judge(error: errors.BelljarError, template: Template, spec: DomainSpec, hype
 
 def _doubt(template: Template) -> int:
     """How often in a row, this time included."""
-    with suppress(OSError):  # it is gone already, or the disk is full: the next failure says more
-        descriptor = os.open(template.folder / DOUBTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, b".")
-            return os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+    # It may be gone already, or the disk full: the next failure says more.
+    with suppress(OSError), open(template.folder / DOUBTS, "ab", opener=private) as file:
+        file.write(b".")
+        return file.tell()
     return 0
