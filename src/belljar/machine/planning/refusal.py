@@ -24,13 +24,12 @@ SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 def checked_image(request: Request, services: Services) -> Image:
     """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
     check_size(request)
-    check_shares(request)
     image = services.images.resolve(request.machine.image)
     if image.kernel is None and image.facts.get("firmware") == []:
         problem = "nothing to start in its disk: no kernel, no boot loader"
         raise ImageUnfit(f"image {image.called}: {problem}", hint=INSTALLED)
     check_memory(request, image)
-    check_mounts(request, image)
+    check_shares(request, image)
     services.overlays.size(image, None if image.is_disc else request.machine.disk)
     return image
 
@@ -61,7 +60,10 @@ def check_memory(request: Request, image: Image) -> None:
         raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: {problem}", hint=MORE)
 
 
-def check_shares(request: Request) -> None:
+def check_shares(request: Request, image: Image) -> None:
+    """Refuse what cannot be shared, and, before its boot, what the image's kernel cannot mount, where its import found that
+    out. Raises UsageError, NoFileSystem."""
+    kinds = image.facts.get("mounts")
     for share in request.machine.shares:
         # A site shares /home with all jobs: what each may write to there is for the files' own modes to say.
         is_writer, problem = not share.readonly and request.requester == "cli", ""
@@ -72,12 +74,6 @@ def check_shares(request: Request) -> None:
         if problem:
             hint = "Create the folder, or correct `--share SRC[:DST][:ro|rw]`."
             raise UsageError(f"--share {share.source}: {problem}", hint=hint)
-
-
-def check_mounts(request: Request, image: Image) -> None:
-    """Refuse before its boot what the image's kernel cannot mount, where its import found that out. Raises NoFileSystem."""
-    kinds = image.facts.get("mounts")
-    for share in request.machine.shares:
         if isinstance(kinds, list) and share.kind.value not in kinds:
             problem = f"the kernel of the image {image.called} has no {share.kind.value}"
             raise NoFileSystem(f"--share {share.source}: {problem}")
