@@ -1,4 +1,4 @@
-"""What a supervisor works with: the rooms it needs, handed in once by whoever builds the house."""
+"""What a supervisor works with: the rooms it needs, handed in once by the assembly."""
 
 from __future__ import annotations
 
