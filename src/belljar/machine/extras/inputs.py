@@ -135,7 +135,7 @@ def _feed(child: subprocess.Popen[bytes], item: Transfer) -> None:
     except BrokenPipeError:
         pass  # it ended early; its last words say why
     except (TransferError, OSError) as exc:
-        child.kill()  # half a folder is none
+        child.kill()  # half a folder is of no use
         reason = exc.message if isinstance(exc, TransferError) else f"{item.outside}: {exc.strerror}"
         raise InputMissing(reason) from exc
     finally:

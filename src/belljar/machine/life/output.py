@@ -65,7 +65,7 @@ class FileSink:
         self._file: RollingFile | None = None
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError where the bytes cannot be kept: the payload hears of it at its next write."""
+        """Raises OSError where the bytes cannot be kept: the payload learns that at its next write."""
         if self._file is None:
             self._file = RollingFile(self._path, self._half)
         self._file.write(data)
