@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import BelljarError, LockTimeout
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 CLAIMING = ".claiming-"  # the folder of a machine before it has its name
 TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
+Take = Callable[[], AbstractContextManager[object]]
 
 
 def claim(request: Request, folders: Folders, point: Point) -> Lifecycle:
@@ -93,33 +95,27 @@ def _without_secrets(request: Request) -> bytes:
 
 def holding(images: Images, image: Image, id: MachineId) -> AbstractAsyncContextManager[None]:
     """`images.hold`, without blocking the loop while somebody else has the image for himself."""
-    return _without_blocking(images.hold(image, id, patience=0.0), images.hold(image, id))
+    return _without_blocking(lambda: images.hold(image, id, patience=0.0), lambda: images.hold(image, id))
 
 
 def locking(path: Path, *, timeout: float, what: str) -> AbstractAsyncContextManager[None]:
     """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
-    at_once, waiting = (locked(path, timeout=seconds, what=what) for seconds in (0.0, timeout))
-    return _without_blocking(at_once, waiting, timeout=timeout)
+    take = partial(locked, path, what=what)
+    return _without_blocking(partial(take, timeout=0.0), partial(take, timeout=timeout), timeout)
 
 
 @asynccontextmanager
-async def _without_blocking(
-    at_once: AbstractContextManager[object], waiting: AbstractContextManager[object], timeout: float | None = None
-) -> AsyncIterator[None]:
-    hold = at_once
-    try:
-        hold.__enter__()
-    except LockTimeout:
-        hold = waiting
+async def _without_blocking(at_once: Take, waiting: Take, timeout: float | None = None) -> AsyncIterator[None]:
+    with ExitStack() as held:
         try:
-            async with asyncio.timeout(timeout):
-                await in_thread(hold.__enter__, undo=lambda _: hold.__exit__(None, None, None))
-        except TimeoutError as exc:
-            raise LockTimeout(f"waited {timeout} s for another process that does the same") from exc
-    try:
+            held.enter_context(at_once())
+        except LockTimeout:
+            try:
+                async with asyncio.timeout(timeout):
+                    await in_thread(lambda: held.enter_context(waiting()), undo=lambda _: held.close())
+            except TimeoutError as exc:
+                raise LockTimeout(f"waited {timeout} s for another process that does the same") from exc
         yield
-    finally:
-        hold.__exit__(None, None, None)
 
 
 async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
