@@ -31,7 +31,7 @@ from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
 from belljar.machine.life.output import kept
-from belljar.machine.outside.detached import Keeper, Started
+from belljar.machine.outside.detached import Keeper
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
@@ -101,9 +101,9 @@ def _sync(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 class Machine:
     """A machine, live or ended. Made by `start`, `find` and `machines`."""
 
-    def __init__(self, id: MachineId, house: House, started: Started | None = None) -> None:
+    def __init__(self, id: MachineId, house: House, keeper: Keeper | None = None) -> None:
         self.id = id
-        self._house, self._started = house, started
+        self._house, self._keeper = house, keeper
 
     def __repr__(self) -> str:
         return f"<Machine {self.id}>"
@@ -216,8 +216,8 @@ class Machine:
 
     def release(self) -> None:
         """Let a tied machine go: it is stopped."""
-        if self._started is not None:
-            self._started.release()
+        if self._keeper is not None:
+            self._keeper.release()
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
@@ -257,8 +257,7 @@ def start(
         file.seek(0)
         descriptor = file.fileno() if stdin else None
         keeper = keeper or Keeper(config_file=_house().config_file, stdin=descriptor, tied=tied)
-        started = keeper.take(order)
-    return Machine(started.id, _house(), started)
+        return Machine(keeper.take(order), _house(), keeper)
 
 
 async def astart(

@@ -111,18 +111,19 @@ class House:
 
     def supervisor(self) -> Supervisor:
         """A keeper of machines."""
-        from belljar.machine.parts import Parts
+        from belljar.machine.services import Rules, Services
         from belljar.machine.supervisor import Supervisor
         from belljar.network import Networks
 
         settings = self.settings
+        rules = Rules(
+            settings.machine, settings.host, settings.context, settings.qemu,
+            default_image=settings.image.default, hs06_per_cpu=settings.batch.hs06_per_cpu,
+        )  # fmt: skip
         return Supervisor(
-            Parts(
-                hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse,
-                folders=self.folders, settings=settings.machine, networks=Networks(settings.network, self.folders.run),
-                boot_timeout=settings.qemu.boot_timeout, point=self._point, qemu_owner=settings.qemu.user,
-                default_image=settings.image.default, hs06_per_cpu=settings.batch.hs06_per_cpu, context=settings.context,
-                host=settings.host, showing=self._showing,
+            Services(
+                self.hypervisor, self.images, self.overlays, self.converse, self.folders, rules, self._point,
+                networks=Networks(settings.network, self.folders.run), showing=self._showing,
             )
         )  # fmt: skip
 

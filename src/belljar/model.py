@@ -6,6 +6,7 @@ decoded; in JSON they are latin-1 text. Sizes are in bytes, times in seconds unl
 from __future__ import annotations
 
 import json
+import os
 from enum import Enum
 
 from belljar.hints import Any, TypeVar
@@ -348,7 +349,7 @@ class Outcome:
         machine, account = request.machine, request.work.account
         return cls(
             request.id, cause, klass, name=request.name, image=machine.image, requester=request.requester,
-            labels=request.labels, uid=account.uid if account else None, account=account.name if account else "",
+            labels=request.labels, uid=account.uid if account else os.geteuid(), account=account.name if account else "",
             cpus=machine.cpus, memory=machine.memory, disk=machine.disk, network=machine.network_class, **facts,
         )  # fmt: skip
 

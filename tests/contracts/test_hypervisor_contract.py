@@ -33,7 +33,6 @@ from belljar.hypervisor import (
     LibvirtSettings,
     Settings,
     Template,
-    cloning_of,
     load,
 )
 from belljar.hypervisor.qemu.abilities import DEVICES
@@ -221,7 +220,7 @@ async def test_discarding_leaves_no_process_and_needs_none(lab: Lab) -> None:
 
 async def test_a_template_is_made_once_and_cloned_until_it_is_removed(caster: Lab) -> None:
     hypervisor, maker, clone = caster.hypervisor, caster.fresh(new_id()), caster.fresh(new_id())
-    assert "no template" in str(hypervisor.find_template(maker))
+    assert hypervisor.find_template(maker) is None
     template = await caster.template(maker)
     assert mine(hypervisor, maker.id) == []
     assert hypervisor.find_template(clone) == template
@@ -237,7 +236,7 @@ async def test_a_template_is_made_once_and_cloned_until_it_is_removed(caster: La
         await domain.pause()  # it lives on
     finally:
         await end(domain)
-    assert "no template" in str(hypervisor.find_template(maker))
+    assert hypervisor.find_template(maker) is None
     with pytest.raises(TemplateError):
         hypervisor.start(clone, template)
     with pytest.raises(TemplateError):
@@ -263,7 +262,7 @@ async def test_a_guest_that_dies_while_it_is_saved_makes_no_template(caster: Lab
         await caster.hypervisor.save_template(spec, domain)
     await end(domain)
     assert mine(caster.hypervisor, spec.id) == []
-    assert "no template" in str(caster.hypervisor.find_template(spec))
+    assert caster.hypervisor.find_template(spec) is None
 
 
 async def test_templates_grow_old(caster: Lab) -> None:
@@ -276,9 +275,8 @@ async def test_templates_grow_old(caster: Lab) -> None:
 @pytest.mark.live
 async def test_a_driver_without_templates_says_so(libvirt_daemon: Any, tmp_path: Path) -> None:
     lab = libvirt_lab(tmp_path, libvirt_daemon)
-    assert "always booted cold" in str(lab.hypervisor.cloning)
     with pytest.raises(TemplateError, match="always booted cold"):
-        cloning_of(lab.hypervisor)
+        _ = lab.hypervisor.cloning
 
 
 async def test_a_launch_is_a_start_that_can_be_waited_for(lab: Lab) -> None:

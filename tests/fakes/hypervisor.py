@@ -196,13 +196,9 @@ class FakeHypervisor:
     def cloning(self) -> Templates:
         return self
 
-    def find_template(self, spec: DomainSpec) -> Template | str:
+    def find_template(self, spec: DomainSpec) -> Template | None:
         key = self._key(spec)
-        if key in self.damaged:
-            return f"the template {key} cannot be used: {self.damaged[key]}"
-        if not self._path(key).exists():
-            return "there is no template for this machine yet"
-        return self._read(key)
+        return None if key in self.damaged or not self._path(key).exists() else self._read(key)
 
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
         if not template.folder.exists():
@@ -216,7 +212,7 @@ class FakeHypervisor:
         return self.folder / f"{self._key(spec)}.draft"
 
     async def adopt_template(self, spec: DomainSpec) -> Template | None:
-        if self.site is None or not isinstance(self.site.find_template(spec), Template):
+        if self.site is None or self.site.find_template(spec) is None:
             return None
         self._path(self._key(spec)).mkdir()
         (self._path(self._key(spec)) / "facts").write_text((self.site._path(self._key(spec)) / "facts").read_text())

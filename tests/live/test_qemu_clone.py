@@ -151,14 +151,14 @@ async def test_a_template_is_for_its_own_kind_of_machine_only(guests: Tiny, temp
         replace(spec, image_digest="another"), replace(spec, disk_size=128 * MIB),
         replace(spec, boot=replace(spec.boot, append="console=ttyS0")), replace(spec, boot=replace(spec.boot, digest="new agent")),
     ):  # fmt: skip
-        assert "no template" in str(guests.hypervisor.find_template(other))
+        assert guests.hypervisor.find_template(other) is None
 
 
 async def test_a_template_whose_memory_was_touched_is_not_used(guests: Tiny) -> None:
     spec = guests.spec(new_id(), image_digest="to be touched")
     template = await guests.template(spec)
     touch(template.folder / "ram", 64 * MIB, b"a secret way in")
-    assert "ram has another" in str(guests.hypervisor.find_template(spec))
+    assert guests.hypervisor.find_template(spec) is None
     assert "ram has another mtime than when it was made" in guests.hypervisor.verify_template(template)
 
 
@@ -208,7 +208,7 @@ async def test_a_template_whose_qemu_is_killed_while_it_boots_is_none(guests: Ti
         await guests.hypervisor.save_template(spec, domain)
     domain.channel.close()
     domain.console.close()
-    assert "no template" in str(guests.hypervisor.find_template(spec))
+    assert guests.hypervisor.find_template(spec) is None
 
 
 @pytest.mark.parametrize("changes", [{"cpus": 2}, {"memory": 4096 * MIB}], ids=["two processors", "four gibibytes"])

@@ -169,7 +169,7 @@ def test_the_agent_is_put_into_a_disk_once_and_its_image_is_not_written(store: B
     code = (
         "import asyncio, sys; from belljar.assembly import House; house = House(); image = house.images.resolve('foreign')\n"
         "from belljar.machine.planning.contexts import layer_of; keeper = house.supervisor()\n"
-        "layer = lambda: asyncio.run(layer_of(image, keeper.parts, keeper.keep)); first, digest = layer(); again = layer()\n"
+        "layer = lambda: asyncio.run(layer_of(image, keeper.services, keeper.keep)); first, digest = layer(); again = layer()\n"
         "assert again == (first, digest) and first.disk != image.disk\n"
         "from pathlib import Path\n"
         "paths = ['/usr/lib/belljar', '/etc/systemd/system']\n"

@@ -90,8 +90,7 @@ class Tiny:
     async def guest(self) -> "Talk":
         """A guest that is ready, by the shortest way: a clone of the template of this kind, which is made at first."""
         spec = self.spec(os.urandom(6).hex())
-        found = self.hypervisor.find_template(spec)
-        return self.clone(spec, await self.template(spec) if isinstance(found, str) else found)
+        return self.clone(spec, self.hypervisor.find_template(spec) or await self.template(spec))
 
     def clone(self, spec: DomainSpec, template: Template) -> "Talk":
         spec.folder.mkdir(mode=0o700, exist_ok=True)

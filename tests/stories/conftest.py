@@ -19,12 +19,13 @@ from tests.fakes.image import FakeOverlays, FakeStore
 
 from belljar.guest import Streams
 from belljar.host.room import Settings as HostSettings
+from belljar.hypervisor import Settings as QemuSettings
 from belljar.journal import Event, read
 from belljar.machine import Folders, Settings
 from belljar.machine.cleaning.reaper import Reaper
 from belljar.machine.orders import Order, Orders
 from belljar.machine.outside.registry import Machines
-from belljar.machine.parts import Parts, Showing
+from belljar.machine.services import Rules, Services, Showing
 from belljar.machine.supervisor import Supervisor
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, RunPayload, State
 from belljar.network import Networks
@@ -103,13 +104,13 @@ class House:
         return await self.supervisor().keep(request, Streams(None, None, None), self.orders)
 
     def supervisor(self) -> Supervisor:
-        return Supervisor(self.parts())
+        return Supervisor(self.services())
 
-    def parts(self) -> Parts:
-        return Parts(
-            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self._guest,
-            folders=self.folders, settings=self.settings, boot_timeout=BOOT_TIMEOUT, point=self._point,
-            networks=self.networks, host=self.host, showing=self.showing,
+    def services(self) -> Services:
+        rules = Rules(self.settings, self.host, qemu=QemuSettings(boot_timeout=BOOT_TIMEOUT))
+        return Services(
+            self.hypervisor, self.images, self.overlays, self._guest, self.folders, rules, self._point,
+            networks=self.networks, showing=self.showing,
         )  # fmt: skip
 
     def _guest(self, channel: object) -> FakeGuest:

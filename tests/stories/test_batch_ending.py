@@ -15,7 +15,7 @@ from belljar.errors import NoSuchMachine
 from belljar.machine import MachineView
 from belljar.machine.cleaning import reaper
 from belljar.machine.life.claim import claim
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.outside.registry import jobs_of, known_as
 from belljar.model import Request
 
@@ -62,7 +62,7 @@ def test_the_record_tells_how_qemu_was_started_and_which_image_it_was(house: Hou
 # -- ending --------------------------------------------------------------------------------------------------------------
 
 
-def living(house: House, life: Life) -> MachineView:
+def living(house: House, life: Lifecycle) -> MachineView:
     (view,) = house.machines.list()
     assert view.id == life.request.id
     return view

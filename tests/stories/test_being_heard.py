@@ -11,18 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.fakes.guest import Script
 from tests.stories.conftest import House
 
 from belljar.errors import LockTimeout
-from belljar.guest import Streams
-from belljar.host.locks import locked, try_lock
 from belljar.hypervisor.qemu.template.making import make_overlay
 from belljar.image import Image
 from belljar.machine import supervisor
 from belljar.machine.cleaning import put_away
-from belljar.machine.life.claim import gate
-from belljar.machine.orders import Orders, Signal
+from belljar.machine.orders import Signal
 from belljar.model import MIB, Cause, Outcome
 
 LONGEST = 20.0  # real seconds
@@ -69,30 +65,6 @@ async def test_while_a_templates_disk_is_made(hanging: Callable[[str], None], tm
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(making, LONGEST)
-
-
-def test_while_a_reaper_is_at_the_gate(house: House) -> None:
-    house.run()
-    with locked(gate(house.folders), timeout=1, what="look"):
-        outcome = house.run(house.request(id="0123456789ac"), TERM)
-    assert cancelled(outcome) and outcome.reason == "cancelled before the machine was begun"
-    assert house.leftovers() == [] and not house.folders.ended("0123456789ac").exists()
-
-
-def test_a_machine_begins_when_the_reaper_has_left_the_gate(house: House) -> None:
-    house.plan(Script(boots_in=0.0))
-    house.run()
-    held = try_lock(gate(house.folders))
-    assert held is not None
-
-    async def keep() -> Outcome:
-        keeping = asyncio.ensure_future(
-            house.supervisor().keep(house.request(id="0123456789ac"), Streams(None, None, None), Orders())
-        )
-        asyncio.get_running_loop().call_later(0.01, held.release)
-        return await asyncio.wait_for(keeping, LONGEST)
-
-    assert asyncio.run(keep()).exit_code == 0  # in real time: the lock is another process's, as it were
 
 
 def test_while_somebody_has_the_image_for_himself(house: House) -> None:

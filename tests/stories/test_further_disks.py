@@ -17,7 +17,7 @@ from belljar.hypervisor import ExtraDisk
 from belljar.machine import DISK_NOT_WHOLE
 from belljar.machine.extras import Equipment, Extra, disks, inputs
 from belljar.machine.life.claim import claim
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import Orders
 from belljar.model import MIB, Cause, Outcome, Transfer
 
@@ -36,7 +36,7 @@ def many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transfer:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL))
 
     monkeypatch.setattr(inputs, "pack_folder", pack_folder)
-    monkeypatch.setattr(inputs, "can_pack", lambda: True)
+    monkeypatch.setattr(inputs, "which", lambda program: program)
     return Transfer(str(folder), "many")
 
 
@@ -156,7 +156,7 @@ def test_a_journal_that_names_somebody_elses_file_is_not_followed(house: House, 
 class Lasting(Extra):
     """A disk that outlives its machine."""
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         disk = ExtraDisk("foreign", life.folder / "foreign", "qcow2", readonly=False)
         return there.with_disk(disk, outlasts=True)
 
@@ -167,7 +167,7 @@ class Noted(Extra):
     def __init__(self, name: str, released: list[str], *, fails: str = "") -> None:
         self.name, self.released, self.fails = name, released, fails
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         if self.fails == "prepare":
             raise NoSpace("no room for it")
         return there

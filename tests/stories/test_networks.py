@@ -14,7 +14,7 @@ from belljar.errors import GuestRefused
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.machine.extras import Equipment, Extra, network
 from belljar.machine.life.claim import claim
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import Cause, NetworkMode, OutcomeClass, Start
 from belljar.network import Networks, Settings
 
@@ -49,11 +49,11 @@ def test_a_call_is_answered_and_closed(networked: House, monkeypatch: pytest.Mon
         call.connection.send(b"hello")
 
     class Answering(Extra):
-        async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
             return replace(there, answers=(METADATA,), answer=answer)
 
     monkeypatch.setattr(network, "has_metadata", lambda *_: True)
-    monkeypatch.setattr(network, "MetadataService", lambda parts: Answering())
+    monkeypatch.setattr(network, "MetadataService", lambda rules: Answering())
     house.at["payload-sent"] = lambda: house.domain().tell(Call(*METADATA, ours))
     house.plan(Script(runs_for=5.0))
     assert house.run(house.request(machine=machine())).cause is Cause.FINISHED

@@ -99,7 +99,7 @@ def test_a_ramdisk_of_ours_that_gave_up_has_not_either(networked: House) -> None
 def test_its_time_is_limited(networked: House) -> None:
     outcome = networked.run(own_work(networked, timeout=3600.0))
     assert outcome.cause is Cause.WALLTIME and outcome.exit_code is None
-    assert outcome.reason == "the time limit of 3600 s was reached; the guest did not power itself off within 10 s"
+    assert outcome.reason == "the time limit of 3600 s was reached; the guest did not end within 10 s"
     assert "press power" in networked.domain().done
     assert networked.leftovers() == []
 

@@ -17,17 +17,17 @@ import pytest
 from tests.stories.conftest import House
 
 from belljar.errors import DomainDied
-from belljar.host.locks import is_locked, locked
+from belljar.host.locks import is_locked, locked, try_lock
 from belljar.hypervisor import Traces
 from belljar.journal import read
 from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
-from belljar.machine.life.claim import claim, gate
-from belljar.machine.life.life import Life
+from belljar.machine.life.claim import CLAIMING, claim
+from belljar.machine.life.life import Lifecycle
 
 
-def orphan(house: House, id: str = "0123456789ab") -> Life:
+def orphan(house: House, id: str = "0123456789ab") -> Lifecycle:
     """A machine whose supervisor died: all was made, the lock is free."""
     life = claim(house.request(id=id, name="mine"), house.folders, lambda point: None)
     overlay = house.folders.overlay(id)
@@ -98,14 +98,14 @@ def test_two_reapers_at_once_finish_a_machine_once(house: House) -> None:
         assert [item.what for item in found].count("machine") == 1
 
 
-def forked(life: Life) -> subprocess.Popen[bytes]:
+def forked(life: Lifecycle) -> subprocess.Popen[bytes]:
     """Who has a dead supervisor's lock still, as a child of its has until it runs a program of its own."""
     child = subprocess.Popen(["sleep", "0.4"], pass_fds=[life._lock.descriptor])
     life.release()
     return child
 
 
-def of_the_dead(life: Life) -> None:
+def of_the_dead(life: Lifecycle) -> None:
     """Its claim is of a process that is gone."""
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -181,8 +181,6 @@ def test_a_reaper_that_takes_its_time_keeps_nobody_from_beginning_a_machine(hous
     reaping.start()
     try:
         assert began.wait(30)
-        with locked(gate(house.folders), timeout=0.0, what="begin a machine", shared=True):
-            pass
         claim(house.request(id="a" * 12), house.folders, lambda point: None).release()
     finally:
         may_end.set()
@@ -195,13 +193,16 @@ def test_a_start_does_not_wait_for_a_machine_that_somebody_else_finishes(house: 
         assert house.reaper.quick(patience=0.01) == []
 
 
-def test_what_stands_still_in_the_middle_of_making_a_machine_is_no_dead_one_and_stops_nobody(house: House) -> None:
-    """A claim that a batch system suspended holds the gate."""
-    orphan(house)
-    (house.folders.machines / ("a" * 12)).mkdir(mode=0o700)
-    with locked(gate(house.folders), timeout=1, what="begin a machine", shared=True):
-        assert {one.machine for one in house.reaper.quick(patience=0.01)} == {"0123456789ab"}
-    assert {one.machine for one in house.reaper.quick()} == {"a" * 12}
+def test_a_folder_in_the_making_is_nobodys_machine_and_goes_when_its_maker_is_dead(house: House) -> None:
+    house.run()
+    draft = house.folders.run / f"{CLAIMING}{'a' * 12}"
+    draft.mkdir(mode=0o700)
+    assert house.reaper.full() == [] and house.machines.list() == [] and draft.exists()
+    lock = try_lock(draft / "lock")
+    os.utime(draft, (1.0, 1.0))
+    assert lock is not None and house.reaper.full() == [] and draft.exists()
+    lock.release()
+    assert [undone.path for undone in house.reaper.full()] == [str(draft)] and not draft.exists()
 
 
 def test_of_a_journal_only_this_boots_processes_are_believed(house: House) -> None:
@@ -361,7 +362,7 @@ def on_another_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_that_lies_on_another_disk_is_copied_and_the_folder_goes(house: House) -> None:
     assert house.run(house.request()).exit_code == 0
     assert house.leftovers() == [] and house.saved_outcome()["exit_code"] == 0
-    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines", "room"]
+    assert sorted(os.listdir(house.folders.run)) == ["identities", "machines", "room"]
     assert "lock" not in os.listdir(house.folders.ended("0123456789ab"))
 
 
@@ -391,4 +392,4 @@ def test_a_folder_that_was_on_its_way_out_is_removed(house: House) -> None:
     house.run()
     (house.folders.run / ".retired-0123456789ab").mkdir()
     assert {item.what for item in house.reaper.full()} == {"stray file"}
-    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines", "room"]
+    assert sorted(os.listdir(house.folders.run)) == ["identities", "machines", "room"]

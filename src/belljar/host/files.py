@@ -121,7 +121,7 @@ def copy_tree(source: Path | str, target: Path | str) -> None:
             if entry.is_dir(follow_symlinks=False):
                 copy_tree(entry.path, copy)
             elif entry.is_file(follow_symlinks=False):
-                with open(entry.path, "rb") as file, open(copy, "wb", opener=_private) as written:
+                with open(entry.path, "rb") as file, open(copy, "wb", opener=private) as written:
                     while os.sendfile(written.fileno(), file.fileno(), None, 1 << 24):
                         pass
             else:
@@ -131,7 +131,7 @@ def copy_tree(source: Path | str, target: Path | str) -> None:
             os.utime(copy, ns=(known.st_atime_ns, known.st_mtime_ns))
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
 
 

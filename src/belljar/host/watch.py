@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-IN_MODIFY, IN_MOVE_SELF, IN_DELETE_SELF, IN_ATTRIB, IN_CREATE, IN_MOVED_TO, IN_DELETE, IN_MOVED_FROM = (
-    0x2, 0x800, 0x400, 0x4, 0x100, 0x80, 0x200, 0x40,
+IN_MODIFY, IN_CLOSE_WRITE, IN_MOVE_SELF, IN_DELETE_SELF, IN_ATTRIB, IN_CREATE, IN_MOVED_TO, IN_DELETE, IN_MOVED_FROM = (
+    0x2, 0x8, 0x800, 0x400, 0x4, 0x100, 0x80, 0x200, 0x40,
 )  # fmt: skip
 IN_Q_OVERFLOW = 0x4000
 HEAD = struct.Struct("iIII")  # inotify(7)

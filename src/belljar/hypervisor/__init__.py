@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from belljar.errors import BadSetting, BelljarError, TemplateError
+from belljar.errors import BadSetting, BelljarError
 from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
 from belljar.host.quick_imports import sha256
@@ -286,8 +286,8 @@ class Templates(Protocol):
     def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
         """A base template of so much memory and disk from which this domain can be cloned; None: there can be none."""
 
-    def find_template(self, spec: DomainSpec) -> Template | str:
-        """A template that fits this spec exactly and is whole and trusted, or the reason why there is none."""
+    def find_template(self, spec: DomainSpec) -> Template | None:
+        """A template that fits this spec exactly and is whole and trusted."""
 
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
         """Put a fresh overlay over the template's disk at `spec.disk`."""
@@ -318,8 +318,8 @@ class Hypervisor(Protocol):
     """Starts domains, cold or as clones of a template, and keeps the templates there are in order."""
 
     @property
-    def cloning(self) -> Templates | str:
-        """Who makes and clones templates for it; or why every domain is booted."""
+    def cloning(self) -> Templates:
+        """Makes and clones templates for it. Raises TemplateError where every domain is booted cold."""
 
     def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
         """The accelerator for guests of this kernel, and why. The first time it may block for `proof_timeout`. Raises
@@ -352,14 +352,6 @@ class Hypervisor(Protocol):
     def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
         """End all processes of this machine: those that *traces* name, and those that say they are the machine's and that
         belong to the caller or to an owner the traces tell. Raises DomainDied for one that outlives *patience* seconds."""
-
-
-def cloning_of(hypervisor: Hypervisor) -> Templates:
-    """Who makes and clones its templates. Raises TemplateError where there are none."""
-    cloning = hypervisor.cloning
-    if isinstance(cloning, str):
-        raise TemplateError(cloning)
-    return cloning
 
 
 def guest_uuid(id: MachineId) -> str:

@@ -67,7 +67,7 @@ def survey(house: House, disk: Path, size: int, target: Path) -> None:
 
 def told_of(image: Image) -> str:
     """What its importer has to know, or do: how it boots, and how its guests get the agent. "" where all is as usual."""
-    means = means_of(image)
+    means = means_of(image.facts, image.kernel is not None)
     chosen = choose(Context.AUTO, means, image.called).context
     if image.is_disc or (image.kernel is not None and chosen is not Context.NONE):
         return ""

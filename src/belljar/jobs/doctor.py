@@ -198,7 +198,7 @@ def images(house: House) -> Finding:
 
 def leftovers(house: House) -> Finding:
     """nothing is left of machines whose supervisor died"""
-    left = "\n".join(f"{undone.machine} {undone.what} {undone.path}".strip() for undone in house.machines.leftovers())
+    left = "\n".join(f"{undone.machine} {undone.what} {undone.path}".strip() for undone in house.reaper.leftovers())
     return warn("leftovers", left, "`belljar reap` clears them away.") if left else ok("leftovers", "none")
 
 

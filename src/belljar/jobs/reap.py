@@ -145,7 +145,7 @@ def _look(house: House, *, dry: bool) -> dict[str, Any]:
     """A `Seen` in JSON; runs as the machines' owner."""
     from belljar.machine.outside.registry import jobs_of
 
-    left = house.machines.leftovers() if dry else house.machines.reap()
+    left = house.reaper.leftovers() if dry else house.reaper.full()
     jobs = {view.id: sorted(jobs_of(view))[:8] for view in house.machines.list() if view.alive}
     return {
         "left": [(undone.machine, undone.what, undone.path, undone.error) for undone in left],

@@ -275,9 +275,9 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
 
 def refused(error: BelljarError, job: Job, image: str, house: House) -> Outcome:
     """The outcome of a request that never became a machine, on record like all others."""
-    from belljar.machine.planning.refusal import outcome_of, put_on_record
+    from belljar.machine.planning.refusal import put_on_record
 
-    return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, house.folders)
+    return put_on_record(error, f"{job.system}:{job.id}", image, house.folders)
 
 
 def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:

@@ -1,7 +1,7 @@
 """The door of the machine room: settings and folders, the names of a machine's files, and its view from outside.
 
 Supervisor   keep(request, ...) -> Outcome                         supervisor.py
-Machines     list, find, reap: the machines of a set of folders    outside/registry.py
+Machines     list, find: the machines of a set of folders    outside/registry.py
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 
-from belljar.hints import Any, TypeVar
+from belljar.errors import AgentLost, BelljarError, DomainDied
+from belljar.hints import Any, NoReturn, TypeVar
 from belljar.model import Cause
 from belljar.records import dataclass
 
 T = TypeVar("T")
+LAST_WORDS = 2.0  # seconds between the end of a domain's lines and the event that explains it
 
 
 @dataclass(frozen=True)
@@ -90,26 +92,56 @@ class Ended(Exception):
 
 async def unless_cancelled(work: Coroutine[Any, Any, T] | asyncio.Task[T], orders: Orders) -> T:
     """The work's result. An order after which no payload is to be started ends it, and raises Ended; the others stay given."""
-    task, kept = asyncio.ensure_future(work), list[Order]()
-    try:
+    others = list[Order]()
+
+    async def until_cancelled() -> NoReturn:
         while True:
-            coming = asyncio.ensure_future(orders.next())
-            try:
-                await asyncio.wait({task, coming}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                coming.cancel()
-            if coming.done() and not coming.cancelled():
-                match coming.result():
-                    case Signal(number=number) if number in CANCELLING and not task.done():
-                        raise Ended(Cause.CANCELLED, number, "cancelled before the machine was begun")
-                    case Stop() | Kill() if not task.done():
-                        raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
-                    case order:
-                        kept.append(order)
-            if task.done():
-                return await task
+            match await orders.next():
+                case Signal(number=number) if number in CANCELLING:
+                    raise Ended(Cause.CANCELLED, number, "cancelled before the machine was begun")
+                case Stop() | Kill():
+                    raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
+                case order:
+                    others.append(order)
+
+    try:
+        return await first(work, until_cancelled())
     finally:
-        task.cancel()
-        await asyncio.wait({task})  # it clears away what it made
-        for order in kept:
+        for order in others:
             orders.give(order)
+
+
+async def first(work: Coroutine[Any, Any, T] | asyncio.Task[T], end: Coroutine[Any, Any, T]) -> T:
+    """Run both until one ends; its result or exception counts, and the other is cancelled. Work wins a draw."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return await (tasks[0] if tasks[0].done() else tasks[1])
+    finally:
+        for task in tasks:
+            await cancelled(task)
+
+
+async def unless_ended(work: Coroutine[Any, Any, T], fate: asyncio.Future[BelljarError]) -> T:
+    """The work's result, unless the domain ends before: then *fate* is raised, the reason for that."""
+    task = asyncio.ensure_future(work)
+    both: set[asyncio.Future[Any]] = {task, fate}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if task.done() and isinstance(task.exception(), (AgentLost, DomainDied)):
+            # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
+            await asyncio.wait({fate}, timeout=LAST_WORDS)
+        if fate.done() and not (task.done() and task.exception() is None):
+            raise fate.result()
+        return await task
+    finally:
+        await cancelled(task)
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel it and wait until it has cleared away what it made; what it raises then does not count."""
+    task.cancel()
+    if not task.done():
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()

@@ -1,4 +1,4 @@
-"""Carries one Request to one Outcome, inside the job, as its user; the domain is its child (life/keeping.py).
+"""Carries one Request to one Outcome, inside the job, as its user; the domain is its child (life/runner.py).
 
 Nothing of a machine outlives `keep`. If the supervisor is killed the domain dies with it, and cleaning/reaper.py does
 the rest.
@@ -12,89 +12,70 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from belljar.errors import BelljarError, HostError, LockTimeout, in_words
+from belljar.errors import BelljarError, HostError, in_words
 from belljar.guest import Streams
 from belljar.host.threads import in_thread, to_its_end
 from belljar.hypervisor import Template
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
-from belljar.machine.extras import Extra
-from belljar.machine.life.claim import GATE_TIMEOUT, claim, gate, holding, lock_of, reserve
-from belljar.machine.life.keeping import Keeping
-from belljar.machine.life.life import Life
+from belljar.machine.extras import Equipment, Extra
+from belljar.machine.life.claim import claim, holding, reserve
+from belljar.machine.life.life import Lifecycle
+from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
-from belljar.machine.parts import Parts
 from belljar.machine.planning.boot_plan import Planner
 from belljar.machine.planning.refusal import checked_image
-from belljar.machine.states import CLASSES
+from belljar.machine.services import Services
 from belljar.model import Cause, Outcome, Request, State
 
 
 class Supervisor:
     """One supervisor keeps one machine at a time; `keep` may be called again for the next."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, services: Services) -> None:
+        self.services = services
 
     async def keep(
-        self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = (),
+        self, request: Request, streams: Streams, orders: Orders, extras: Sequence[Extra] = (), *,
         claimed: Callable[[], None] | None = None,
     ) -> Outcome:  # fmt: skip
         """Make the machine, run the payload, leave nothing behind. Errors are in the outcome; only a machine that could
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""
-        parts = self.parts
+        services, rules = self.services, self.services.rules
+        life = claim(request, services.folders, services.point)
+        runner = Runner(life, orders, services, self.keep, extras)
         try:
-            life = await self._claim(request, orders)
-        except Ended as ended:
-            return _never_begun(request, ended)
-        keeping = Keeping(life, orders, parts, self.keep, extras)
-        try:
-            await reserve(request, parts.folders, parts.host)
+            await reserve(request, services.folders, rules.host)
             if claimed is not None:
                 claimed()
-            await keeping.live(streams)
-        except (Ended, BelljarError, OSError) as error:
+            await runner.run(streams)
+        except BaseException as error:  # re-raised: a cancel, and a defect that is not in the outcome
             _explain(life, error)
-        except BaseException as error:  # a defect, or a cancel: told in the record, and raised
-            _explain(life, error)
-            if not (life.is_settled and isinstance(error, Exception)):
+            is_explained = isinstance(error, (Ended, BelljarError, OSError))
+            if not (is_explained or (life.is_settled and isinstance(error, Exception))):
                 raise
         finally:
-            leaving = asyncio.ensure_future(keeping.leave())
-            pruning = asyncio.ensure_future(self._drop_old_records())  # while QEMU ends
-            await to_its_end(leaving)
-        with suppress(Ended):  # old records may wait
+            days, count = rules.machine.keep_days, rules.machine.keep_count
+            leaving = asyncio.ensure_future(runner.leave())
+            pruning = asyncio.ensure_future(
+                in_thread(lambda: prune(services.folders, days=days, count=count, now=time.time()))
+            )
+            await to_its_end(leaving)  # QEMU ends beside it
+        with suppress(Ended, OSError):  # old records may wait
             await unless_cancelled(pruning, orders)
         return life.outcome
 
-    async def _drop_old_records(self) -> None:
-        days, count = self.parts.settings.keep_days, self.parts.settings.keep_count
-        with suppress(OSError):
-            await in_thread(lambda: prune(self.parts.folders, days=days, count=count, now=time.time()))
-
-    async def _claim(self, request: Request, orders: Orders) -> Life:
-        """A claim; it waits for a reaper at the gate. Raises Ended."""
-        folders, point = self.parts.folders, self.parts.point
-        with suppress(LockTimeout):
-            return claim(request, folders, point, patience=0.0)
-        waiting = lock_of(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True)
-        at_gate = await unless_cancelled(waiting, orders)
-        try:
-            return claim(request, folders, point, patience=0.0)
-        finally:
-            at_gate.release()
-
     async def make_template(self, request: Request, *, exact: bool = False) -> Template:
         """The template a request would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
-        parts = self.parts
-        life = await self._claim(request, Orders())
+        services = self.services
+        life = claim(request, services.folders, services.point)
         try:
-            await reserve(request, parts.folders, parts.host)
+            await reserve(request, services.folders, services.rules.host)
             life.enter(State.PREPARING)
-            image = checked_image(request, parts)
-            async with holding(parts.images, image, request.id):
-                template = await Planner(parts, self.keep, life, image).template(exact=exact)
+            image = checked_image(request, services)
+            async with holding(services.images, image, request.id):
+                template = await Planner(services, self.keep, life, image, Equipment()).template(exact=exact)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
         except BaseException as error:  # re-raised: the record tells of a cancel and of a defect, too
@@ -102,17 +83,10 @@ class Supervisor:
             raise
         finally:
             life.leave_towards(State.CLEANING)
-            put_away.put_away(life, parts.overlays, (0.0, 0.0, 0))
+            put_away.put_away(life, services.overlays, (0.0, 0.0, 0))
 
 
-def _never_begun(request: Request, ended: Ended) -> Outcome:
-    """The outcome of a machine that was cancelled before it had a folder."""
-    cause, now = ended.cause, time.time()
-    ending = {"reason": ended.reason, "signal": ended.number, "started": now, "ended": now}
-    return Outcome.of(request, cause, CLASSES[cause], **ending)
-
-
-def _explain(life: Life, error: BaseException) -> None:
+def _explain(life: Lifecycle, error: BaseException) -> None:
     """What ended a life is its outcome, unless all that the job is about was done by then."""
     match error:
         case Ended():

@@ -36,7 +36,7 @@ class PaperReaper:
         self.reaped += 1
         return self.found
 
-    def one(self, id: str) -> list[Undone]:
+    def finish(self, id: str) -> list[Undone]:
         self.reaped += 1
         return self.found
 

@@ -49,11 +49,11 @@ def filled(store: TemplateStore, key: str = KEY) -> Path:
 
 
 def test_a_template_is_found_by_its_facts_alone(store: TemplateStore) -> None:
-    assert store.find(KEY) == "there is no template for this machine yet"
+    assert store.find(KEY) is None
     made = make(store)
     assert store.find(KEY) == made
     assert made.facts == FACTS
-    assert store.find(key_of({**FACTS, "cpus": 2})) == "there is no template for this machine yet"
+    assert store.find(key_of({**FACTS, "cpus": 2})) is None
     assert not store.draft(KEY).exists()
 
 
@@ -80,9 +80,7 @@ def test_a_file_that_was_written_to_is_noticed_at_once(store: TemplateStore, nam
         file.write(b"X")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     path.chmod(before.st_mode & 0o777)
-    reason = store.find(KEY)
-    assert isinstance(reason, str)
-    assert f"{name} has another ctime" in reason
+    assert store.find(KEY) is None and f"{name} has another ctime" in "".join(store.changes(template))
 
 
 @pytest.mark.parametrize("name", [RAM, STATE, DISK, CLONE])
@@ -90,9 +88,9 @@ def test_a_file_that_was_cut_or_lost_is_noticed(store: TemplateStore, name: str)
     template = make(store)
     (template.folder / name).chmod(0o600)
     os.truncate(template.folder / name, 10)
-    assert "has another size" in str(store.find(KEY))
+    assert store.find(KEY) is None and "has another size" in "".join(store.changes(template))
     (template.folder / name).unlink()
-    assert "is missing" in "".join(store.changes(template)) or "No such file" in str(store.find(KEY))
+    assert store.find(KEY) is None and "is missing" in "".join(store.changes(template))
 
 
 def test_a_file_that_was_replaced_by_an_equal_one_is_noticed(store: TemplateStore) -> None:
@@ -100,14 +98,14 @@ def test_a_file_that_was_replaced_by_an_equal_one_is_noticed(store: TemplateStor
     copy = template.folder / "copy"
     copy.write_bytes((template.folder / STATE).read_bytes())
     copy.rename(template.folder / STATE)
-    assert "state has another" in str(store.find(KEY))
+    assert store.find(KEY) is None and "state has another" in "".join(store.changes(template))
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"{}", b'{"key": "x", "facts": {}}', b"\0" * 100])
-def test_a_template_with_a_broken_manifest_is_a_reason_and_no_crash(store: TemplateStore, rubbish: bytes) -> None:
+def test_a_template_with_a_broken_manifest_is_not_used(store: TemplateStore, rubbish: bytes) -> None:
     template = make(store)
     (template.folder / "manifest.json").write_bytes(rubbish)
-    assert str(store.find(KEY)).startswith(f"the template {KEY} cannot be used")
+    assert store.find(KEY) is None
     assert store.all() == []
     assert store.expire(1000.0) == [KEY]
 
@@ -116,7 +114,7 @@ def test_the_manifest_of_another_template_is_not_believed(store: TemplateStore) 
     other = make(store, facts={**FACTS, "cpus": 2})
     make(store)
     (store.path(KEY) / "manifest.json").write_bytes((other.folder / "manifest.json").read_bytes())
-    assert "another template's" in str(store.find(KEY))
+    assert store.find(KEY) is None
 
 
 def test_a_store_that_others_may_write_to_is_refused(store: TemplateStore) -> None:
@@ -129,14 +127,14 @@ def test_a_store_that_others_may_write_to_is_refused(store: TemplateStore) -> No
 
 def test_a_template_that_others_may_write_to_is_not_used(store: TemplateStore) -> None:
     make(store).folder.chmod(0o777)
-    assert "others may write" in str(store.find(KEY))
+    assert store.find(KEY) is None
 
 
 def test_a_link_in_place_of_a_template_is_not_followed(store: TemplateStore, tmp_path: Path) -> None:
     template = make(store)
     template.folder.rename(tmp_path / "elsewhere")
     template.folder.symlink_to(tmp_path / "elsewhere")
-    assert "symbolic link" in str(store.find(KEY))
+    assert store.find(KEY) is None
 
 
 def test_without_room_nothing_is_begun(store: TemplateStore) -> None:
@@ -152,9 +150,8 @@ def test_a_new_draft_replaces_what_a_dead_builder_left(store: TemplateStore) -> 
 
 def test_a_template_is_made_again_in_the_place_of_one_that_cannot_be_used(store: TemplateStore) -> None:
     (make(store).folder / STATE).unlink()
-    assert isinstance(store.find(KEY), str)
-    assert store.find(make(store).key) != ""
-    assert isinstance(store.find(KEY), Template)
+    assert store.find(KEY) is None
+    assert store.find(make(store).key) is not None
 
 
 def test_templates_expire_by_age_and_drafts_when_their_maker_is_gone(store: TemplateStore) -> None:
@@ -190,7 +187,7 @@ def test_files_that_are_not_ours_survive(store: TemplateStore) -> None:
 def test_only_a_key_can_be_removed(store: TemplateStore, key: str) -> None:
     make(store)
     assert not store.remove(key)
-    assert isinstance(store.find(KEY), Template)
+    assert store.find(KEY) is not None
 
 
 def test_a_clone_gets_an_overlay_of_its_own_and_none_of_a_template_that_is_gone(
@@ -221,9 +218,9 @@ def test_a_disc_is_watched_like_the_other_files_and_most_templates_have_none(sto
     assert store.find(KEY) == template and store.changes(template) == []
     (template.folder / SEED).chmod(0o600)
     (template.folder / SEED).write_bytes(b"another guest's")
-    assert "seed.iso has another" in str(store.find(KEY))
+    assert store.find(KEY) is None and "seed.iso has another" in "".join(store.changes(template))
     (template.folder / SEED).unlink()
-    assert "seed.iso is missing" in str(store.find(KEY))
+    assert store.find(KEY) is None and "seed.iso is missing" in "".join(store.changes(template))
 
 
 def test_a_draft_is_abandoned_when_nobody_has_its_lock(store: TemplateStore) -> None:

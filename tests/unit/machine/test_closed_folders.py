@@ -69,7 +69,7 @@ def test_a_broken_folder_keeps_no_other_machine_from_being_finished(node: Node, 
     assert {BROKEN, DEAD} <= {row[0] for row in alices(node, leftovers)}  # type: ignore[attr-defined]
     alices(node, finish_the_dead)
     assert not (machines / DEAD).exists(), "a start finishes the others"
-    rows = alices(node, lambda house: [[one.machine, one.error] for one in house.machines.reap()])
+    rows = alices(node, lambda house: [[one.machine, one.error] for one in house.reaper.full()])
     if broken in CLOSED:
         assert rows and all(row == [BROKEN, "Permission denied"] for row in rows)  # type: ignore[attr-defined]
     else:
@@ -77,7 +77,7 @@ def test_a_broken_folder_keeps_no_other_machine_from_being_finished(node: Node, 
 
 
 def leftovers(house: House) -> object:
-    return [[one.machine, one.what] for one in house.machines.leftovers()]
+    return [[one.machine, one.what] for one in house.reaper.leftovers()]
 
 
 def test_a_umask_that_denies_ourselves_everything_is_not_followed(node: Node) -> None:
@@ -88,7 +88,7 @@ def test_a_umask_that_denies_ourselves_everything_is_not_followed(node: Node) ->
         widen_limits()
         house.reaper.quick()
         claim(request_for(DEAD, "slurm:7"), house.folders, lambda point: None).release()
-        return [one.machine for one in house.machines.reap() if one.what == "machine"]
+        return [one.machine for one in house.reaper.full() if one.what == "machine"]
 
     assert alices(node, start) == [DEAD]
 

@@ -58,7 +58,7 @@ def test_a_moment_without_descriptors_costs_a_moment_and_no_word(
         return accept(self)
 
     monkeypatch.setattr(socket.socket, "accept", fails_once)
-    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.0)
+    monkeypatch.setattr(control, "ACCEPT_AGAIN", 0.0)
 
     def client() -> Answer:
         with control.connect(tmp_path) as connection:

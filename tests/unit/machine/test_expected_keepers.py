@@ -11,7 +11,7 @@ import pytest
 
 from belljar import api
 from belljar.errors import BadSetting, ImageUnknown
-from belljar.machine.outside.detached import Keeper, Started
+from belljar.machine.outside.detached import Keeper
 from belljar.model import Account, MachineSpec, Payload, Request, RunPayload
 
 REQUEST = Request(
@@ -60,9 +60,9 @@ class Played:
         self.options, self.is_there, self.took, self.is_released = options, True, list[Request](), False
         self.made.append(self)
 
-    def take(self, request: Request) -> Started:
+    def take(self, request: Request) -> str:
         self.took.append(request)
-        return Started(request.id, None)
+        return request.id
 
     def release(self) -> None:
         self.is_released = True

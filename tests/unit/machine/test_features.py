@@ -24,7 +24,7 @@ REQUEST = Request("0123456789ab", MachineSpec("debian12", 4, 8000 * MIB), RunPay
 
 
 def told(request: Request = REQUEST, hs06: float = 0.0) -> dict[str, str]:
-    files, _ = features(request, NOW, hs06)
+    files = features(request, NOW, hs06)
     return {file.path.decode().removeprefix("/etc/"): (file.data or b"").decode() for file in files}
 
 

@@ -16,6 +16,7 @@ from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunP
 
 ROOT = Account("root", 0, 0, "root")
 ALICE = Account("alice", 1000, 1001, "alice")
+IMAGE = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "b" * 64, "build", 0.0)
 SPEC = MachineSpec("debian12", cpus=1, memory=512 * MIB)
 
 
@@ -48,7 +49,7 @@ def test_a_size_that_cannot_be_had_is_refused_with_what_could(
 
 
 def test_an_image_that_knows_its_least_memory_is_given_no_less() -> None:
-    image = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "b" * 64, "build", 0.0)
+    image = IMAGE
     known = replace(image, facts={"least_memory": 96 * MIB})
     refusal.check_memory(request(replace(SPEC, memory=96 * MIB)), known)
     refusal.check_memory(request(replace(SPEC, memory=64 * MIB)), image)  # an older manifest does not know
@@ -68,7 +69,7 @@ def test_a_share_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for source, says in ((tmp_path / "none", "does not exist"), (tmp_path / "file", "is not a folder")):
         with pytest.raises(UsageError, match=says):
-            refusal.check_shares(request(replace(SPEC, shares=(Share(str(source), "/x"),))))
+            refusal.check_shares(request(replace(SPEC, shares=(Share(str(source), "/x"),))), IMAGE)
 
 
 def test_an_ordinary_users_qemu_is_the_users() -> None:

@@ -14,7 +14,7 @@ from belljar.machine import Folders
 from belljar.machine.cleaning.reaper import Reaper
 from belljar.machine.life.claim import claim
 from belljar.machine.outside.registry import Machines
-from belljar.machine.planning.refusal import checked_image, outcome_of, put_on_record
+from belljar.machine.planning.refusal import checked_image, put_on_record
 from belljar.model import MIB, Cause, MachineSpec, OutcomeClass, OwnWork, Request
 from belljar.records import replace
 
@@ -47,13 +47,13 @@ def folders(top: Path) -> Folders:
 
 def test_a_host_that_cannot_write_still_gives_an_outcome(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
-    outcome = put_on_record(outcome_of(NoSpace("full")), "slurm:1", "debian12", folders(tmp_path))
+    outcome = put_on_record(NoSpace("full"), "slurm:1", "debian12", folders(tmp_path))
     assert (outcome.klass, outcome.reason, outcome.name) == (OutcomeClass.NODE, "full", "slurm:1")
 
 
 def test_it_is_found_by_its_batch_id(tmp_path: Path) -> None:
     places = folders(tmp_path)
-    outcome = put_on_record(outcome_of(ImageNotAllowed("not that one")), "slurm:4711", "../../x", places)
+    outcome = put_on_record(ImageNotAllowed("not that one"), "slurm:4711", "../../x", places)
     machines = Machines(places, Reaper(places, FakeHypervisor(tmp_path / "fake")))
     view = machines.find("slurm:4711")
     assert (view.id, view.state, view.cause, view.image) == (outcome.id, "done", Cause.REFUSED.value, "../../x")

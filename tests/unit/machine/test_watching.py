@@ -35,7 +35,7 @@ class PaperReaper(Reaper):
         self.folders, self.finished = folders, list[str]()
         self.trouble = ""
 
-    def one(self, id: str) -> list[Undone]:
+    def finish(self, id: str) -> list[Undone]:
         self.finished.append(id)
         if self.trouble:
             return [Undone(id, "not finished", error=self.trouble)]
@@ -96,23 +96,24 @@ def close(keeper: subprocess.Popen[bytes]) -> None:
 async def test_the_end_of_each_of_many_machines_is_told(folders: Folders) -> None:
     machines = Machines(folders, PaperReaper(folders))
     ids = [f"{number:012x}" for number in range(20)]
-    keepers = [kept(folders, id) for id in ids[:3]]
-    holders = []
-    for id in ids[3:]:
-        holders.append(os.open(begin(folders, id) / LOCK, os.O_RDWR))
-        import fcntl
-
-        fcntl.flock(holders[-1], fcntl.LOCK_EX)
+    keepers = {id: kept(folders, id) for id in ids[:3]}
+    locks = {id: lock_of(folders, id) for id in ids[3:]}
     waiting = {id: asyncio.ensure_future(machines.ended(id)) for id in ids}
     await asyncio.sleep(0)
     for id in reversed(ids):
         assert not waiting[id].done()
         end(folders, id, exit_code=int(id, 16))
+        close(keepers[id]) if id in keepers else os.close(locks[id])
         assert (await asyncio.wait_for(waiting[id], 20)).exit_code == int(id, 16)
-    for keeper in keepers:
-        close(keeper)
-    for holder in holders:
-        os.close(holder)
+
+
+def lock_of(folders: Folders, id: str, pid: int | None = None) -> int:
+    """A machine whose lock is held by an open file of ours."""
+    import fcntl
+
+    descriptor = os.open(begin(folders, id, pid) / LOCK, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
 
 
 async def test_who_follows_one_machine_keeps_no_journal_of_another_open(folders: Folders) -> None:
@@ -244,12 +245,7 @@ async def test_five_hundred_machines_that_do_nothing_cost_nothing(folders: Folde
     machines = Machines(folders, PaperReaper(folders))
     keeper = kept(folders, "f" * 12)
     ids = [f"{number:012x}" for number in range(500)]
-    import fcntl
-
-    holders = []
-    for id in ids:
-        holders.append(os.open(begin(folders, id, keeper.pid) / LOCK, os.O_RDWR))
-        fcntl.flock(holders[-1], fcntl.LOCK_EX)
+    holders = [lock_of(folders, id, keeper.pid) for id in ids]
     waiting = [asyncio.ensure_future(machines.ended(id)) for id in ids]
     events = aiter(machines.events())
     for _ in range(501):
@@ -260,6 +256,7 @@ async def test_five_hundred_machines_that_do_nothing_cost_nothing(folders: Folde
     await asyncio.wait({coming, *waiting}, timeout=1.0)
     assert time.monotonic() - begun >= 1.0 and time.process_time() - used < 0.02
     end(folders, ids[250])
+    os.close(holders.pop(250))
     assert (await asyncio.wait_for(waiting[250], 20)).id == ids[250]
     assert (await asyncio.wait_for(coming, 20))["machine"] == ids[250]
     for one in waiting:

@@ -20,7 +20,7 @@ from belljar.image.progress import shown
 from belljar.image.store.store import check_name
 from belljar.jobs import complain, disks, size
 from belljar.jobs.disks import told_of
-from belljar.machine.planning.contexts import means_by, means_of
+from belljar.machine.planning.contexts import means_of
 from belljar.model import Context, Firmware
 
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
@@ -47,7 +47,7 @@ def import_(args: Args, house: House) -> int:
     )  # fmt: skip
 
     def judge(facts: Mapping[str, Any], has_kernel: bool) -> None:
-        choose(context, means_by(facts, has_kernel), args.name)
+        choose(context, means_of(facts, has_kernel), args.name)
 
     image = bring(house.images, order, None if context is Context.AUTO else judge)
     if words := told_of(image):
@@ -124,7 +124,7 @@ def set_(args: Args, house: House) -> int:
     firmware = None if args.firmware is None else Firmware(args.firmware)
     image = house.images.resolve(args.image)
     if context not in (None, Context.AUTO):
-        choose(context, means_of(image), args.image)
+        choose(context, means_of(image.facts, image.kernel is not None), args.image)
     house.images.amend(image, context=context, firmware=firmware)
     return 0
 

@@ -94,7 +94,7 @@ def _described(template: Template) -> dict[str, Any]:
 
 def list_caches(args: Args, house: House) -> int:
     values = []
-    for cache in caches.found(house.folders):
+    for cache in caches.caches_of(house.folders):
         status = cache.path.stat()
         values.append(_of(cache, cache.state(), status.st_size, status.st_blocks * 512))
     return _show_caches(values, args.format)

@@ -89,7 +89,7 @@ def end(house: House, reference: str, do: str, **facts: object) -> int:
     except NoSuchMachine:
         if view.alive:
             raise
-        house.machines.reap()  # its supervisor is dead: finish what it left
+        house.reaper.full()  # its supervisor is dead: finish what it left
         return 0
     until_ended(house, view.id, None)
     return 0

@@ -48,7 +48,7 @@ def detach(order: Request, args: Args, house: House) -> int:
     order = _with_user_data(order, args, house)
     reads = isinstance(order.work, RunPayload) and not args.no_input
     stdin = 0 if reads and stat.S_ISREG(os.fstat(0).st_mode) else None
-    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(order).id
+    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(order)
     try:
         print(id, flush=True)
         is_told = 1 not in CLOSED

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, DriverLacks, LibvirtRefused, TemplateError
 from belljar.host.processes import owner
-from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
+from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Templates, Traces
 from belljar.hypervisor.libvirt.connection import Connection, read_driver
 from belljar.hypervisor.libvirt.domain import LibvirtDomain, append, remove_locks
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
@@ -90,8 +90,8 @@ class LibvirtHypervisor(QemuHost):
         )
 
     @property
-    def cloning(self) -> str:
-        return f"there is no template: {COLD}"
+    def cloning(self) -> Templates:
+        raise TemplateError(f"there is no template: {COLD}")
 
     def examine(self) -> str:
         """Which libvirt answers, in words. Raises LibvirtLost, LibvirtRefused, CommandMissing."""

@@ -109,11 +109,11 @@ class QemuHypervisor(QemuHost):
     def cloning(self) -> Templates:
         return self
 
-    def find_template(self, spec: DomainSpec) -> Template | str:
-        found = self._templates.find(self._key(spec))
-        if isinstance(found, str) and self.abilities.readonly_ram:
-            return self._template_of_site(spec) or found
-        return found
+    def find_template(self, spec: DomainSpec) -> Template | None:
+        template = self._templates.find(self._key(spec))
+        if template is None and self.abilities.readonly_ram:
+            return self._template_of_site(spec)
+        return template
 
     def _template_of_site(self, spec: DomainSpec) -> Template | None:
         """Imported by those who have no template of their own. Exact templates are their users' own affair."""

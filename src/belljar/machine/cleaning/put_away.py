@@ -17,7 +17,7 @@ from belljar.host.files import copy_tree, private_folder, read_capped, remove_tr
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.journal import Ledger
 from belljar.machine import CONSOLE_LOG, CONTROL, CREDENTIALS, JOBOUTPUTS, KEPT_DISK, LOCK, NOT_KEPT, OUTCOME
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import Ended
 from belljar.model import QEMU_LOG, Cause, RunPayload, State, dumps, to_json
 
@@ -34,23 +34,19 @@ ExplainOff = Callable[[EventKind, str], BelljarError]  # what a guest's own end 
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
 
-async def read(events: AsyncIterator[DomainEvent], life: Life, explain_off: ExplainOff) -> BelljarError:
-    """Wait until the domain ends or breaks without having been asked to; returns what to tell about it."""
+async def read(events: AsyncIterator[DomainEvent], life: Lifecycle, explain_off: ExplainOff) -> BelljarError:
+    """Wait until the domain ends or breaks without having been asked to; returns what to tell about it. What breaks before
+    there is a payload failed to boot; afterwards it is lost."""
     async for event in events:
         life.record.tell("domain", kind=event.kind, detail=event.detail[:200], status=event.status)
-        return explain(event, life, explain_off)
+        error = _error_of(event, life, explain_off)
+        if error.cause in (Cause.BOOT_FAILED, Cause.GUEST_LOST):
+            error.cause = Cause.GUEST_LOST if life.is_begun else Cause.BOOT_FAILED
+        return error
     return DomainDied("QEMU's events ended before QEMU did")
 
 
-def explain(event: DomainEvent, life: Life, explain_off: ExplainOff) -> BelljarError:
-    """The error an event amounts to. What breaks before there is a payload failed to boot; afterwards it is lost."""
-    error = _error_of(event, life, explain_off)
-    if error.cause in (Cause.BOOT_FAILED, Cause.GUEST_LOST):
-        error.cause = Cause.GUEST_LOST if life.is_begun else Cause.BOOT_FAILED
-    return error
-
-
-def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> BelljarError:
+def _error_of(event: DomainEvent, life: Lifecycle, explain_off: ExplainOff) -> BelljarError:
     match event.kind:
         case EventKind.PANICKED:
             return GuestError(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
@@ -74,7 +70,7 @@ def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> Bellja
             return DomainDied(f"QEMU ended with {how}{_last_line(life, QEMU_LOG, ': ')}")
 
 
-def own_limit(life: Life, usage: tuple[float, float, int]) -> None:
+def own_limit(life: Lifecycle, usage: tuple[float, float, int]) -> None:
     """QEMU runs under the payload's own limit on processor time: killed for that, the payload used it up."""
     work, used = life.request.work, usage[0] + usage[1]
     limits = {name: hard for name, _, hard in work.payload.rlimits} if isinstance(work, RunPayload) else {}
@@ -94,7 +90,7 @@ async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
         raise BootTimeout(f"waited {seconds:g} s for {what}") from exc
 
 
-def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) -> None:
+def put_away(life: Lifecycle, overlays: Overlays, usage: tuple[float, float, int]) -> None:
     """Remove what only a live machine needs, write the outcome, move the folder to the ended ones, free the lock. Each step
     is tried whatever became of the one before; what is left is the reaper's. Raises nothing."""
     request, folders = life.request, life.folders
@@ -139,8 +135,8 @@ def message(path: Path) -> tuple[int, str]:
     except (OSError, BelljarError):
         return 0, ""
     line = "".join(char for char in text.partition("\n")[0] if char.isprintable())[:LONGEST_MESSAGE].strip()
-    found = re.match(FORM, line)
-    return (int(found[1]), line) if found else (0, "")
+    match = re.match(FORM, line)
+    return (int(match[1]), line) if match else (0, "")
 
 
 def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:
@@ -171,7 +167,7 @@ def retire(source: Path, target: Path) -> None:
         os.unlink(target / LOCK)
 
 
-def _last_line(life: Life, name: str, before: str) -> str:
+def _last_line(life: Lifecycle, name: str, before: str) -> str:
     """The line of a log of this machine that explains its end, with something before it; "" when there is none."""
     try:
         text = read_capped(life.folder / name, 4 << 20)[-TAIL:].decode(errors="replace")

@@ -5,12 +5,11 @@ The journal is a user's file and the reaper may be root, so only what lies where
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -25,18 +24,19 @@ from belljar.journal import JOB_KILLED, Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
 from belljar.machine.life import control
-from belljar.machine.life.claim import claimed_by, gate
+from belljar.machine.life.claim import CLAIMING, claimed_by
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
-from belljar.records import dataclass
+from belljar.records import dataclass, replace
 
 OF_A_MACHINE = r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])"  # a file of `scratch`
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was asked; for the kernel, after SIGKILL
+CLAIMED_BY_NOW = 60.0  # seconds in which a machine's folder gets its lock and its name
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
-KEPT = ("name", "image", "requester", "labels", "cpus", "memory", "disk", "network")  # of the request, in an outcome
 NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
+ORPHAN = "domain without a machine"
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,16 @@ class Reaper:
     def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
         """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
         deadline, lost = time.monotonic() + patience, self.lost(patience)
-        return lost + [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
+        return lost + self._finish(_dead(self._folders), deadline, self._folders.machines)
 
     def lost(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
         """Finish machines of which the restart of the host left nothing but what it keeps of their beginning."""
-        deadline, begun = time.monotonic() + patience, self._folders.begun
-        return [done for id in _lost(self._folders) for done in self._finish(id, deadline, begun / id)]
+        return self._finish(_lost(self._folders), time.monotonic() + patience, self._folders.begun)
 
-    def one(self, id: MachineId) -> list[Undone]:
+    def finish(self, id: MachineId) -> list[Undone]:
         """This machine alone, where its keeper is dead."""
         deadline = time.monotonic() + LOCK_PATIENCE
-        return [done for id in _dead(self._folders, deadline, [id]) for done in self._finish(id, deadline)]
+        return self._finish(_dead(self._folders, [id]), deadline, self._folders.machines)
 
     def end(self, view: MachineView) -> bool:
         """End a machine whose job is over: ask its supervisor, then use force. False if the kernel keeps something of
@@ -89,15 +88,12 @@ class Reaper:
 
     def full(self) -> list[Undone]:
         """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
-        undone = self.quick()
-        for id in _bereaved(self._folders):
-            undone += self._finish(id, time.monotonic() + LAST_PATIENCE)
-        for id, pid in self._orphans():
-            undone += _told(id, self._end(id, pid))
-        for path in self._strays():
-            undone += _told(path.stem, _removed(path))
-        network.sweep(self._folders.run)
-        return undone + list(_told("", self._expire_templates()))
+        undone, folders = self.quick(), self._folders
+        undone += self._finish(_bereaved(folders), time.monotonic() + LAST_PATIENCE, folders.machines)
+        for stray in self._strays():
+            undone += _tried(stray.machine, self._remove(stray))
+        network.sweep(folders.run)
+        return undone + _tried("", self._expire_templates())
 
     def _expire_templates(self) -> Iterator[Undone]:
         drafts = self._hypervisor.abandoned_templates()
@@ -105,15 +101,14 @@ class Reaper:
         yield from (Undone("", DRAFT, str(path)) for path in drafts if not path.exists())
 
     def leftovers(self) -> list[Undone]:
-        """What `full` would find, without touching it."""
+        """What `full` would undo, without touching it."""
         dead = (*_dead(self._folders), *_lost(self._folders))
-        found = [Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in dead]
-        found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._orphans()]
-        found += [Undone("", DRAFT, str(path)) for path in self._hypervisor.abandoned_templates()]
-        return found + [Undone("", "stray file", str(path)) for path in self._strays()]
+        left = [Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in dead]
+        left += [Undone("", DRAFT, str(path)) for path in self._hypervisor.abandoned_templates()]
+        return left + self._strays()
 
-    def _finish(self, id: MachineId, deadline: float, folder: Path | None = None) -> Iterator[Undone]:
-        return _told(id, self._undo(id, deadline, folder or self._folders.machine(id)))
+    def _finish(self, ids: Iterable[MachineId], deadline: float, parent: Path) -> list[Undone]:
+        return [undone for id in ids for undone in _tried(id, self._undo(id, deadline, parent / id))]
 
     def _undo(self, id: MachineId, deadline: float, folder: Path) -> Iterator[Undone]:
         """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
@@ -131,7 +126,7 @@ class Reaper:
             self._conclude(folder, id, events)
             paths = {str(path) for path in self._disks(id)} - {event.get("path") for event in events}
             for event in (*reversed(events), *({"event": "make", "what": "disk", "path": path} for path in paths)):
-                yield from _told(id, self._unmake(id, event))  # what cannot be undone now keeps nothing else from being
+                yield from _tried(id, self._unmake(id, event))
             retire(folder, self._folders.ended(id))
             remove_tree(self._folders.begun / id)
             yield Undone(id, "machine", str(folder))
@@ -143,11 +138,8 @@ class Reaper:
         if what == "template":
             self._hypervisor.expire_templates(time.time())  # removes drafts that nobody works on
         elif what in network.MADE:
-            try:
-                network.discard(self._folders.run, id, str(what), path)
-                yield Undone(id, str(what), str(path))
-            except BelljarError as exc:
-                yield Undone(id, NOT_FINISHED, str(path), exc.message)
+            network.discard(self._folders.run, id, str(what), path)
+            yield Undone(id, str(what), str(path))
         else:  # only where belljar puts a machine's overlay, its further disks or its identity
             folders, ending = self._folders, path.name.partition(".")[2]
             places = (folders.overlay(id), folders.identities / path.name, folders.attachment(id, ending))
@@ -166,28 +158,31 @@ class Reaper:
         if row is None:
             ledger.append(outcome, time.time())
 
-    def _orphans(self) -> list[tuple[MachineId, int]]:
-        """This user's domains without a machine, listed first: a machine's folder is there before and after them."""
-        uid, found = os.geteuid(), []
+    def _strays(self) -> list[Undone]:
+        """What belongs to no machine: this user's domains, overlays, and identities when nothing lives. All are listed
+        before the machines, whose folders are there before and after them."""
+        uid, folders, strays = os.geteuid(), self._folders, list[Undone]()
         for id, pid in self._hypervisor.alive():
             with suppress(FileNotFoundError, ProcessLookupError):
                 if owner(pid) == uid and not self._hypervisor.is_kept(id, pid):
-                    found.append((id, pid))
-        live = set(_names(self._folders.machines))
-        return [(id, pid) for id, pid in found if id not in live]
+                    strays.append(Undone(id, ORPHAN, f"pid {pid}"))
+        disks, halves = self._disks(), [folders.run / name for name in _names(folders.run)]
+        identities = [folders.identities / name for name in _names(folders.identities)]
+        live = set(_names(folders.machines))
+        paths = [path for path in halves if path.name.startswith(RETIRED) or _is_abandoned(path)]
+        paths += [path for path in disks if path.stem not in live] + ([] if live else identities)
+        strays = [stray for stray in strays if stray.machine not in live]
+        return strays + [Undone(path.stem, "stray file", str(path)) for path in paths]
 
-    def _end(self, id: MachineId, pid: int) -> Iterator[Undone]:
-        self._hypervisor.discard(id)
-        yield Undone(id, "domain without a machine", f"pid {pid}")
-
-    def _strays(self) -> list[Path]:
-        """Overlays without a machine, identities when nothing lives. Files are listed first: none is of a machine in
-        the making."""
-        retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
-        disks = self._disks()
-        identities = [self._folders.identities / name for name in _names(self._folders.identities)]
-        live = set(_names(self._folders.machines))
-        return [*retired, *(path for path in disks if path.stem not in live), *([] if live else identities)]
+    def _remove(self, stray: Undone) -> Iterator[Undone]:
+        path = Path(stray.path)
+        if stray.what == ORPHAN:
+            self._hypervisor.discard(stray.machine)
+        elif path.is_dir():
+            remove_tree(path)
+        else:
+            path.unlink(missing_ok=True)
+        yield stray
 
     def _disks(self, id: MachineId = "") -> list[Path]:
         """The files in `scratch` of this machine; of all where none is named."""
@@ -225,19 +220,22 @@ def _await_free(lock: Path, patience: float) -> None:
         pass
 
 
-def _removed(path: Path) -> Iterator[Undone]:
-    remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    yield Undone(path.stem, "stray file", str(path))
+def _is_abandoned(path: Path) -> bool:
+    """Is it the folder of a machine in the making, whose maker is dead?"""
+    is_old = ended_at(path) < time.time() - CLAIMED_BY_NOW
+    return path.name.startswith(CLAIMING) and is_old and not is_locked(path / LOCK)
 
 
-def _told(id: MachineId, work: Iterator[Undone]) -> Iterator[Undone]:
-    """What was done, and why not all of it where something was in the way: one machine's trouble is nobody else's."""
+def _tried(id: MachineId, work: Iterator[Undone]) -> list[Undone]:
+    """What was done, and why not all of it where something was in the way: that keeps nothing else from being done."""
+    undone = list[Undone]()
     try:
-        yield from work
+        undone.extend(work)
     except BelljarError as exc:
-        yield Undone(id, NOT_FINISHED, error=exc.message)
+        undone.append(Undone(id, NOT_FINISHED, error=exc.message))
     except OSError as exc:
-        yield Undone(id, NOT_FINISHED, exc.filename or "", exc.strerror or str(exc))
+        undone.append(Undone(id, NOT_FINISHED, exc.filename or "", exc.strerror or str(exc)))
+    return undone
 
 
 def traces_of(events: list[Event]) -> Traces:
@@ -265,26 +263,21 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
         doomed = sorted(names, key=lambda name: ended_at(folders.logs / name))[: len(names) - count + count // 10]
     doomed = [name for name in doomed if not (folders.logs / name / KEPT_DISK).exists()]  # kept on purpose
     for name in doomed:
-        remove_tree(folders.logs / name)
+        with suppress(OSError):
+            remove_tree(folders.logs / name)
     return len(doomed)
 
 
-def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | None = None) -> list[MachineId]:
+def _dead(folders: Folders, ids: list[MachineId] | None = None) -> list[MachineId]:
     """Machines whose lock nobody holds, of these, or of all."""
     with suppress(FileNotFoundError):
         check_ours(folders.machines)  # a journal that somebody else wrote is not to be followed
-    found = []
+    dead = []
     for id in _names(folders.machines) if ids is None else ids:
-        lock = folders.machine(id) / LOCK
-        # One that is still being made is not a dead one, nor is what is not a folder.
-        with suppress(LockTimeout, NotADirectoryError):
-            if not os.path.exists(lock):
-                patience = min(LOCK_PATIENCE, _left(deadline))
-                with locked(gate(folders), timeout=patience, what="look at a machine in the making"):
-                    pass  # whoever was making it has made it, or is dead
-            if not is_locked(lock):
-                found.append(id)  # or it cannot be entered: then to finish it says so
-    return found
+        with suppress(NotADirectoryError):
+            if not is_locked(folders.machine(id) / LOCK):
+                dead.append(id)  # or it cannot be entered: then to finish it says so
+    return dead
 
 
 def _lost(folders: Folders) -> list[MachineId]:
@@ -313,21 +306,21 @@ def _written(path: Path, id: MachineId) -> dict[str, Any] | None:
 
 def _post_mortem(folder: Path, id: MachineId, events: list[Event], disks: list[Path]) -> Outcome:
     rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
-    states = [event.get("state", "") for event in events if event["event"] == "state"]
-    ends = [event for event in events if event["event"] == "payload-ended"]
     job_killed = not rebooted and any(event["event"] == JOB_KILLED for event in events)
+    states = [event.get("state", "") for event in events if event["event"] == "state"]
     cause = Cause.CANCELLED if job_killed else Cause.NODE_FAULT
-    who = "the host was restarted" if rebooted else "its job was killed" if job_killed else "belljar was killed"
-    how = ""
-    if ends:
-        code, number = ends[-1].get("exit_code"), ends[-1].get("signal")
-        how = f"; the payload had ended with {f'exit code {code}' if number is None else f'signal {number}'}"
-    over = _last_sign(folder, disks) if rebooted else time.time()
-    worked = [max(over - float(one["time"]), 0.0) for one in events if one.get("state") == State.RUNNING.value]
-    return Outcome(
-        id=id, cause=cause, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[cause],
-        reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}{how}",
-        started=float(events[0]["time"]) if events else 0.0, ended=over, phases={"run": worked[0]} if worked else {}, **_asked(folder), **shutdown_of(folder),
+    what = "the host was restarted" if rebooted else "its job was killed" if job_killed else "belljar was killed"
+    reason = f"{what} while the machine was {states[-1] if states else State.REQUESTED.value}"
+    for event in events:
+        if event["event"] == "payload-ended":
+            code, number = event.get("exit_code"), event.get("signal")
+            how = f"exit code {code}" if number is None else f"signal {number}"
+            reason = f"{reason}; the payload had ended with {how}"
+    ended = _last_sign(folder, disks) if rebooted else time.time()
+    worked = [max(ended - float(event["time"]), 0.0) for event in events if event.get("state") == State.RUNNING.value]
+    return replace(
+        _of_request(folder, id), cause=cause, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[cause], reason=reason,
+        started=float(events[0]["time"]) if events else 0.0, ended=ended, phases={"run": worked[0]} if worked else {}, **shutdown_of(folder),
     )  # fmt: skip
 
 
@@ -340,20 +333,15 @@ def _last_sign(folder: Path, disks: list[Path]) -> float:
     return max(times, default=time.time())
 
 
-def _asked(folder: Path) -> dict[str, Any]:
-    """What its record tells of the request, as facts of the outcome: secrets are left out there, so it is not a whole one."""
-    with suppress(OSError, ValueError, KeyError, BelljarError):
-        asked = read_json(folder / REQUEST, 1 << 24)
-        work = asked.get("work")
-        payload = work.get("payload") if isinstance(work, dict) else None
-        account = payload.get("account") if isinstance(payload, dict) else None
-        bare = {name: asked.get(name) for name in ("id", "machine", "name", "requester", "labels")}
-        told = Outcome.of(Request.from_json({**bare, "work": {}}), Cause.NODE_FAULT, OutcomeClass.NODE)
-        kept = {name: getattr(told, name) for name in KEPT}
-        if account is None:
-            return {**kept, "uid": os.stat(folder).st_uid}
-        return {**kept, "uid": account["uid"], "account": account["name"]}
-    return {}
+def _of_request(folder: Path, id: MachineId) -> Outcome:
+    """With all that its record tells of the request: secrets are left out there, so it is not a whole one."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, BelljarError):
+        request = read_json(folder / REQUEST, 1 << 24)
+        bare = {name: request.get(name) for name in ("machine", "name", "requester", "labels")}
+        outcome = Outcome.of(Request.from_json({**bare, "id": id, "work": {}}), Cause.NODE_FAULT, OutcomeClass.NODE)
+        account = request["work"].get("payload", {}).get("account") or {"uid": os.stat(folder).st_uid, "name": ""}
+        return replace(outcome, uid=account["uid"], account=account["name"])
+    return Outcome(id, Cause.NODE_FAULT, OutcomeClass.NODE)
 
 
 def ended_at(folder: Path) -> float:

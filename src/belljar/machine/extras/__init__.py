@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import ExtraDisk
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import MachineSpec, Payload, Share
 from belljar.network import Joined
 from belljar.records import dataclass, replace
@@ -37,9 +37,9 @@ class Equipment:
 
 
 class Extra:
-    """One kind of it. Each does what it has to of these; files of the machine's own are the `Life`'s to remove."""
+    """One kind of it. Each does what it has to of these; files of the machine's own are the `Lifecycle`'s to remove."""
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Make it, before the machine is started; returns what is *there* with it."""
         return there
 

@@ -26,14 +26,14 @@ from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.disks import FORMAT, FORMAT_TIMEOUT, LAZY, check_mke2fs, check_room, sparse
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import GIB, MIB, dumps
 from belljar.records import dataclass
 
 CACHE, LABEL = "cache", "belljar-cache"
 MOST = 256
 SMALLEST, LARGEST, LEAST_ROOM = 16 * MIB, 4096 * GIB, 256 * MIB
-SUPERBLOCK, MAGIC, CLEAN, NEEDS_RECOVERY = 1024, 0xEF53, 1, 4  # of ext4
+SUPERBLOCK, MAGIC, CLEAN = 1024, 0xEF53, 1  # of ext4
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class CacheDisk(Extra):
         self._size = size
         self._taken: tuple[Cache, Lock] | None = None
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises ImpossibleSize, NoSpace, CommandMissing, CommandFailed, HostError."""
         # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
         folders, size = life.folders, self._size
@@ -88,7 +88,7 @@ def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
     """A cache of this size, locked, and why it was made now ("" when it was there)."""
     check_size(size)
     folder = private_folder(folder_of(folders))
-    for cache in found(folders):
+    for cache in caches_of(folders):
         if not trouble(cache, size) and (lock := try_lock(cache.lock)):
             if not trouble(cache, size):
                 return cache, lock, ""
@@ -108,7 +108,7 @@ def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
 
 def remove(folders: Folders) -> Iterator[Cache]:
     """Remove every cache that is not in use."""
-    for cache in found(folders):
+    for cache in caches_of(folders):
         if lock := try_lock(cache.lock):
             try:
                 for path in (cache.mark, cache.path, cache.lock):
@@ -118,11 +118,13 @@ def remove(folders: Folders) -> Iterator[Cache]:
             yield cache
 
 
-def found(folders: Folders) -> list[Cache]:
+def caches_of(folders: Folders) -> list[Cache]:
     """Every cache of this user, by number."""
     with suppress(FileNotFoundError):
         names = [name.removesuffix(".raw") for name in os.listdir(folder_of(folders)) if name.endswith(".raw")]
-        return [Cache(n, folder_of(folders) / f"{n}.raw") for n in sorted(int(one) for one in names if one.isdecimal())]
+        return [
+            Cache(n, folder_of(folders) / f"{n}.raw") for n in sorted(int(name) for name in names if name.isdecimal())
+        ]
     return []
 
 
@@ -139,30 +141,22 @@ def check_size(size: int) -> None:
 def trouble(cache: Cache, size: int | None = None) -> str:
     """Why it cannot be used as it is; "": it can."""
     try:
-        facts = os.stat(cache.path, follow_symlinks=False)
+        actual = os.stat(cache.path, follow_symlinks=False).st_size
     except FileNotFoundError:
         return "there was none"
-    if size is not None and facts.st_size != size:
+    if size is not None and actual != size:
         return "it had another size"
     try:
         if read_json(cache.mark).get("boot") != boot_id():
             return "the host was restarted"
     except (OSError, ValueError, HostError):
         return "its last guest did not power itself off"
-    return _trouble_inside(cache.path)
-
-
-def _trouble_inside(path: Path) -> str:
-    """Three fields of the superblock, which tell whether it was unmounted, and as what."""
-    with open(path, "rb") as file:
+    with open(cache.path, "rb") as file:
         file.seek(SUPERBLOCK)
-        head = file.read(1024)
-    if len(head) < 1024 or struct.unpack_from("<H", head, 0x38)[0] != MAGIC:
+        magic, state = struct.unpack_from("<HH", file.read(1024).ljust(1024), 0x38)
+    if magic != MAGIC:
         return "it has no file system any more"
-    (state,), (incompatible,) = struct.unpack_from("<H", head, 0x3A), struct.unpack_from("<I", head, 0x60)
-    if head[0x78:0x88].rstrip(b"\0") != LABEL.encode():
-        return "it has another label"
-    return "" if state == CLEAN and not incompatible & NEEDS_RECOVERY else "its file system was not unmounted"
+    return "" if state == CLEAN else "its file system was not unmounted"
 
 
 def make(cache: Cache, size: int) -> None:

@@ -16,7 +16,7 @@ from belljar.host.commands import run_beside, which
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.hypervisor import ExtraDisk
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import MIB, SCRATCH_PLACE, Payload
 
 SCRATCH, EMPTY, EXCHANGE = "scratch", "empty", "exchange"
@@ -33,7 +33,7 @@ class ScratchDisk(Extra):
     def __init__(self, size: int) -> None:
         self._size = size
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises NoSpace, CommandMissing, CommandFailed."""
         path = life.attach(SCRATCH, SCRATCH)
         await make_scratch(path, self._size)
@@ -49,22 +49,22 @@ class Exchange(Extra):
     guest reads; it takes as much room as a file at a time."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._is_there = size, False
+        self._size, self._path = size, ""
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Without it files go by the port: a limit of the job on the sizes of files, say, is not a reason to fail."""
-        self._path = life.attach(EXCHANGE, EXCHANGE)
+        path = life.attach(EXCHANGE, EXCHANGE)
         try:
-            sparse(self._path, self._size)
+            sparse(path, self._size)
         except OSError as error:
             life.record.tell("no-exchange", reason=str(error))
             return there
-        self._is_there = True
-        return there.with_disk(ExtraDisk(EXCHANGE, self._path, "raw", readonly=False, is_late=True))
+        self._path = str(path)
+        return there.with_disk(ExtraDisk(EXCHANGE, path, "raw", readonly=False, is_late=True))
 
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
-        if self._is_there:
-            guest.exchange_by(ExchangeDisk(str(self._path), EXCHANGE.encode()))
+        if self._path:
+            guest.exchange_by(ExchangeDisk(self._path, EXCHANGE.encode()))
 
 
 class EmptyDisk(Extra):
@@ -73,7 +73,7 @@ class EmptyDisk(Extra):
     def __init__(self, size: int) -> None:
         self._size = size
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises NoSpace."""
         path = life.attach(EMPTY, EMPTY)
         check_room(path.parent, SMALLEST_ROOM, "a machine's empty disk wants")
@@ -89,9 +89,9 @@ async def make_scratch(path: Path, size: int) -> None:
     await run_beside([*FORMAT, "-L", SCRATCH, "-E", LAZY, str(path)], timeout=FORMAT_TIMEOUT)
 
 
-def check_room(folder: Path, wanted: int, who: str) -> None:
-    if (free := free_bytes(folder)) < wanted:
-        raise NoSpace(f"{folder}: {free // MIB} MiB free, {who} {wanted // MIB} MiB")
+def check_room(folder: Path, size: int, what: str) -> None:
+    if (free := free_bytes(folder)) < size:
+        raise NoSpace(f"{folder}: {free // MIB} MiB free, {what} {size // MIB} MiB")
 
 
 def check_mke2fs(otherwise: str) -> None:

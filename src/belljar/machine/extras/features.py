@@ -15,15 +15,14 @@ MACHINE, JOB = b"/etc/machinefeatures", b"/etc/jobfeatures"
 VARIABLES = ((b"MACHINEFEATURES", MACHINE), (b"JOBFEATURES", JOB))
 LONGEST_ID = 200
 
-Pairs = tuple[tuple[bytes, bytes], ...]
-
 
 def features(
     request: Request, now: float, hs06_per_cpu: float = 0.0, deadline: float | None = None
-) -> tuple[tuple[PlainFile, ...], Pairs]:
-    """The files, root's own and readable by all, and the variables that name their folders."""
-    machine, job = values(request, now, hs06_per_cpu, deadline)
-    return (*_files(MACHINE, machine), *_files(JOB, job)), VARIABLES
+) -> tuple[PlainFile, ...]:
+    """The files, root's own and readable by all."""
+    folders = zip((MACHINE, JOB), values(request, now, hs06_per_cpu, deadline), strict=True)
+    pairs = [(folder + b"/" + key.encode(), pairs[key]) for folder, pairs in folders for key in sorted(pairs)]
+    return tuple(PlainFile(path, value.encode(), 0o644, is_users=False) for path, value in pairs)
 
 
 def values(
@@ -64,9 +63,8 @@ def with_features(
     deadline: float | None = None,
 ) -> Payload:  # fmt: skip
     """The payload with these files and variables, which replace its own. *outputs_url*: it may PUT files there."""
-    files, variables = features(request, now, hs06_per_cpu, deadline)
-    if outputs_url:
-        variables += ((b"JOBOUTPUTS", outputs_url.encode()),)
+    files = features(request, now, hs06_per_cpu, deadline)
+    variables = (*VARIABLES, *([(b"JOBOUTPUTS", outputs_url.encode())] if outputs_url else ()))
     ours = dict(variables)
     env = tuple(pair for pair in payload.env if pair[0] not in ours)
     return replace(payload, files=payload.files + files, env=env + variables)
@@ -88,8 +86,3 @@ def job_id(request: Request) -> str:
     if not (colon and number):
         return request.id
     return "".join(char if "!" <= char <= "~" else "?" for char in number)[:LONGEST_ID]
-
-
-def _files(folder: bytes, values: dict[str, str]) -> tuple[PlainFile, ...]:
-    pairs = [(folder + b"/" + key.encode(), value.encode()) for key, value in sorted(values.items())]
-    return tuple(PlainFile(path, data, 0o644, is_users=False) for path, data in pairs)

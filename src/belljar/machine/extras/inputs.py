@@ -10,28 +10,26 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
-from belljar.agent.transfer.tar import BLOCK, REGULAR, Packer, TransferError
+from belljar.agent.transfer.tar import Packer, TransferError
 from belljar.errors import CommandFailed, InputMissing, NoPackedFolders, NoSpace
 from belljar.guest import Guest
-from belljar.host.commands import SEARCH_PATH, run, which
+from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import PRIVATE_FILE
 from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Settings
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.life.life import Life
-from belljar.model import GIB, Account, Payload, Transfer
+from belljar.machine.life.life import Lifecycle
+from belljar.model import Account, Payload, Transfer
 
 PACKED, MOST_PACKED = "packed", 8  # the disks' names have a number
 PROGRAM = "mksquashfs"
 # No compression: the guest unpacks under emulation, and what is read comes from the host's page cache.
 OPTIONS = ("-tar", "-noappend", "-no-progress", "-quiet", "-noI", "-noD", "-noF", "-noX", "-mem", "128M")
 ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
-MOST_HOLES = GIB  # of a folder, which are read and written as zeros
-LONGEST, ASK_TIMEOUT = 4 * 3600.0, 10.0  # seconds one folder may take, and the question which version it is
+LONGEST = 4 * 3600.0  # seconds one folder may take
 MESSAGE = 4096
 
 
@@ -42,7 +40,7 @@ class Inputs(Extra):
         self._payload, self._settings = payload, settings
         self._packed: dict[Transfer, str] = {}  # by the names of their disks
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises NoSpace, InputMissing."""
         self._life, payload = life, self._payload
         if not (self._settings.pack_files or self._settings.pack_size):
@@ -54,7 +52,7 @@ class Inputs(Extra):
             try:
                 with life.phase("pack"):
                     await pack_folder(item, path, payload.account, life.request.machine.cpus)
-            except CommandFailed as error:  # a limit of the job on memory, say: then it is copied
+            except CommandFailed as error:  # a limit of the job on memory, a file with holes: then it is copied
                 life.record.tell("not-packed", reason=error.message)
                 path.unlink(missing_ok=True)
                 continue
@@ -80,9 +78,9 @@ class Inputs(Extra):
 
 def folders_to_pack(payload: Payload, settings: Settings) -> Iterator[Transfer]:
     """The inputs that are quicker as a disk: folders of many files or many bytes, where the host can pack them."""
-    found = [item for item in payload.inputs if os.path.isdir(item.outside) and is_large(item.outside, settings)]
-    if found and can_pack():
-        yield from found[:MOST_PACKED]
+    large = [item for item in payload.inputs if os.path.isdir(item.outside) and is_large(item.outside, settings)]
+    if which(PROGRAM) is not None:
+        yield from large[:MOST_PACKED]
 
 
 def is_large(folder: str, settings: Settings) -> bool:
@@ -90,50 +88,18 @@ def is_large(folder: str, settings: Settings) -> bool:
     files = size = 0
     waiting = [folder]
     while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as found:
-            for entry in found:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
                 files += 1
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     with suppress(OSError):
-                        facts = entry.stat(follow_symlinks=False)
-                        size += min(facts.st_size, facts.st_blocks * 512)
+                        status = entry.stat(follow_symlinks=False)
+                        size += min(status.st_size, status.st_blocks * 512)
                 if (settings.pack_files and files >= settings.pack_files) or 0 < settings.pack_size <= size:
                     return True
     return False
-
-
-class TooManyHoles(Exception):
-    """A folder that is sooner copied."""
-
-
-class Filler(Packer):
-    """Packs holes as zeros, of which mksquashfs makes holes again: it refuses most files with holes in a tar stream
-    (https://github.com/plougher/squashfs-tools/issues/401)."""
-
-    holes = 0
-
-    def _content(self, fd: int, path: bytes, name: str, facts: os.stat_result) -> None:
-        self.holes += max(facts.st_size - facts.st_blocks * BLOCK, 0)
-        if self.holes > MOST_HOLES:
-            raise TooManyHoles
-        self._header(name, facts, REGULAR, size=facts.st_size)
-        self._copy(fd, path, 0, facts.st_size)
-        self.write(bytes(-facts.st_size % BLOCK))
-
-
-@cache
-def can_pack() -> bool:
-    """Is there a mksquashfs that reads tar streams (4.5 or later)?"""
-    program = which(PROGRAM)
-    if program is None:
-        return False
-    said = run([program, "-version"], timeout=ASK_TIMEOUT, check=False).out.split()
-    try:
-        return tuple(int(part) for part in said[2].split(b".")[:2]) >= (4, 5)
-    except (IndexError, ValueError):
-        return False
 
 
 async def pack_folder(item: Transfer, target: Path, account: Account, cpus: int) -> None:
@@ -146,40 +112,33 @@ async def pack_folder(item: Transfer, target: Path, account: Account, cpus: int)
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=words, env=ENVIRONMENT)  # noqa: ASYNC220
     try:
         async with asyncio.timeout(LONGEST):
-            trouble = await in_thread(lambda: _feed(child, item))
-        said = os.pread(words, MESSAGE, max(0, os.fstat(words).st_size - MESSAGE)).decode(errors="replace")
+            await in_thread(lambda: _feed(child, item))
+        message = os.pread(words, MESSAGE, max(0, os.fstat(words).st_size - MESSAGE)).decode(errors="replace")
     except TimeoutError as exc:
         raise CommandFailed(f"{PROGRAM}: {item.outside} was not packed within {LONGEST:.0f} s, killed") from exc
     finally:
         child.kill()
         child.wait()
         os.close(words)
-    if trouble is not None:
-        raise trouble
     if child.returncode != 0:
-        if "No space left" in said:
+        if "No space left" in message:
             raise NoSpace(f"{target.parent}: no space left to pack {item.outside}")
-        lines = said.strip().splitlines() or ["no message"]
+        lines = message.strip().splitlines() or ["no message"]
         raise CommandFailed(f"{PROGRAM}: exit {child.returncode}: {lines[-1]}")
 
 
-def _feed(child: subprocess.Popen[bytes], item: Transfer) -> InputMissing | CommandFailed | None:
-    """In a thread: the folder into the program, and its end. Returns what is wrong with the folder."""
+def _feed(child: subprocess.Popen[bytes], item: Transfer) -> None:
+    """In a thread: the folder into the program, and its end. Raises InputMissing for what is wrong with the folder."""
     assert child.stdin is not None
-    trouble: InputMissing | CommandFailed | None = None
     try:
-        Filler(child.stdin.write, tuple(os.fsencode(one) for one in item.skip)).pack(os.fsencode(item.outside))
-    except TooManyHoles:
-        trouble = CommandFailed(f"{item.outside}: has more than {MOST_HOLES // GIB} GiB of holes")
-    except TransferError as exc:
-        trouble = InputMissing(exc.message)
+        Packer(child.stdin.write, tuple(map(os.fsencode, item.skip))).pack(os.fsencode(item.outside))
     except BrokenPipeError:
         pass  # it ended early; its last words say why
-    except OSError as exc:
-        trouble = InputMissing(f"{item.outside}: {exc.strerror}")
-    if trouble is not None:
-        child.kill()  # half a folder is none
-    with suppress(BrokenPipeError):
-        child.stdin.close()
-    child.wait()
-    return trouble
+    except (TransferError, OSError) as exc:
+        child.kill()  # half a folder is of no use
+        reason = exc.message if isinstance(exc, TransferError) else f"{item.outside}: {exc.strerror}"
+        raise InputMissing(reason) from exc
+    finally:
+        with suppress(BrokenPipeError):
+            child.stdin.close()
+        child.wait()

@@ -17,8 +17,8 @@ from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS, JOBOUTPUTS
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import before_2016, values
-from belljar.machine.life.life import Life
-from belljar.machine.parts import Parts
+from belljar.machine.life.life import Lifecycle
+from belljar.machine.services import Rules
 from belljar.model import MIB, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
 from belljar.records import replace
@@ -35,7 +35,7 @@ class Network(Extra):
         self._networks = networks
         self._joined: Joined | None = None
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         machine, account = life.request.machine, life.request.work.account
         self._joined = joined = await self._networks.join(
             machine.network, machine.network_name, life.request.id,
@@ -56,18 +56,17 @@ class Network(Extra):
 class MetadataService(Extra):
     """Answers for one machine."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
         self._service: Metadata | None = None
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         self._life = life
         return replace(there, answers=tuple((address, PORT) for address in ADDRESSES), answer=self.answer)
 
     async def answer(self, call: Call) -> None:
         """One connection, to its end."""
-        if self._service is None:
-            self._service = self._opened()
+        self._service = self._service or self._opened()
         await self._service.serve(call.connection, for_everybody=call.address != ADDRESSES[0])
 
     def _opened(self) -> Metadata:
@@ -80,12 +79,12 @@ class MetadataService(Extra):
             address=link.address.partition("/")[0], mac=link.mac, told=request.work.told if isinstance(request.work, OwnWork) else (),
         )  # fmt: skip
         outputs, credentials = self._life.folder / JOBOUTPUTS, self._life.folder / CREDENTIALS
-        return metadata_service(instance, self._features, outputs, credentials, self._parts.context)
+        return metadata_service(instance, self._features, outputs, credentials, self._rules.context)
 
     def _features(self) -> Features:
         """What the files in a guest with an agent say, and the older names. Before there is a payload, time counts from the machine's start."""
         life = self._life
-        began, hs06 = life.time_began or life.outcome.started, self._parts.hs06_per_cpu
+        began, hs06 = life.time_began or life.outcome.started, self._rules.hs06_per_cpu
         machine, job = before_2016(*values(life.request, began, hs06, life.deadline.moved_to))
         return {"machinefeatures": machine, "jobfeatures": job}
 
@@ -98,7 +97,7 @@ def has_metadata(request: Request, mode: MetadataMode) -> bool:
     return mode is MetadataMode.ALWAYS or work.user_data is not None or isinstance(work, OwnWork)
 
 
-async def listen(traffic: AsyncIterator[Call | Refusal], life: Life, answer: Answer | None) -> None:
+async def listen(traffic: AsyncIterator[Call | Refusal], life: Lifecycle, answer: Answer | None) -> None:
     """Hear a guard of a user network until there is no more: refusals go into the journal, calls to who answers them."""
     answering: set[asyncio.Task[None]] = set()
     try:

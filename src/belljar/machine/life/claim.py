@@ -8,47 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import BelljarError, LockTimeout
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
-from belljar.host.locks import Lock, is_locked, locked, try_lock
+from belljar.host.locks import is_locked, locked, try_lock
 from belljar.host.processes import boot_id, start_time
 from belljar.host.room import Need, Room, Settings, Taken, host_memory, own_groups, room, touched
 from belljar.host.threads import in_thread
 from belljar.image import Image
 from belljar.journal import JOURNAL, Record, read
 from belljar.machine import LOCK, REQUEST, RESERVED, Folders
-from belljar.machine.life.life import Life, Point
+from belljar.machine.life.life import Lifecycle, Point
 from belljar.model import MachineId, Request, State, dumps, to_json
 
 if TYPE_CHECKING:
     from belljar.image.images import Images
 
-GATE_TIMEOUT = 30.0
-UNNAMED_LOCK = f".{LOCK}"
+CLAIMING = ".claiming-"  # the folder of a machine before it has its name
 TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
+Take = Callable[[], AbstractContextManager[object]]
 
 
-def claim(request: Request, folders: Folders, point: Point, *, patience: float = GATE_TIMEOUT) -> Life:
-    """Make the machine's folder, locked before a reaper can see it. Raises LockTimeout after *patience* seconds."""
+def claim(request: Request, folders: Folders, point: Point) -> Lifecycle:
+    """Make the machine's folder. It gets its name with its lock held, so nobody ever sees a free lock of a living machine."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
-    folder = folders.machine(request.id)
-    # The lock gets its name when it is held, and a reaper that sees a folder without one waits at the gate, which those
-    # who claim share: nobody ever sees a free lock of a living machine.
-    with locked(gate(folders), timeout=patience, what="begin a machine", shared=True), no_space_as_error(folder):
-        os.mkdir(folder, 0o700)
-        lock = try_lock(folder / UNNAMED_LOCK)
-        if lock is None:
-            raise LockTimeout(f"{folder}: locked by another process from its first moment on")
-        os.rename(folder / UNNAMED_LOCK, folder / LOCK)
+    folder, draft = folders.machine(request.id), folders.run / f"{CLAIMING}{request.id}"
+    with no_space_as_error(folder):
+        os.mkdir(draft, 0o700)
+        lock = try_lock(draft / LOCK)
+        assert lock is not None  # nobody else knows of it
+        os.rename(draft, folder)
     try:
-        asked, begun, pid = dumps(_without_secrets(request)), folders.begun / request.id, os.getpid()
+        asked, begun, pid = _without_secrets(request), folders.begun / request.id, os.getpid()
         with suppress(OSError, BelljarError):  # records that cannot be written stop no machine
             private_folder(folders.begun)
             write_whole(private_folder(begun) / REQUEST, asked)
@@ -61,24 +59,14 @@ def claim(request: Request, folders: Folders, point: Point, *, patience: float =
         lock.release()
         raise
     point("after-claim")
-    return Life(request, folders, lock, record, point)
+    return Lifecycle(request, folders, lock, record, point)
 
 
-def force_begin(life: Life) -> None:
+def force_begin(life: Lifecycle) -> None:
     """Have on disk that this machine has begun, where that can be written."""
     for name in (REQUEST, JOURNAL):
         with suppress(OSError):
             sync(life.folders.begun / life.request.id / name)
-
-
-def gate(folders: Folders) -> Path:
-    """The lock that keeps claims and reapers apart."""
-    path = folders.run / "gate"
-    if not path.exists():
-        private_folder(folders.run)
-        with no_space_as_error(path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    return path
 
 
 def claimed_by(folder: Path) -> int | None:
@@ -91,7 +79,7 @@ def claimed_by(folder: Path) -> int | None:
     return None
 
 
-def _without_secrets(request: Request) -> dict[str, Any]:
+def _without_secrets(request: Request) -> bytes:
     """The request as it is kept: without the script's text, the environment's values and the user data."""
     record: dict[str, Any] = to_json(request)
     work = record["work"]
@@ -102,52 +90,43 @@ def _without_secrets(request: Request) -> dict[str, Any]:
     for part, name in secrets:
         if part.get(name) is not None:
             part[name] = len(part[name])
-    return record
+    return dumps(record)
 
 
-async def lock_of(path: Path, *, timeout: float, what: str, shared: bool = False) -> Lock:
-    """The lock, taken; release it. Whoever gives up waiting does not get it later either. Raises LockTimeout."""
-    if (free := try_lock(path, shared=shared)) is not None:
-        return free
+def holding(images: Images, image: Image, id: MachineId) -> AbstractAsyncContextManager[None]:
+    """`images.hold`, without blocking the loop while somebody else has the image for himself."""
+    return _without_blocking(lambda: images.hold(image, id, patience=0.0), lambda: images.hold(image, id))
 
-    def take() -> Lock:
-        with locked(path, timeout=timeout, what=what, shared=shared) as lock:
-            held, lock.descriptor = Lock(path, lock.descriptor), -1
-        return held
 
-    try:
-        async with asyncio.timeout(timeout):
-            return await in_thread(take, undo=Lock.release)
-    except TimeoutError as exc:
-        raise LockTimeout(f"waited {timeout:g} s for another process that is about to {what}") from exc
+def locking(path: Path, *, timeout: float, what: str) -> AbstractAsyncContextManager[None]:
+    """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
+    take = partial(locked, path, what=what)
+    return _without_blocking(partial(take, timeout=0.0), partial(take, timeout=timeout), timeout)
 
 
 @asynccontextmanager
-async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[None]:
-    """`images.hold`, without blocking the loop while somebody else has the image for himself."""
-    try:
-        hold = images.hold(image, id, patience=0.0)
-        hold.__enter__()
-    except LockTimeout:
-        hold = images.hold(image, id)
-        await in_thread(hold.__enter__, undo=lambda _: hold.__exit__(None, None, None))
-    try:
+async def _without_blocking(at_once: Take, waiting: Take, timeout: float | None = None) -> AsyncIterator[None]:
+    with ExitStack() as held:
+        try:
+            held.enter_context(at_once())
+        except LockTimeout:
+            try:
+                async with asyncio.timeout(timeout):
+                    await in_thread(lambda: held.enter_context(waiting()), undo=lambda _: held.close())
+            except TimeoutError as exc:
+                raise LockTimeout(f"waited {timeout} s for another process that does the same") from exc
         yield
-    finally:
-        hold.__exit__(None, None, None)
 
 
 async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
     """Reserve what it may use. Raises NoMemory, NoSpace, HostError; not for what a batch system has set aside."""
     spec = request.machine
     need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
-    turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")
-    try:
+    async with locking(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine"):
         if not request.is_allotted and spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1):
-            room(taken(folders, besides=request.id), settings, free_bytes(folders.scratch)).refuse(need)
+            others = taken(folders, besides=request.id)
+            room(others, settings, free_bytes(folders.scratch)).refuse(need)
         write_whole(folders.machine(request.id) / RESERVED, dumps(need))
-    finally:
-        turn.release()
 
 
 def room_now(folders: Folders, settings: Settings) -> Room:
@@ -157,25 +136,15 @@ def room_now(folders: Folders, settings: Settings) -> Room:
 
 def taken(folders: Folders, besides: MachineId = "") -> Iterator[Taken]:
     """The reservations of all living machines but one."""
-    try:
-        ids = os.listdir(folders.machines)
-    except FileNotFoundError:
-        return
-    for id in ids:
-        folder = folders.machine(id)
+    for id in os.listdir(folders.machines) if folders.machines.exists() else ():
         with suppress(OSError, ValueError, TypeError, KeyError, BelljarError):
-            if id != besides and is_locked(folder / LOCK):
-                yield _of(folder, folders.attachment(id, "scratch"))
+            if id != besides and is_locked(folders.machine(id) / LOCK):
+                yield _of(folders.machine(id), folders.attachment(id, "scratch"))
 
 
 def _of(folder: Path, scratch: Path) -> Taken:
-    said = read_json(folder / RESERVED)
-    groups = tuple((str(controller), str(path)) for controller, path in said["groups"])
-    need = Need(int(said["memory"]), int(said["cpus"]), int(said["scratch"]), groups)
+    reserved = read_json(folder / RESERVED)
+    need = Need(**{**reserved, "groups": tuple(map(tuple, reserved["groups"]))})
     pids = [event.get("pid") for event in read(folder) if event["event"] == "spawned"]
     used = touched(pids[-1]) if pids and isinstance(pids[-1], int) else 0
-    written = 0
-    if need.scratch:
-        with suppress(FileNotFoundError):
-            written = os.stat(scratch).st_blocks * 512
-    return Taken(need, used, written)
+    return Taken(need, used, os.stat(scratch).st_blocks * 512 if need.scratch and scratch.exists() else 0)

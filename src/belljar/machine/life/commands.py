@@ -11,8 +11,8 @@ from belljar.errors import GuestError, HostError, HypervisorError
 from belljar.guest import second_client
 from belljar.hints import TypeGuard
 from belljar.machine.life.control import Answer
-from belljar.machine.life.life import Life
-from belljar.machine.life.work import Present, Run
+from belljar.machine.life.life import Lifecycle
+from belljar.machine.life.work import Running, Workload
 from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
 from belljar.model import Cause, State
 
@@ -24,9 +24,9 @@ LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
 class Commands:
     """Follows one machine's orders and answers its control socket."""
 
-    def __init__(self, life: Life, orders: Orders, now: Present, run: Run) -> None:
-        self.now = now
-        self._life, self._orders, self._run = life, orders, run
+    def __init__(self, life: Lifecycle, orders: Orders, running: Running, workload: Workload) -> None:
+        self.running = running
+        self._life, self._orders, self._workload = life, orders, workload
         self._grace: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -36,27 +36,27 @@ class Commands:
 
     async def run(self) -> None:
         """Follow orders for as long as the machine lives. Ends by raising Ended, or by being cancelled."""
-        run = self._run
+        workload = self._workload
         while True:
             match await self._orders.next():
-                case Signal(number=number) if number in run.ended_by and run.is_begun():
-                    await self._begin_grace(self._life.request.grace, run.cancelled)
-                case Stop(grace=grace) if run.is_begun():
+                case Signal(number=number) if number in workload.ended_by and workload.is_begun():
+                    await self._begin_grace(self._life.request.grace, workload.cancelled)
+                case Stop(grace=grace) if workload.is_begun():
                     await self._begin_grace(self._life.request.grace if grace is None else grace, "stopped")
-                case Signal(number=number) if number in CANCELLING and not run.is_begun():
-                    raise Ended(Cause.CANCELLED, number, run.never_begun)
+                case Signal(number=number) if number in CANCELLING and not workload.is_begun():
+                    raise Ended(Cause.CANCELLED, number, workload.never_begun)
                 case Signal(number=number, alone=alone):
-                    await run.signal(number, alone=alone)
+                    await workload.signal(number, alone=alone)
                 case Stop() | Kill():
                     raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
-                case Resize(rows=rows, columns=columns) if self.now.process is not None:
+                case Resize(rows=rows, columns=columns) if self.running.process is not None:
                     with suppress(GuestError):
-                        await self.now.process.resize(rows, columns)
+                        await self.running.process.resize(rows, columns)
                 case Pause(done=done):
                     await self._pause(done)
                 case Resume():
                     await self._resume()
-                case GraceOver(reason=reason, is_last=False) if await run.kill():
+                case GraceOver(reason=reason, is_last=False) if await workload.kill():
                     # Its first process may be gone, and how it ended is the payload's end: only what is left is killed.
                     self._orders_later(LAST_MOMENT, GraceOver(reason, is_last=True))
                 case GraceOver(reason=reason):
@@ -67,35 +67,35 @@ class Commands:
         if self._grace is not None:
             raise Ended(Cause.CANCELLED, signal.SIGTERM, f"{why} twice")
         self._life.expect(Cause.CANCELLED, why)
-        await self._run.ask_to_end()
-        self._orders_later(grace, GraceOver(f"{why}; {self._run.what} did not end within {grace:g} s"))
+        await self._workload.ask_to_end()
+        self._orders_later(grace, GraceOver(f"{why}; {self._workload.what} did not end within {grace:g} s"))
 
     def _orders_later(self, seconds: float, over: GraceOver) -> None:
         self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
 
     async def _pause(self, done: asyncio.Event) -> None:
         try:
-            if self.now.domain is not None:
+            if self.running.domain is not None:
                 with suppress(HypervisorError):  # SIGSTOP of the process group halts the vcpus too
-                    await self.now.domain.pause()
+                    await self.running.domain.pause()
                     self._life.record.tell("paused")
         finally:
             done.set()
 
     async def _resume(self) -> None:
-        if self.now.domain is not None:
+        if self.running.domain is not None:
             with suppress(HypervisorError):
-                await self.now.domain.resume()
+                await self.running.domain.resume()
                 self._life.record.tell("resumed")
-        if self.now.guest is not None and self.now.process is not None:
+        if self.running.guest is not None and self.running.process is not None:
             with suppress(GuestError):
-                await self.now.guest.set_clock()
+                await self.running.guest.set_clock()
 
     async def answer(self, question: Answer, connection: socket.socket) -> Answer | None:
         """One question from the control socket."""
         match question.get("do"):
             case "status":
-                pid = self.now.domain.pid if self.now.domain is not None else None
+                pid = self.running.domain.pid if self.running.domain is not None else None
                 return {"id": self._life.request.id, "state": self._life.state.value, "pid": pid}
             case "stop":
                 grace = question.get("grace")
@@ -117,35 +117,36 @@ class Commands:
         """`at` a moment, or `by` some seconds later than it was. Journaled, then done, then told to the guest."""
         life, deadline = self._life, self._life.deadline
         at, by = question.get("at"), question.get("by")
-        if is_number(by) and deadline.at is None:
-            return {"error": "it has no deadline that could come later; `belljar stop --at TIME` gives it one"}
-        moved = deadline.at + by if is_number(by) and deadline.at is not None else at
-        if not is_number(moved):
+        if is_number(by):
+            if deadline.at is None:
+                return {"error": "it has no deadline that could come later; `belljar stop --at TIME` gives it one"}
+            at = deadline.at + by
+        if not is_number(at):
             return {"error": f"deadline: neither a moment nor seconds: {str(question)[:80]}"}
         if deadline.has_passed or life.state not in IN_TIME:
             return {"error": "it is being ended: its deadline cannot be moved any more"}
         try:
-            life.record.write("deadline", at=moved)
-            deadline.move(moved)
-            await self._run.tell_deadline()
+            life.record.write("deadline", at=at)
+            deadline.move(at)
+            await self._workload.tell_deadline()
         except (HostError, GuestError) as exc:
             return {"error": f"its deadline was not told everywhere: {exc.message}"}
-        return {"ok": True, "at": moved}
+        return {"ok": True, "at": at}
 
     async def _relay(self, connection: socket.socket) -> Answer | None:
-        if self._life.state is State.RUNNING and self.now.guest is None:
+        if self._life.state is State.RUNNING and self.running.guest is None:
             return {"error": "the machine's guest knows its own work, and has no agent of belljar's"}
-        if self.now.guest is None or self._life.state is not State.RUNNING:
+        if self.running.guest is None or self._life.state is not State.RUNNING:
             return {"error": f"the machine is {self._life.state.value}, not running"}
         await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
-        await second_client(self.now.guest, connection)
+        await second_client(self.running.guest, connection)
         return None
 
     async def _attach_console(self, connection: socket.socket) -> Answer | None:
-        if self.now.console is None:
+        if self.running.console is None:
             return {"error": f"the machine is {self._life.state.value}: it has no console yet"}
         await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
-        await self.now.console.attach(connection)
+        await self.running.console.attach(connection)
         return None
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from belljar.machine import CONTROL, MachineView
 from belljar.model import Account
 
 LONGEST_LINE, ASK_TIMEOUT, BACKLOG = 1 << 16, 10.0, 16
+ACCEPT_AGAIN = 1.0  # seconds
 
 Answer = dict[str, Any]
 Handler = Callable[[Answer, socket.socket], Awaitable[Answer | None]]
@@ -31,42 +32,52 @@ class ControlServer:
 
     def __init__(self, folder: Path, handler: Handler) -> None:
         self._folder, self._handler = folder, handler
-        self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        listener = socket.socket(socket.AF_UNIX)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             with short_path(self._folder) as folder:
                 listener.bind(f"{folder}/{CONTROL}")
             os.chmod(self._folder / CONTROL, 0o600)
-            loop = asyncio.get_running_loop()
-            loop.set_exception_handler(_quietly)
-            self._server = await loop.create_unix_server(lambda: _Caller(self._take), sock=listener, backlog=BACKLOG)
+            listener.listen(BACKLOG)
         except BaseException:  # re-raised: nobody else has the socket to close
             listener.close()
             raise
+        self._begin(self._accept(listener))
 
     async def close(self) -> None:
         """Also where it could not be opened."""
-        if self._server is not None:
-            self._server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _take(self, connection: socket.socket) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(connection))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                try:
+                    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                except OSError:  # descriptors or memory are short, of which nothing tells the end
+                    await asyncio.sleep(ACCEPT_AGAIN)
+                else:
+                    self._begin(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with connection, suppress(OSError, TimeoutError):
             if _peer(connection) not in (0, os.geteuid(), os.stat(self._folder).st_uid):
                 return
+            line = b""
             async with asyncio.timeout(ASK_TIMEOUT):
-                line = await self._read_line(connection)
+                while not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
+                    if not (data := await loop.sock_recv(connection, 4096)):
+                        break
+                    line += data
             try:
                 question = json.loads(line)
                 if not isinstance(question, dict):
@@ -78,35 +89,6 @@ class ControlServer:
             if answer is not None:
                 await loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
 
-    @staticmethod
-    async def _read_line(connection: socket.socket) -> bytes:
-        loop, line = asyncio.get_running_loop(), b""
-        while not line.endswith(b"\n"):
-            data = await loop.sock_recv(connection, 4096)
-            line += data
-            if not data or len(line) > LONGEST_LINE:
-                break
-        return line
-
-
-def _quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """asyncio tries again when descriptors or memory are short, and says so on stderr, which is the payload's."""
-    if not (isinstance(context.get("exception"), OSError) and "socket.accept()" in context["message"]):
-        loop.default_exception_handler(context)
-
-
-class _Caller(asyncio.Protocol):
-    """A connection as a plain socket: who relays bytes reads and writes by himself."""
-
-    def __init__(self, take: Callable[[socket.socket], None]) -> None:
-        self._take = take
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        connection = transport.get_extra_info("socket").dup()
-        transport.abort()  # before it has read a byte
-        self._take(connection)
-
 
 def connect(folder: Path) -> socket.socket:
     """A connection to the machine's supervisor. Raises NoSuchMachine when it is not there any more."""
@@ -115,22 +97,23 @@ def connect(folder: Path) -> socket.socket:
         connection.settimeout(ASK_TIMEOUT)
         with short_path(folder) as short:
             connection.connect(f"{short}/{CONTROL}")
-    except (FileNotFoundError, ConnectionRefusedError) as exc:
+    except OSError as exc:
         connection.close()
-        raise NoSuchMachine(f"{folder.name}: the machine is not running") from exc
-    except PermissionError as exc:
-        connection.close()
-        raise NotPermitted(f"{folder.name}: this machine belongs to somebody else") from exc
-    except BlockingIOError as exc:
-        connection.close()
-        raise MachineBusy(f"{folder.name}: the supervisor does not accept more connections now") from exc
+        match exc:
+            case FileNotFoundError() | ConnectionRefusedError():
+                raise NoSuchMachine(f"{folder.name}: the machine is not running") from exc
+            case PermissionError():
+                raise NotPermitted(f"{folder.name}: this machine belongs to somebody else") from exc
+            case BlockingIOError():
+                raise MachineBusy(f"{folder.name}: the supervisor does not accept more connections now") from exc
+        raise
     return connection
 
 
-def ask(connection: socket.socket, do: str, **facts: Any) -> Answer:
+def ask(connection: socket.socket, do: str, **details: Any) -> Answer:
     """Put one question, wait for its answer (at most ASK_TIMEOUT seconds). Raises MachineBusy when it is refused."""
     try:
-        connection.sendall(json.dumps({"do": do, **facts}).encode() + b"\n")
+        connection.sendall(json.dumps({"do": do, **details}).encode() + b"\n")
         line = b""
         while not line.endswith(b"\n") and len(line) < LONGEST_LINE:
             data = connection.recv(1)  # not one byte more: what follows belongs to the relay
@@ -152,19 +135,15 @@ def ask(connection: socket.socket, do: str, **facts: Any) -> Answer:
 @asynccontextmanager
 async def talk(view: MachineView, converse: Callable[[socket.socket], Guest]) -> AsyncIterator[Guest]:
     """A conversation of its own with its guest's agent. Raises NoSuchMachine, MachineBusy."""
-    connection = connect(view.folder)
-    try:
+    with connect(view.folder) as connection:
         ask(connection, "relay")
         connection.setblocking(False)
         guest = converse(connection)
-    except BaseException:  # re-raised: nobody else has the connection to close
-        connection.close()
-        raise
-    try:
-        await guest.greet()
-        yield guest
-    finally:
-        guest.close()
+        try:
+            await guest.greet()
+            yield guest
+        finally:
+            guest.close()
 
 
 def account_of(view: MachineView) -> Account | None:
@@ -179,7 +158,7 @@ def account_of(view: MachineView) -> Account | None:
 
 @contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """A name for a folder that is short enough for a socket's address (108 bytes), however deep the folder lies."""
+    """A name for a folder, short enough for a socket's address (108 bytes), however deep the folder lies."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}"

@@ -7,7 +7,7 @@ import os
 from belljar.errors import GuestRefused, HostKeysRefused, IdentityRefused, PlugRefused
 from belljar.guest import Guest, Identity, IdentityProof
 from belljar.hypervisor import DomainSpec
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.model import MIB, NetworkMode
 from belljar.network import Link
 from belljar.records import replace
@@ -20,13 +20,13 @@ FRESH = 64  # bytes of entropy for the guest's kernel
 BOOKKEEPING = 32  # the guest's kernel takes less than the 32nd part of new memory for itself
 
 
-async def prove(guest: Guest, link: Link, life: Life, *, is_clone: bool = False) -> None:
+async def prove(guest: Guest, link: Link, life: Lifecycle, *, is_clone: bool = False) -> None:
     """Give the guest an identity of its own and check what its kernel then says. Raises IdentityRefused."""
-    wanted = new_identity(life.request.id, link)
-    proof = await guest.identify(wanted)
+    identity = new_identity(life.request.id, link)
+    proof = await guest.identify(identity)
     if abs(proof.clock_skew) > LARGEST_SKEW:
         proof = replace(proof, clock_skew=await guest.set_clock())
-    check(wanted, proof)
+    check(identity, proof)
     life.claim_sample(proof.sample)
     if is_clone and link.mode in REACHED:
         try:
@@ -44,18 +44,20 @@ def new_identity(id: str, link: Link) -> Identity:
     )  # fmt: skip
 
 
-def check(wanted: Identity, proof: IdentityProof) -> None:
+def check(identity: Identity, proof: IdentityProof) -> None:
     """Raise IdentityRefused unless the guest is who it was told to be, at the right time."""
     for name in ("hostname", "machine_id", "nonce", "mac"):
-        if getattr(proof, name) != getattr(wanted, name):
-            raise IdentityRefused(f"the guest's {name} is {getattr(proof, name)[:80]!r}, not {getattr(wanted, name)!r}")
+        if getattr(proof, name) != getattr(identity, name):
+            raise IdentityRefused(
+                f"the guest's {name} is {getattr(proof, name)[:80]!r}, not {getattr(identity, name)!r}"
+            )
     if len(proof.sample) != 64 or any(digit not in "0123456789abcdef" for digit in proof.sample):
         raise IdentityRefused("the guest gave no sample of its random numbers")
     if abs(proof.clock_skew) > LARGEST_SKEW:
         raise IdentityRefused(f"the guest's clock is {proof.clock_skew:+.3f} s off")
 
 
-async def take_all_into_use(guest: Guest, spec: DomainSpec, life: Life) -> None:
+async def take_all_into_use(guest: Guest, spec: DomainSpec, life: Lifecycle) -> None:
     """Have the guest use all the processors and memory that it was asked for. Raises PlugRefused: it then boots cold."""
     if spec.frame is None or spec.is_like_template:
         return

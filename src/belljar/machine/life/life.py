@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, HostError, IdentityRefused, about
+from belljar.errors import BelljarError, HostError, IdentityRefused, about, in_words
 from belljar.guest import ExitStatus
 from belljar.hints import Any
 from belljar.host.locks import Lock
@@ -31,7 +31,7 @@ HINTS = {  # for a payload that could not be started; the reason says what was w
 Point = Callable[[str], None]  # is called at each named point of a machine's life
 
 
-class Life:
+class Lifecycle:
     """Made by `claim`; ends with `release`. Others read it, and change it by its methods alone."""
 
     def __init__(self, request: Request, folders: Folders, lock: Lock, record: Record, point: Point) -> None:
@@ -45,15 +45,13 @@ class Life:
         self.files: list[Path] = []  # of this machine alone, outside its folder
         started, reason = time.time(), "it has not ended"
         self.outcome = Outcome.of(request, Cause.NODE_FAULT, OutcomeClass.NODE, reason=reason, started=started)
-        if self.outcome.uid is None:
-            self.note(uid=os.geteuid())
         self._troubles: list[str] = []  # of the way out
         self._lock = lock
 
-    def enter(self, state: State, **facts: Any) -> None:
+    def enter(self, state: State, **details: Any) -> None:
         """Journal the state, then be in it."""
         check_move(self.state, state)
-        self.record.state(state, **facts)
+        self.record.state(state, **details)
         self.state = state
 
     def leave_towards(self, state: State) -> None:
@@ -69,7 +67,8 @@ class Life:
         try:
             yield
         except Exception as error:  # a defect of one step must not keep the next one from cleaning up
-            self.tell_trouble(f"{otherwise}: {_why(error)}")
+            kind = "" if isinstance(error, (BelljarError, OSError)) else f"{type(error).__name__}: "
+            self.tell_trouble(f"{otherwise}: {kind}{in_words(error) if isinstance(error, OSError) else error}")
 
     def tell_trouble(self, what: str) -> None:
         """Something of the way out did not go as it should: the outcome tells of it."""
@@ -93,10 +92,10 @@ class Life:
             raise IdentityRefused(reason) from None
         self.files.append(path)
 
-    def prove(self, **facts: Any) -> None:
+    def prove(self, **details: Any) -> None:
         """Its guest has shown that it has an identity of its own."""
         self.is_proved = True
-        self.record.write("identity", **facts)
+        self.record.write("identity", **details)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -183,14 +182,10 @@ class Deadline:
 
     def __init__(self) -> None:
         self.why = ""  # in words, once it has passed
-        self.is_moved = self.has_passed = False
+        self.has_passed = False
+        self.moved_to: float | None = None  # by an order, in seconds since the epoch
         self._end: float | None = None  # by the loop's clock
         self._changed = asyncio.Event()
-
-    @property
-    def moved_to(self) -> float | None:
-        """Where an order moved it to, in seconds since the epoch."""
-        return self.at if self.is_moved else None
 
     @property
     def at(self) -> float | None:
@@ -199,13 +194,13 @@ class Deadline:
 
     def begin(self, limit: float | None) -> None:
         """The work's time counts from now on. An order of before stands."""
-        if limit is not None and not self.is_moved:
+        if limit is not None and self.moved_to is None:
             self._end = asyncio.get_running_loop().time() + limit
             self.why = f"the time limit of {limit:g} s was reached"
 
     def move(self, at: float) -> None:
         """It is this moment now, which may have been."""
-        self.is_moved, self.why = True, f"the deadline was reached, which was moved to {stamp(at)}"
+        self.moved_to, self.why = at, f"the deadline was reached, which was moved to {stamp(at)}"
         self._end = asyncio.get_running_loop().time() + at - time.time()
         self._changed.set()
 
@@ -222,16 +217,6 @@ class Deadline:
 
 def stamp(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _why(error: Exception) -> str:
-    """The reason in one line, with the file it is about."""
-    if isinstance(error, OSError) and error.args and isinstance(error.args[0], list):
-        source, _, reason = error.args[0][0]  # shutil's, of many files
-        return f"{source}: {reason}"
-    if isinstance(error, OSError):
-        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else str(error)
-    return str(error) if isinstance(error, BelljarError) else f"{type(error).__name__}: {error}"
 
 
 def _describe(status: ExitStatus) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from belljar.host.files import write_all
 from belljar.machine import CONSOLE_LOG
 
 HALF = 1 << 20  # the console's log and its predecessor hold the last one to two MiB a guest wrote
@@ -26,11 +27,8 @@ class RollingFile:
 
     def write(self, data: bytes) -> None:
         """All of it. Raises OSError where the disk is full, and nothing when only a new file cannot be begun."""
-        view = memoryview(data)
-        while view:
-            done = os.write(self._file, view)
-            self._written += done
-            view = view[done:]
+        write_all(self._file, data)
+        self._written += len(data)
         if self._written > self._half:
             with suppress(OSError):  # the old one then goes on
                 self._roll()
@@ -67,7 +65,7 @@ class FileSink:
         self._file: RollingFile | None = None
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError where the bytes cannot be kept: the payload hears of it at its next write."""
+        """Raises OSError where the bytes cannot be kept: the payload learns that at its next write."""
         if self._file is None:
             self._file = RollingFile(self._path, self._half)
         self._file.write(data)

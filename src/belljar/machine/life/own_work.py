@@ -13,10 +13,10 @@ from belljar.errors import BelljarError, BootFailed, GuestError, GuestPoweredOff
 from belljar.guest import Streams
 from belljar.hypervisor import EventKind
 from belljar.machine.cleaning.put_away import OURS, deadline
-from belljar.machine.life.life import Life
-from belljar.machine.life.work import Present, Run, conclude, off_too_soon
+from belljar.machine.life.life import Lifecycle
+from belljar.machine.life.work import Running, Workload, conclude, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
-from belljar.model import Account, Cause, Context, OwnWork, Payload, Sign, State
+from belljar.model import Account, Context, OwnWork, Payload, Sign, State
 
 ROOT = Account("root", 0, 0, "root", home="/root")
 # Seconds between two looks at a file. There is no event: the guest's kernel tells nothing of a file in a folder that is
@@ -29,15 +29,15 @@ AWAITED = {
 }
 
 
-class OwnRun(Run):
+class OwnWorkload(Workload):
     """A guest at its own work."""
 
     what = "the guest"
     ended_by = frozenset(int(number) for number in CANCELLING)
     cancelled = never_begun = "cancelled"
 
-    def __init__(self, work: OwnWork, life: Life, now: Present) -> None:
-        super().__init__(life, now)
+    def __init__(self, work: OwnWork, life: Lifecycle, running: Running) -> None:
+        super().__init__(life, running)
         self._work = work
 
     def is_begun(self) -> bool:
@@ -45,9 +45,9 @@ class OwnRun(Run):
 
     async def await_ready(self, timeout: float) -> None:
         """Its shares and disks are in their places, and what shows that it is ready was seen."""
-        probe, guest = self._work.ready, self._now.guest
+        probe, guest = self._work.ready, self._running.guest
         if guest is not None:
-            await self._now.furnish(guest, Payload((), ROOT))
+            await self._running.furnish(guest, Payload((), ROOT))
         if probe.sign in (Sign.NONE, Sign.AGENT):
             return
         async with deadline(timeout if probe.within is None else probe.within, AWAITED[probe.sign].format(probe.of)):
@@ -56,8 +56,8 @@ class OwnRun(Run):
                     while not await self._has_file():  # noqa: ASYNC110 - there is no event
                         await asyncio.sleep(LOOK_AGAIN)
                 case Sign.LINE:
-                    assert self._now.console is not None
-                    await self._now.console.seen.wait()
+                    assert self._running.console is not None
+                    await self._running.console.seen.wait()
         self._life.record.tell("ready", sign=probe.sign.value, of=probe.of)
 
     async def carry_out(self, streams: Streams) -> None:
@@ -66,33 +66,27 @@ class OwnRun(Run):
         if not life.time_began:
             life.begin_time()
         life.begin_work()
-        grace = life.request.grace
         with life.phase("run"):
-            await life.deadline.passed()
-            why = life.deadline.why
-            life.expect(Cause.WALLTIME, why)
-            await self.ask_to_end()
-            await asyncio.sleep(grace)
-        raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; the guest did not power itself off within {grace:g} s")
+            await self.end_in_time()
 
     async def ask_to_end(self) -> None:
         """Press its power button. With belljar's own init nobody heeds that: what runs there is ended, and the machine."""
-        if self._now.guest is not None and self._life.outcome.context == Context.RAMDISK.value:
+        if self._running.guest is not None and self._life.outcome.context == Context.RAMDISK.value:
             machine, grace = self._life.request.machine, self._life.request.grace
             # A silent guest has no longer than its grace, unless others would lose what it has not written yet.
             with suppress(GuestError, TimeoutError):
                 async with asyncio.timeout(None if machine.shares else grace):
-                    await self._now.guest.end_payload()
+                    await self._running.guest.end_payload()
             raise Ended(self._life.outcome.cause, signal.SIGTERM, self._life.outcome.reason)
-        if self._now.domain is not None:
+        if self._running.domain is not None:
             with suppress(HypervisorError):
-                await self._now.domain.press_power()
+                await self._running.domain.press_power()
                 self._life.record.tell("power-button")
 
     def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
         if kind is EventKind.RESET and self._work.reboots and self._life.is_begun:
             return GuestRebooted("the guest rebooted")
-        if self._now.guest is not None and not self._life.is_proved:
+        if self._running.guest is not None and not self._life.is_proved:
             return off_too_soon(kind, last_line)
         if kind is EventKind.RESET:  # so ends a firmware that finds nothing to boot, too
             before = f": {last_line}" if last_line else ""
@@ -103,13 +97,13 @@ class OwnRun(Run):
 
     def conclude_off(self, error: GuestPoweredOff) -> None:
         conclude(self._life)
-        for extra in self._now.extras:
+        for extra in self._running.extras:
             extra.left_in_order()
 
     async def _has_file(self) -> bool:
-        assert self._now.guest is not None
+        assert self._running.guest is not None
         sink = Anything()
-        await self._now.guest.collect((self._work.ready.of,), sink)
+        await self._running.guest.collect((self._work.ready.of,), sink)
         return sink.came
 
 

@@ -8,22 +8,23 @@ from contextlib import suppress
 
 from belljar import errors
 from belljar.guest import ExitStatus, Guest, Process, Streams
+from belljar.hints import NoReturn
 from belljar.hypervisor import Domain, EventKind
 from belljar.machine import JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, message
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import features, with_features
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import Console
-from belljar.machine.orders import Ended
-from belljar.machine.parts import Parts
+from belljar.machine.orders import Ended, first
+from belljar.machine.services import Services
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, Payload, RunPayload
 
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 
 
-class Present:
+class Running:
     """What of a machine is there just now. Who keeps it fills this in; the others look here."""
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class Present:
         self.console: Console | None = None
 
 
-class Run:
+class Workload:
     """One machine's work on its way."""
 
     what: str  # in words
@@ -54,8 +55,8 @@ class Run:
     cancelled: str  # what is said then
     never_begun: str  # what is said where it had not begun
 
-    def __init__(self, life: Life, now: Present) -> None:
-        self._life, self._now = life, now
+    def __init__(self, life: Lifecycle, running: Running) -> None:
+        self._life, self._running = life, running
 
     def is_begun(self) -> bool:
         """Is there anything that can be asked to end?"""
@@ -83,6 +84,16 @@ class Run:
     async def tell_deadline(self) -> None:
         """Its deadline was moved: change the features in the guest. Raises GuestError."""
 
+    async def end_in_time(self) -> NoReturn:
+        """At its deadline it is asked to end; raises Ended where it has not after its grace."""
+        life = self._life
+        await life.deadline.passed()
+        why, grace = life.deadline.why, life.request.grace
+        life.expect(Cause.WALLTIME, why)
+        await self.ask_to_end()
+        await asyncio.sleep(grace)
+        raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; {self.what} did not end within {grace:g} s")
+
     async def signal(self, number: int, *, alone: bool = False) -> None:
         """Deliver a signal, at the begin if it comes before; a guest that is lost hears nothing."""
 
@@ -91,7 +102,7 @@ class Run:
         return False
 
 
-class PayloadRun(Run):
+class PayloadWorkload(Workload):
     """A payload in the guest's agent's hands."""
 
     what = "the payload"
@@ -99,31 +110,31 @@ class PayloadRun(Run):
     cancelled = "cancelled by TERM"
     never_begun = "cancelled before the payload was started"
 
-    def __init__(self, work: RunPayload, life: Life, now: Present, parts: Parts) -> None:
-        super().__init__(life, now)
-        self._payload, self._parts = work.payload, parts
+    def __init__(self, work: RunPayload, life: Lifecycle, running: Running, services: Services) -> None:
+        super().__init__(life, running)
+        self._payload, self._services = work.payload, services
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
         self._is_off = False  # it powered the guest off
 
     def is_begun(self) -> bool:
-        return self._now.process is not None
+        return self._running.process is not None
 
     async def carry_out(self, streams: Streams) -> None:
         """Everything that happens inside: folders, account, files in, the payload itself, files out."""
-        life, guest = self._life, self._now.guest
+        life, guest = self._life, self._running.guest
         assert guest is not None
         life.begin_time()
         payload = with_features(
-            life.request, self._payload, life.time_began, self._parts.hs06_per_cpu, self._now.equipment.outputs_url,
+            life.request, self._payload, life.time_began, self._services.rules.hs06_per_cpu, self._running.equipment.outputs_url,
             life.deadline.moved_to,
         )  # fmt: skip
-        with life.phase("setup"), self._parts.showing("Copying files into the machine"):
-            await self._now.furnish(guest, payload)
+        with life.phase("setup"), self._services.showing("Copying files into the machine"):
+            await self._running.furnish(guest, payload)
         with life.phase("run"):
             status = await self._run(guest, payload, streams)
         life.conclude(status)
         life.record.tell("payload-ended", exit_code=status.exit_code, signal=status.signal)
-        with life.phase("fetch"), self._parts.showing("Copying files out of the machine"):
+        with life.phase("fetch"), self._services.showing("Copying files out of the machine"):
             try:
                 await self._fetch(guest, payload)
             except (errors.UsageError, errors.GuestRefused, errors.HostError) as error:
@@ -141,32 +152,14 @@ class PayloadRun(Run):
         life.point("payload-sent")
         life.record.write("payload", argv=[word[:200] for word in payload.argv[:20]])
         life.begin_work()
-        self._now.process = await guest.start(payload, streams)
+        self._running.process = await guest.start(payload, streams)
         life.point("payload-started")
         early, self._early = self._early, []
         for number, alone in early:
             await self.signal(number, alone=alone)
-        status = await self._until_ended(self._now.process)
+        status = await first(self._running.process.wait(), self.end_in_time())
         life.point("payload-ended")
         return status
-
-    async def _until_ended(self, process: Process) -> ExitStatus:
-        """The payload's status; TERM at the time limit, and after the grace the machine's end."""
-        deadline, grace = self._life.deadline, self._life.request.grace
-        waiting, over = asyncio.ensure_future(process.wait()), asyncio.ensure_future(deadline.passed())
-        try:
-            await asyncio.wait({waiting, over}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                why = deadline.why
-                self._life.expect(Cause.WALLTIME, why)
-                await process.signal(signal.SIGTERM)
-                done, _ = await asyncio.wait({waiting}, timeout=grace)
-                if not done:
-                    raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; killed after {grace:g} s of grace")
-            return await waiting
-        finally:
-            waiting.cancel()
-            over.cancel()
 
     async def _fetch(self, guest: Guest, payload: Payload) -> None:
         """Copy every output that can be had, then complain about the first that cannot."""
@@ -183,21 +176,21 @@ class PayloadRun(Run):
             raise trouble  # what a failing payload did not write is its own affair
 
     async def tell_deadline(self) -> None:
-        if self._now.guest is not None and self._now.process is not None:
-            files, _ = features(
-                self._life.request, self._life.time_began, self._parts.hs06_per_cpu, self._life.deadline.moved_to
-            )
-            await self._now.guest.place(files, self._payload.account)
+        if self._running.guest is not None and self._running.process is not None:
+            life = self._life
+            moved, hs06 = life.deadline.moved_to, self._services.rules.hs06_per_cpu
+            files = features(life.request, life.time_began, hs06, moved)
+            await self._running.guest.place(files, self._payload.account)
 
     async def ask_to_end(self) -> None:
         await self.signal(signal.SIGTERM)
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
-        if self._now.process is None:
+        if self._running.process is None:
             self._early.append((number, alone))
             return
         with suppress(errors.GuestError):  # that it is lost is told by others
-            await self._now.process.signal(number, alone=alone)
+            await self._running.process.signal(number, alone=alone)
 
     async def kill(self) -> bool:
         if self._payload.lingers:
@@ -218,7 +211,7 @@ class PayloadRun(Run):
         return off_too_soon(kind, last_line)
 
 
-def conclude(life: Life) -> None:
+def conclude(life: Lifecycle) -> None:
     """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, others 0."""
     code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
     reason = f"the guest powered itself off{f': {text}' if text else ' and said nothing about it'}"

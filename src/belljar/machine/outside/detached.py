@@ -13,7 +13,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import belljar
 from belljar import errors
@@ -25,21 +25,8 @@ LONGEST_ANSWER = 1 << 16
 ENTRY = "import sys; sys.path.append(sys.argv.pop(1)); from belljar.cli import entry; entry()"
 
 
-class Started:
-    """A machine that was claimed. A tied one ends when `tie` is closed, as it is when this process ends."""
-
-    def __init__(self, id: MachineId, tie: IO[bytes] | None) -> None:
-        self.id, self.tie = id, tie
-
-    def release(self) -> None:
-        """Let go of the tie."""
-        if self.tie is not None:
-            self.tie.close()
-            self.tie = None
-
-
 class Keeper:
-    """A process that waits for a request: what was made before need not be waited for. One that is not used is to be released."""
+    """A process that waits for a request: what was made before need not be waited for. It is to be released."""
 
     def __init__(self, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False) -> None:
         """*stdin*: the payload's."""
@@ -47,7 +34,7 @@ class Keeper:
         words += ["internal", "keep"] + (["--tied"] if tied else [])
         copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request
         words += ["--stdin", str(copies[0])] if copies else []
-        pipe, self._is_tied = subprocess.PIPE, tied
+        pipe, self._is_tied, self._is_taken = subprocess.PIPE, tied, False
         try:
             self._process = subprocess.Popen([*command(), *words], stdin=pipe, stdout=pipe, pass_fds=copies)
         finally:
@@ -58,9 +45,9 @@ class Keeper:
     def is_there(self) -> bool:
         return self._process.poll() is None
 
-    def take(self, request: Request, patience: float = PATIENCE) -> Started:
+    def take(self, request: Request, patience: float = PATIENCE) -> MachineId:
         """Return when its machine is claimed. Raises what kept it from being claimed."""
-        keeper = self._process
+        keeper, self._is_taken = self._process, True
         assert keeper.stdin is not None and keeper.stdout is not None
         with keeper.stdout:
             try:
@@ -74,18 +61,20 @@ class Keeper:
                 keeper.wait()
                 raise
         keeper.wait()
-        if self._is_tied and "id" in answer:
-            return Started(str(answer["id"]), keeper.stdin)
-        with suppress(BrokenPipeError):
-            keeper.stdin.close()
+        if not self._is_tied or "id" not in answer:
+            self.release()
         if "id" not in answer:
             raise error_of(answer)
-        return Started(str(answer["id"]), None)
+        return str(answer["id"])
 
     def release(self) -> None:
-        """It was asked for nothing, and so has made nothing."""
-        with self._process as process:
-            process.kill()
+        """Let go of it: a tied machine ends now; one that was asked for nothing has made nothing."""
+        if not self._is_taken:
+            with self._process as process:
+                process.kill()
+        elif self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
 
 
 def command() -> list[str]:
@@ -96,20 +85,13 @@ def command() -> list[str]:
 
 def _answer(keeper: subprocess.Popen[bytes], patience: float) -> dict[str, Any]:
     import select
-    import time
 
     assert keeper.stdout is not None
-    deadline, line = time.monotonic() + patience, b""
     poller = select.poll()
     poller.register(keeper.stdout, select.POLLIN)
-    while not line.endswith(b"\n") and len(line) < LONGEST_ANSWER:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(left * 1000):
-            raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
-        data = os.read(keeper.stdout.fileno(), LONGEST_ANSWER)
-        if not data:
-            break
-        line += data
+    if not poller.poll(patience * 1000):
+        raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
+    line = keeper.stdout.readline(LONGEST_ANSWER)  # which it writes in one go
     with suppress(ValueError):
         answer = json.loads(line)
         if isinstance(answer, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import BelljarError, HostError, NoSuchMachine, NotPermitted, UsageError
 from belljar.host.files import check_ours, read_json
 from belljar.host.locks import is_locked
+from belljar.host.threads import in_thread
 from belljar.journal import Event, Ledger, read
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders, MachineView
-from belljar.machine.cleaning.reaper import Reaper, Undone, ended_at
+from belljar.machine.cleaning.reaper import Reaper, ended_at
 from belljar.model import MachineId, Outcome, State
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ NEWEST = 200  # records of ended machines that a hook looks through
 
 
 class Machines:
-    """Reads; the only thing it changes is what `reap` undoes."""
+    """Reads; what dead supervisors left is finished on the way."""
 
     def __init__(self, folders: Folders, reaper: Reaper) -> None:
         self.folders, self._reaper = folders, reaper
@@ -73,8 +73,12 @@ class Machines:
         if self._ends is None:
             from belljar.machine.outside.watching import Ends
 
-            self._ends = Ends(self.folders, self._finish)
-        await self._ends.wait(id)
+            self._ends = Ends()
+        folder = self.folders.machine(id)
+        while folder.exists():
+            await self._ends.wait(folder / LOCK)
+            if folder.exists():
+                await in_thread(lambda: self._finish(id))
         with suppress(OSError, ValueError, BelljarError):
             return Outcome.from_json(read_json(self.folders.ended(id) / OUTCOME))
         with suppress(ValueError):  # its records may have been dropped
@@ -89,17 +93,12 @@ class Machines:
         return Stream(self.folders, since, of)
 
     def _finish(self, id: MachineId) -> None:
-        for one in self._reaper.one(id):
-            if one.error:
-                raise HostError(f"{id}: {one.what}: {one.error}", hint="See `belljar reap`.")
-
-    def reap(self) -> Sequence[Undone]:
-        """Finish what dead supervisors left; returns what was undone."""
-        return self._reaper.full()
-
-    def leftovers(self) -> Sequence[Undone]:
-        """What `reap` would undo."""
-        return self._reaper.leftovers()
+        for undone in self._reaper.finish(id):
+            if undone.error:
+                raise HostError(f"{id}: {undone.what}: {undone.error}", hint="See `belljar reap`.")
+        folder = self.folders.machine(id)
+        if folder.exists() and not is_locked(folder / LOCK):
+            raise HostError(f"{id}: its keeper is dead, and it cannot be finished", hint="See `belljar reap`.")
 
 
 def jobs_of(view: MachineView) -> frozenset[str]:
@@ -136,14 +135,13 @@ def _view(folder: Path) -> MachineView | None:
     request, outcome, events = _json(folder / REQUEST), _json(folder / OUTCOME), list[Event]()
     with suppress(PermissionError):
         events = read(folder)
-    asked = request.get("machine") if isinstance(request.get("machine"), dict) else {}
-    asked = asked or {}
+    machine = spec if isinstance(spec := request.get("machine"), dict) else {}
     pids = [event.get("pid") for event in events if event["event"] == "spawned"]
     starts = [event.get("start") for event in events if event.get("start")]
     began = [float(event["time"]) for event in events if event.get("state") == State.RUNNING.value]
     return MachineView(
         id=folder.name, name=_text(request.get("name")), state=_state(events, outcome), cause=_text(outcome.get("cause")),
-        image=_text(asked.get("image")), cpus=_number(asked.get("cpus")), memory=_number(asked.get("memory")),
+        image=_text(machine.get("image")), cpus=_number(machine.get("cpus")), memory=_number(machine.get("memory")),
         start=_text(starts[-1] if starts else ""), requester=_text(request.get("requester")), owner=owner,
         created=float(events[0]["time"]) if events else 0.0, ended=outcome.get("ended") if outcome else None,
         pid=pids[-1] if pids and isinstance(pids[-1], int) and not outcome else None, alive=is_locked(folder / LOCK),

@@ -8,99 +8,62 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from belljar.errors import HostError
+from belljar.host import watch as inotify
 from belljar.host.files import private_folder
 from belljar.host.locks import is_locked
 from belljar.host.threads import in_thread
-from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, Watch
 from belljar.journal import JOURNAL, Event, Ledger, parse
-from belljar.machine import LOCK, Folders
-from belljar.machine.life.claim import claimed_by
+from belljar.machine import Folders
 from belljar.model import MachineId
 
 ENDED = "ended"  # the event of a machine's row in the ledger
 TOLD = (  # of that row
     "cause", "class", "exit_code", "signal", "reason", "labels", "shutdown_code", "shutdown_message", "started",
 )  # fmt: skip
-GONE = IN_DELETE | IN_MOVED_FROM
+GONE = inotify.IN_DELETE | inotify.IN_MOVED_FROM
 
 
 class Ends:
-    """Waits for the ends of many machines in one event loop: one inotify descriptor, and one pidfd for each."""
+    """Waits until locks are free, many in one event loop: by one inotify descriptor, for the last process that has a lock
+    open closes it, however it ends."""
 
-    def __init__(self, folders: Folders, finish: Callable[[MachineId], None]) -> None:
-        self._folders, self._finish = folders, finish
-        self._waiting: dict[MachineId, set[asyncio.Event]] = {}
-        self._watch: Watch | None = None
+    def __init__(self) -> None:
+        self._watch: inotify.Watch | None = None
+        self._waiting: dict[int, set[asyncio.Event]] = {}
 
-    async def wait(self, id: MachineId) -> None:
-        """Return when it has ended; what a dead keeper left is finished first. Raises what is in the way of that."""
-        folder = self._folders.machine(id)
-        with self._told(id) as changed:
-            while folder.exists():
-                changed.clear()
-                if is_locked(folder / LOCK):
-                    await self._until_something_happens(folder, changed)
-                    continue
-                await in_thread(lambda: self._finish(id))
-                if folder.exists() and not is_locked(folder / LOCK):
-                    raise HostError(f"{id}: its keeper is dead, and it cannot be finished", hint="See `belljar reap`.")
-
-    async def _until_something_happens(self, folder: Path, changed: asyncio.Event) -> None:
-        """The folder went, or who claimed it is dead."""
-        loop, pid = asyncio.get_running_loop(), claimed_by(folder)
-        try:
-            process = os.pidfd_open(pid or -1)
-        except OSError:  # somebody else holds the lock for a moment: who finishes it, or looks
-            return await in_thread(lambda: _until_free(folder / LOCK))
-        try:
-            loop.add_reader(process, changed.set)
-            if is_locked(folder / LOCK):  # it may have gone before we were told of what goes
-                await changed.wait()
-        finally:
-            loop.remove_reader(process)
-            os.close(process)
-
-    @contextmanager
-    def _told(self, id: MachineId) -> Iterator[asyncio.Event]:
-        """An event that is set whenever this machine's folder goes."""
+    async def wait(self, lock: Path) -> None:
+        """Return when nobody holds this lock."""
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
         if self._watch is None:
-            self._watch = Watch()
-            self._watch.add(_there(self._folders.machines), GONE)
-            asyncio.get_running_loop().add_reader(self._watch.fileno(), self._hear, self._watch)
-        changed = asyncio.Event()
-        self._waiting.setdefault(id, set()).add(changed)
+            self._watch = inotify.Watch()
+            loop.add_reader(self._watch.fileno(), self._wake, self._watch)
+        watch = self._watch.add(lock, inotify.IN_CLOSE_WRITE)
+        waiting = self._waiting.setdefault(watch, set())
+        waiting.add(closed)
         try:
-            yield changed
+            if is_locked(lock):
+                await closed.wait()
         finally:
-            self._waiting[id].discard(changed)
-            if not self._waiting[id]:
-                del self._waiting[id]
+            waiting.discard(closed)
+            if not waiting:
+                self._watch.remove(watch)
+                self._waiting.pop(watch, None)
             if not self._waiting:
-                self.close()
+                loop.remove_reader(self._watch.fileno())
+                self._watch.close()
+                self._watch = None
+        await in_thread(lambda: _until_free(lock))  # it is closed a moment before it is free
 
-    def _hear(self, watch: Watch) -> None:
-        for one in watch.read():
-            ids = list(self._waiting) if one.mask & IN_Q_OVERFLOW else [one.name]
-            for id in ids:
-                for changed in self._waiting.get(id, ()):
-                    changed.set()
-
-    def close(self) -> None:
-        if self._watch is not None:
-            asyncio.get_running_loop().remove_reader(self._watch.fileno())
-            self._watch.close()
-            self._watch = None
-
-
-def _there(folder: Path) -> Path:
-    """The folder, made where it is not there. Root may look at anybody's."""
-    return folder if folder.is_dir() else private_folder(folder)
+    def _wake(self, watch: inotify.Watch) -> None:
+        for change in watch.read():
+            watches = list(self._waiting) if change.mask & inotify.IN_Q_OVERFLOW else [change.watch]
+            for closed in chain.from_iterable(self._waiting.get(watch, ()) for watch in watches):
+                closed.set()
 
 
 def _until_free(lock: Path) -> None:
@@ -108,15 +71,20 @@ def _until_free(lock: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
+def _there(folder: Path) -> Path:
+    """The folder, made where it is not there. Root may look at anybody's."""
+    return folder if folder.is_dir() else private_folder(folder)
+
+
 class Stream:
     """The events of every machine of these folders, or *of* one, as they are journaled, and `ended` for each row of the ledger."""
 
     def __init__(self, folders: Folders, since: str | None = None, of: MachineId | None = None) -> None:
         self._folders, self._of = folders, of
-        self._watch = Watch()
+        self._watch = inotify.Watch()
         machines, logs = (_there(folders.machines), _there(folders.logs))  # a missing one cannot be watched
-        self._machines = self._watch.add(machines, IN_CREATE | GONE | IN_MOVED_TO)
-        self._logs = self._watch.add(logs, IN_MODIFY)
+        self._machines = self._watch.add(machines, inotify.IN_CREATE | GONE | inotify.IN_MOVED_TO)
+        self._logs = self._watch.add(logs, inotify.IN_MODIFY)
         self._ledger = Ledger(folders.logs)
         self._position = self._ledger.end() if since is None else since
         self._tails: dict[MachineId, Tail] = {}
@@ -145,18 +113,18 @@ class Stream:
         self._watch.close()
 
     def _changed(self) -> Iterator[Event]:
-        """What the kernel told of since we looked."""
+        """What has happened since the last look."""
         happened, rows = [], list[Event]()
         while new := self._watch.read():  # again: what a machine did before its row was written is told before its row
             happened += new
-            if any(one.watch == self._logs or one.mask & IN_Q_OVERFLOW for one in new):
+            if any(change.watch == self._logs or change.mask & inotify.IN_Q_OVERFLOW for change in new):
                 rows += self._rows()
-        if any(one.mask & IN_Q_OVERFLOW for one in happened):
+        if any(change.mask & inotify.IN_Q_OVERFLOW for change in happened):
             yield from self._machines_now()
-        for one in dict.fromkeys(happened):
-            if one.watch == self._machines:
-                yield from self._came_or_went(one.name, bool(one.mask & GONE))
-            elif (id := self._by_watch.get(one.watch)) is not None:
+        for change in dict.fromkeys(happened):
+            if change.watch == self._machines:
+                yield from self._came_or_went(change.name, bool(change.mask & GONE))
+            elif (id := self._by_watch.get(change.watch)) is not None:
                 yield from self._more(id)
         yield from rows
 
@@ -177,13 +145,13 @@ class Stream:
         events = []
         for row, position in self._ledger.since(self._position):
             self._position = position
-            facts = {name: row[name] for name in TOLD if row.get(name) not in (None, "", [])}
-            facts |= {"machine": str(row.get("id", "")), "position": position}
-            events.append({"time": row.get("ended", 0.0), "event": ENDED, **facts})
+            event = {name: row[name] for name in TOLD if row.get(name) not in (None, "", [])}
+            event |= {"machine": str(row.get("id", "")), "position": position}
+            events.append({"time": row.get("ended", 0.0), "event": ENDED, **event})
         return events
 
     def _more(self, id: MachineId) -> Iterator[Event]:
-        """What its journal has that was not told yet."""
+        """What is new in its journal."""
         if id not in self._tails:
             self._begin(id)
         if id in self._tails:
@@ -192,11 +160,11 @@ class Stream:
     def _begin(self, id: MachineId) -> None:
         """Read this machine's journal from its beginning; where it has none yet, we are woken when it has."""
         folder = self._folders.machine(id)
-        self._note(self._watch.add(folder, IN_CREATE), id)
+        self._note(self._watch.add(folder, inotify.IN_CREATE), id)
         for path in (folder / JOURNAL, self._folders.ended(id) / JOURNAL):  # a short life may be over by now
             with suppress(OSError):
                 self._tails[id] = Tail(path)
-                self._note(self._watch.add(path, IN_MODIFY), id)
+                self._note(self._watch.add(path, inotify.IN_MODIFY), id)
                 return
 
     def _note(self, watch: int, id: MachineId) -> None:
@@ -205,7 +173,7 @@ class Stream:
 
     def _forget(self, id: MachineId) -> None:
         """Its folder lives on among the records, and nobody writes there."""
-        for watch in [one for one, its in self._by_watch.items() if its == id]:
+        for watch in [watch for watch, watched in self._by_watch.items() if watched == id]:
             del self._by_watch[watch]
             self._watch.remove(watch)
         if id in self._tails:

@@ -7,13 +7,13 @@ import os
 from belljar.context import Chosen
 from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, cloning_of
+from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template
 from belljar.image import Image
 from belljar.machine.extras import Equipment, tagged_shares
-from belljar.machine.life.life import Life
-from belljar.machine.parts import Keep, Parts
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
-from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
+from belljar.machine.planning.template import failed_before, in_base_frame, make_template
+from belljar.machine.services import Keep, Services
 from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
 from belljar.network import plan as plan_link
@@ -41,29 +41,22 @@ class Plan:
 class Planner:
     """Decides how one machine is started, and puts its disk in its place."""
 
-    def __init__(self, parts: Parts, keep: Keep, life: Life, image: Image, equipment: Equipment | None = None) -> None:
-        self._parts, self._keep, self._life, self._image = parts, keep, life, image
-        self._equipment = equipment or Equipment()
+    def __init__(self, services: Services, keep: Keep, life: Lifecycle, image: Image, equipment: Equipment) -> None:
+        self._services, self._keep, self._life, self._image, self._equipment = services, keep, life, image, equipment
 
     async def plan(self) -> Plan:
         """The start that is wanted and can be had."""
-        plan = await self._undecided()
-        spec, context, wanted = plan.spec, plan.context, self._life.request.machine.start
-        if wanted is Start.COLD:
+        plan, start = await self._undecided(), self._life.request.machine.start
+        if start is Start.COLD:
             return await self._with_disk(replace(plan, reason="asked for"))
-        why, cloning = context.private, self._parts.hypervisor.cloning
-        if awaited_line(self._life.request.work):
-            why = "it is awaited by a line on its console, which a clone's template has written"
-        if not why and isinstance(cloning, str):
-            why = cloning
-        if not why:
-            spec, template = await self._template_for(spec, context)
-            if isinstance(template, Template):
-                return self._as_clone(replace(plan, spec=spec, template=template))
-            why = template
-        if wanted is Start.CLONE:
-            raise TemplateError(f"no clone can be started: {why}", hint="Without `--start clone` it boots cold.")
-        return await self._with_disk(replace(plan, reason=why))
+        try:
+            plan = await self._from_template(plan)
+        except TemplateError as refusal:
+            if start is Start.CLONE:
+                hint = "Without `--start clone` it boots cold."
+                raise TemplateError(f"no clone can be started: {refusal.message}", hint=hint) from refusal
+            return await self._with_disk(replace(plan, reason=refusal.message))
+        return self._as_clone(plan)
 
     async def cold(self, reason: str) -> Plan:
         """A cold start instead of what was planned first."""
@@ -77,77 +70,68 @@ class Planner:
 
     async def template(self, *, exact: bool) -> Template:
         """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
-        plan, templates = await self._undecided(), cloning_of(self._parts.hypervisor)
+        plan, templates = await self._undecided(), self._services.hypervisor.cloning
         spec, has_own_init = plan.spec, plan.context.has_own_init
         if not exact:
             spec = in_base_frame(spec, self._image, templates, has_own_init=has_own_init) or spec
-        found = templates.find_template(spec)
-        return found if isinstance(found, Template) else await self._make(spec, plan.context)
+        return templates.find_template(spec) or await self._make(spec, plan.context)
 
-    async def _template_for(self, spec: DomainSpec, context: GuestContext) -> tuple[DomainSpec, Template | str]:
-        """A template of exactly this size, else the image's base template, else one made of this size; or why not."""
-        templates = cloning_of(self._parts.hypervisor)
-        found = templates.find_template(spec)
-        if isinstance(found, Template):
-            return spec, found
+    async def _from_template(self, plan: Plan) -> Plan:
+        """As a clone: of a template of exactly its size, else of its image's base template, else of one made of its size.
+        Raises TemplateError; BootTimeout and BootFailed, where a template was booted with all the time there is: a second
+        cold boot would not answer either."""
+        if plan.context.private:
+            raise TemplateError(plan.context.private)
+        if awaited_line(self._life.request.work):
+            raise TemplateError("it is awaited by a line on its console, which a clone's template has written")
+        spec, context, templates = plan.spec, plan.context, self._services.hypervisor.cloning
+        if (template := templates.find_template(spec)) is not None:
+            return replace(plan, template=template)
         framed = in_base_frame(spec, self._image, templates, has_own_init=context.has_own_init)
         if framed is not None:
-            base = await self._base_template(framed, context)
-            if isinstance(base, str):
-                return spec, base
-            if base is not None and framed.growth <= base.grows:
-                return framed, base
-        return spec, await self._make_or_say_why(spec, context)
+            try:
+                base = templates.find_template(framed) or await self._make_unless_failed(framed, context)
+            except (BootTimeout, BootFailed, TemplateError):
+                has_more = framed.of_template.memory < framed.memory  # with which it may yet boot
+                if not (has_more and failed_before(templates.template_lock(framed))):
+                    raise
+            else:
+                if framed.growth <= base.grows:
+                    return replace(plan, spec=framed, template=base)
+        return replace(plan, template=await self._make_unless_failed(spec, context))
 
-    async def _base_template(self, framed: DomainSpec, context: GuestContext) -> Template | str | None:
-        """Found or made; or why not; None where the machine may yet boot, for it has more memory."""
-        templates, has_more = cloning_of(self._parts.hypervisor), framed.of_template.memory < framed.memory
-        found = templates.find_template(framed)
-        if isinstance(found, Template):
-            return found
-        try:
-            made = await self._make_or_say_why(framed, context)
-        except (BootTimeout, BootFailed):
-            if not has_more:
-                raise
-            return None
-        return None if has_more and failed_before(templates.template_lock(framed)) else made
-
-    async def _make_or_say_why(self, spec: DomainSpec, context: GuestContext) -> Template | str:
-        """A template made now, by us or by somebody who was before us; or why there is none."""
-        if why := failed_before(cloning_of(self._parts.hypervisor).template_lock(spec)):
-            return why
+    async def _make_unless_failed(self, spec: DomainSpec, context: GuestContext) -> Template:
+        """A template made now, by us or by somebody before us, unless the last try failed a short time ago."""
+        if why := failed_before(self._services.hypervisor.cloning.template_lock(spec)):
+            raise TemplateError(why)
         try:
             return await self._make(spec, context)
         except (BootTimeout, BootFailed):
-            raise  # this was a cold boot already, with all the time there is: a second one would not answer either
+            raise
         except BelljarError as error:
-            return f"no template could be made: {error.message}"
+            raise TemplateError(f"no template could be made: {error.message}") from error
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
-        parts, life = self._parts, self._life
-        account = life.request.work.account
-        making = Making(context.image.disk, parts.make_guest, account, context.awaited, parts.boot_timeout)
-        with life.phase("template"):
+        services, life = self._services, self._life
+        what = f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
+        with life.phase("template"), services.showing(what):
             context.make_seed(spec)
-            what = f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
-            with parts.showing(what):
-                return await make_template(parts.hypervisor, spec, making, life.record)
+            return await make_template(services, life, spec, context)
 
     def _as_clone(self, plan: Plan) -> Plan:
         spec, template = plan.spec, plan.template
         assert template is not None
-        self._parts.overlays.check_room(spec.disk.parent)
+        self._services.overlays.check_room(spec.disk.parent)
         self._intend(spec)
-        cloning_of(self._parts.hypervisor).clone_disk(template, spec)
+        self._services.hypervisor.cloning.clone_disk(template, spec)
         return plan
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image
         self._intend(spec)
         plan.context.make_seed(spec)
-        wanted = None if image.is_disc else self._life.request.machine.disk
-        size = self._parts.overlays.create(spec.disk, image, wanted)
+        disk = None if image.is_disc else self._life.request.machine.disk
+        size = self._services.overlays.create(spec.disk, image, disk)
         if spec.owner[0] != os.geteuid():
             os.chown(spec.disk, *spec.owner)
         return replace(plan, spec=replace(spec, disk_size=size))
@@ -161,20 +145,20 @@ class Planner:
 
     async def _undecided(self) -> Plan:
         """The machine in the hypervisor's words, and how its guest is contextualized."""
-        parts, life, image, equipment = self._parts, self._life, self._image, self._equipment
+        services, life, image, equipment = self._services, self._life, self._image, self._equipment
         request, machine = life.request, life.request.machine
         if has_usual_way(request, image):
-            context = GuestContext(Chosen(Context.RAMDISK, ""), parts.images.boot_files(image), image)
+            context = GuestContext(Chosen(Context.RAMDISK, ""), services.images.boot_files(image), image)
         else:  # what other ways take is imported by those who go them
             from belljar.machine.planning.contexts import decide
 
-            context = await decide(request, image, parts, self._keep)
+            context = await decide(request, image, services, self._keep)
         files = context.files
         if request.work.user_data is not None and not (equipment.answers or context.private):
             hint = "Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`."
             raise BadUserData(f"image {machine.image}: nothing would bring the user data to the guest", hint=hint)
         boot = Boot(files.kernel, files.initrd, files.append, context.digest, files.firmware, image.is_disc)
-        accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(boot))
+        accelerator, why = await in_thread(lambda: services.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
         nic = None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
@@ -183,11 +167,11 @@ class Planner:
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
-            owner=qemu_owner(request, parts.qemu_owner, os.geteuid()),
+            owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
             disks=equipment.disks, seed=None if context.seed is None else life.folder / SEED,
         )  # fmt: skip
         if spec.warm:
-            await in_thread(lambda: parts.hypervisor.check(spec))
+            await in_thread(lambda: services.hypervisor.check(spec))
         return Plan(spec, link, context)
 
 

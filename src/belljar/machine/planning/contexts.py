@@ -25,9 +25,9 @@ from belljar.host.files import no_space_as_error, read_json, sync, write_whole
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
 from belljar.image import AGENT_PATH, UNIT_PATH, BootFiles, Image, agent_unit, layer_name
-from belljar.machine.life.claim import lock_of
-from belljar.machine.parts import Keep, Parts
+from belljar.machine.life.claim import locking
 from belljar.machine.planning import GuestContext
+from belljar.machine.services import Keep, Services
 from belljar.machine.workshop.workshop import Workshop
 from belljar.model import Context, NetworkMode, Request, dumps
 from belljar.records import replace
@@ -35,6 +35,7 @@ from belljar.records import replace
 if TYPE_CHECKING:
     from belljar.image.images import Images
 
+OWN = "it knows its own work"
 LAYER_PATIENCE = 900.0  # seconds: another process boots a machine and works in it
 
 # Where nobody answers a guest's DHCP requests its own init would wait two minutes for a network (seen with Debian 12 and 13): it has
@@ -47,9 +48,9 @@ NO_WAITING = "systemd.mask=systemd-networkd-wait-online.service systemd.mask=Net
 PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeout_sec=3600"
 
 
-async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> GuestContext:
+async def decide(request: Request, image: Image, services: Services, keep: Keep) -> GuestContext:
     """How the guest of a request is contextualized. Raises UsageError, ImageError."""
-    images = parts.images
+    images = services.images
     work = request.work
     if not work.has_agent:
         return by_itself(request, image, images)
@@ -57,7 +58,7 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
         problem = "is a disc whose guests know their own work: no command can be run in one"
         hint = "Give it user data with --user-data, and no command."
         raise UsageError(f"image {request.machine.image} {problem}", hint=hint)
-    chosen = choose(request.machine.context, means_of(image), request.machine.image)
+    chosen = choose(request.machine.context, means_of(image.facts, image.kernel is not None), request.machine.image)
     files = patient(images.boot_files(image, chosen.context), image)
     grows = (request.machine.disk or 0) > image.virtual_size
     if files.init and request.machine.network in UNANSWERED:
@@ -68,19 +69,18 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
         private = "" if work.user_data is None else "it has user data of its own"
         return GuestContext(chosen, files, image, seed, private=private)
     if chosen.context is Context.INJECT and not files.init:
-        image, layer = await layer_of(image, parts, keep)
+        image, layer = await layer_of(image, services, keep)
         return GuestContext(chosen, files, image, layer=layer)
     return GuestContext(chosen, files, image)
 
 
 def by_itself(request: Request, image: Image, images: Images) -> GuestContext:
     """The way of a guest that knows its own work: its own init, without the agent; a disc brings its user data."""
-    chosen = Chosen(Context.NONE, "it knows its own work")
     seed = None
     if request.work.user_data is not None:
         seed = user_seed(request.work.user_data, guest_uuid(request.id), f"belljar-{request.id}")
     files = patient(images.boot_files(image, Context.NONE), image)
-    return GuestContext(chosen, files, image, seed, private="it knows its own work")
+    return GuestContext(Chosen(Context.NONE, OWN), files, image, seed, private=OWN)
 
 
 def patient(files: BootFiles, image: Image) -> BootFiles:
@@ -89,13 +89,8 @@ def patient(files: BootFiles, image: Image) -> BootFiles:
     return replace(files, append=f"{files.append} {PATIENCE}") if is_systemd else files
 
 
-def means_of(image: Image) -> Means:
+def means_of(facts: Mapping[str, Any], has_kernel: bool) -> Means:
     """What is known of an image, in the words of `choose`."""
-    return means_by(image.facts, image.kernel is not None)
-
-
-def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
-    """The same of one that is not in a store yet."""
     own = facts.get("context") or Context.AUTO.value
     return Means(
         ramdisk=has_kernel and bool(facts.get("agent_in_initrd")),
@@ -103,33 +98,34 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
         cloud_init=bool(facts.get("cloud_init")),
         agent=bool(facts.get("agent")),
         is_known="cloud_init" in facts,  # the least an import tells of a root it has looked into
-        own=Context(own) if own in {one.value for one in Context} else Context.AUTO,
+        own=Context(own) if own in {each.value for each in Context} else Context.AUTO,
     )
 
 
-async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
+async def layer_of(image: Image, services: Services, keep: Keep) -> tuple[Image, str]:
     """The image with its layer (made if missing), and its digest. Raises ImageError, LockTimeout, NoSpace."""
-    path = parts.images.work_folder("layers") / f"{layer_name(image)}.qcow2"
+    path = services.images.work_folder("layers") / f"{layer_name(image)}.qcow2"
     if digest := _known(path):
         return replace(image, disk=path), digest
-    with parts.showing(f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"):
+    with services.showing(
+        f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"
+    ):
         what = f"put the agent into {path.stem:.12}"
-        lock = await lock_of(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what)
-        try:
-            digest = _known(path) or await _make_layer(path, image, parts, keep)
-        finally:
-            lock.release()
+        async with locking(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what):
+            digest = _known(path) or await _make_layer(path, image, services, keep)
     return replace(image, disk=path), digest
 
 
-async def _make_layer(path: Path, image: Image, parts: Parts, keep: Keep) -> str:
+async def _make_layer(path: Path, image: Image, services: Services, keep: Keep) -> str:
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     try:
-        parts.overlays.create(draft, image, None)
-        await in_thread(lambda: parts.images.ensure(parts.default_image))  # the workshop's may have to be built first
-        workshop = Workshop(keep, parts.overlays, parts.default_image)
-        agent = await in_thread(parts.images.interpreter)
+        services.overlays.create(draft, image, None)
+        await in_thread(
+            lambda: services.images.ensure(services.rules.default_image)
+        )  # the workshop's may have to be built first
+        workshop = Workshop(keep, services.overlays, services.rules.default_image)
+        agent = await in_thread(services.images.interpreter)
         await workshop.inject(draft, (AGENT_PATH, agent.path), (UNIT_PATH, agent_unit()))
         with no_space_as_error(path):
             draft.chmod(0o400)
@@ -146,15 +142,15 @@ async def _make_layer(path: Path, image: Image, parts: Parts, keep: Keep) -> str
 def _known(path: Path) -> str:
     """The digest of a layer that is whole; empty where there is none."""
     with suppress(OSError, ValueError, BelljarError):
-        said = read_json(path.with_suffix(".json"))
-        if {name: said.get(name) for name in ("size", "mtime_ns", "ino")} == _stamp(path):
-            return str(said["sha256"])
+        layer = read_json(path.with_suffix(".json"))
+        if _stamp(path).items() <= layer.items():
+            return str(layer["sha256"])
     return ""
 
 
 def _stamp(path: Path) -> dict[str, int]:
-    facts = os.stat(path, follow_symlinks=False)
-    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "ino": facts.st_ino}
+    status = os.stat(path, follow_symlinks=False)
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ino": status.st_ino}
 
 
 def _digest(path: Path) -> str:

@@ -12,62 +12,58 @@ from belljar.host.room import host_memory
 from belljar.image import Image
 from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
-from belljar.machine.parts import Parts
+from belljar.machine.services import Services
 from belljar.machine.states import class_of_error
 from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
-from belljar.records import replace
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
+MORE = "Ask for more with --memory; a batch job, for more memory."
 SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 
 
-def checked_image(request: Request, parts: Parts) -> Image:
+def checked_image(request: Request, services: Services) -> Image:
     """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
     check_size(request)
-    check_scratch(request)
-    check_shares(request)
-    image = parts.images.resolve(request.machine.image)
+    image = services.images.resolve(request.machine.image)
     if image.kernel is None and image.facts.get("firmware") == []:
         problem = "nothing to start in its disk: no kernel, no boot loader"
         raise ImageUnfit(f"image {image.called}: {problem}", hint=INSTALLED)
     check_memory(request, image)
-    check_mounts(request, image)
-    parts.overlays.size(image, None if image.is_disc else request.machine.disk)
+    check_shares(request, image)
+    services.overlays.size(image, None if image.is_disc else request.machine.disk)
     return image
 
 
 def check_size(request: Request) -> None:
     """Refuse what this host can never give, and say what it could."""
-    machine = request.machine
+    machine, (total, available) = request.machine, host_memory()
+    size = f"{machine.memory // MIB} MiB of memory"
     if not 1 <= machine.cpus <= (os.cpu_count() or 1):
         raise ImpossibleSize(f"{machine.cpus} cpus: this host has {os.cpu_count()}")
     if machine.memory < SMALLEST_MEMORY:
-        least, hint = f"{SMALLEST_MEMORY // MIB} MiB", "Ask for more with --memory."
-        raise ImpossibleSize(f"{machine.memory} bytes of memory: a machine needs at least {least}", hint=hint)
-    total, available = host_memory()
+        raise ImpossibleSize(f"{size}: a machine needs at least {SMALLEST_MEMORY // MIB} MiB", hint=MORE)
     if machine.memory > total:
-        raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: this host has {total // MIB} MiB")
+        raise ImpossibleSize(f"{size}: this host has {total // MIB} MiB")
     if machine.memory > available:
-        raise NoMemory(f"{machine.memory // MIB} MiB of memory: only {available // MIB} MiB are free now")
+        raise NoMemory(f"{size}: only {available // MIB} MiB are free now")
+    if machine.scratch is not None and not SMALLEST_SCRATCH <= machine.scratch <= LARGEST_SCRATCH:
+        bounds = f"at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB"
+        problem, hint = f"a scratch disk of {machine.scratch} bytes: {bounds}", "Ask for another size with --scratch."
+        raise ImpossibleSize(problem, hint=hint)
 
 
 def check_memory(request: Request, image: Image) -> None:
     """Refuse what the image is known not to start with. For an older image, or one that boots by firmware, it is not known."""
-    least = image.facts.get("least_memory", 0)
-    if isinstance(least, int) and request.machine.memory < least:
-        problem = f"the image {request.machine.image} does not start with less than {least // MIB} MiB"
-        hint = "Ask for more with --memory; a batch job, for more memory."
-        raise ImpossibleSize(f"{request.machine.memory // MIB} MiB of memory: {problem}", hint=hint)
+    machine, least = request.machine, image.facts.get("least_memory", 0)
+    if isinstance(least, int) and machine.memory < least:
+        problem = f"the image {machine.image} does not start with less than {least // MIB} MiB"
+        raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: {problem}", hint=MORE)
 
 
-def check_scratch(request: Request) -> None:
-    size = request.machine.scratch
-    if size is not None and not SMALLEST_SCRATCH <= size <= LARGEST_SCRATCH:
-        bounds = f"at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB"
-        raise ImpossibleSize(f"a scratch disk of {size} bytes: {bounds}", hint="Ask for another size with --scratch.")
-
-
-def check_shares(request: Request) -> None:
+def check_shares(request: Request, image: Image) -> None:
+    """Refuse what cannot be shared, and, before its boot, what the image's kernel cannot mount, where its import found that
+    out. Raises UsageError, NoFileSystem."""
+    kinds = image.facts.get("mounts")
     for share in request.machine.shares:
         # A site shares /home with all jobs: what each may write to there is for the files' own modes to say.
         is_writer, problem = not share.readonly and request.requester == "cli", ""
@@ -78,41 +74,27 @@ def check_shares(request: Request) -> None:
         if problem:
             hint = "Create the folder, or correct `--share SRC[:DST][:ro|rw]`."
             raise UsageError(f"--share {share.source}: {problem}", hint=hint)
-
-
-def check_mounts(request: Request, image: Image) -> None:
-    """Refuse before its boot what the image's kernel cannot mount, where its import found that out. Raises NoFileSystem."""
-    known = image.facts.get("mounts")
-    if not isinstance(known, list):
-        return
-    for share in request.machine.shares:
-        if share.kind.value not in known:
+        if isinstance(kinds, list) and share.kind.value not in kinds:
             problem = f"the kernel of the image {image.called} has no {share.kind.value}"
             raise NoFileSystem(f"--share {share.source}: {problem}")
 
 
-def outcome_of(error: BelljarError) -> Outcome:
-    """What came of a request that *error* ended before there was a machine. It has an id as every outcome has."""
+def put_on_record(error: BelljarError, requester: str, image: str, folders: Folders) -> Outcome:
+    """What came of a request that *error* ended before there was a machine. It has an id and is kept with the records of
+    machines: its job is found there, and faults of the node are counted."""
     now, id = time.time(), os.urandom(6).hex()
-    return Outcome(
+    outcome = Outcome(
         id=id, cause=error.cause, klass=class_of_error(error), reason=error.message, hint=about(error.hint, id),
-        error=type(error).__name__, started=now, ended=now,
+        error=type(error).__name__, started=now, ended=now, name=requester, image=image, requester=requester,
+        uid=os.geteuid(),
     )  # fmt: skip
-
-
-def put_on_record(outcome: Outcome, requester: str, image: str, folders: Folders) -> Outcome:
-    """Keep it with the records of machines: who asks for the job finds it, and faults of the node are counted."""
-    outcome = replace(outcome, name=requester, image=image, requester=requester, uid=os.geteuid())
-    request = {
-        "id": outcome.id, "name": requester, "requester": requester, "created": outcome.started,
-        "machine": {"image": image},
-    }  # fmt: skip
+    request = {"id": id, "name": requester, "requester": requester, "created": now, "machine": {"image": image}}
     with suppress(OSError, BelljarError):
         private_folder(folders.logs)
-        folder = private_folder(folders.ended(outcome.id))
+        folder = private_folder(folders.ended(id))
         with closing(Record(folder)) as record:
             record.write("refused", requester=requester, reason=outcome.reason)
         write_whole(folder / REQUEST, dumps(request))
         write_whole(folder / OUTCOME, dumps(outcome))
-        Ledger(folders.logs).append(to_json(outcome), time.time())
+        Ledger(folders.logs).append(to_json(outcome), now)
     return outcome

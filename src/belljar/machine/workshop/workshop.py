@@ -20,9 +20,9 @@ from belljar.hypervisor import ExtraDisk
 from belljar.image import Image
 from belljar.machine import DISK_NOT_WHOLE
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.life.life import Life
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import Orders
-from belljar.machine.parts import Keep
+from belljar.machine.services import Keep
 from belljar.model import (
     MIB,
     Account,
@@ -35,7 +35,7 @@ from belljar.model import (
     StdinKind,
     Transfer,
 )  # fmt: skip
-from belljar.records import dataclass, field
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.image.store.qcow2 import Overlays
@@ -48,6 +48,8 @@ ROOT = Account("root", 0, 0, "root", home="/root")
 MEMORY = 512 * MIB
 MOST_WORDS = 64 << 10
 PATIENCE = 3600.0  # seconds for one task
+Task = dict[str, Any]
+Transfers = tuple[Transfer, ...]
 FAILED = "Check that the image has a file system belljar's default image knows, and that the paths are there."
 
 
@@ -61,23 +63,13 @@ class Item:
     owner: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True)
-class Task:
-    """What to do, and what to copy before and after."""
-
-    words: dict[str, Any]
-    inputs: tuple[Transfer, ...] = ()
-    outputs: tuple[Transfer, ...] = ()
-    stdout: Sink | None = field(default=None, compare=False)
-
-
 class ForeignDisk(Extra):
     """The disk that is changed; it stays when the machine is gone."""
 
     def __init__(self, overlay: Path) -> None:
         self._overlay = overlay
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         return there.with_disk(_foreign(self._overlay), outlasts=True)
 
 
@@ -87,7 +79,7 @@ class ForeignCopy(Extra):
     def __init__(self, disk: Image, overlays: Overlays) -> None:
         self._disk, self._overlays = disk, overlays
 
-    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         path = life.attach(FOREIGN, FOREIGN)
         self._overlays.create(path, self._disk, None)
         return there.with_disk(_foreign(path))
@@ -105,69 +97,63 @@ class Workshop:
 
     async def extract(self, disk: Image, paths: Sequence[str], folder: Path) -> None:
         """Copy these paths of the disk, links in their middle followed within it, into a folder of the host."""
-        outputs = [Transfer(str(folder / _leaf(path)), f"{OUT}/{number}/it") for number, path in enumerate(paths)]
-        words = {"do": "expose", "paths": list(paths), "leave_mounted": True}
-        await self._work_on_a_copy(disk, Task(words, outputs=tuple(outputs)))
+        outputs = tuple(Transfer(str(folder / _leaf(path)), f"{OUT}/{at}/it") for at, path in enumerate(paths))
+        await self._read(disk, {"do": "expose", "paths": list(paths), "leave_mounted": True}, outputs)
 
     async def archive(self, disk: Image, paths: Sequence[str], sink: Sink) -> None:
         """Write these paths of the disk as a tar archive, with owners and modes."""
-        await self._work_on_a_copy(disk, Task({"do": "archive", "paths": list(paths)}, stdout=sink))
+        await self._read(disk, {"do": "archive", "paths": list(paths)}, stdout=sink)
 
-    async def survey(self, disk: Image, wanted: Mapping[str, Sequence[str]], sink: Sink) -> None:
-        """Write the files, names and kernel modules that are *wanted* for a direct boot of the disk's system: see
+    async def survey(self, disk: Image, names: Mapping[str, Sequence[str]], sink: Sink) -> None:
+        """Write the files, names and kernel modules of *names* for a direct boot of the disk's system: see
         `belljar.image.intake.survey`."""
-        await self._work_on_a_copy(disk, Task({"do": "survey", "leave_mounted": True, **wanted}, stdout=sink))
+        await self._read(disk, {"do": "survey", "leave_mounted": True, **names}, stdout=sink)
 
     async def insert(self, overlay: Path, items: Sequence[Item]) -> None:
         """Put files of the host into the disk *overlay*, a qcow2 on top of others."""
-        inputs = [Transfer(item.source, f"{IN}/{number}/it") for number, item in enumerate(items)]
-        told = [
+        inputs = tuple(Transfer(item.source, f"{IN}/{number}/it") for number, item in enumerate(items))
+        places = [
             {"target": item.target, "name": _leaf(item.source), "mode": item.mode, "owner": list(item.owner)}
             for item in items
         ]
-        await self._work_on(overlay, Task({"do": "insert", "items": told}, tuple(inputs)))
+        await self._write(overlay, {"do": "insert", "items": places}, inputs)
 
     async def inject(self, overlay: Path, agent: tuple[str, Path], unit: tuple[str, str]) -> None:
         """Put the agent, a folder and the archive for it, and a unit, a path and its text, into the disk *overlay*, and have its
         systemd start them."""
-        words = {"do": "inject", "agent": agent[0], "unit": unit[0], "text": unit[1]}
-        await self._work_on(overlay, Task(words, (Transfer(str(agent[1]), f"{IN}/0/it"),)))
+        task = {"do": "inject", "agent": agent[0], "unit": unit[0], "text": unit[1]}
+        await self._write(overlay, task, (Transfer(str(agent[1]), f"{IN}/0/it"),))
 
-    async def _work_on_a_copy(self, disk: Image, task: Task) -> None:
-        await self._work(task, ForeignCopy(disk, self._overlays))
+    async def _read(self, disk: Image, task: Task, outputs: Transfers = (), stdout: Sink | None = None) -> None:
+        await self._work(task, ForeignCopy(disk, self._overlays), (), outputs, stdout)
 
-    async def _work_on(self, overlay: Path, task: Task) -> None:
-        outcome = await self._work(task, ForeignDisk(overlay))
+    async def _write(self, overlay: Path, task: Task, inputs: Transfers) -> None:
+        outcome = await self._work(task, ForeignDisk(overlay), inputs)
         if DISK_NOT_WHOLE in outcome.troubles:
             raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
 
-    async def _work(self, task: Task, disk: Extra) -> Outcome:
-        complaint, request = _Words(), self._request(task)
-        outcome = await self._keep(request, Streams(None, task.stdout, complaint), Orders(), extras=[disk])
-        if outcome.exit_code == 0 and not outcome.error:
-            return outcome
-        if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
-            raise ImageError(
-                complaint.last() or f"the work in machine {request.id} ended with {outcome.exit_code}", hint=FAILED
-            )
-        kind = OutputMissing if outcome.error == OutputMissing.__name__ else ImageError
-        raise kind(
-            f"machine {request.id}: {outcome.reason}", hint=outcome.hint or (FAILED if kind is ImageError else None)
-        )
-
-    def _request(self, task: Task) -> Request:
-        words = json.dumps({"disk": FOREIGN, **task.words})
-        names = (f"{IN}/{number}".encode() for number in range(len(task.inputs)))
-        folders = (PlainFile(name, None, 0o700, is_users=False) for name in names)
+    async def _work(
+        self, task: Task, disk: Extra, inputs: Transfers, outputs: Transfers = (), stdout: Sink | None = None
+    ) -> Outcome:
+        names = (f"{IN}/{number}".encode() for number in range(len(inputs)))
+        words = PlainFile(TASK, json.dumps({"disk": FOREIGN, **task}).encode("ascii"), 0o600, is_users=False)
         payload = Payload(
             argv=(b"foreign",), script=SCRIPT.read_bytes(), account=ROOT, cwd=b"/",
             env=((b"PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), (b"LC_ALL", b"C.UTF-8")),
-            stdin=StdinKind.NULL, stdout=StdinKind.STREAM if task.stdout else StdinKind.NULL,
-            inputs=task.inputs, outputs=task.outputs,
-            files=(PlainFile(TASK, words.encode("ascii"), 0o600, is_users=False), *folders),
+            stdin=StdinKind.NULL, stdout=StdinKind.STREAM if stdout else StdinKind.NULL,
+            files=(words, *(PlainFile(name, None, 0o700, is_users=False) for name in names)), inputs=inputs, outputs=outputs,
         )  # fmt: skip
         id, spec, work = os.urandom(6).hex(), MachineSpec(self._image, cpus=1, memory=MEMORY), RunPayload(payload)
-        return Request(id, spec, work, requester="workshop", created=time.time(), timeout=PATIENCE)
+        request = Request(id, spec, work, requester="workshop", created=time.time(), timeout=PATIENCE)
+        stderr = _Words()
+        outcome = await self._keep(request, Streams(None, stdout, stderr), Orders(), [disk])
+        if outcome.exit_code == 0 and not outcome.error:
+            return outcome
+        if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
+            raise ImageError(stderr.last() or f"the work in machine {id} ended with {outcome.exit_code}", hint=FAILED)
+        if outcome.error == OutputMissing.__name__:
+            raise OutputMissing(f"machine {id}: {outcome.reason}", hint=outcome.hint or None)
+        raise ImageError(f"machine {id}: {outcome.reason}", hint=outcome.hint or FAILED)
 
 
 class _Words:

@@ -71,19 +71,15 @@ class TemplateStore:
         private_folder(self.folder)
         return self.folder / f"{key}{LOCK}"
 
-    def find(self, key: str) -> Template | str:
-        """The template, or why it cannot be used. Raises UnsafeFolder when the whole store cannot be trusted."""
+    def find(self, key: str) -> Template | None:
+        """The template, if it is there and as it was made. Raises UnsafeFolder when the whole store cannot be trusted."""
         if not self.folder.exists():
-            return "there is no template for this machine yet"
+            return None
         check_ours(self.folder)
-        try:
+        with suppress(BelljarError, ValueError, KeyError, TypeError, OSError):
             template = self.read(key)
-        except FileNotFoundError:
-            return "there is no template for this machine yet"
-        except (BelljarError, ValueError, KeyError, TypeError, OSError) as exc:
-            return f"the template {key} cannot be used: {exc}"
-        wrong = self.changes(template)
-        return f"the template {key} cannot be used: {wrong[0]}" if wrong else template
+            return None if self.changes(template) else template
+        return None
 
     def read(self, key: str) -> Template:
         """What the manifest says. Raises FileNotFoundError, ValueError and the like for one that says nothing."""

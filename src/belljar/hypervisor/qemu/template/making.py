@@ -103,7 +103,7 @@ def find_for_user(store: TemplateStore, facts: Mapping[str, Any]) -> Template | 
     for one in there:
         if {name: value for name, value in one.facts.items() if name != OWNER} == wanted and one.grows:
             with suppress(BelljarError, OSError, ValueError, KeyError):
-                if isinstance(store.find(one.key), Template) and os.access(one.folder / RAM, os.R_OK):
+                if store.find(one.key) is not None and os.access(one.folder / RAM, os.R_OK):
                     return one
     return None
 

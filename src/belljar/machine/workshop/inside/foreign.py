@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 ROOT, OUT, IN = "/var/foreign/root", "/var/foreign/out", "/var/foreign/in"
 TASK = "/var/foreign/task"
@@ -35,7 +35,7 @@ LABELS = {
     "agent": "system_u:object_r:bin_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0",
 }  # fmt: skip
 OF_A_KERNEL = ("vmlinuz", "modules.dep", "modules.builtin")
-LARGEST_TOLD = 256 << 20
+LARGEST_FILE = 256 << 20
 
 
 class Trouble(Exception):
@@ -63,36 +63,17 @@ def main() -> None:
 def inject(task: dict[str, Any]) -> None:
     """Put the agent and its systemd unit where the foreign system's own init finds them."""
     with tarfile.open(f"{IN}/0/it") as archive:
-        inside(partial(put_agent, task["agent"], archive))
-    inside(partial(put, task["unit"], task["text"].encode(), "unit", 0o644))
-    inside(partial(enable, task["unit"]))
+        inside(partial(install, task["agent"], archive, task["unit"], task["text"]))
 
 
-def put_agent(folder: str, archive: tarfile.TarFile) -> None:
-    """Install the agent with its interpreter, in place of an older one."""
-    if os.path.isdir(folder) and not os.path.islink(folder):
-        shutil.rmtree(folder)
-    for member in archive:
-        content = archive.extractfile(member)
-        assert content is not None
-        put(f"{folder}/{member.name}", content.read(), "agent", member.mode)
-
-
-def put(path: str, data: bytes, what: str, mode: int) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    with open(path, "xb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), mode)
-    with suppress(OSError):  # only where others have such a label
-        os.getxattr("/usr/lib", SELINUX)
-        os.setxattr(path, SELINUX, LABELS[what].encode() + b"\0", follow_symlinks=False)
-
-
-def enable(unit: str) -> None:
+def install(folder: str, archive: tarfile.TarFile, unit: str, text: str) -> None:
+    """In the foreign root: the agent with its interpreter, in place of an older one, and its unit."""
     if not any(os.path.exists(f"{folder}/systemd/systemd") for folder in ("/usr/lib", "/lib")):
         raise Trouble("the image has no systemd that could start the agent")
+    shutil.rmtree(folder, ignore_errors=True)
+    for member in archive:
+        put(f"{folder}/{member.name}", archive.extractfile(member), "agent", member.mode)
+    put(unit, io.BytesIO(text.encode()), "unit", 0o644)
     os.makedirs(f"/{UNIT_LINK}", exist_ok=True)
     link = f"/{UNIT_LINK}/{os.path.basename(unit)}"
     with suppress(FileNotFoundError):
@@ -100,17 +81,28 @@ def enable(unit: str) -> None:
     os.symlink(unit, link)
 
 
+def put(path: str, content: Any, what: str, mode: int) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with open(path, "xb") as file:
+        shutil.copyfileobj(content, file)
+        os.fchmod(file.fileno(), mode)
+    with suppress(OSError):  # only where others have such a label
+        os.getxattr("/usr/lib", SELINUX)
+        os.setxattr(path, SELINUX, LABELS[what].encode() + b"\0", follow_symlinks=False)
+
+
 def expose(task: dict[str, Any]) -> None:
     """Show each path of the foreign system below OUT, by its number, for the copy that follows."""
     for number, path in enumerate(task["paths"]):
-        found = resolved(path)
-        target = f"{OUT}/{number}/it"
+        source, target = ROOT + resolved(path), f"{OUT}/{number}/it"
         os.makedirs(os.path.dirname(target))
-        if stat.S_ISDIR(os.lstat(ROOT + found).st_mode):
+        if stat.S_ISDIR(os.lstat(source).st_mode):
             os.mkdir(target)
         else:
             open(target, "x").close()
-        run("mount", "--bind", ROOT + found, target)
+        run("mount", "--bind", source, target)
 
 
 def archive(task: dict[str, Any]) -> None:
@@ -143,15 +135,15 @@ def write_thinned(place: bytes, task: dict[str, Any], drivers: set[str]) -> None
         head.size = len(place)
         tar.addfile(head, io.BytesIO(place))
         for path in task["names"]:
-            tell(tar, path, is_told=False)
+            add(tar, path, whole=False)
         kernels = [f"/boot/{name}" for name in listed("/boot") if name.startswith("vmlinuz-")]
         for folder in ("/usr/lib/modules", "/lib/modules"):
             for version in listed(folder) if os.path.realpath(folder) == folder else ():
-                tell(tar, f"{folder}/{version}", is_told=False)
+                add(tar, f"{folder}/{version}", whole=False)
                 names = (*OF_A_KERNEL, *modules(f"{folder}/{version}", drivers))
                 kernels += [f"{folder}/{version}/{name}" for name in names]
         for path in (*task["files"], *kernels):
-            tell(tar, path, is_told=True)
+            add(tar, path, whole=True)
     sys.stdout.buffer.flush()
 
 
@@ -159,28 +151,28 @@ def listed(folder: str) -> list[str]:
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
-def modules(folder: str, wanted: set[str]) -> list[str]:
+def modules(folder: str, names: set[str]) -> list[str]:
     """The modules of these names, and all that they need, as modules.dep has them."""
-    found: set[str] = set()
+    paths: set[str] = set()
     with suppress(OSError), open(f"{folder}/modules.dep", errors="surrogateescape") as file:
         for line in file:
             path, _, needs = line.partition(":")
-            if path.rpartition("/")[2].partition(".ko")[0].replace("-", "_") in wanted:
-                found |= {path, *needs.split()}
-    return sorted(found)
+            if path.rpartition("/")[2].partition(".ko")[0].replace("-", "_") in names:
+                paths |= {path, *needs.split()}
+    return sorted(paths)
 
 
-def tell(tar: tarfile.TarFile, path: str, *, is_told: bool) -> None:
-    """Add what is at *path*, if anything: a link as it is, a file with its bytes if *is_told*, all else by name. A path through a
+def add(tar: tarfile.TarFile, path: str, *, whole: bool) -> None:
+    """Add what is at *path*, if anything: a link as it is, a file with its bytes if *whole*, all else by name. A path through a
     link to its folder is left out: the file has another path."""
     entry, data = tarfile.TarInfo(path.lstrip("/")), b""
     if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
         return
     try:
-        facts = os.lstat(path)
-        if stat.S_ISLNK(facts.st_mode):
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
             entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
-        elif is_told and stat.S_ISREG(facts.st_mode) and facts.st_size <= LARGEST_TOLD:
+        elif whole and stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_FILE:
             with open(path, "rb") as file:
                 data = file.read()
         else:
@@ -194,53 +186,35 @@ def tell(tar: tarfile.TarFile, path: str, *, is_told: bool) -> None:
 def insert(task: dict[str, Any]) -> None:
     """Copy what lies below IN, by its number, to its place in the foreign system."""
     for number, item in enumerate(task["items"]):
-        descriptor = os.open(f"{IN}/{number}", os.O_RDONLY | os.O_DIRECTORY)
-        inside(partial(copy_in, descriptor, "it", item))
-        os.close(descriptor)
+        argv = ["tar", "--create", "--file=-", "--sparse", "--hard-dereference", f"--directory={IN}/{number}", "it"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as packing:
+            assert packing.stdout is not None
+            inside(partial(unpack, packing.stdout, item))
 
 
-def copy_in(folder: int, name: str, item: dict[str, Any]) -> None:
-    """In the foreign root. The source lies outside of it, in an open folder."""
+def unpack(stream: IO[bytes], item: dict[str, Any]) -> None:
+    """In the foreign root: the file or folder of the stream, in its place, with the owner and mode of the task."""
     target = item["target"]
     if target.endswith("/") or (os.path.isdir(target) and not os.path.islink(target)):
         target = f"{target.rstrip('/')}/{item['name']}"
     os.makedirs(os.path.dirname(target) or "/", exist_ok=True)
-    copy_one(folder, name, target, item)
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        tar.extraction_filter = lambda member, folder: member  # the stream is the host's
+        tar.extractall("/", members=placed(tar, target, item), numeric_owner=True)
 
 
-def copy_one(folder: int, name: str, target: str, item: dict[str, Any]) -> None:
-    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if stat.S_ISDIR(facts.st_mode):
-        with suppress(FileExistsError):
-            os.mkdir(target)
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-        for entry in os.listdir(inner):
-            copy_one(inner, entry, f"{target}/{entry}", item)
-        os.close(inner)
-    else:
-        if os.path.isdir(target) and not os.path.islink(target):
-            raise Trouble(f"{target}: a folder is in the way")
-        with suppress(FileNotFoundError):
-            os.unlink(target)
-        if stat.S_ISLNK(facts.st_mode):
-            os.symlink(os.readlink(name, dir_fd=folder), target)
-        else:
-            source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-            with open(source, "rb") as read, open(target, "xb") as written:
-                shutil.copyfileobj(read, written, 1 << 20)
-    finish(target, facts, item)
-
-
-def finish(target: str, facts: os.stat_result, item: dict[str, Any]) -> None:
-    user, group = item["owner"]
-    os.chown(target, user, group, follow_symlinks=False)
-    if stat.S_ISLNK(facts.st_mode):
-        return
-    mode = stat.S_IMODE(facts.st_mode) if item["mode"] is None else item["mode"]
-    if item["mode"] is not None and stat.S_ISDIR(facts.st_mode):  # whoever may read it may enter it
-        mode |= (mode & 0o444) >> 2
-    os.chmod(target, mode)
-    os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+def placed(tar: tarfile.TarFile, target: str, item: dict[str, Any]) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        member.name = target.lstrip("/") + member.name.removeprefix("it")
+        member.uid, member.gid = item["owner"]
+        if item["mode"] is not None:
+            member.mode = item["mode"]
+            if member.isdir():  # whoever may read it may enter it
+                member.mode |= (member.mode & 0o444) >> 2
+        if not member.isdir():
+            with suppress(FileNotFoundError):
+                os.unlink(f"/{member.name}")
+        yield member
 
 
 TASKS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -253,25 +227,25 @@ TASKS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 def inside(work: Callable[[], object]) -> str:
     """Do it in a child process with the foreign root; returns its result as text. Raises Trouble with its error."""
-    heard, told = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            os.close(heard)
+            os.close(reading)
             os.chroot(ROOT)
             os.chdir("/")
             result = work()
-            os.write(told, os.fsencode(result) if isinstance(result, str) else b"")
+            os.write(writing, os.fsencode(result) if isinstance(result, str) else b"")
             code = 0
         except Trouble as trouble:
-            os.write(told, str(trouble).encode(errors="backslashreplace"))
+            os.write(writing, str(trouble).encode(errors="backslashreplace"))
         except OSError as trouble:
-            os.write(told, f"{trouble.filename}: {trouble.strerror}".encode(errors="backslashreplace"))
+            os.write(writing, f"{trouble.filename}: {trouble.strerror}".encode(errors="backslashreplace"))
         finally:
             os._exit(code)
-    os.close(told)
-    with open(heard, "rb") as file:
+    os.close(writing)
+    with open(reading, "rb") as file:
         answer = file.read()
     if os.waitpid(child, 0)[1]:
         raise Trouble(answer.decode(errors="replace") or "the foreign file system cannot be worked on")
@@ -281,11 +255,11 @@ def inside(work: Callable[[], object]) -> str:
 def resolved(path: str) -> str:
     """Where this path leads in the foreign system, links followed there; absolute."""
 
-    def found() -> str:
-        os.lstat(real := os.path.realpath(os.path.join("/", path)))
-        return real
+    def real() -> str:
+        os.lstat(target := os.path.realpath(os.path.join("/", path)))
+        return target
 
-    return inside(found)
+    return inside(real)
 
 
 # -- mounting ----------------------------------------------------------------------------------------------------------
@@ -307,8 +281,8 @@ def mounted(disk: str) -> Iterator[None]:
     places = {}
     parts = [name for name in os.listdir(f"/sys/block/{disk}") if name.startswith(disk)]
     for device in sorted(parts or [disk], key=lambda name: (len(name), name)):
-        if facts := identify(f"/dev/{device}"):
-            places[f"/dev/{device}"] = facts
+        if tags := identify(f"/dev/{device}"):
+            places[f"/dev/{device}"] = tags
     mount_root(places)
     try:
         mount_others(places)
@@ -320,16 +294,16 @@ def mounted(disk: str) -> Iterator[None]:
 def identify(device: str) -> dict[str, str]:
     """What blkid says of it; empty where it is not a file system that we know."""
     done = run("blkid", "--probe", "--output", "export", device, check=False)
-    facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    facts |= {ours: facts[key] for key, ours in OF_PARTITIONS.items() if key in facts}
-    return facts if facts.get("TYPE") in KINDS else {}
+    tags = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    tags |= {ours: tags[key] for key, ours in OF_PARTITIONS.items() if key in tags}
+    return tags if tags.get("TYPE") in KINDS else {}
 
 
 def mount_root(places: dict[str, dict[str, str]]) -> None:
     seen = []
-    for device, facts in places.items():
-        for subvolume in SUBVOLUMES if facts["TYPE"] == "btrfs" else ("",):
-            if why := mount(device, facts["TYPE"], ROOT, f",subvol={subvolume}" if subvolume else ""):
+    for device, tags in places.items():
+        for subvolume in SUBVOLUMES if tags["TYPE"] == "btrfs" else ("",):
+            if why := mount(device, tags["TYPE"], ROOT, f",subvol={subvolume}" if subvolume else ""):
                 seen.append(f"{device}: {why}")
                 continue
             if any(os.path.lexists(f"{ROOT}/{name}") for name in SYSTEMS):
@@ -341,11 +315,11 @@ def mount_root(places: dict[str, dict[str, str]]) -> None:
 def mount_others(places: dict[str, dict[str, str]]) -> None:
     """/boot, /var and the like, as the foreign /etc/fstab has them. Those that cannot be mounted are left out."""
     with suppress(Trouble):
-        for source, target, told in json.loads(inside(table)):
-            for device, facts in places.items():
-                if named(source, device, facts):
-                    options = [option for option in told.split(",") if option.startswith("subvol")]
-                    mount(device, facts["TYPE"], ROOT + target, "".join(f",{one}" for one in options))
+        for source, target, flags in json.loads(inside(table)):
+            for device, tags in places.items():
+                if named(source, device, tags):
+                    options = [option for option in flags.split(",") if option.startswith("subvol")]
+                    mount(device, tags["TYPE"], ROOT + target, "".join(f",{option}" for option in options))
 
 
 def table() -> str:
@@ -356,10 +330,10 @@ def table() -> str:
     return json.dumps([(row[0], os.path.realpath(row[1]), row[3] if len(row) > 3 else "") for row in others])
 
 
-def named(source: str, device: str, facts: dict[str, str]) -> bool:
+def named(source: str, device: str, tags: dict[str, str]) -> bool:
     tag, _, value = source.partition("=")
     if tag in TAGS:
-        return bool(value) and facts.get(tag, "").lower() == value.strip('"').lower()
+        return bool(value) and tags.get(tag, "").lower() == value.strip('"').lower()
     number = device.lstrip("/devabcghijklmnopqrstuwxyz")
     return source.startswith("/dev/") and bool(number) and source.rstrip("0123456789") + number == source
 
