@@ -17,7 +17,8 @@ import pytest
 from tests.stories.conftest import House
 
 from belljar.errors import DomainDied
-from belljar.host.locks import is_locked, locked, try_lock
+from belljar.host.locks import is_locked, locked
+from belljar.host.processes import start_time
 from belljar.hypervisor import Traces
 from belljar.journal import read
 from belljar.machine.cleaning import put_away, reaper
@@ -195,14 +196,12 @@ def test_a_start_does_not_wait_for_a_machine_that_somebody_else_finishes(house: 
 
 def test_a_folder_in_the_making_is_nobodys_machine_and_goes_when_its_maker_is_dead(house: House) -> None:
     house.run()
-    draft = house.folders.run / f"{CLAIMING}{'a' * 12}"
-    draft.mkdir(mode=0o700)
-    assert house.reaper.full() == [] and house.machines.list() == [] and draft.exists()
-    lock = try_lock(draft / "lock")
-    os.utime(draft, (1.0, 1.0))
-    assert lock is not None and house.reaper.full() == [] and draft.exists()
-    lock.release()
-    assert [undone.path for undone in house.reaper.full()] == [str(draft)] and not draft.exists()
+    began = start_time(os.getpid()) or 0
+    living, left = (house.folders.run / (CLAIMING.format(os.getpid(), at) + "a" * 12) for at in (began, began - 1))
+    living.mkdir(mode=0o700)
+    left.mkdir(mode=0o700)
+    assert [undone.path for undone in house.reaper.full()] == [str(left)] and not left.exists()
+    assert house.reaper.full() == [] and house.machines.list() == [] and living.exists()
 
 
 def test_of_a_journal_only_this_boots_processes_are_believed(house: House) -> None:

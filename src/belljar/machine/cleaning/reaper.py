@@ -33,7 +33,7 @@ OF_A_MACHINE = r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])"  # a f
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was asked; for the kernel, after SIGKILL
-CLAIMED_BY_NOW = 60.0  # seconds in which a machine's folder gets its lock and its name
+MAKERS = re.compile(CLAIMING.format(r"(\d{1,10})", r"(\d{1,20})") + ".*")
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
 NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
 ORPHAN = "domain without a machine"
@@ -222,8 +222,8 @@ def _await_free(lock: Path, patience: float) -> None:
 
 def _is_abandoned(path: Path) -> bool:
     """Is it the folder of a machine in the making, whose maker is dead?"""
-    is_old = ended_at(path) < time.time() - CLAIMED_BY_NOW
-    return path.name.startswith(CLAIMING) and is_old and not is_locked(path / LOCK)
+    maker = MAKERS.fullmatch(path.name)
+    return maker is not None and start_time(int(maker[1])) != int(maker[2])
 
 
 def _tried(id: MachineId, work: Iterator[Undone]) -> list[Undone]:

@@ -29,7 +29,7 @@ from belljar.model import MachineId, Request, State, dumps, to_json
 if TYPE_CHECKING:
     from belljar.image.images import Images
 
-CLAIMING = ".claiming-"  # the folder of a machine before it has its name
+CLAIMING = ".claiming-{}-{}-"  # the folder of a machine before it has its name: its maker's pid and start time
 TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
 Take = Callable[[], AbstractContextManager[object]]
@@ -39,14 +39,15 @@ def claim(request: Request, folders: Folders, point: Point) -> Lifecycle:
     """Make the machine's folder. It gets its name with its lock held, so nobody ever sees a free lock of a living machine."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
-    folder, draft = folders.machine(request.id), folders.run / f"{CLAIMING}{request.id}"
+    pid = os.getpid()
+    folder, draft = folders.machine(request.id), folders.run / (CLAIMING.format(pid, start_time(pid)) + request.id)
     with no_space_as_error(folder):
         os.mkdir(draft, 0o700)
         lock = try_lock(draft / LOCK)
         assert lock is not None  # nobody else knows of it
         os.rename(draft, folder)
     try:
-        asked, begun, pid = _without_secrets(request), folders.begun / request.id, os.getpid()
+        asked, begun = _without_secrets(request), folders.begun / request.id
         with suppress(OSError, BelljarError):  # records that cannot be written stop no machine
             private_folder(folders.begun)
             write_whole(private_folder(begun) / REQUEST, asked)
