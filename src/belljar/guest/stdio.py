@@ -32,8 +32,9 @@ class _Worker:
         """Make the call. Cancelling stops the waiting, not the call."""
         future = asyncio.get_running_loop().create_future()
         if self._orders is None:
-            self._orders = SimpleQueue()
-            begin_thread(_work, self._orders, name=self._name)
+            orders: SimpleQueue[Order | None] = SimpleQueue()
+            begin_thread(_work, orders, name=self._name)
+            self._orders = orders
         self._orders.put((call, future))
         await future
 

@@ -211,7 +211,8 @@ def test_slurm_in_an_odd_place_is_called_there_by_hooks_and_users(
     capsys.readouterr()
     main(["batch", "check", "slurm", "--prefix", str(opened / "opt")])
     said = capsys.readouterr().out
-    assert f"ok    commands of slurm: {bins}\n" in said and "ok    a job's user can ask slurm: as " in said
+    assert f"ok    commands of slurm: {bins}\n" in said, said
+    assert "ok    a job's user can ask slurm: as " in said
     (bins / "squeue").unlink()
     main(["batch", "check", "slurm", "--prefix", str(opened / "opt")])
     said = capsys.readouterr().out

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,27 +179,3 @@ def test_the_pair_that_is_deleted_has_the_name_and_the_id(house: House) -> None:
     assert len(ec2.describe_key_pairs()["KeyPairs"]) == 2
     ec2.delete_key_pair(KeyName="a", KeyPairId=ids["a"])
     assert [one["KeyName"] for one in ec2.describe_key_pairs()["KeyPairs"]] == ["b"]
-
-
-@pytest.mark.parametrize("kind", ["rsa", "ed25519"])
-def test_a_key_may_come_as_base64_of_der(house: House, tmp_path: Path, kind: str) -> None:
-    ec2, file = wired(house), tmp_path / "k"
-    more = ["-b", "2048", "-m", "PEM"] if kind == "rsa" else []
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, *more, "-N", "", "-f", file], check=True)
-    line = (tmp_path / "k.pub").read_bytes()
-    known = ec2.import_key_pair(KeyName="line", PublicKeyMaterial=line)["KeyFingerprint"]
-    for name, material in {"der": spki(line), "pem": pem(line)}.items():
-        made = ec2.import_key_pair(KeyName=name, PublicKeyMaterial=material)
-        assert made["KeyFingerprint"] == known, name
-    for wrong in (spki(line)[:-8], base64.b64encode(b"\x30\x03abc"), base64.b64encode(line)):
-        assert code(ec2.import_key_pair, KeyName="x", PublicKeyMaterial=wrong) == "InvalidKey.Format"
-
-
-def pem(line: bytes) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
-    return load_ssh_public_key(line).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def spki(line: bytes) -> bytes:
-    return b"\n".join(pem(line).splitlines()[1:-1])
