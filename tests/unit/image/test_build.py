@@ -134,6 +134,13 @@ def test_a_failed_build_shows_the_last_lines_and_where_the_log_is(
     assert store.images() == [] and list((store.folder / "drafts").iterdir()) == []
 
 
+def test_a_build_that_hangs_is_stopped(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_program(tmp_path / "bin", "mmdebstrap", "trap 'exit 9' TERM; echo 'I: begun'; sleep 600 & wait", monkeypatch)
+    monkeypatch.setattr(build, "PATIENCE", 0.2)
+    with pytest.raises(ImageError, match="ended with"):
+        build.build(store, Recipe("bookworm"))
+
+
 def test_what_mmdebstrap_packs_becomes_the_image(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = system(tmp_path / "root")
     script = (

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -37,11 +35,22 @@ PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static",
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
 LAST_LINES = 15
 PACKED = "root.tar"  # in the draft
-PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
+PATIENCE, GRACE = 3600.0, 20.0  # seconds until a build is stopped, for its end
 DEFAULT = "http://deb.debian.org/debian"
 APT_TIMEOUT = 30.0
 PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
 FAILED = "The last lines of the build's log are above; the whole log's path is in the message."
+# Words in the last lines of a build that failed -> what to do.
+REMEDIES = {
+    (
+        "newuidmap",
+        "subuid",
+        "unshare",
+    ): "Building without root needs the package uidmap and a line for you in /etc/subuid and"
+    " /etc/subgid; or build as root.",
+    ("Unable to locate package",): "Correct --packages.",
+    ("Temporary failure", "Could not connect", "Failed to fetch"): "Check the network, or set `image.mirror`.",
+}
 
 # Left out of the image; licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
@@ -143,7 +152,9 @@ def check(recipe: Recipe) -> None:
 
 def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: Progress) -> None:
     """Run mmdebstrap and mke2fs; *raw* is then an ext4 file system without partitions."""
-    workshop = _workshop(raw.parent)
+    # mmdebstrap unpacks some 600 MB: on the store's disk, for /tmp is often memory; as another user, who cannot write there,
+    # in a user namespace.
+    workshop = raw.parent if os.geteuid() == 0 else Path(os.environ.get("TMPDIR", "/var/tmp"))
     for place in (store.folder, workshop):
         if (free := free_bytes(place)) < SPACE_NEEDED:
             raise NoSpace(f"{place}: {free // MIB} MiB free, a build needs {SPACE_NEEDED // MIB} MiB")
@@ -155,12 +166,6 @@ def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: P
         progress.step("Making its file system")
         words = ["sh", "-c", FORMAT, "format", str(packed), str(unpacked), str(raw), str(recipe.disk_size)]
         _run(words if os.geteuid() == 0 else [*WITHOUT_ROOT, *words], file, progress, workshop)
-
-
-def _workshop(draft: Path) -> Path:
-    """Where mmdebstrap unpacks some 600 MB: on the store's disk. In a user namespace it runs as another user, who cannot write
-    there; /tmp is often memory."""
-    return draft if os.geteuid() == 0 else Path(os.environ.get("TMPDIR", "/var/tmp"))
 
 
 def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
@@ -193,6 +198,7 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
     """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
     import subprocess
+    from threading import Timer
 
     program = commands.which(argv[0])
     if program is None:
@@ -201,23 +207,29 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
     log.write(f"{argv}\n")
     process = subprocess.Popen(
         [*_confined(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=_environment(workshop), start_new_session=True, cwd="/",
+        env=_environment(workshop), start_new_session=True, cwd="/", text=True, errors="replace",
     )  # fmt: skip
+    timer = Timer(PATIENCE, _stop, [process])
+    timer.start()
     with process:
         try:
-            for line in _lines(process, time.monotonic() + PATIENCE):
-                log.write(f"{line}\n")
-                tail.append(line)
+            for line in process.stdout or ():
+                log.write(line)
+                tail.append(line.rstrip())
                 if line.startswith("I: "):
                     progress.step(f"mmdebstrap: {line[3:].strip()}")
             process.wait(timeout=GRACE)  # its output is closed: it ends now
         except BaseException:
             _stop(process)
             raise
+        finally:
+            timer.cancel()
     if process.returncode:
-        lines, code = "\n  ".join(tail), process.returncode
-        hint = _explained(lines)
-        raise ImageError(f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=hint)
+        lines = "\n  ".join(tail)
+        hint = next((hint for words, hint in REMEDIES.items() if any(word in lines for word in words)), FAILED)
+        raise ImageError(
+            f"{argv[0]} ended with {process.returncode}; the whole log is {log.name}:\n  {lines}", hint=hint
+        )
 
 
 def _confined() -> list[str]:
@@ -226,22 +238,6 @@ def _confined() -> list[str]:
     if os.geteuid() == 0 and commands.run([*AS_ROOT, "true"], timeout=GRACE, check=False).code == 0:
         return ["setpriv", "--pdeathsig=KILL", *AS_ROOT]
     return ["setpriv", "--pdeathsig=TERM"]
-
-
-def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
-    """Its lines until it closes its output. Raises ImageError at the deadline."""
-    import select
-
-    assert process.stdout
-    poller, rest = select.poll(), b""
-    poller.register(process.stdout, select.POLLIN)
-    while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        if not (data := os.read(process.stdout.fileno(), 1 << 16)):
-            yield from [rest.decode("utf-8", "replace")] if rest else []
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from (line.decode("utf-8", "replace").rstrip() for line in lines)
-    raise ImageError(f"the build did not end within {PATIENCE / 60:.0f} minutes", hint=FAILED)
 
 
 def _environment(workshop: Path) -> dict[str, str]:
@@ -254,7 +250,7 @@ def _environment(workshop: Path) -> dict[str, str]:
     return env
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[str]) -> None:
     """End it with its children; TERM first, so that it removes its mounts and folders."""
     import signal
     import subprocess
@@ -265,17 +261,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=GRACE)
             return
-
-
-def _explained(lines: str) -> str:
-    """What to do about errors that are known."""
-    if "newuidmap" in lines or "subuid" in lines or "unshare" in lines:
-        return "Building without root needs the package uidmap and a line for you in /etc/subuid and /etc/subgid; or build as root."
-    if "Unable to locate package" in lines:
-        return "Correct --packages."
-    if "Temporary failure" in lines or "Could not connect" in lines or "Failed to fetch" in lines:
-        return "Check the network, or set `image.mirror`."
-    return FAILED
 
 
 def sources(suite: str, mirror: str) -> list[str]:
