@@ -36,7 +36,12 @@ def pvh_note() -> bytes:
     return struct.pack("<III4sI", 4, 4, 18, b"Xen\0", 0x1000000)
 
 
-def bzimage(payload: bytes, release: str = "6.1.0-9-amd64", *, pack: Callable[[bytes], bytes] = lzma.compress) -> bytes:
+def xz(data: bytes) -> bytes:
+    """As the kernel's makefile packs it: the unpacked size stands behind it."""
+    return lzma.compress(data) + struct.pack("<I", len(data))
+
+
+def bzimage(payload: bytes, release: str = "6.1.0-9-amd64", *, pack: Callable[[bytes], bytes] = xz) -> bytes:
     """A kernel as distributions ship it, around *payload*."""
     packed = pack(payload)
     setup = bytearray(512 * 5)

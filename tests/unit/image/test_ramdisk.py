@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.image.image_parts import bzimage, elf, pvh_note
+from tests.unit.image.image_parts import bzimage, elf, pvh_note, xz
 
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
@@ -66,7 +66,7 @@ def test_an_archive_is_the_same_each_time() -> None:
     assert cpio.archive(entries) == cpio.archive(entries)
 
 
-@pytest.mark.parametrize("pack", [lzma.compress, gzip.compress], ids=["xz", "gzip"])
+@pytest.mark.parametrize("pack", [xz, gzip.compress], ids=["xz", "gzip"])
 def test_the_kernel_proper_is_taken_out_of_its_packing(pack: object) -> None:
     data = bzimage(PVH_KERNEL, pack=pack)  # type: ignore[arg-type]
     assert kernel.directly_bootable(data) == PVH_KERNEL

@@ -53,8 +53,8 @@ def unpack(data: bytes) -> bytes:
     setup_sectors = data[0x1F1] or 4
     offset, length = struct.unpack_from("<II", data, 0x248)
     start = (setup_sectors + 1) * 512 + offset
-    # The last four bytes are the unpacked size; zstd would take them for the start of another frame.
-    end = start + length - (4 if data[start:].startswith(sandbox.ZSTD) else 0)
+    # The unpacked size follows, as four bytes: a part of gzip's form, and something strange to the others.
+    end = start + length - (0 if data[start:].startswith(sandbox.GZIP) else 4)
     elf = sandbox.unpacked(data[start:end], LARGEST_KERNEL, "the kernel inside the bzImage")
     if not elf.startswith(MAGIC):
         raise ImageCorrupt("the kernel inside the bzImage is no ELF file, or packed in a way belljar does not know")
@@ -82,20 +82,15 @@ def least_memory(data: bytes, initrd: bytes) -> int:
 
     The kernel lies where it was linked to, and its ramdisk is there twice while it is unpacked. Debian 12's (74 MiB of kernel,
     8 of ramdisk) came up with 96 MiB and panicked with 88."""
-    end = _end_in_memory(data)
+    try:  # where the kernel ends
+        if is_bzimage(data):
+            end = int(sum(struct.unpack_from("<QI", data, 0x258)))
+        else:
+            end = max((place + size for kind, _, place, _, size in segments(data) if kind == LOAD), default=0)
+    except struct.error:
+        return 0
     if not 0 < end <= LARGEST_END:
         return 0
     times = 2 if initrd.startswith(PLAIN_ARCHIVE) else 1 + UNPACKED
     needed = end + times * len(initrd) + OWN_NEEDS
     return -(-needed // MEMORY_STEP) * MEMORY_STEP
-
-
-def _end_in_memory(data: bytes) -> int:
-    """Where a kernel ends in physical memory; 0 for what is neither a bzImage nor an ELF file that can be read."""
-    try:
-        if is_bzimage(data):
-            preferred, size = struct.unpack_from("<QI", data, 0x258)
-            return int(preferred + size)
-        return max((place + size for kind, _, place, _, size in segments(data) if kind == LOAD), default=0)
-    except struct.error:
-        return 0

@@ -5,10 +5,10 @@ Works on a `Reader`, a function that returns a file of the image by its path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from belljar.errors import ImageCorrupt
-from belljar.records import dataclass, field
+from belljar.records import dataclass
 
 Reader = Callable[[str], bytes]
 
@@ -31,35 +31,6 @@ MOST_MODULES, LARGEST_MODULES = 500, 256 << 20  # of one guest: a ramdisk has so
 MOUNTING = {"9p": ("9p", "9pnet_virtio"), "virtiofs": ("virtiofs",)}
 
 
-@dataclass
-class Index:
-    """modules.dep of one kernel: name -> path, path -> paths it needs (the last one must be loaded first)."""
-
-    folder: str
-    paths: dict[str, str] = field(default_factory=dict)
-    needs: dict[str, list[str]] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, folder: str, text: str) -> Index:
-        index = cls(folder)
-        for line in text.splitlines():
-            path, _, needs = line.partition(":")
-            index.paths[module_name(path)] = path
-            index.needs[path] = needs.split()
-        return index
-
-    def in_load_order(self, names: Iterable[str], loaded: Iterable[str] = ()) -> list[str]:
-        """Paths of these modules and of all they need, each once, needed ones first; without those in *loaded*."""
-        seen, order = set(loaded), []
-        for name in names:
-            path = self.paths.get(name.replace("-", "_"))
-            if path is None:
-                continue
-            order += [needed for needed in (*reversed(self.needs[path]), path) if needed not in seen]
-            seen.update(order)
-        return order
-
-
 @dataclass(frozen=True)
 class Selection:
     """What goes into an initial ramdisk: module files by name, and per group the names in load order."""
@@ -70,10 +41,11 @@ class Selection:
 
 def select(read: Reader, folder: str, filesystem: str) -> Selection:
     """The modules a guest with this root file system needs, from the image's own *folder* (/lib/modules/VERSION)."""
-    index = Index.parse(folder, read(f"{folder}/modules.dep").decode("utf-8", "replace"))
-    always = index.in_load_order((*ALWAYS, *FILESYSTEMS.get(filesystem, (filesystem,))))
-    groups = {"always": always}
-    groups |= {group: index.in_load_order(names, always) for group, names in BY_DEVICE.items()}
+    lines = [line.partition(":") for line in read(f"{folder}/modules.dep").decode("utf-8", "replace").splitlines()]
+    # For each name its file and those it needs, in the order in which they are loaded.
+    index = {module_name(path): [*reversed(needs.split()), path] for path, _, needs in lines}
+    groups = {"always": _in_load_order(index, (*ALWAYS, *FILESYSTEMS.get(filesystem, (filesystem,))))}
+    groups |= {group: _in_load_order(index, names, groups["always"]) for group, names in BY_DEVICE.items()}
     needed = sorted({path for paths in groups.values() for path in paths})
     if len(needed) > MOST_MODULES:
         raise ImageCorrupt(f"{folder}/modules.dep: {len(needed)} modules are needed")
@@ -86,6 +58,12 @@ def select(read: Reader, folder: str, filesystem: str) -> Selection:
         {f"{module_name(path)}.ko": data for path, data in files.items()},
         {group: [f"{module_name(path)}.ko" for path in paths] for group, paths in groups.items() if paths},
     )
+
+
+def _in_load_order(index: Mapping[str, Sequence[str]], names: Iterable[str], loaded: Sequence[str] = ()) -> list[str]:
+    """Paths of these modules and of all they need, each once, needed ones first; without those in *loaded*."""
+    paths = dict.fromkeys(path for name in names for path in index.get(name.replace("-", "_"), ()))
+    return [path for path in paths if path not in loaded]
 
 
 def mounts(read: Reader, folders: Iterable[str]) -> list[str]:

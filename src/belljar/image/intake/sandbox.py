@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 NOBODY = 65534
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
 WATCH, UNPACKING, CONVERSION = 0.25, 60, 3600  # seconds
-GZIP, XZ, ZSTD = b"\x1f\x8b\x08", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"  # how such a file begins
+GZIP = b"\x1f\x8b\x08"
+# How a packed file begins -> what unpacks it.
+PACKED = {
+    GZIP: ("gzip", "-dc"),
+    b"\xfd7zXZ\0": ("xz", "-dc", "--memlimit-decompress=1GiB"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "-dcq", "--memory=1024MB"),
+}
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 AS_NOBODY = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
 
@@ -91,24 +97,13 @@ def convert(source: Path, kind: str, target: Path, target_kind: str, largest: in
 def unpacked(data: bytes, largest: int, what: str) -> bytes:
     """What was packed by gzip, xz or zstd; anything else as it is. Raises ImageCorrupt, also for more than *largest* bytes;
     CommandMissing, NoSpace."""
-    import lzma
-    import zlib
-
-    unpacker: Any = zlib.decompressobj(31) if data.startswith(GZIP) else lzma.LZMADecompressor()
-    try:
-        if data.startswith((GZIP, XZ)):
-            plain: bytes = unpacker.decompress(data, largest)
-            if not unpacker.eof:
-                raise ImageCorrupt(f"{what}: cut off, or larger than the limit ({largest} bytes)")
-            return plain
-    except (lzma.LZMAError, zlib.error) as exc:
-        raise ImageCorrupt(f"{what}: cannot be unpacked: {exc}") from exc
-    if not data.startswith(ZSTD):
+    program = next((argv for magic, argv in PACKED.items() if data.startswith(magic)), None)
+    if program is None:
         return data
     with os.fdopen(os.memfd_create("packed", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         write_all(file.fileno(), data)
         try:
-            return run(["zstd", "-dcq"], [], UNPACKING, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
+            return run(program, [], UNPACKING, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
         except ImageTooLarge as exc:
             raise ImageCorrupt(f"{what}: larger than the limit ({largest} bytes)") from exc
 

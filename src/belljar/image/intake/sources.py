@@ -17,7 +17,7 @@ from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
-from belljar.image.intake.sandbox import GZIP, XZ, ZSTD, check_qcow2, convert, run
+from belljar.image.intake.sandbox import PACKED, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.model import Context
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 3600  # seconds for one program
 DIGEST = re.compile(r"[0-9a-f]{64}")
-PACKED = {
-    XZ: ("xz", "-dc", "--memlimit-decompress=1GiB"),
-    GZIP: ("gzip", "-dc"),
-    ZSTD: ("zstd", "-dcq", "--memory=1024MB"),
-}
 # What a disk has at the least: a partition table, or a file system without one.
 DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
 DISC_MARK = (0x8001, b"CD001")
@@ -79,8 +74,7 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
 
 
 def version(order: Order, settings: Settings) -> str:
-    """What the source calls the version that it has now; "" where it does not say. Raises DownloadFailed, DownloadFailed,
-    InputMissing."""
+    """What the source calls the version that it has now; "" where it does not say. Raises DownloadFailed, InputMissing."""
     if "://" in order.source:
         return fetch.version(order.source, settings, public_only=order.public_only)
     try:
