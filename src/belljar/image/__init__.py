@@ -132,7 +132,7 @@ def small_file(url: str, largest: int, *, patience: float, public_only: bool = F
     a private network. Raises DownloadFailed, ImageTooLarge, CommandMissing."""
     from belljar.image.intake import fetch
 
-    return fetch.small_file(url, largest, Settings(stall_timeout=patience), public_only=public_only)
+    return fetch.small_file(url, largest, patience=patience, public_only=public_only)
 
 
 def is_source(reference: str) -> bool:

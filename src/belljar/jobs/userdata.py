@@ -85,6 +85,6 @@ def _fetch(url: str, house: House) -> bytes:
     from belljar.image.intake.fetch import small_file
 
     try:
-        return small_file(url, LARGEST, house.settings.image)
+        return small_file(url, LARGEST, patience=house.settings.image.stall_timeout)
     except ImageTooLarge as exc:
         raise BadUserData(f"--user-data {exc.message}") from exc

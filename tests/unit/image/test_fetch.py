@@ -294,7 +294,7 @@ def test_a_server_that_drips_is_given_up(folder: Path, settings: Settings, where
             if how == "download":
                 get(url, folder, brief)
             else:
-                fetch.small_file(url, MIB, brief)
+                fetch.small_file(url, MIB, patience=brief.stall_timeout)
         done.set()
 
 

@@ -121,7 +121,7 @@ def test_a_name_is_looked_up_once_and_only_that_address_is_connected_to(
     outside.put("/disk", DATA)
     names["images.example.org"] = [["127.0.0.2"]]  # a name that the real resolver does not know
     url = f"http://images.example.org:{port_of(outside)}/disk"
-    assert fetch.small_file(url, MIB, settings, public_only=True) == DATA
+    assert fetch.small_file(url, MIB, patience=settings.stall_timeout, public_only=True) == DATA
     assert names == {"images.example.org": []}
 
 
@@ -147,7 +147,9 @@ def test_a_name_that_turns_to_this_host_is_refused_at_each_connection(
 def test_this_host_by_any_name_is_not_public(server: Server, settings: Settings, host: str) -> None:
     server.put("/disk", DATA)
     with pytest.raises(DownloadFailed):
-        fetch.small_file(f"http://{host}:{port_of(server)}/disk", MIB, settings, public_only=True)
+        fetch.small_file(
+            f"http://{host}:{port_of(server)}/disk", MIB, patience=settings.stall_timeout, public_only=True
+        )
     assert server.requests == []
 
 
@@ -159,7 +161,7 @@ def test_an_address_that_two_programs_read_in_two_ways_leads_nowhere_inside(
     server.put("/disk", DATA)
     url = trick.format(out=outside.address[7:], inside=server.address[7:])
     with suppress(DownloadFailed):
-        fetch.small_file(url, MIB, settings, public_only=True)
+        fetch.small_file(url, MIB, patience=settings.stall_timeout, public_only=True)
     assert server.requests == []
 
 
@@ -171,7 +173,7 @@ def test_the_environment_s_proxy_is_asked(
     server.put("http://images.example.org/disk", DATA)
     assert get("http://images.example.org/disk", folder, settings) == DATA
     with pytest.raises(DownloadFailed, match="a proxy looks names up for itself"):
-        fetch.small_file("http://8.8.8.8/disk", MIB, settings, public_only=True)
+        fetch.small_file("http://8.8.8.8/disk", MIB, patience=settings.stall_timeout, public_only=True)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert get(server.put("/disk", DATA), folder, settings) == DATA
     assert len(server.requests) == 2
@@ -251,4 +253,4 @@ def test_a_redirect_to_what_cannot_be_a_host_is_an_error_of_ours(
     with pytest.raises(DownloadFailed):
         get(url, folder, settings)
     with pytest.raises(DownloadFailed):
-        fetch.small_file(url, MIB, settings)
+        fetch.small_file(url, MIB, patience=settings.stall_timeout)

@@ -25,7 +25,7 @@ LARGEST_END = 1 << 30  # a file that says more is no kernel of today
 
 def is_bzimage(data: bytes) -> bool:
     """Is it a kernel in the form distributions ship for x86?"""
-    return all(data[at : at + len(magic)] == magic for at, magic in (BOOT_FLAG, HEADER_MAGIC))
+    return all(data.startswith(magic, at) for at, magic in (BOOT_FLAG, HEADER_MAGIC))
 
 
 def release(data: bytes) -> str:

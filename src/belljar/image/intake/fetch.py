@@ -101,11 +101,11 @@ def download(url: str, folder: Path, settings: Settings, progress: Progress, *, 
     return part
 
 
-def small_file(url: str, largest: int, settings: Settings, *, public_only: bool = False) -> bytes:
-    """A file that fits into memory, within `image.stall_timeout`, however slowly its bytes come. The rest is as for `download`."""
-    deadline = time.monotonic() + settings.stall_timeout
+def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:
+    """A file that fits into memory, within *patience* seconds, however slowly its bytes come. The rest is as for `download`."""
+    settings = Settings(max_size=largest, stall_timeout=patience)
     with _in_memory() as part, _in_memory() as head:
-        _whole(_Order(url, replace(settings, max_size=largest), deadline, public_only), part, head, Progress())
+        _whole(_Order(url, settings, time.monotonic() + patience, public_only), part, head, Progress())
         return part.read_bytes()
 
 

@@ -36,7 +36,6 @@ APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_time
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 REMOVED = "removed-"  # prefix of folders that are being removed
 MOST_KERNELS = 20  # that are looked at, the newest first
-VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
 
 
 # Called with the facts about an image, and whether its kernel is started directly; raises an error to refuse it.
@@ -155,7 +154,7 @@ def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress
             except BelljarError as exc:
                 progress.step(f"Its file systems could not be looked into: {exc.message}")
         if root and root.modules:
-            os_name, facts = _described(root)
+            os_name, facts = describe(root)
         else:
             root = None
         kinds = firmware_kinds(raw)
@@ -167,15 +166,6 @@ def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress
     if origin.initrd:
         facts.pop("mounts", None)  # these are of the disk's kernels
     return replace(boot, os=os_name, facts={**facts, **boot.facts, "firmware": kinds})
-
-
-def _described(root: Survey) -> tuple[str, dict[str, Any]]:
-    """The system's name and facts, and what its kernels can mount: any of them, since the disk decides which one a firmware starts."""
-    os_name, facts = describe(root)
-    with suppress(ImageCorrupt):
-        versions = filter(VERSION.fullmatch, root.names(root.modules))
-        facts["mounts"] = modules.mounts(root.read, [f"{root.modules}/{version}" for version in versions])
-    return os_name, facts
 
 
 def _start(origin: Origin, root: Survey | None, kinds: Sequence[str], progress: Progress) -> Boot:
@@ -231,7 +221,7 @@ def _direct(root: Survey, version: str, data: bytes) -> Boot:
 
 def _kernels(root: Survey) -> list[tuple[str, str]]:
     """(version, path) of each kernel that has its modules beside it, the newest first. Fedora keeps a copy among them."""
-    versions = sorted(filter(VERSION.fullmatch, root.names(root.modules)), key=_version_key, reverse=True)
+    versions = sorted(root.versions(), key=_version_key, reverse=True)
     return [
         (version, f"{folder}/{name}")
         for version in versions[:MOST_KERNELS]

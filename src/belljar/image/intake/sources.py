@@ -30,8 +30,8 @@ PATIENCE = 3600  # seconds for one program
 DIGEST = re.compile(r"[0-9a-f]{64}")
 # What a disk has at the least: a partition table, or a file system without one.
 DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
-DISC_MARK = (0x8001, b"CD001")
-BOOT_RECORD = (0x8800, b"\0CD001\x01EL TORITO SPECIFICATION")  # the 17th sector
+DISC_AT, DISC = 0x8001, b"CD001"
+BOOT_RECORD_AT, BOOT_RECORD = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17th sector
 HEAD = 0x11000
 NOTHING_STORED = "Nothing was stored. Get the file again, or give another one."
 FORMS = "Give a qcow2 or raw disk, as it is or packed once by xz, gzip or zstd; `qemu-img convert` makes one of most others."
@@ -55,9 +55,8 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
     with shown() as progress, intake.alone(store, fetch.key(order.source), f"import {address}", progress):
         with intake.draft(store, order.name) as folder:
             blob = _obtain(store, order, folder, progress)
-            context = "" if order.context is Context.AUTO else order.context.value
             facts = {
-                "context": context,
+                "context": "" if order.context is Context.AUTO else order.context.value,
                 "source_sha256": _checked_digest(blob, order, progress),
                 "signer": _checked_signer(blob, order, progress),
             }
@@ -66,8 +65,8 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
             except ImageCorrupt as exc:
                 exc.hint = NOTHING_STORED if exc.hint == ImageCorrupt.hint else exc.hint
                 raise
-            known = {name: fact for name, fact in facts.items() if fact}
-            origin = replace(order, source=address, kind=kind, facts=known)
+            facts = {name: fact for name, fact in facts.items() if fact}
+            origin = replace(order, source=address, kind=kind, facts=facts)
             image = intake.take(store, folder, raw, origin, progress, judge=judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
@@ -131,35 +130,24 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str
         blob, head = raw, _head(raw)
     if blob.stat().st_size > largest:
         raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
-    has_disc = _has(head, DISC_MARK)
+    has_disc = head.startswith(DISC, DISC_AT)
     if kind == "auto":
         kind = "iso" if has_disc else "disk"
-    if kind == "iso":
-        _check_disc(head)
-    elif has_disc:
-        raise ImageCorrupt("the file is an installation disc (ISO 9660)", hint="Give `--kind iso` to boot it.")
-    elif not any(_has(head, mark) for mark in DISK_MARKS):
-        raise ImageCorrupt("neither a qcow2 file nor a disk: no partition table and no file system", hint=FORMS)
-    return blob.rename(raw), kind
-
-
-def _check_disc(head: bytes) -> None:
-    """Raise ImageCorrupt for what is no ISO 9660 disc that a firmware finds a boot loader on (El Torito)."""
-    if not _has(head, DISC_MARK):
+    if kind == "iso" and not has_disc:
         raise ImageCorrupt("the file is not a disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
-    if not _has(head, BOOT_RECORD):
+    if kind == "iso" and not head.startswith(BOOT_RECORD, BOOT_RECORD_AT):
         hint = "Give a disc that can be booted."
         raise ImageCorrupt("the disc has no boot loader (no El Torito boot record)", hint=hint)
+    if kind == "disk" and has_disc:
+        raise ImageCorrupt("the file is an installation disc (ISO 9660)", hint="Give `--kind iso` to boot it.")
+    if kind == "disk" and not any(head.startswith(mark, at) for at, mark in DISK_MARKS):
+        raise ImageCorrupt("neither a qcow2 file nor a disk: no partition table and no file system", hint=FORMS)
+    return blob.rename(raw), kind
 
 
 def _head(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(HEAD)
-
-
-def _has(head: bytes, mark: tuple[int, bytes]) -> bool:
-    at, data = mark
-    return head[at : at + len(data)] == data
 
 
 def without_password(source: str) -> str:

@@ -22,6 +22,7 @@ FILE = "survey.json"
 LARGEST_FILE = 256 << 20
 MOST_MEMBERS = 200_000
 KINDS = ("ext4", "xfs", "btrfs")
+VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
 PLAIN = re.compile(r"[A-Za-z0-9@._-]{0,60}")
 INITS = ("/usr/sbin", "/sbin")
 PROGRAMS = ("/usr/bin", "/bin", "/usr/local/bin")
@@ -75,6 +76,10 @@ class Survey:
         mount = f" belljar.mount=rw,noatime,subvol={self.subvolume}" if self.subvolume else ""
         return f"belljar.root={self.device} belljar.fstype={self.fstype}{mount}"
 
+    def versions(self) -> list[str]:
+        """The versions of kernels that have modules in it."""
+        return list(filter(VERSION.fullmatch, self.names(self.modules)))
+
     def names(self, folder: str) -> list[str]:
         """The names in a folder; empty when the archive has none."""
         return self._names.get(folder, [])
@@ -116,8 +121,12 @@ class Survey:
 
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name, and the facts of `Image.facts`; those that were not found are left out."""
-    has_cloud_init = any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS)
-    return _name(root), {**_init(root), "cloud_init": has_cloud_init, **({"agent": True} if root.has(UNIT) else {})}
+    facts: dict[str, Any] = {**_init(root), "cloud_init": any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS)}
+    if root.has(UNIT):
+        facts["agent"] = True
+    with suppress(ImageCorrupt):  # of any of its kernels, since the disk decides which one a firmware starts
+        facts["mounts"] = modules.mounts(root.read, [f"{root.modules}/{version}" for version in root.versions()])
+    return _name(root), facts
 
 
 def _name(root: Survey) -> str:

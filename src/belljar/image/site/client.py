@@ -24,7 +24,6 @@ from tuf.ngclient import FetcherInterface, Updater
 
 from belljar.errors import BelljarError, DownloadFailed, HostError, ImageTooLarge, RepositoryRefused, UnsafeFolder
 from belljar.host.files import private_folder, read_capped
-from belljar.image import small_file
 from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
 from belljar.image.site import Source, source_of, target_path
@@ -140,7 +139,7 @@ class Fetcher(FetcherInterface):
         try:
             if path := fetch.local_path(url):
                 return read_capped(path, max_length)
-            return small_file(url, max_length, patience=self.patience)
+            return fetch.small_file(url, max_length, patience=self.patience)
         except (OSError, BelljarError) as exc:
             # Whatever it is, a next root that cannot be fetched counts as missing, and what comes after it fails for itself.
             raise DownloadHTTPError(str(exc), 404) from exc

@@ -71,6 +71,9 @@ def write_overlay(path: Path, backing: Path, size: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         write_all(descriptor, data)
+    except BaseException:
+        path.unlink()
+        raise
     finally:
         os.close(descriptor)
 
@@ -116,13 +119,7 @@ class Overlays:
         size = self.size(image, size)
         self.check_room(path.parent)
         with no_space_as_error(path):
-            try:
-                write_overlay(path, image.disk, size)
-            except FileExistsError:
-                raise
-            except BaseException:
-                self.discard(path)
-                raise
+            write_overlay(path, image.disk, size)
         return size
 
     def check_room(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
@@ -122,12 +122,11 @@ class Store:
         """Keep the image from being removed inside the block. The hold ends when the process that holds it dies. Raises ImageUnknown
         for an image that was removed before."""
         lock = image.disk.parent / "lock"
-        with ExitStack() as held:
-            try:
-                what = f"use image {image.called} for {id}"
-                held.enter_context(locked(lock, timeout=patience, what=what, shared=True))
-            except FileNotFoundError:
-                raise ImageUnknown(f"image {image.called} was removed before {id} could use it") from None
+        try:
+            held = locked(lock, timeout=patience, what=f"use image {image.called} for {id}", shared=True)
+        except FileNotFoundError:
+            raise ImageUnknown(f"image {image.called} was removed before {id} could use it") from None
+        with held:
             with suppress(PermissionError, FileNotFoundError):
                 os.utime(lock)  # when it was used last; the site's images are not ours to mark
             yield
@@ -227,7 +226,7 @@ class Store:
         files must have, else ImageMismatch. Raises ImageUnfit, ImageInUse."""
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
-        for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
+        for file in manifest.PARTS:
             with suppress(FileNotFoundError):
                 (draft / file).chmod(self.file_mode)
                 sync(draft / file)
