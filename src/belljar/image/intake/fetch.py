@@ -279,9 +279,11 @@ def _fit(head: Mapping[str, str], more: Mapping[str, str]) -> bool:
     return more.get("status") != "200" and all(head[name] == more[name] for name in both)
 
 
-def local_path(url: str) -> Path | None:
-    """The file or folder of a file: address."""
-    parts = urlsplit(url)
+def local_path(source: str) -> Path | None:
+    """The file or folder of a path or a file: address."""
+    if "://" not in source:
+        return Path(source)
+    parts = urlsplit(source)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 

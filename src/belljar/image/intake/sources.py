@@ -74,10 +74,10 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
 
 def version(order: Order, settings: Settings) -> str:
     """What the source calls the version that it has now; "" where it does not say. Raises DownloadFailed, InputMissing."""
-    if "://" in order.source:
+    if (path := fetch.local_path(order.source)) is None:
         return fetch.version(order.source, settings, public_only=order.public_only)
     try:
-        file = Path(order.source).stat()
+        file = path.stat()
     except OSError as exc:
         raise InputMissing(f"{order.source}: {exc.strerror}", hint="Correct the path.") from exc
     return f"{file.st_size} {file.st_mtime_ns}"
@@ -106,7 +106,7 @@ def check(order: Order) -> None:
         from belljar.image.intake import signature
 
         signature.signer_of(order.signer)
-    for path in (order.kernel, order.initrd, _local(order.source)):
+    for path in (order.kernel, order.initrd, fetch.local_path(order.source)):
         if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
@@ -161,14 +161,10 @@ def without_password(source: str) -> str:
     return fetch.shown(source)
 
 
-def _local(source: str) -> Path | None:
-    return fetch.local_path(source) if "://" in source else Path(source)
-
-
 def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Path:
     """The file itself, in *folder*."""
     blob, settings = folder / "blob", store.settings
-    if path := _local(order.source):
+    if path := fetch.local_path(order.source):
         if path.stat().st_size > settings.max_size:
             raise ImageTooLarge(f"{path}: {path.stat().st_size} bytes, the limit is {settings.max_size}")
         progress.step(f"Copying {path.name}")
@@ -186,7 +182,7 @@ def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Pat
 def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
     """The file's sha256, compared with what was ordered. Empty where nobody asks: a sparse local disk has gigabytes of
     zeros."""
-    if not order.sha256 and _local(order.source):
+    if not order.sha256 and fetch.local_path(order.source):
         return ""
     from belljar.image.store.manifest import sha256_of
 

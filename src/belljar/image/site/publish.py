@@ -295,16 +295,14 @@ class Repository:
 
     def _prune(self) -> None:
         """Remove old files that no role names."""
-        used = {"timestamp.json", f"{self.snapshot.signed.version}.snapshot.json"}
-        for role, metadata in self.roles.items():
-            used.add(f"{metadata.signed.version}.{role}.json")
-            used |= {packed_file(target) for target in metadata.signed.targets.values()}
-        metadata_files = {path.name: path for path in (self.folder / "metadata").glob("*.json")}
-        files = {f"{path.parent.name}/{path.name}": path for path in (self.folder / "targets").glob("*/*")}
-        for name, path in (metadata_files | files).items():
+        metadata, targets = self.folder / "metadata", self.folder / "targets"
+        used = {metadata / "timestamp.json", metadata / f"{self.snapshot.signed.version}.snapshot.json"}
+        for role, latest in self.roles.items():
+            used.add(metadata / f"{latest.signed.version}.{role}.json")
+            used |= {targets / packed_file(target) for target in latest.signed.targets.values()}
+        for path in {*metadata.glob("*.json"), *targets.glob("*/*")} - used:
             with suppress(OSError):
-                is_old = self.now - path.stat().st_mtime > UNUSED_AGE
-                if name not in used and is_old and not name.endswith(".root.json"):
+                if self.now - path.stat().st_mtime > UNUSED_AGE and not path.name.endswith(".root.json"):
                     path.unlink()
 
     def _drop(self, role: str, name: str) -> bool:

@@ -23,7 +23,8 @@ from belljar.image.progress import Progress, shown
 from belljar.image.site import Source, packed_file
 from belljar.image.site.client import Catalog, Offer, ask
 from belljar.image.store import manifest
-from belljar.image.store.manifest import DISK, INITRD, KERNEL
+from belljar.image.store.manifest import DISK
+from belljar.image.store.sweep import evict
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from belljar.image.store.store import Store
 
 UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
-LARGEST_BOOT_FILE = 1 << 30
 AGAIN = "Ask the site to publish the image again, if that stays so."
 PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED = (
     "up to date", "new", "updated", "repaired", "kept", "offered", "retired", "failed",
@@ -92,25 +92,22 @@ def _failed(name: str, source: str, exc: BelljarError) -> Synced:
 
 def _synced(store: Store, catalog: Catalog, name: str, is_asked: bool, dry_run: bool, progress: Progress) -> Synced:
     """Bring one name up to date, or take it away."""
-    row = Synced(name, "", catalog.source.shown, RETIRED, "its source does not offer it any more")
-    image = _present(store, name)
+    source, image = catalog.source.shown, _present(store, name)
     try:
         if offer := catalog.offers.get(name):
             what = _due(store, image, offer, is_asked)
-            row = replace(row, digest=offer.digest, what=OFFERED if dry_run and what == NEW else what, why="")
-            if what == KEPT:
-                row = replace(row, why="another image was given this name here")
-            elif what != PRESENT and not dry_run:
+            if not dry_run and what not in (PRESENT, KEPT):
                 bring(store, offer, progress)
-            return row
+            why = "another image was given this name here" if what == KEPT else ""
+            return Synced(name, offer.digest, source, OFFERED if dry_run and what == NEW else what, why)
         catalog.check(name)
         if image is not None and not dry_run:
             store.untag(name)
             with suppress(ImageInUse):  # it goes when no machine runs on it: `gc`
                 store.remove(image, force=True, nameless=True)
+        return Synced(name, "", source, RETIRED, "its source does not offer it any more")
     except BelljarError as exc:
-        return _failed(name, catalog.source.shown, exc)
-    return row
+        return _failed(name, source, exc)
 
 
 def _due(store: Store, image: Image | None, offer: Offer, is_asked: bool) -> str:
@@ -181,13 +178,8 @@ def _make_room(store: Store, offer: Offer) -> None:
     packed = [target.length for target in offer.targets.values()]
     if (size := max(offer.image.virtual_size, *unpacked.values(), *packed)) > store.settings.max_size:
         raise ImageTooLarge(f"{offer.name}: {size} bytes, the limit is {store.settings.max_size}")
-    if (size := max(unpacked.get(KERNEL, 0), unpacked.get(INITRD, 0))) > LARGEST_BOOT_FILE:
-        raise ImageTooLarge(f"{offer.name}: a kernel or ramdisk of {size} bytes", hint="No boot file is so large.")
     needed = sum(unpacked.values())
-    if store.settings.cache_limit:
-        from belljar.image.store.sweep import evict
-
-        list(evict(store, needed=needed))
+    list(evict(store, needed=needed))
     needed += 0 if offer.source.folder else sum(packed)
     if (free := free_bytes(store.folder)) < needed:
         raise NoSpace(f"{store.folder}: {offer.name} takes {needed} bytes, {free} are free")

@@ -115,11 +115,12 @@ def evict(store: Store, *, dry_run: bool = False, needed: int = 0) -> Iterator[P
     `image.cache_limit`. Where that does not suffice, nothing is refused."""
     if not (limit := store.settings.cache_limit):
         return
-    ours = [image for image in store.images() if image.store == store.folder]
+    ours = sorted((image for image in store.images() if image.store == store.folder), key=last_used)
     total = sum(map(size, ours)) + needed
-    for image in sorted((image for image in ours if _may_go(store, image)), key=last_used):
-        freed = size(image)
-        if total > limit and _removed(store, image, dry_run):
+    for image in ours:
+        freed, is_default = size(image), store.settings.default in image.names
+        may_go = "published" in image.facts and not is_default and not store.users(image.digest)
+        if total > limit and may_go and _removed(store, image, dry_run):
             total -= freed
             yield image.disk.parent
 
@@ -141,11 +142,6 @@ def size(image: Image) -> int:
         with suppress(OSError):
             total += os.stat(path).st_size if path else 0
     return total
-
-
-def _may_go(store: Store, image: Image) -> bool:
-    is_from_source = "published" in image.facts
-    return is_from_source and store.settings.default not in image.names and not store.users(image.digest)
 
 
 def _removed(store: Store, image: Image, dry_run: bool, *, nameless: bool = False) -> bool:
