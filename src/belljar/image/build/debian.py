@@ -207,7 +207,7 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
     log.write(f"{argv}\n")
     process = subprocess.Popen(
         [*_confined(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=_environment(workshop), start_new_session=True, cwd="/", text=True, errors="replace",
+        env=_environment(workshop), start_new_session=True, cwd="/", encoding="utf-8", errors="replace",
     )  # fmt: skip
     timer = Timer(PATIENCE, _stop, [process])
     timer.start()

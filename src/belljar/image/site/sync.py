@@ -23,7 +23,7 @@ from belljar.image.progress import Progress, shown
 from belljar.image.site import Source, packed_file
 from belljar.image.site.client import Catalog, Offer, ask
 from belljar.image.store import manifest
-from belljar.image.store.manifest import DISK
+from belljar.image.store.manifest import DISK, INITRD, KERNEL
 from belljar.image.store.sweep import evict
 from belljar.records import dataclass, replace
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from belljar.image.store.store import Store
 
 UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
+LARGEST_BOOT_FILE = 1 << 30
 AGAIN = "Ask the site to publish the image again, if that stays so."
 PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED = (
     "up to date", "new", "updated", "repaired", "kept", "offered", "retired", "failed",
@@ -178,6 +179,8 @@ def _make_room(store: Store, offer: Offer) -> None:
     packed = [target.length for target in offer.targets.values()]
     if (size := max(offer.image.virtual_size, *unpacked.values(), *packed)) > store.settings.max_size:
         raise ImageTooLarge(f"{offer.name}: {size} bytes, the limit is {store.settings.max_size}")
+    if (size := max(unpacked.get(KERNEL, 0), unpacked.get(INITRD, 0))) > LARGEST_BOOT_FILE:
+        raise ImageTooLarge(f"{offer.name}: a kernel or ramdisk of {size} bytes", hint="No boot file is so large.")
     needed = sum(unpacked.values())
     list(evict(store, needed=needed))
     needed += 0 if offer.source.folder else sum(packed)
