@@ -14,7 +14,7 @@ from tests.unit.bait.test_daemon import HELD, ROOM, RUNNING, SETTINGS, Side
 from belljar import api
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.decide import Room
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.machines.keeper import BAIT, Machines, feature_of
 from belljar.journal import Record
 from belljar.machine.life.claim import claim

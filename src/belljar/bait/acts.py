@@ -11,8 +11,7 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.decisions.decide import Bait
-from belljar.bait.decisions.states import Entry
-from belljar.bait.decisions.step import Act, Do
+from belljar.bait.decisions.step import Act, Do, Entry
 from belljar.bait.machines.keeper import Machines, line_of
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import printed

@@ -23,8 +23,7 @@ from belljar.bait.decisions import cache, decide
 from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
-from belljar.bait.decisions.states import KEEPING, STARTING, BaitState, Entry, State, is_moving
-from belljar.bait.decisions.step import Act, Seen
+from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
 from belljar.bait.decisions.table import next_step
 from belljar.bait.journal import Journal
 from belljar.bait.machines.keeper import Machines, feature_of, line_of

@@ -10,7 +10,7 @@ from tests.unit.bait.test_daemon import FREE, HELD, RUNNING, SETTINGS, House, Ma
 
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.advance import UNFIT
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import read
 from belljar.bait.machines.keeper import last_line, why_ended
 from belljar.bait.status import read_status

@@ -16,7 +16,7 @@ from belljar.bait.arrivals import Answer
 from belljar.bait.daemon import LOCK, Daemon, serve
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import read
 from belljar.bait.machines.keeper import feature_of
 from belljar.bait.status import give_order, read_status

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.decide import Bait, Faults, Room, as_given, bait_now, choose, impossible, size_of
 from belljar.bait.decisions.note import Parts, write
-from belljar.bait.decisions.states import BaitState, Entry, State
+from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView
 from belljar.records import replace

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.note import is_too_long, read
-from belljar.bait.decisions.states import BaitState, Entry, State
+from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeView
 from belljar.records import dataclass, replace
