@@ -51,6 +51,7 @@ class Acts:
 
     async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
         client, nodes, settings = self._pool.client, self._pool.nodes, self._settings
+        why = (entry.why if entry else "") or OVER
         if act.do is Do.START:
             if job is not None and act.of not in self._made:
                 self._beside(act.of, self._start(job, act.of))
@@ -63,9 +64,9 @@ class Acts:
                 self._ending[act.of] = self._clock()
                 await in_thread(lambda: self._keeper.end(act.of))
         elif act.do is Do.CLOSE:
-            await self.run(nodes.close(act.of, entry.why if entry and entry.why else OVER), act.of)
+            await self.run(nodes.close(act.of, why), act.of)
         elif act.do is Do.LOSE:
-            await self.run_all(nodes.lose(act.of, entry.why if entry and entry.why else OVER), act.of)
+            await self.run_all(nodes.lose(act.of, why), act.of)
         elif act.do is Do.REMOVE:
             unpin = self._unpin(job, entry) if job and entry and job.state is JobState.HELD else ()
             if all([await self.run(argv, act.of) for argv in unpin]):

@@ -189,8 +189,7 @@ def _asker() -> Asker:
     from belljar.batch.job.policy import Asker
     from belljar.host.caller import caller
 
-    account = caller()
-    return Asker(account.name, {account.group, *(group for _, group in account.groups)})
+    return Asker.of(caller())
 
 
 def _known_images(house: House) -> list[str] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.bait.plain import Plain
+from tests.unit.bait.plain import Plain, nothing
 
 from belljar.bait import Order, Settings
 from belljar.bait.arrivals import Answer
@@ -128,6 +128,7 @@ class House:
             pool,
             self.machines,
             lambda event, **facts: self.told.append((event, facts)),
+            nothing,
             run_command=self.side.run,
             clock=clock,
         )

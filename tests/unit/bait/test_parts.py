@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.unit.bait.moves import MOVES
+from tests.unit.bait.plain import nothing
 from tests.unit.bait.test_worlds import JOB, SETTINGS, Killed, World
 
-from belljar.bait.decisions.decide import Bait, Room, nothing
+from belljar.bait.decisions.decide import Bait, Room
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.note import LONGEST, Parts, is_too_long, read, write
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
