@@ -98,7 +98,7 @@ class Acts:
     async def show(self, bait: Bait, nodes: Mapping[str, NodeView]) -> None:
         """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
         no bait was there."""
-        for name in (self._settings.name, *self._settings.also):
+        for name in self._settings.names:
             node = nodes.get(name)
             if node is None:
                 self._complain(name, f"{name}: the batch system knows no such node; see docs/bait/guide.md")

@@ -48,9 +48,15 @@ BUILT = "It is built on first use: `belljar run -- true`, or `belljar image buil
 
 def programs(house: House) -> Finding:
     """the programs belljar calls are installed"""
+    from belljar.hypervisor import find_virtiofsd
+
     missing = [entry for entry in PROGRAMS if not commands.which(entry[0])]
     if not missing:
-        return ok("programs", "all there" + _without_virtiofs(house))
+        try:  # not every system has a package of it, and 9p serves most images
+            find_virtiofsd(house.settings.qemu)
+            return ok("programs", "all there")
+        except BelljarError as exc:
+            return ok("programs", f"all there; no shares by virtiofs: {exc.message}")
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
     debian = " ".join(sorted({package for _, package, _, _, _ in missing}))
     el = " ".join(sorted({package for _, _, package, _, _ in missing if package}))
@@ -304,17 +310,6 @@ def _remedy(house: House, missing: BelljarError) -> str:
     """Where the default image cannot be had."""
     is_built = house.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
     return BUILT if is_built else missing.hint
-
-
-def _without_virtiofs(house: House) -> str:
-    """Why `--share virtiofs:` is refused here. Not every system has a package that mends it, and 9p serves most images."""
-    from belljar.hypervisor import find_virtiofsd
-
-    try:
-        find_virtiofsd(house.settings.qemu)
-    except BelljarError as exc:
-        return f"; no shares by virtiofs: {exc.message}"
-    return ""
 
 
 def _paths(house: House) -> dict[str, Path]:
