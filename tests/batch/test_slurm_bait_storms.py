@@ -23,7 +23,7 @@ from tests.batch.lab.worker import BAIT, IMAGE, MPI_IMAGE, OTHER_IMAGE, Worker, 
 from tests.live.conftest import marked_processes
 from tests.live.net_lab import Lab
 
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import read
 from belljar.pool import node_of
 

@@ -12,6 +12,7 @@ import pytest
 from tests.batch.lab.pool import QUEUE, PooledSlurm, entering
 from tests.batch.lab.site import Site
 from tests.live.net_lab import Lab, ip
+from tests.unit.bait.plain import nothing
 from tests.unit.bait.test_daemon import SETTINGS, Machines
 
 from belljar.bait.daemon import Daemon
@@ -57,7 +58,7 @@ async def test_a_node_with_a_baits_feature_and_a_name_of_its_own_is_drained_and_
     machines = Machines()
     machines.alive = {"0123456789ab"}  # it may be this one: it has not joined
     daemon = Daemon(
-        SETTINGS, tmp_path, slurm.pool, machines, lambda event, **facts: told.append((event, facts)), run_command=run
+        SETTINGS, tmp_path, slurm.pool, machines, lambda event, **facts: told.append((event, facts)), nothing, run_command=run,
     )  # fmt: skip
     await daemon.look()
     assert slurm.nodes()[STRANGER].state is NodeState.OUT

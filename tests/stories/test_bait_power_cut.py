@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from tests.stories.conftest import House
 from tests.stories.test_power_cuts import power_cut, rows
+from tests.unit.bait.plain import nothing
 from tests.unit.bait.test_daemon import HELD, ROOM, RUNNING, SETTINGS, Side
 
 from belljar import api
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.decide import Room
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.machines.keeper import BAIT, Machines, feature_of
 from belljar.journal import Record
 from belljar.machine.life.claim import claim
@@ -48,7 +49,7 @@ def bait(side: Side, folder: Path, told: list[dict[str, Any]]) -> Daemon:
     pool: Any = Pool(side, side)  # type: ignore[arg-type]
     keeper = Kept(SETTINGS, "bait1", pool, ())
     tell = lambda event, **facts: told.append(facts) if event == "job" else None  # noqa: E731
-    return Daemon(SETTINGS, folder, pool, keeper, tell, run_command=side.run)
+    return Daemon(SETTINGS, folder, pool, keeper, tell, nothing, run_command=side.run)
 
 
 def sees(side: Side, *jobs: Any, **nodes: NodeState) -> None:

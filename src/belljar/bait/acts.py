@@ -11,8 +11,7 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.decisions.decide import Bait
-from belljar.bait.decisions.states import Entry
-from belljar.bait.decisions.step import Act, Do
+from belljar.bait.decisions.step import Act, Do, Entry
 from belljar.bait.machines.keeper import Machines, line_of
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import printed
@@ -52,6 +51,7 @@ class Acts:
 
     async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
         client, nodes, settings = self._pool.client, self._pool.nodes, self._settings
+        why = (entry.why if entry else "") or OVER
         if act.do is Do.START:
             if job is not None and act.of not in self._made:
                 self._beside(act.of, self._start(job, act.of))
@@ -64,9 +64,9 @@ class Acts:
                 self._ending[act.of] = self._clock()
                 await in_thread(lambda: self._keeper.end(act.of))
         elif act.do is Do.CLOSE:
-            await self.run(nodes.close(act.of, entry.why if entry and entry.why else OVER), act.of)
+            await self.run(nodes.close(act.of, why), act.of)
         elif act.do is Do.LOSE:
-            await self.run_all(nodes.lose(act.of, entry.why if entry and entry.why else OVER), act.of)
+            await self.run_all(nodes.lose(act.of, why), act.of)
         elif act.do is Do.REMOVE:
             unpin = self._unpin(job, entry) if job and entry and job.state is JobState.HELD else ()
             if all([await self.run(argv, act.of) for argv in unpin]):
@@ -98,7 +98,7 @@ class Acts:
     async def show(self, bait: Bait, nodes: Mapping[str, NodeView]) -> None:
         """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
         no bait was there."""
-        for name in (self._settings.name, *self._settings.also):
+        for name in self._settings.names:
             node = nodes.get(name)
             if node is None:
                 self._complain(name, f"{name}: the batch system knows no such node; see docs/bait/guide.md")

@@ -23,8 +23,7 @@ from belljar.bait.decisions import cache, decide
 from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
-from belljar.bait.decisions.states import KEEPING, STARTING, BaitState, Entry, State, is_moving
-from belljar.bait.decisions.step import Act, Seen
+from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
 from belljar.bait.decisions.table import next_step
 from belljar.bait.journal import Journal
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
@@ -62,7 +61,7 @@ class Daemon:
     """`run_command` carries out a command of the batch system."""
 
     def __init__(
-        self, settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge = decide.nothing, *,
+        self, settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge, *,
         run_command: Run = command, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.settings, self.folder, self._pool, self._keeper, self._tell = settings, folder, pool, keeper, tell
@@ -147,8 +146,10 @@ class Daemon:
             await self._acts.run(client.cancel(job.id), about)
             return
         if not self._has(job):
-            entry = Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns, on=job.on)
-            self._write(replace(entry, given=(job.cpus, job.memory)))
+            given = (job.cpus, job.memory)
+            self._write(
+                Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns, on=job.on, given=given)
+            )
         await self._acts.run_all(client.arrive((job,)), about)
 
     async def _take_untold(self, jobs: Mapping[str, JobView]) -> None:
@@ -285,11 +286,11 @@ class Daemon:
         if after.state is entry.state:
             return
         if after.state is State.VM_READY:
-            self.faults = self.faults.after(False, self._clock())
+            self.faults = decide.Faults()
         elif entry.state in STARTING and not after.why.startswith((ASKERS, ALTERED, UNFIT, ELSEWHERE)):
             has_failed = bool(set(after.machines) & self._acts.ended.keys())
             if after.state is State.REPROCESS or (has_failed and not after.leads):
-                self.faults = self.faults.after(True, self._clock())
+                self.faults = decide.Faults(self.faults.count + 1, self._clock())
 
     async def _serve_next(self, seen: Seen, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> bool:
         """One job's turn, and the bait's own state."""

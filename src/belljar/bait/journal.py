@@ -1,5 +1,4 @@
-"""What a bait wrote down: one line of JSON for each change, on disk before the act that follows. It holds a job's entry, or a list of
-those that change together.
+"""What a bait wrote down: one line of JSON for each change, on disk before the act that follows: the entries that change together.
 
 The last line of a job counts. A line that was cut off by a crash is ignored: its act was not done. A start writes the file anew, with the
 jobs that are not closed.
@@ -12,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.errors import BelljarError
 from belljar.host.files import no_space_as_error, read_capped, write_all, write_whole
 from belljar.model import dumps
@@ -32,9 +31,7 @@ def read(folder: Path) -> dict[str, Entry]:
     entries_by_job: dict[str, Entry] = {}
     for line in lines:
         with suppress(ValueError, BelljarError):
-            content = json.loads(line)
-            rows = content if isinstance(content, list) else [content]
-            entries: list[Entry] = [from_json(Entry, row) for row in rows]
+            entries: tuple[Entry, ...] = from_json(tuple[Entry, ...], json.loads(line))
             entries_by_job.update((entry.job, entry) for entry in entries)
     return {job: entry for job, entry in entries_by_job.items() if entry.state is not State.CLOSED}
 
@@ -53,7 +50,7 @@ class Journal:
         before = os.fstat(self._descriptor).st_size
         with no_space_as_error(self._path):
             try:
-                write_all(self._descriptor, (dumps(entries[0]) if len(entries) == 1 else dumps(entries)) + b"\n")
+                write_all(self._descriptor, dumps(entries) + b"\n")
                 os.fdatasync(self._descriptor)
             except OSError:  # a part of it would spoil the next line
                 os.ftruncate(self._descriptor, before)
@@ -68,7 +65,7 @@ class Journal:
 
     def roll(self) -> None:
         """Write the file anew, whole, without what is closed."""
-        write_whole(self._path, b"".join(dumps(entry) + b"\n" for entry in self.entries.values()), durable=True)
+        write_whole(self._path, b"".join(dumps((entry,)) + b"\n" for entry in self.entries.values()), durable=True)
         self.close()
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
 

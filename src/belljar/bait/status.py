@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar.bait import Order
-from belljar.bait.decisions.states import BaitState
+from belljar.bait.decisions.step import BaitState
 from belljar.errors import BelljarError
 from belljar.host.files import private_folder
 from belljar.records import dataclass, field

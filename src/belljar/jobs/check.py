@@ -21,6 +21,7 @@ from belljar.findings import Finding, examine, expect, fail, fail_if, ok
 from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
+from belljar.hypervisor import Accelerator
 from belljar.jobs.doctor import KVM, node, of_users, qemu
 from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
@@ -44,12 +45,16 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
         yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
     yield examine("node", lambda: node(house))
     yield examine("qemu", lambda: qemu(house))
-    yield _kvm(house)
+    settings, file = house.settings, str(house.config_file or "the settings")
+    # Nobody else notices that jobs run in software: the payload's own words say nothing of it.
+    is_used = settings.qemu.accelerator is not Accelerator.TCG
+    yield of_users() if is_used else ok(KVM, "not used: qemu.accelerator is tcg")
     yield from _images(house, place)
-    yield _shares(house)
+    yield _shares(house, file)
     yield from _out_of_shares(house)
-    yield from _bridges(house)
-    yield from _rules(house)
+    yield from _bridges(house, file)
+    yield examine("batch.allow", lambda: ok("batch.allow", f"{len(policy.rules(settings.batch))} rules"))
+    yield examine(QUEUES, lambda: ok(QUEUES, f"{len(policy.queue_images(settings.batch))} queues"))
 
 
 def commands(ours: Client, place: Place) -> Iterator[Finding]:
@@ -101,10 +106,9 @@ def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
 def _is_the_sites(path: Path) -> Iterator[Finding]:
     """In a job, a settings file that a user could change is a user's."""
     if not only_root_writes(path):
-        text = (
-            f"{path}: others than root can change it, or a folder on the way: jobs take nothing from it that is locked"
-        )
-        yield fail("the settings file", text, f"chown root {path}; chmod go-w {path}, and its folders likewise.")
+        text = "others than root can change it, or a folder on the way: jobs take nothing from it that is locked"
+        remedy = f"chown root {path}; chmod go-w {path}, and its folders likewise."
+        yield fail("the settings file", f"{path}: {text}", remedy)
 
 
 def _mode(path: Path) -> int:
@@ -113,14 +117,6 @@ def _mode(path: Path) -> int:
         return os.stat(path).st_mode
     except OSError:
         return 0o777
-
-
-def _kvm(house: House) -> Finding:
-    """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
-    from belljar.hypervisor import Accelerator
-
-    is_used = house.settings.qemu.accelerator is not Accelerator.TCG
-    return of_users() if is_used else ok(KVM, "not used: qemu.accelerator is tcg")
 
 
 def _images(house: House, place: Place) -> Iterator[Finding]:
@@ -137,15 +133,15 @@ def _images(house: House, place: Place) -> Iterator[Finding]:
         yield fail_if(f"image {name}", "" if is_here else f"not in {place.store}", remedy)
 
 
-def _shares(house: House) -> Finding:
+def _shares(house: House, file: str) -> Finding:
     """What every job would be refused for, or go without."""
     what, missing = "batch.shares", list[str]()
     try:
         shares = of_site(house.settings.batch.shares, missing.append)
     except BelljarError as exc:
-        return fail(what, f"{_file(house)}: {exc.message}", exc.hint)
+        return fail(what, f"{file}: {exc.message}", exc.hint)
     if missing:
-        text = f"{_file(house)}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
+        text = f"{file}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
         return fail(what, text, "Make or mount it, or take it out of the setting.")
     return ok(what, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
 
@@ -165,17 +161,7 @@ def _out_of_shares(house: House) -> Iterator[Finding]:
             yield fail("folders out of reach", text, remedy)
 
 
-def _bridges(house: House) -> Iterator[Finding]:
+def _bridges(house: House, file: str) -> Iterator[Finding]:
     """Jobs' machines are made without root's rights."""
     for text in shortfalls(house.settings.network, is_root=False):
-        yield fail("network.anti_spoofing", f"{_file(house)}: {text}", 'Set it to "required" or to "off".')
-
-
-def _file(house: House) -> str:
-    return str(house.config_file or "the settings")
-
-
-def _rules(house: House) -> Iterator[Finding]:
-    settings = house.settings.batch
-    yield examine("batch.allow", lambda: ok("batch.allow", f"{len(policy.rules(settings))} rules"))
-    yield examine(QUEUES, lambda: ok(QUEUES, f"{len(policy.queue_images(settings))} queues"))
+        yield fail("network.anti_spoofing", f"{file}: {text}", 'Set it to "required" or to "off".')

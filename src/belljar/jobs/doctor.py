@@ -6,7 +6,6 @@ from __future__ import annotations
 import grp
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,9 +48,15 @@ BUILT = "It is built on first use: `belljar run -- true`, or `belljar image buil
 
 def programs(house: House) -> Finding:
     """the programs belljar calls are installed"""
+    from belljar.hypervisor import find_virtiofsd
+
     missing = [entry for entry in PROGRAMS if not commands.which(entry[0])]
     if not missing:
-        return ok("programs", "all there" + _without_virtiofs(house))
+        try:  # not every system has a package of it, and 9p serves most images
+            find_virtiofsd(house.settings.qemu)
+            return ok("programs", "all there")
+        except BelljarError as exc:
+            return ok("programs", f"all there; no shares by virtiofs: {exc.message}")
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
     debian = " ".join(sorted({package for _, package, _, _, _ in missing}))
     el = " ".join(sorted({package for _, _, package, _, _ in missing if package}))
@@ -132,17 +137,18 @@ def _start_time(outcome: Outcome) -> float:
 
 def folders(house: House) -> Finding:
     """belljar's folders are safe from others"""
-    wrong = []
-    for name, path in _paths(house):
+    wrong, paths = list[str](), _paths(house)
+    for name, path in paths.items():
         try:
+            above = next(folder for folder in (path, *path.parents) if folder.exists())
             if not files.is_missing(path):
                 files.check_ours(path)
-            elif not os.access(_nearest(path), os.W_OK):
-                wrong.append(f"{name} {path} cannot be made: {_nearest(path)} cannot be written to")
+            elif not os.access(above, os.W_OK):
+                wrong.append(f"{name} {path} cannot be made: {above} cannot be written to")
         except (BelljarError, OSError) as exc:
             wrong.append(f"{name} {exc}")
     remedy = "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own."
-    good = ", ".join(f"{name} {path}" for name, path in _paths(house))
+    good = ", ".join(f"{name} {path}" for name, path in paths.items())
     return expect("folders", not wrong, "\n".join(wrong) or good, remedy)
 
 
@@ -171,7 +177,7 @@ def examine_node(folder: Path | None) -> Finding:
 def space(house: House) -> Finding:
     """there is room for images, disks and logs"""
     least = {"run": 16 * MIB, "store": 2 * GIB, "scratch": GIB, "logs": 64 * MIB}
-    free = {name: files.free_bytes(path) for name, path in _paths(house)}
+    free = {name: files.free_bytes(path) for name, path in _paths(house).items()}
     tight = [name for name, needed in least.items() if free[name] < needed]
     text = ", ".join(f"{name} {size(free[name])}" for name in least)
     if tight:
@@ -235,10 +241,9 @@ def libvirt(house: House) -> Finding:
     """libvirt's daemon answers, where machines are run by it"""
     from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
-    hypervisor = house.hypervisor
-    if not isinstance(hypervisor, LibvirtHypervisor):
-        return ok("libvirt", "not used: `machine.hypervisor` is qemu")
-    return ok("libvirt", hypervisor.examine())
+    if isinstance(house.hypervisor, LibvirtHypervisor):
+        return ok("libvirt", house.hypervisor.examine())
+    return ok("libvirt", "not used: `machine.hypervisor` is qemu")
 
 
 def network(house: House) -> Finding:
@@ -307,23 +312,5 @@ def _remedy(house: House, missing: BelljarError) -> str:
     return BUILT if is_built else missing.hint
 
 
-def _without_virtiofs(house: House) -> str:
-    """Why `--share virtiofs:` is refused here. Not every system has a package that mends it, and 9p serves most images."""
-    from belljar.hypervisor import find_virtiofsd
-
-    try:
-        find_virtiofsd(house.settings.qemu)
-    except BelljarError as exc:
-        return f"; no shares by virtiofs: {exc.message}"
-    return ""
-
-
-def _paths(house: House) -> Iterator[tuple[str, Path]]:
-    paths = house.settings.paths
-    yield from (("run", paths.run), ("store", paths.store), ("scratch", paths.scratch), ("logs", paths.logs))
-
-
-def _nearest(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
+def _paths(house: House) -> dict[str, Path]:
+    return {name: getattr(house.settings.paths, name) for name in ("run", "store", "scratch", "logs")}

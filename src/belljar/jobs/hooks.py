@@ -138,8 +138,6 @@ def account(dialect: Dialect, node_name: str, report: Report, house: House) -> N
     from belljar.jobs.node import OUR_WORD, known
 
     node = known(house, dialect, node_name)
-    if report.machine in node.memory.read().counted:
-        return
     with node.memory.locked():
         now, is_to_be_closed = count(node.memory.read(), report, house.settings.batch.node_faults)
         node.memory.write(now)
@@ -191,8 +189,7 @@ def _asker() -> Asker:
     from belljar.batch.job.policy import Asker
     from belljar.host.caller import caller
 
-    account = caller()
-    return Asker(account.name, {account.group, *(group for _, group in account.groups)})
+    return Asker.of(caller())
 
 
 def _known_images(house: House) -> list[str] | None:

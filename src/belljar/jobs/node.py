@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from belljar.model import Outcome, Share, Start
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
-TESTERS = ("belljar", "nobody")
 KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
 
@@ -174,10 +173,9 @@ def as_a_job(house: House, image: str) -> None:
 
 def tester() -> User:
     """belljar's own user where there is one, else nobody."""
-    for name in TESTERS:
-        with suppress(BelljarError):
-            return user_of(name).with_groups()
-    return user_of("65534")
+    with suppress(BelljarError):
+        return user_of("belljar").with_groups()
+    return user_of("nobody").with_groups()
 
 
 def without_template(house: House) -> list[str]:

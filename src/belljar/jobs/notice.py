@@ -67,5 +67,4 @@ def _has_ended(descriptor: int, reader: int | None = None, timeout: float | None
     poller.register(descriptor, select.POLLIN)
     if reader is not None:
         poller.register(reader, select.POLLIN)
-    found = poller.poll(None if timeout is None else timeout * 1000)
-    return any(one == descriptor for one, _ in found)
+    return descriptor in dict(poller.poll(None if timeout is None else timeout * 1000))

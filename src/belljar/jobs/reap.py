@@ -100,17 +100,16 @@ def result(house: House, machine: Owned, decision: Decision, *, dry: bool) -> Ro
     elif dry:
         what = "would be ended"
     else:
+
+        def end(theirs: House) -> str:
+            views = [view for view in theirs.machines.list() if view.id == machine.id]
+            return "ended" if all(theirs.reaper.end(view) for view in views) else "does not go away"
+
         try:
-            end = partial(_end, id=machine.id)
             what = str(asked_as(house, machine.user, end, timeout=USER_TIMEOUT, what="end a machine"))[:80]
         except BelljarError as exc:
             what, error = "not ended", exc.message
     return Row(owner, machine.id, what, job, error)
-
-
-def _end(house: House, id: str) -> str:
-    views = [view for view in house.machines.list() if view.id == id]
-    return "ended" if all(house.reaper.end(view) for view in views) else "does not go away"
 
 
 # -- looking -------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine, UsageError
@@ -35,17 +34,11 @@ def users_of(house: House) -> list[User]:
         for name in sorted(os.listdir(node)):
             status = os.lstat(node / name)
             is_named_so = name.partition("-")[0] == str(status.st_uid)  # `UID-WORD` where a stranger has made `UID`
-            if stat.S_ISDIR(status.st_mode) and is_named_so and status.st_uid != 0:
-                users[status.st_uid] = _user(status.st_uid, status.st_gid)
+            if stat.S_ISDIR(status.st_mode) and is_named_so and (uid := status.st_uid) != 0:
+                users[uid] = User(uid, status.st_gid, str(uid), "/nonexistent")  # a deleted user still has a number
+                with suppress(HostError):
+                    users[uid] = user_of(str(uid))
     return list(users.values())
-
-
-def _user(uid: int, gid: int) -> User:
-    """By the user database; a user that was deleted meanwhile still has a number."""
-    try:
-        return user_of(str(uid))
-    except HostError:
-        return User(uid, gid, str(uid), "/nonexistent")
 
 
 def reach(house: H, reference: str) -> tuple[H, MachineView]:
@@ -119,17 +112,16 @@ def rows_of_all(
     house: House, describe: Callable[[MachineView], dict[str, Any]], *, ended: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(what `ps` shows of every user's machines, what could not be looked at). Only text and numbers come back."""
-    rows, trouble, look = [], [], partial(_rows, describe=describe, ended=ended)
+    rows, trouble = list[dict[str, Any]](), list[str]()
+
+    def look(theirs: House) -> list[dict[str, Any]]:
+        return [describe(view) for view in theirs.machines.list(ended=ended)[-MOST_ROWS:]]
+
     for user in users_of(house):
         try:
             listed = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="list machines")
+            listed = listed if isinstance(listed, list) else []
+            rows += [{**row, "USER": user.name} for row in listed if isinstance(row, dict)]
         except BelljarError as exc:
             trouble.append(f"{user.name}: {exc}")
-            continue
-        is_list = isinstance(listed, list)
-        rows += [{**row, "USER": user.name} for row in (listed if is_list else ()) if isinstance(row, dict)]
     return rows, trouble
-
-
-def _rows(house: House, describe: Callable[[MachineView], dict[str, Any]], ended: bool) -> list[dict[str, Any]]:
-    return [describe(view) for view in house.machines.list(ended=ended)[-MOST_ROWS:]]

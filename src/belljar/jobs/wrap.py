@@ -232,8 +232,7 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
 
     check_folder(house)
     request = make_request(here, job, image, house)
-    from belljar.batch.job.policy import may_be_own
-    from belljar.batch.job.request import asker_of
+    from belljar.batch.job.policy import Asker, may_be_own
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
 
@@ -241,7 +240,7 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
     house.reaper.quick(START_PATIENCE)  # what cannot be finished is for the site to mend, not for this job
     try:
         house.images.settle(house.settings.image.default, own=True)  # the workshop's
-        house.images.settle(image, own=may_be_own(asker_of(caller(), job), house.settings.batch))
+        house.images.settle(image, own=may_be_own(Asker.of(caller(), job.queue), house.settings.batch))
         house.images.ensure(image)
         house.images.resolve(image)
     except ImageUnknown as exc:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.bait.plain import nothing
 from tests.unit.bait.test_daemon import FREE, HELD, RUNNING, SETTINGS, House, Machines, arrives
 
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.advance import UNFIT
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import read
 from belljar.bait.machines.keeper import last_line, why_ended
 from belljar.bait.status import read_status
@@ -151,7 +152,7 @@ async def test_an_answer_of_slurms_that_is_late_wrong_or_none_changes_nothing(
     machines = Machines()
     machines.alive = {"0" * 12}
     daemon = Daemon(
-        SETTINGS, tmp_path, load("slurm"), machines, lambda event, **facts: told.append((event, facts)), run_command=run
+        SETTINGS, tmp_path, load("slurm"), machines, lambda event, **facts: told.append((event, facts)), nothing, run_command=run,
     )  # fmt: skip
     before = Entry("1", state, 1.0, machines=("0" * 12,), home="batch")
     daemon.journal.write(before)

@@ -18,8 +18,7 @@ from belljar.bait.decisions.cache import (
     with_machines,
 )
 from belljar.bait.decisions.decide import Room, Turn, size_of
-from belljar.bait.decisions.states import Entry, State, Terms
-from belljar.bait.decisions.step import Act, Do, Seen
+from belljar.bait.decisions.step import Act, Do, Entry, Seen, State, Terms
 from belljar.bait.decisions.table import next_step
 from belljar.bait.machines import scrub
 from belljar.model import GIB, MIB

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.bait.plain import Plain
+from tests.unit.bait.plain import Plain, nothing
 
 from belljar.bait import Order, Settings
 from belljar.bait.arrivals import Answer
 from belljar.bait.daemon import LOCK, Daemon, serve
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import read
 from belljar.bait.machines.keeper import feature_of
 from belljar.bait.status import give_order, read_status
@@ -128,6 +128,7 @@ class House:
             pool,
             self.machines,
             lambda event, **facts: self.told.append((event, facts)),
+            nothing,
             run_command=self.side.run,
             clock=clock,
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.bait.plain import nothing
 
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.decide import Bait, Faults, Room, as_given, bait_now, choose, impossible, size_of
 from belljar.bait.decisions.note import Parts, write
-from belljar.bait.decisions.states import BaitState, Entry, State
+from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView
 from belljar.records import replace
@@ -53,10 +54,6 @@ def test_a_bait_is_open_unless_something_speaks_against_it(
     assert bait_now(**said) == Bait(state, why)  # type: ignore[arg-type]
 
 
-def test_a_good_start_forgives_all_faults() -> None:
-    assert Faults(5, 1.0).after(False, 2.0) == Faults() and Faults(1, 1.0).after(True, 2.0) == Faults(2, 2.0)
-
-
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
@@ -71,7 +68,9 @@ def test_a_good_start_forgives_all_faults() -> None:
 )  # fmt: skip
 def test_what_no_machine_here_can_be_has_one_clear_line(facts: dict[str, object], why: str) -> None:
     assert impossible(job(**facts), size_of(job(**facts), SETTINGS), ROOM, SETTINGS) == why
-    assert choose([stopped()], {"1": job(**facts)}, OPEN, ROOM, SETTINGS).wrong == ((("1", why),) if why else ())
+    assert choose([stopped()], {"1": job(**facts)}, OPEN, ROOM, SETTINGS, nothing).wrong == (
+        (("1", why),) if why else ()
+    )
 
 
 def test_a_machine_has_what_its_job_was_given_on_the_bait() -> None:
@@ -91,11 +90,11 @@ def test_a_machine_has_what_its_job_was_given_on_the_bait() -> None:
 
 def test_jobs_are_served_in_their_order() -> None:
     jobs = {"1": job("1", memory=9 * GIB), "2": job("2")}
-    turn = choose([stopped("2", 2.0), stopped("1", 1.0)], jobs, OPEN, ROOM, SETTINGS)
+    turn = choose([stopped("2", 2.0), stopped("1", 1.0)], jobs, OPEN, ROOM, SETTINGS, nothing)
     assert (turn.job, turn.why) == ("", "1 waits for 9408 MiB of memory, 8192 are free")
-    assert choose([stopped("2", 2.0)], jobs, OPEN, ROOM, SETTINGS).job == "2"
+    assert choose([stopped("2", 2.0)], jobs, OPEN, ROOM, SETTINGS, nothing).job == "2"
     closed = Bait(BaitState.CLOSED_ADMIN, "disk swap")
-    assert choose([stopped("2")], jobs, closed, ROOM, SETTINGS).why == "disk swap"
+    assert choose([stopped("2")], jobs, closed, ROOM, SETTINGS, nothing).why == "disk swap"
 
 
 jobs = st.builds(
@@ -107,7 +106,7 @@ jobs = st.builds(
 @given(jobs, st.integers(0, 20_000), st.integers(0, 16))
 def test_no_job_is_served_that_does_not_fit_whole(one: JobView, memory: int, cpus: int) -> None:
     room, size = replace(ROOM, memory=memory * MIB, cpus=cpus), size_of(one, SETTINGS)
-    turn = choose([stopped()], {"1": one}, OPEN, room, SETTINGS)
+    turn = choose([stopped()], {"1": one}, OPEN, room, SETTINGS, nothing)
     assert size.count == one.nodes and size.all_cpus >= one.cpus and size.job_memory * size.count >= one.memory
     fits = size.all_memory <= room.memory and size.all_cpus <= room.cpus
     assert (turn.job == "1") == (fits and not turn.wrong) and bool(turn.job) + bool(turn.why) + bool(turn.wrong) == 1
@@ -117,8 +116,8 @@ def test_no_job_is_served_that_does_not_fit_whole(one: JobView, memory: int, cpu
 def test_whose_turn_it_is_does_not_depend_on_the_order_of_a_list(given: list[tuple[JobView, float]]) -> None:
     known = {str(number): one for number, (one, _) in enumerate(given)}
     entries = [stopped(str(number), since + number / 1000) for number, (_, since) in enumerate(given)]
-    turn = choose(entries, known, OPEN, ROOM, SETTINGS)
-    back = choose(entries[::-1], known, OPEN, ROOM, SETTINGS)
+    turn = choose(entries, known, OPEN, ROOM, SETTINGS, nothing)
+    back = choose(entries[::-1], known, OPEN, ROOM, SETTINGS, nothing)
     assert (turn.job, turn.why, set(turn.wrong)) == (back.job, back.why, set(back.wrong))
     if turn.job:
         first = next(one for one in entries if one.job == turn.job)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.bait.test_daemon import RUNNING, House
 
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import read
 from belljar.pool import JobState, NodeState
 from belljar.records import replace

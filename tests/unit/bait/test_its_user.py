@@ -8,8 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.unit.bait.test_worlds import World
 
-from belljar.bait.decisions.states import State
-from belljar.bait.decisions.step import Act, Do
+from belljar.bait.decisions.step import Act, Do, State
 from belljar.model import MIB
 from belljar.pool import JobState
 from belljar.records import replace

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.bait import journal
-from belljar.bait.decisions.states import Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import FILE, Journal, read
 from belljar.errors import NoSpace
 

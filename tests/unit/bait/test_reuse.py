@@ -15,13 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tests.unit.bait.plain import Plain
+from tests.unit.bait.moves import MOVES
+from tests.unit.bait.plain import Plain, nothing
 
 from belljar.bait import Settings, acts, daemon
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.cache import MARK
 from belljar.bait.decisions.decide import Room
-from belljar.bait.decisions.states import MOVES, Entry, State
+from belljar.bait.decisions.step import Entry, State
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, Pool, machine_of, node_of
 from belljar.records import replace
@@ -98,7 +99,7 @@ class World(Plain):
         pool: Any = Pool(self, self)  # type: ignore[arg-type]
         keeper: Any = self
         tell = lambda event, **facts: self.moves.append((facts["job"], facts["state"])) if event == "job" else None  # noqa: E731
-        made = Daemon(SETTINGS, self.folder, pool, keeper, tell, run_command=self.run, clock=lambda: self.now)
+        made = Daemon(SETTINGS, self.folder, pool, keeper, tell, nothing, run_command=self.run, clock=lambda: self.now)
         write = made.journal.write
 
         def killing(*entries: Entry) -> None:

@@ -323,7 +323,7 @@ def test_a_nodes_folder_that_is_not_roots_is_found_by_check() -> None:
 
 def test_a_share_that_is_not_there_is_found_by_check(tmp_path: Path) -> None:
     settings = SimpleNamespace(batch=batch.Settings(shares=(f"{tmp_path}:rw", f"{tmp_path}/gone:/data")))
-    found = batch_look._shares(SimpleNamespace(settings=settings, config_file=None))  # type: ignore[arg-type]
+    found = batch_look._shares(SimpleNamespace(settings=settings), "the settings")  # type: ignore[arg-type]
     assert not found.is_good and f"no such folder on this host: {tmp_path}/gone;" in found.text
 
 
@@ -413,8 +413,8 @@ def test_a_settings_file_that_a_user_could_change_is_found_by_check(tmp_path: Pa
 @pytest.mark.parametrize(("value", "is_said"), [("auto", True), ("off", False), ("required", False)])
 def test_a_bridge_without_rules_for_users_machines_is_found_by_check(value: str, is_said: bool) -> None:
     network = Network(bridges=("br7",), anti_spoofing=AntiSpoofing(value))
-    house = SimpleNamespace(settings=SimpleNamespace(network=network), config_file=None)
-    found = list(batch_look._bridges(house))  # type: ignore[arg-type]
+    house = SimpleNamespace(settings=SimpleNamespace(network=network))
+    found = list(batch_look._bridges(house, "the settings"))  # type: ignore[arg-type]
     assert [(one.is_good, "br7" in one.text) for one in found] == [(False, True)] * is_said
 
 

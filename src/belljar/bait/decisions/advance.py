@@ -6,12 +6,11 @@ These are handlers of table.py.
 from __future__ import annotations
 
 from belljar.bait import Settings
-from belljar.bait.decisions import cache
+from belljar.bait.decisions import cache, step
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave, leave_elsewhere
 from belljar.bait.decisions.note import Parts, read, write
-from belljar.bait.decisions.states import STARTING, Entry, State
-from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Handler, OfJob, Seen, Step, of_job, to
+from belljar.bait.decisions.step import Act, Do, Entry, Handler, OfJob, Seen, State, Step, of_job, to
 from belljar.pool import JobState, JobView, NodeState
 from belljar.records import replace
 
@@ -29,12 +28,12 @@ IN_LINE = (JobState.WAITING, JobState.HELD)
 def of_own(handler: OfJob) -> Handler:
     """This handler, for a job that may be started again."""
 
-    def step(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    def unless_over(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
         if job.state in IN_LINE and _is_not_to_run_twice(entry, job):
             return _force_end(entry)
         return handler(entry, job, seen, settings)
 
-    return of_job(step)
+    return of_job(unless_over)
 
 
 def _is_not_to_run_twice(entry: Entry, job: JobView) -> bool:
@@ -77,8 +76,8 @@ def starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
     if entry.state is not S.VM_BOOTING:
         if not missing:
             return to(entry, S.VM_BOOTING, seen)
-        if age > ASKED_FOR:
-            return to(entry, S.REPROCESS, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
+        if age > step.ASKED_FOR:
+            return to(entry, S.REPROCESS, seen, f"no machine was claimed within {step.ASKED_FOR:.0f} s")
         return Step(entry, (*held, *(Act(Do.START, machine) for machine in missing)))
     if all(seen.state(machine) is NodeState.IDLE for machine in entry.machines):
         return to(entry, S.VM_READY, seen)
@@ -110,8 +109,8 @@ def migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Ste
         # It may have run there: slurmd starts nothing of it again for a while.
         return to(entry, S.REPROCESS, seen, "its nodes were forgotten")
     age = seen.now - entry.since
-    if age > MOVED:
-        why = f"{UNMOVED} within {MOVED:.0f} s: {job.reason}"
+    if age > step.MOVED:
+        why = f"{UNMOVED} within {step.MOVED:.0f} s: {job.reason}"
         return to(entry, S.REQUEUE if job.is_limited else S.REPROCESS, seen, why)
     if job.state is JobState.HELD:
         return Step(entry, (Act(Do.MOVE),))
@@ -139,7 +138,7 @@ def lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if not (acts := tuple(Act(Do.END, machine) for machine in own if machine in seen.machines)):
         gone = (machine for machine in own if seen.state(machine) not in (None, NodeState.OUT))
         acts = tuple(Act(Do.LOSE, seen.node(machine)) for machine in gone)
-    return Step(entry, (*acts, Act(Do.FORCE_END)) if seen.now - entry.since > QUIET else acts)
+    return Step(entry, (*acts, Act(Do.FORCE_END)) if seen.now - entry.since > step.QUIET else acts)
 
 
 # -- the way out -------------------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def cleaning(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
 
 def _way_out(entry: Entry, seen: Seen, settings: Settings) -> tuple[Act, ...]:
     """For all machines of a job; none: they and their nodes are gone."""
-    is_late, own = seen.now - entry.since > QUIET, entry.here(settings.names)
+    is_late, own = seen.now - entry.since > step.QUIET, entry.here(settings.names)
     others = [machine for machine in entry.machines if machine not in own]
     steps = [leave(machine, seen, is_late=is_late) for machine in own]
     steps += [leave_elsewhere(machine, seen, is_late=is_late) for machine in others]
@@ -261,4 +260,4 @@ def _failure(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> str:
         where = next(name for name, machine in parts.machines if machine == parts.failed)
         return f"{ELSEWHERE}{where}: {parts.why}"
     is_out = NodeState.OUT in map(seen.state, entry.machines)
-    return "its node was taken out of service" if is_out and entry.state not in STARTING else ""
+    return "its node was taken out of service" if is_out and entry.state not in step.STARTING else ""

@@ -11,8 +11,7 @@ from hashlib import sha256
 
 from belljar.bait import Settings
 from belljar.bait.decisions.decide import Room, Size, Turn, size_of
-from belljar.bait.decisions.states import KEEPING, Entry, State, Terms
-from belljar.bait.decisions.step import Act, Do, Seen, Step, to
+from belljar.bait.decisions.step import KEEPING, Act, Do, Entry, Seen, State, Step, Terms, to
 from belljar.pool import JobView, NodeState
 from belljar.records import replace
 

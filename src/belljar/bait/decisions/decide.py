@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from belljar.bait import Order, Settings
 from belljar.bait.decisions.note import is_too_long, read
-from belljar.bait.decisions.states import BaitState, Entry, State
+from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeView
 from belljar.records import dataclass, replace
@@ -36,9 +36,6 @@ class Faults:
 
     count: int = 0
     at: float = 0.0
-
-    def after(self, failed: bool, now: float) -> Faults:
-        return Faults(self.count + 1, now) if failed else Faults()
 
 
 @dataclass(frozen=True)
@@ -81,11 +78,6 @@ class Size:
     @property
     def all_memory(self) -> int:
         return self.count * self.memory
-
-
-def nothing(job: JobView) -> str:
-    """A judge without rules."""
-    return ""
 
 
 def size_of(job: JobView, settings: Settings) -> Size:
@@ -173,8 +165,8 @@ def impossible(job: JobView, size: Size, room: Room, settings: Settings) -> str:
 
 
 def choose(
-    entries: Iterable[Entry], jobs: Mapping[str, JobView], bait: Bait, room: Room, settings: Settings, judge: Judge = nothing,
-) -> Turn:  # fmt: skip
+    entries: Iterable[Entry], jobs: Mapping[str, JobView], bait: Bait, room: Room, settings: Settings, judge: Judge
+) -> Turn:
     """For the jobs that are held here, the one to make machines for now: all of its machines, or none."""
     waiting = [entry for entry in entries if entry.state is State.STOPPED and entry.job in jobs]
     waiting.sort(key=lambda entry: (entry.since, entry.job))

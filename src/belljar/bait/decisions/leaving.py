@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from belljar.bait.decisions.states import Entry
-from belljar.bait.decisions.step import Act, Do, Seen
+from belljar.bait.decisions.step import Act, Do, Entry, Seen
 from belljar.pool import NodeState
 
 WAIT = Act(Do.END, "")  # stands for: not yet

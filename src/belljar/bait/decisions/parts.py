@@ -14,8 +14,7 @@ from belljar.bait import Settings
 from belljar.bait.decisions.decide import Bait, Judge, Room, impossible, size_of
 from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave
 from belljar.bait.decisions.note import read, write
-from belljar.bait.decisions.states import BaitState, Entry, State
-from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Seen, Step, to
+from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, BaitState, Do, Entry, Seen, State, Step, to
 from belljar.pool import JobState, JobView, NodeState, node_of
 from belljar.records import dataclass, replace
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from belljar.bait import Settings
 from belljar.bait.decisions import advance, cache, parts
-from belljar.bait.decisions.states import Entry, State
-from belljar.bait.decisions.step import Handler, Seen, Step, of_job
+from belljar.bait.decisions.step import Entry, Handler, Seen, State, Step, of_job
 
 S = State
 HANDLERS: dict[State, Handler] = {

@@ -14,7 +14,7 @@ from belljar.batch import Settings
 from belljar.batch.job import judge
 from belljar.batch.job.judge import IMAGE_NAME
 from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
-from belljar.model import MIB
+from belljar.model import MIB, Account
 from belljar.records import dataclass
 
 RULE = re.compile(r"(?:\*|(user|group|queue):(\S+)) ([A-Za-z0-9._*?-]+)")  # of batch.allow
@@ -36,6 +36,11 @@ class Asker:
     user: str
     groups: Collection[str] = ()
     queue: str = ""
+
+    @classmethod
+    def of(cls, account: Account, queue: str = "") -> Asker:
+        """This account, with all of its groups."""
+        return cls(account.name, {account.group, *(name for _, name in account.groups)}, queue)
 
 
 def image_for(asked: str, queue: str, settings: Settings) -> str:

@@ -67,7 +67,7 @@ class Caller:
 
 def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
     """The request for this job's machine. Raises ImageNotAllowed, OverLimit, UnreadableScript, UsageError."""
-    check_allowed(image, asker_of(caller.account, job), settings)
+    check_allowed(image, Asker.of(caller.account, job.queue), settings)
     check_limits(job.cpus, job.memory, job.disk, settings)
     machine = MachineSpec(
         image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk,
@@ -87,11 +87,6 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
         collect=settings.collect, collect_limit=settings.collect_limit, is_allotted=True,
         grace=settings.grace or job.grace, labels=(*aliases, *((name, text) for name, text in labels if text)),
     )  # fmt: skip
-
-
-def asker_of(account: Account, job: Job) -> Asker:
-    """Who asks for the image."""
-    return Asker(account.name, {account.group, *(name for _, name in account.groups)}, job.queue)
 
 
 def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) -> Payload:
