@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from belljar.jobs import House
 
 KEPT_FACTS = ("context", "suite", "added")
-TAR_GZ = (".tar.gz", ".tgz")
+TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
 NOT_LOOKED_INTO = (
     "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"
     " or say how its guests get the agent (`belljar image set --context`), or install it (`belljar image agent --help`)"
@@ -38,7 +38,7 @@ NOT_LOOKED_INTO = (
 
 
 def is_archive(path: Path) -> bool:
-    return path.name.endswith((".tar", *TAR_GZ))
+    return path.name.endswith((*TAR, *TAR_GZ))
 
 
 def extract(house: House, disk: str, paths: Sequence[str], target: Path) -> None:
@@ -46,7 +46,8 @@ def extract(house: House, disk: str, paths: Sequence[str], target: Path) -> None
     ImageUnknown, MachineBusy."""
     with ExitStack() as held:
         if is_archive(target):
-            sink = held.enter_context(_archive(house, target))
+            descriptor = held.enter_context(_named_when_whole(target))
+            sink = held.enter_context(_archive(house, descriptor, is_packed=target.name.endswith(TAR_GZ)))
             asyncio.run(house.workshop().archive(_held(house, disk, held), paths, sink))
         else:
             asyncio.run(house.workshop().extract(_held(house, disk, held), paths, target.absolute()))
@@ -56,8 +57,12 @@ def survey(house: House, disk: Path, size: int, target: Path) -> None:
     """Have a machine of the default image look into a disk; write what it saw to *target*. Raises ImageUnknown without
     that image."""
     house.images.resolve(house.settings.image.default)
-    with _archive(house, target) as sink:
-        asyncio.run(house.workshop().survey(kept_disk(disk, size), WANTED, sink))
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with _archive(house, descriptor) as sink:
+            asyncio.run(house.workshop().survey(kept_disk(disk, size), WANTED, sink))
+    finally:
+        os.close(descriptor)
 
 
 def told_of(image: Image) -> str:
@@ -107,20 +112,26 @@ def _origin(image: Image, name: str) -> intake.Origin:
 
 
 @contextmanager
-def _archive(house: House, target: Path) -> Iterator[ArchiveSink]:
-    """The file has its name when everything is in it. Raises OutputUnwritable."""
-    if target.is_dir():
-        raise OutputUnwritable(f"{target}: Is a directory")
+def _named_when_whole(output: Path) -> Iterator[int]:
+    """Raises OutputUnwritable."""
+    if output.is_dir():
+        raise OutputUnwritable(f"{output}: Is a directory")
     try:
-        with named_when_whole(target) as descriptor:
-            sink = ArchiveSink(descriptor, target.name.endswith(TAR_GZ), house.settings.image.max_size)
-            yield sink
-            if sink.left < 0:
-                raise OutputUnwritable("the archive is larger than `image.max_size`", hint="Name fewer paths.")
-            write_all(descriptor, sink.packer.flush() if sink.packer else b"")
-            os.fsync(descriptor)
+        with named_when_whole(output) as descriptor:
+            yield descriptor
     except OSError as exc:
-        raise OutputUnwritable(f"{target}: {exc.strerror}") from exc
+        raise OutputUnwritable(f"{output}: {exc.strerror}") from exc
+
+
+@contextmanager
+def _archive(house: House, descriptor: int, *, is_packed: bool = False) -> Iterator[ArchiveSink]:
+    """Everything is in the file at the end. Raises OutputUnwritable when it is not."""
+    sink = ArchiveSink(descriptor, is_packed, house.settings.image.max_size)
+    yield sink
+    if sink.left < 0:
+        raise OutputUnwritable("the archive is larger than `image.max_size`", hint="Name fewer paths.")
+    write_all(descriptor, sink.packer.flush() if sink.packer else b"")
+    os.fsync(descriptor)
 
 
 class ArchiveSink:
