@@ -25,7 +25,7 @@ from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.extras.disks import FORMAT, FORMAT_TIMEOUT, LAZY, check_mke2fs, check_room, sparse
+from belljar.machine.extras.disks import FORMAT_TIMEOUT, LAZY, empty_ext4
 from belljar.machine.life.life import Lifecycle
 from belljar.model import GIB, MIB, dumps
 from belljar.records import dataclass
@@ -161,11 +161,8 @@ def trouble(cache: Cache, size: int | None = None) -> str:
 
 def make(cache: Cache, size: int) -> None:
     """Make it anew, empty. The caller holds its lock."""
-    check_mke2fs("do without a cache")
-    check_room(cache.path.parent, LEAST_ROOM, "a cache wants at least")
     cache.mark.unlink(missing_ok=True)
     cache.path.unlink(missing_ok=True)
-    sparse(cache.path, size)
-    argv = [*FORMAT, "-L", LABEL, "-E", f"{LAZY},root_owner=0:0", str(cache.path)]
+    argv = empty_ext4(cache.path, size, LEAST_ROOM, LABEL, f"{LAZY},root_owner=0:0", what="--cache")
     run(argv, timeout=FORMAT_TIMEOUT, bound=True)
     write_whole(cache.mark, dumps({"boot": boot_id()}))
