@@ -120,12 +120,8 @@ def remove(folders: Folders) -> Iterator[Cache]:
 
 def caches_of(folders: Folders) -> list[Cache]:
     """Every cache of this user, by number."""
-    with suppress(FileNotFoundError):
-        names = [name.removesuffix(".raw") for name in os.listdir(folder_of(folders)) if name.endswith(".raw")]
-        return [
-            Cache(n, folder_of(folders) / f"{n}.raw") for n in sorted(int(name) for name in names if name.isdecimal())
-        ]
-    return []
+    paths = (path for path in folder_of(folders).glob("*.raw") if path.stem.isdecimal())
+    return [Cache(int(path.stem), path) for path in sorted(paths, key=lambda path: int(path.stem))]
 
 
 def folder_of(folders: Folders) -> Path:
