@@ -55,7 +55,7 @@ def test_a_clone_has_a_scratch_disk_of_its_own(belljar: Belljar, tmp_path: Path)
     assert lines[:3] == [f"{SOMEBODY} {SOMEBODY} 700", "/scratch", "0"], done.stderr
     assert "nosuid,nodev" in lines[3] and lines[4:] == ["1", "end 1", "still"]
     assert b"No space left on device" in done.stderr
-    assert report(tmp_path / "r")["start"] == "clone"
+    assert report(tmp_path / "r")["start"] == "clone", report(tmp_path / "r")
     assert belljar.leftovers() == []
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.live.conftest import STORE, Belljar
@@ -234,6 +235,11 @@ def test_an_xfs_of_lies_costs_its_import_nothing_but_the_look(store: Belljar, tm
     assert store.leftovers() == []
 
 
+def listed(store: Belljar) -> list[dict[str, Any]]:
+    """Without the blocks an image takes: ext4 adds one for the file's map when it writes a fresh copy out, 30 s later."""
+    return [{**image, "stored": None} for image in store.json("image", "list")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["after-overlay", "payload-started", "before-stop", "after-stop"])
 @pytest.mark.parametrize("verb", ["insert", "extract"])
@@ -245,12 +251,12 @@ def test_work_on_a_disk_that_is_killed_leaves_its_image_alone_and_nothing_else(
         "insert": ("insert", "foreign", f"{tmp_path}/hostname:/etc/hostname", "--name", "changed"),
         "extract": ("extract", "foreign", "/etc", "-o", str(tmp_path / "out.tar")),
     }[verb]
-    images, before = tmp_path / "store/images", store.json("image", "list")
+    images, before = tmp_path / "store/images", listed(store)
     died = store("image", *words, env={"BELLJAR_TESTING_ABORT_AT": point})
     assert died.returncode == -9, died.stderr.decode()
     assert store("reap").returncode == 0 and store.leftovers() == []
     assert store("image", "gc").returncode == 0
-    assert store.json("image", "list") == before and list((images / "drafts").iterdir()) == []
+    assert listed(store) == before and list((images / "drafts").iterdir()) == []
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(("out.tar", ".out.tar"))]
     assert store("image", "verify").returncode == 0
     done = store("image", *words)

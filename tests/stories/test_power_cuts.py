@@ -12,6 +12,7 @@ from tests.stories.conftest import House
 from tests.stories.test_reaping import orphan
 
 from belljar.journal import Ledger, Record
+from belljar.machine import Settings
 from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.life import claim as claiming
@@ -121,7 +122,7 @@ def test_machines_of_another_host_with_the_same_records_are_left_alone(
     power_cut(house, monkeypatch)
     house.reaper.quick()
     assert rows(house) == [] and os.listdir(house.folders.logs / ".begun-elsewhere") == ["0123456789ab"]
-    assert prune(house.folders, days=0, count=0, now=time.time() + 1e6) == 0
+    assert prune(house.folders, Settings(keep_days=0, keep_count=0), time.time() + 1e6) == 0
 
 
 def test_a_machine_runs_where_its_beginning_cannot_be_written(house: House) -> None:

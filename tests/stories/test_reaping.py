@@ -21,6 +21,7 @@ from belljar.host.locks import is_locked, locked
 from belljar.host.processes import start_time
 from belljar.hypervisor import Traces
 from belljar.journal import read
+from belljar.machine import Settings
 from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
@@ -322,11 +323,11 @@ def test_records_are_dropped_by_age_and_by_number_but_not_those_kept_on_purpose(
             (folder / "overlay.qcow2").touch()
         os.utime(folder, (1000.0 * number, 1000.0 * number))
     (house.folders.logs / "ledger-2026-01.jsonl").touch()
-    assert prune(house.folders, days=7, count=20, now=30_000.0) == 11
+    assert prune(house.folders, Settings(keep_days=7, keep_count=20), 30_000.0) == 11
     left = sorted(os.listdir(house.folders.logs))
     assert f"{0:012x}" in left and f"{1:012x}" not in left and f"{29:012x}" in left and "ledger-2026-01.jsonl" in left
     for _ in range(20):
-        prune(house.folders, days=1, count=20, now=10**9)
+        prune(house.folders, Settings(keep_days=1, keep_count=20), 10**9)
     assert sorted(os.listdir(house.folders.logs)) == [f"{0:012x}", "ledger-2026-01.jsonl"]
 
 

@@ -180,6 +180,7 @@ def waiting_for_cloud_init(unit: str) -> str:
 
 def multipart(ours: bytes, users: bytes) -> bytes:
     """One MIME message: our boothook, then the user's data in any form; cloud-init recognizes it by its first bytes."""
+    from email import message_from_bytes
     from email.mime.multipart import MIMEMultipart
 
     if len(users) > LARGEST_USER_DATA:
@@ -187,17 +188,11 @@ def multipart(ours: bytes, users: bytes) -> bytes:
     boundary = sha256(ours + b"\0" + users).hexdigest()[:40]  # the same for the same data, and in none of the parts
     whole = MIMEMultipart(boundary=boundary)
     whole.attach(_part("cloud-boothook", ours))
-    if users.strip():
-        whole.attach(_users_part(users))
-    return whole.as_bytes()
-
-
-def _users_part(users: bytes) -> Message:
-    from email import message_from_bytes
-
     if users[:4096].lstrip().lower().startswith(WHOLE_MESSAGES):
-        return message_from_bytes(users.lstrip())  # a message of several parts is a part as it is
-    return _part("plain", users)
+        whole.attach(message_from_bytes(users.lstrip()))  # a message of several parts is a part as it is
+    elif users.strip():
+        whole.attach(_part("plain", users))
+    return whole.as_bytes()
 
 
 def _part(kind: str, data: bytes) -> Message:

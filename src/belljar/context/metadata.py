@@ -118,19 +118,16 @@ class Service:
             raise Rejected(405, "GET and HEAD only")
         if len(parts) != 2:
             raise Rejected(403, "exactly one name below joboutputs")
-        await self._take(talk, parts[1], headers.get(b"content-length"))
-        return Answer(201, headers=(("content-type", TEXT),))
-
-    async def _take(self, talk: Talk, name: str, length: bytes | None) -> None:
-        """A file of the guest's. Raises Rejected; then, as when the guest goes away, nothing is left of it."""
-        draft = self.outputs.begin(name, None if length is None else int(length))
-        try:
+        length = headers.get(b"content-length")
+        draft = self.outputs.begin(parts[1], None if length is None else int(length))
+        try:  # of a file that is rejected, or whose guest goes away, nothing is left
             async with asyncio.timeout(FILE_TIMEOUT):
                 async for part in talk.parts():
                     draft.write(part)
             draft.keep()
         finally:
             draft.drop()
+        return Answer(201, headers=(("content-type", TEXT),))
 
 
 def refuse(rejected: Rejected) -> Answer:

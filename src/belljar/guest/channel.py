@@ -30,19 +30,15 @@ class Channel:
         self._out = bytearray()
         self._loop = asyncio.get_running_loop()
         self._is_writing = False
-        self._is_open = True
+        self.is_open = True
         connection.setblocking(False)
         self._descriptor = connection.fileno()
         self.last_heard = self._loop.time()
         self._loop.add_reader(self._descriptor, self._readable)
 
-    @property
-    def is_open(self) -> bool:
-        return self._is_open
-
     def send(self, data: bytes) -> None:
         """Queue a frame. What is sent to a closed channel is lost, as on any wire."""
-        if not self._is_open:
+        if not self.is_open:
             return
         self._out += data
         if not self._is_writing:
@@ -50,15 +46,15 @@ class Channel:
 
     def close(self) -> None:
         """Stop listening and talking. The socket stays its owner's."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             self._out.clear()
             self._loop.remove_reader(self._descriptor)
             if self._is_writing:
                 self._loop.remove_writer(self._descriptor)
 
     def _fail(self, error: GuestError) -> None:
-        if self._is_open:
+        if self.is_open:
             self.close()
             self._lost(error)
 
@@ -75,12 +71,12 @@ class Channel:
             self.last_heard = self._loop.time()
             self._parser.feed(data)
             self._take_all()
-            if not self._is_open or len(data) < TOGETHER:
+            if not self.is_open or len(data) < TOGETHER:
                 return
 
     def _take_all(self) -> None:
         try:
-            while self._is_open:
+            while self.is_open:
                 if (received := self._parser.take()) is None:
                     return
                 self._receive(*received)

@@ -349,13 +349,9 @@ def text(value: str) -> bytes:
 
 
 def seen_between(before: float, after: float, clock: str) -> tuple[float, float]:
-    """How far off a clock is that was read between two moments of ours, and how far off that may be in turn."""
-    return moment_of(clock) - (before + after) / 2, (after - before) / 2
-
-
-def moment_of(word: str) -> float:
-    """Seconds since the epoch, from microseconds told by the guest."""
+    """How many seconds off a clock is, whose microseconds were read between two moments of ours, and how far off that may be
+    in turn. Raises AgentLost."""
     try:
-        return int(word) / 1e6
+        return int(clock) / 1e6 - (before + after) / 2, (after - before) / 2
     except (ValueError, OverflowError) as exc:
         raise AgentLost("the agent did not tell the time") from exc

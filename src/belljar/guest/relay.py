@@ -37,7 +37,7 @@ class Relay:
     def __init__(self, conversation: Conversation, connection: socket.socket) -> None:
         self.conversation = conversation
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.client = Channel(connection, wire.Parser(wire.TO_AGENT), self._receive, self._end)
+        self.client = Channel(connection, wire.Parser(wire.TO_AGENT), self._receive, self.end)
         self.forwards: dict[int, Forward] = {}  # by the client's number
 
     def close(self) -> None:
@@ -46,12 +46,9 @@ class Relay:
             forward.orphan()
         self.forwards.clear()
 
-    def _end(self, error: GuestError | None = None) -> None:
+    def end(self, error: GuestError | None = None) -> None:
         if not self.over.done():
             self.over.set_result(None)
-
-    def guest_lost(self) -> None:
-        self._end()
 
     def _receive(self, kind: int, number: int, body: bytes) -> None:
         if kind == wire.GREETING:
@@ -71,7 +68,7 @@ class Relay:
         self.forwards.clear()
         hello = self.conversation.hello
         if hello is None:
-            return self._end()
+            return self.end()
         names = (hello.agent, hello.boot_nonce, hello.os, hello.kernel, "9p" if hello.nine_p else "")
         words = wire.join(b"%d" % hello.version, *(name.encode() for name in names))
         self.client.send(wire.greeting(nonce) + wire.frame(wire.HELLO, 0, words))
@@ -88,7 +85,7 @@ class Relay:
         try:
             channel = self.conversation.open_channel()
         except GuestError:
-            return self._end()
+            return self.end()
         inner = self.conversation.next_number()
         self.forwards[number] = forward = Forward(self, number, inner, channel, is_process=name == b"start")
         self.conversation.register(inner, forward)
@@ -152,4 +149,4 @@ class Forward:
                 self._guest.send(wire.frame(wire.RESET, 4 * self._inner + stream))
 
     def fail(self, error: GuestError) -> None:
-        self._relay.guest_lost()
+        self._relay.end()

@@ -56,11 +56,8 @@ class Supervisor:
             if not (is_explained or (life.is_settled and isinstance(error, Exception))):
                 raise
         finally:
-            days, count = rules.machine.keep_days, rules.machine.keep_count
             leaving = asyncio.ensure_future(runner.leave())
-            pruning = asyncio.ensure_future(
-                in_thread(lambda: prune(services.folders, days=days, count=count, now=time.time()))
-            )
+            pruning = asyncio.ensure_future(in_thread(lambda: prune(services.folders, rules.machine, time.time())))
             await to_its_end(leaving)  # QEMU ends beside it
         with suppress(Ended, OSError):  # old records may wait
             await unless_cancelled(pruning, orders)

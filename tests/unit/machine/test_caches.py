@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import CommandMissing, ImpossibleSize
+from belljar.errors import CommandMissing
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
 from belljar.machine.extras import Equipment, caches, disks
@@ -135,13 +135,6 @@ def test_those_in_use_are_not_removed(folders: Folders) -> None:
     assert [one.number for one in remove(folders)] == [1]
     lock.release()
     assert list(remove(folders)) == [cache] and os.listdir(folders.scratch / "caches") == []
-
-
-@pytest.mark.parametrize("size", [0, 1, SIZE - 1, 1 << 60])
-def test_impossible_sizes_are_refused(folders: Folders, size: int) -> None:
-    with pytest.raises(ImpossibleSize):
-        take(folders, size)
-    assert not folders.scratch.exists()
 
 
 def test_without_mke2fs_the_hint_names_it(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ import pytest
 from tests.fakes.image import fake_image
 
 from belljar.errors import CommandFailed, CommandMissing, InputMissing, NoSpace
+from belljar.host.commands import run
 from belljar.host.threads import in_thread
 from belljar.machine import Settings
 from belljar.machine.extras import disks, inputs
-from belljar.machine.extras.disks import make_scratch
+from belljar.machine.extras.disks import empty_ext4
 from belljar.machine.extras.inputs import folders_to_pack, is_large, pack_folder
 from belljar.machine.life.runner import extras_of
 from belljar.machine.services import Rules
@@ -57,7 +58,7 @@ def pack(item: Transfer, target: Path, account: Account = ALICE) -> None:
 
 
 def scratch(path: Path, size: int) -> None:
-    asyncio.run(make_scratch(path, size))
+    run(empty_ext4(path, size, size, "scratch", disks.LAZY, what="--scratch"), timeout=60)
 
 
 # -- scratch -----------------------------------------------------------------------------------------------------------

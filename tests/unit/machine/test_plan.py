@@ -38,6 +38,10 @@ def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"memory": 1 * MIB}, ImpossibleSize, "at least 64 MiB"),
         ({"memory": 5 * GIB}, ImpossibleSize, "this host has 4096 MiB"),
         ({"memory": 2 * GIB}, NoMemory, "only 1024 MiB are free"),
+        ({"cache": 0}, ImpossibleSize, "at least 16 MiB"),
+        ({"cache": 16 * MIB - 1}, ImpossibleSize, "a cache disk of 16777215 bytes"),
+        ({"cache": 1 << 60}, ImpossibleSize, "at most 4096 GiB"),
+        ({"scratch": 1 << 60}, ImpossibleSize, "a scratch disk"),
     ],
 )
 @pytest.mark.usefixtures("small_host")

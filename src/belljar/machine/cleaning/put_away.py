@@ -103,8 +103,7 @@ def put_away(life: Lifecycle, overlays: Overlays, usage: tuple[float, float, int
             with life.trying("a file of it was not removed"), suppress(FileNotFoundError):
                 os.unlink(path)
     life.point("before-release")
-    if os.path.exists(life.folder / JOBOUTPUTS / MESSAGE):
-        life.note(**shutdown_of(life.folder))
+    life.note(**shutdown_of(life.folder))
     outcome = life.sum_up(usage)
     with life.trying("its outcome is only told here"):
         keep_outcome(to_json(outcome), life.folder, ended)

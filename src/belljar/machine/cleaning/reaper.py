@@ -21,7 +21,7 @@ from belljar.host.locks import is_locked, locked
 from belljar.host.processes import boot_id, kill_and_wait, owner, start_time
 from belljar.hypervisor import Hypervisor, Traces
 from belljar.journal import JOB_KILLED, Event, Ledger, read
-from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
+from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView, Settings
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
 from belljar.machine.life import control
 from belljar.machine.life.claim import CLAIMING, claimed_by
@@ -252,13 +252,14 @@ def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), LEAST_PATIENCE)
 
 
-def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
-    """Drop the oldest ended machines beyond *count*, and those older than *days*. Cheap when there is nothing to do."""
+def prune(folders: Folders, settings: Settings, now: float) -> int:
+    """Drop the oldest ended machines beyond `keep_count`, and those older than `keep_days`. Cheap when there is nothing to do."""
+    count, oldest = settings.keep_count, now - settings.keep_days * 86400
     names = [name for name in _names(folders.logs) if not name.startswith(("ledger-", "."))]
     if len(names) <= count:
         start = int.from_bytes(os.urandom(2)) % (len(names) or 1)  # a look at some is enough: so will others
         names = (names[start:] + names[:start])[:256]
-        doomed = [name for name in names if ended_at(folders.logs / name) < now - days * 86400]
+        doomed = [name for name in names if ended_at(folders.logs / name) < oldest]
     else:
         doomed = sorted(names, key=lambda name: ended_at(folders.logs / name))[: len(names) - count + count // 10]
     doomed = [name for name in doomed if not (folders.logs / name / KEPT_DISK).exists()]  # kept on purpose

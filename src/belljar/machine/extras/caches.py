@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import HostError, ImpossibleSize
+from belljar.errors import HostError
 from belljar.host.commands import run
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import Lock, is_locked, try_lock
@@ -25,14 +25,14 @@ from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.extras.disks import FORMAT, FORMAT_TIMEOUT, LAZY, check_mke2fs, check_room, sparse
+from belljar.machine.extras.disks import FORMAT_TIMEOUT, LAZY, empty_ext4
 from belljar.machine.life.life import Lifecycle
-from belljar.model import GIB, MIB, dumps
+from belljar.model import MIB, dumps
 from belljar.records import dataclass
 
 CACHE, LABEL = "cache", "belljar-cache"
 MOST = 256
-SMALLEST, LARGEST, LEAST_ROOM = 16 * MIB, 4096 * GIB, 256 * MIB
+LEAST_ROOM = 256 * MIB
 SUPERBLOCK, MAGIC, CLEAN = 1024, 0xEF53, 1  # of ext4
 
 
@@ -64,7 +64,7 @@ class CacheDisk(Extra):
         self._taken: tuple[Cache, Lock] | None = None
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
-        """Raises ImpossibleSize, NoSpace, CommandMissing, CommandFailed, HostError."""
+        """Raises NoSpace, CommandMissing, CommandFailed, HostError."""
         # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
         folders, size = life.folders, self._size
         cache, lock, reason = await in_thread(lambda: take(folders, size), undo=lambda taken: taken[1].release())
@@ -86,7 +86,6 @@ class CacheDisk(Extra):
 
 def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
     """A cache of this size, locked, and why it was made now ("" when it was there)."""
-    check_size(size)
     folder = private_folder(folder_of(folders))
     for cache in caches_of(folders):
         if not trouble(cache, size) and (lock := try_lock(cache.lock)):
@@ -120,22 +119,12 @@ def remove(folders: Folders) -> Iterator[Cache]:
 
 def caches_of(folders: Folders) -> list[Cache]:
     """Every cache of this user, by number."""
-    with suppress(FileNotFoundError):
-        names = [name.removesuffix(".raw") for name in os.listdir(folder_of(folders)) if name.endswith(".raw")]
-        return [
-            Cache(n, folder_of(folders) / f"{n}.raw") for n in sorted(int(name) for name in names if name.isdecimal())
-        ]
-    return []
+    paths = (path for path in folder_of(folders).glob("*.raw") if path.stem.isdecimal())
+    return [Cache(int(path.stem), path) for path in sorted(paths, key=lambda path: int(path.stem))]
 
 
 def folder_of(folders: Folders) -> Path:
     return folders.scratch / "caches"
-
-
-def check_size(size: int) -> None:
-    if not SMALLEST <= size <= LARGEST:
-        bounds = f"at least {SMALLEST // MIB} MiB, at most {LARGEST // GIB} GiB"
-        raise ImpossibleSize(f"a cache of {size} bytes: {bounds}", hint="Ask for another size with --cache.")
 
 
 def trouble(cache: Cache, size: int | None = None) -> str:
@@ -161,11 +150,8 @@ def trouble(cache: Cache, size: int | None = None) -> str:
 
 def make(cache: Cache, size: int) -> None:
     """Make it anew, empty. The caller holds its lock."""
-    check_mke2fs("do without a cache")
-    check_room(cache.path.parent, LEAST_ROOM, "a cache wants at least")
     cache.mark.unlink(missing_ok=True)
     cache.path.unlink(missing_ok=True)
-    sparse(cache.path, size)
-    argv = [*FORMAT, "-L", LABEL, "-E", f"{LAZY},root_owner=0:0", str(cache.path)]
+    argv = empty_ext4(cache.path, size, LEAST_ROOM, LABEL, f"{LAZY},root_owner=0:0", what="--cache")
     run(argv, timeout=FORMAT_TIMEOUT, bound=True)
     write_whole(cache.mark, dumps({"boot": boot_id()}))

@@ -36,7 +36,8 @@ class ScratchDisk(Extra):
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises NoSpace, CommandMissing, CommandFailed."""
         path = life.attach(SCRATCH, SCRATCH)
-        await make_scratch(path, self._size)
+        argv = empty_ext4(path, self._size, self._size, SCRATCH, LAZY, what="--scratch")
+        await run_beside(argv, timeout=FORMAT_TIMEOUT)
         life.point("after-attachments")
         return there.with_disk(ExtraDisk(SCRATCH, path, "raw", readonly=False))
 
@@ -81,22 +82,18 @@ class EmptyDisk(Extra):
         return there.with_disk(ExtraDisk(EMPTY, path, "raw", readonly=False))
 
 
-async def make_scratch(path: Path, size: int) -> None:
-    """An empty file system in a new file. Raises NoSpace, CommandMissing."""
-    check_room(path.parent, size, "the scratch disk is to have")
-    check_mke2fs("do without --scratch")
+def empty_ext4(path: Path, size: int, room: int, label: str, options: str, *, what: str) -> list[str]:
+    """A new file of this size, and the command that makes a file system in it. Raises NoSpace, CommandMissing."""
+    check_room(path.parent, room, f"{what} wants at least")
+    if which("mke2fs") is None:
+        raise CommandMissing("mke2fs: no such program on this host", hint=f"Install e2fsprogs, or do without {what}.")
     sparse(path, size)
-    await run_beside([*FORMAT, "-L", SCRATCH, "-E", LAZY, str(path)], timeout=FORMAT_TIMEOUT)
+    return [*FORMAT, "-L", label, "-E", options, str(path)]
 
 
 def check_room(folder: Path, size: int, what: str) -> None:
     if (free := free_bytes(folder)) < size:
         raise NoSpace(f"{folder}: {free // MIB} MiB free, {what} {size // MIB} MiB")
-
-
-def check_mke2fs(otherwise: str) -> None:
-    if which("mke2fs") is None:
-        raise CommandMissing("mke2fs: no such program on this host", hint=f"Install e2fsprogs, or {otherwise}.")
 
 
 def sparse(path: Path, size: int) -> None:

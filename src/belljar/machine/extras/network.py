@@ -99,8 +99,7 @@ def has_metadata(request: Request, mode: MetadataMode) -> bool:
 
 async def listen(traffic: AsyncIterator[Call | Refusal], life: Lifecycle, answer: Answer | None) -> None:
     """Hear a guard of a user network until there is no more: refusals go into the journal, calls to who answers them."""
-    answering: set[asyncio.Task[None]] = set()
-    try:
+    async with asyncio.TaskGroup() as answering:
         async for item in traffic:
             if isinstance(item, Refusal):
                 life.record.tell(
@@ -110,12 +109,7 @@ async def listen(traffic: AsyncIterator[Call | Refusal], life: Lifecycle, answer
             elif answer is None:
                 item.connection.close()
             else:
-                task = asyncio.ensure_future(_answered(item, answer))
-                answering.add(task)
-                task.add_done_callback(answering.discard)
-    finally:
-        for task in answering:
-            task.cancel()
+                answering.create_task(_answered(item, answer))
 
 
 async def _answered(call: Call, answer: Answer) -> None:

@@ -89,8 +89,7 @@ class OwnWorkload(Workload):
         if self._running.guest is not None and not self._life.is_proved:
             return off_too_soon(kind, last_line)
         if kind is EventKind.RESET:  # so ends a firmware that finds nothing to boot, too
-            before = f": {last_line}" if last_line else ""
-            return BootFailed(f"the guest rebooted instead of powering itself off{before}")
+            return off_too_soon(kind, last_line, "instead of powering itself off")
         if last_line.startswith(OURS):  # belljar's own init gives up so, too
             return BootFailed(last_line)
         return GuestPoweredOff("the guest powered itself off")

@@ -139,9 +139,8 @@ class Runner:
             await self._start_domain(plan)
         with life.phase("boot"):
             life.enter(State.BOOTING)
-            timeout = (
-                self.services.rules.machine.clone_timeout if plan.template else self.services.rules.qemu.boot_timeout
-            )
+            rules = self.services.rules
+            timeout = rules.machine.clone_timeout if plan.template else rules.qemu.boot_timeout
             async with put_away.deadline(timeout, plan.awaited):
                 await self._while_alive(self._greet())
         guest = self.running.guest

@@ -222,8 +222,8 @@ def conclude(life: Lifecycle) -> None:
     life.record.tell("shutdown-message", code=code, text=text)
 
 
-def off_too_soon(kind: EventKind, last_line: str) -> errors.BootFailed:
+def off_too_soon(kind: EventKind, last_line: str, when: str = "before a payload was started") -> errors.BootFailed:
     """A guest that ended while it was booted for something."""
     what = "powered itself off" if kind is EventKind.SHUTDOWN else "rebooted"
     before = f": {last_line}" if last_line else ""
-    return errors.BootFailed(f"the guest {what} before a payload was started{before}")
+    return errors.BootFailed(f"the guest {what} {when}{before}")

@@ -56,7 +56,11 @@ class Planner:
                 hint = "Without `--start clone` it boots cold."
                 raise TemplateError(f"no clone can be started: {refusal.message}", hint=hint) from refusal
             return await self._with_disk(replace(plan, reason=refusal.message))
-        return self._as_clone(plan)
+        assert plan.template is not None
+        self._services.overlays.check_room(plan.spec.disk.parent)
+        self._intend(plan.spec)
+        self._services.hypervisor.cloning.clone_disk(plan.template, plan.spec)
+        return plan
 
     async def cold(self, reason: str) -> Plan:
         """A cold start instead of what was planned first."""
@@ -117,14 +121,6 @@ class Planner:
         with life.phase("template"), services.showing(what):
             context.make_seed(spec)
             return await make_template(services, life, spec, context)
-
-    def _as_clone(self, plan: Plan) -> Plan:
-        spec, template = plan.spec, plan.template
-        assert template is not None
-        self._services.overlays.check_room(spec.disk.parent)
-        self._intend(spec)
-        self._services.hypervisor.cloning.clone_disk(template, spec)
-        return plan
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image

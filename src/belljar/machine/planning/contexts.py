@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
 from belljar.errors import BelljarError, UsageError
@@ -31,9 +31,6 @@ from belljar.machine.services import Keep, Services
 from belljar.machine.workshop.workshop import Workshop
 from belljar.model import Context, NetworkMode, Request, dumps
 from belljar.records import replace
-
-if TYPE_CHECKING:
-    from belljar.image.images import Images
 
 OWN = "it knows its own work"
 LAYER_PATIENCE = 900.0  # seconds: another process boots a machine and works in it
@@ -52,8 +49,11 @@ async def decide(request: Request, image: Image, services: Services, keep: Keep)
     """How the guest of a request is contextualized. Raises UsageError, ImageError."""
     images = services.images
     work = request.work
-    if not work.has_agent:
-        return by_itself(request, image, images)
+    if not work.has_agent:  # its own init, without the agent; a disc brings its user data
+        data, id = work.user_data, request.id
+        seed = None if data is None else user_seed(data, guest_uuid(id), f"belljar-{id}")
+        files = patient(images.boot_files(image, Context.NONE), image)
+        return GuestContext(Chosen(Context.NONE, OWN), files, image, seed, private=OWN)
     if image.is_disc:
         problem = "is a disc whose guests know their own work: no command can be run in one"
         hint = "Give it user data with --user-data, and no command."
@@ -72,15 +72,6 @@ async def decide(request: Request, image: Image, services: Services, keep: Keep)
         image, layer = await layer_of(image, services, keep)
         return GuestContext(chosen, files, image, layer=layer)
     return GuestContext(chosen, files, image)
-
-
-def by_itself(request: Request, image: Image, images: Images) -> GuestContext:
-    """The way of a guest that knows its own work: its own init, without the agent; a disc brings its user data."""
-    seed = None
-    if request.work.user_data is not None:
-        seed = user_seed(request.work.user_data, guest_uuid(request.id), f"belljar-{request.id}")
-    files = patient(images.boot_files(image, Context.NONE), image)
-    return GuestContext(Chosen(Context.NONE, OWN), files, image, seed, private=OWN)
 
 
 def patient(files: BootFiles, image: Image) -> BootFiles:
@@ -107,11 +98,10 @@ async def layer_of(image: Image, services: Services, keep: Keep) -> tuple[Image,
     path = services.images.work_folder("layers") / f"{layer_name(image)}.qcow2"
     if digest := _known(path):
         return replace(image, disk=path), digest
-    with services.showing(
-        f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"
-    ):
-        what = f"put the agent into {path.stem:.12}"
-        async with locking(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what):
+    what = f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"
+    with services.showing(what):
+        purpose = f"put the agent into {path.stem:.12}"
+        async with locking(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=purpose):
             digest = _known(path) or await _make_layer(path, image, services, keep)
     return replace(image, disk=path), digest
 
@@ -121,10 +111,9 @@ async def _make_layer(path: Path, image: Image, services: Services, keep: Keep) 
     draft.unlink(missing_ok=True)
     try:
         services.overlays.create(draft, image, None)
-        await in_thread(
-            lambda: services.images.ensure(services.rules.default_image)
-        )  # the workshop's may have to be built first
-        workshop = Workshop(keep, services.overlays, services.rules.default_image)
+        default = services.rules.default_image
+        await in_thread(lambda: services.images.ensure(default))  # the workshop's may have to be built first
+        workshop = Workshop(keep, services.overlays, default)
         agent = await in_thread(services.images.interpreter)
         await workshop.inject(draft, (AGENT_PATH, agent.path), (UNIT_PATH, agent_unit()))
         with no_space_as_error(path):

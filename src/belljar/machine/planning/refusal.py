@@ -18,7 +18,7 @@ from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
 MORE = "Ask for more with --memory; a batch job, for more memory."
-SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
+SMALLEST_SCRATCH, SMALLEST_CACHE, LARGEST_DISK = MIB, 16 * MIB, 4096 * GIB
 
 
 def checked_image(request: Request, services: Services) -> Image:
@@ -46,10 +46,11 @@ def check_size(request: Request) -> None:
         raise ImpossibleSize(f"{size}: this host has {total // MIB} MiB")
     if machine.memory > available:
         raise NoMemory(f"{size}: only {available // MIB} MiB are free now")
-    if machine.scratch is not None and not SMALLEST_SCRATCH <= machine.scratch <= LARGEST_SCRATCH:
-        bounds = f"at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB"
-        problem, hint = f"a scratch disk of {machine.scratch} bytes: {bounds}", "Ask for another size with --scratch."
-        raise ImpossibleSize(problem, hint=hint)
+    for what, disk, least in (("scratch", machine.scratch, SMALLEST_SCRATCH), ("cache", machine.cache, SMALLEST_CACHE)):
+        if disk is not None and not least <= disk <= LARGEST_DISK:
+            bounds = f"at least {least // MIB} MiB, at most {LARGEST_DISK // GIB} GiB"
+            hint = f"Ask for another size with --{what}."
+            raise ImpossibleSize(f"a {what} disk of {disk} bytes: {bounds}", hint=hint)
 
 
 def check_memory(request: Request, image: Image) -> None:

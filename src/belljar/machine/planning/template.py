@@ -41,7 +41,9 @@ LONGEST_REASON = 1000
 
 def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_own_init: bool) -> DomainSpec | None:
     """The machine as a clone of its image's base template; None where there is none of any use to it."""
-    if image.is_disc or _counts_what_is_never_used():
+    # Under a limit on what a process could use (`ulimit -v`, `-d`) whole blocks of memory may be too much.
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    if image.is_disc or any(limit != resource.RLIM_INFINITY for limit in limits):
         return None
     least = image.facts.get("least_memory", 0)
     enough = max(BASE_MEMORY, least) if isinstance(least, int) else BASE_MEMORY
@@ -49,12 +51,6 @@ def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_o
     frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
     # An init of the image's own looks after the cards that it finds when it boots.
     return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init, held=memory - enough))
-
-
-def _counts_what_is_never_used() -> bool:
-    """Are we under a limit on what a process could use (`ulimit -v`, `-d`)? Whole blocks of memory may be too much for it."""
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    return any(limit != resource.RLIM_INFINITY for limit in limits)
 
 
 async def make_template(services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext) -> Template:

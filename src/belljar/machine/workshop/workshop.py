@@ -23,18 +23,7 @@ from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import Orders
 from belljar.machine.services import Keep
-from belljar.model import (
-    MIB,
-    Account,
-    MachineSpec,
-    Outcome,
-    Payload,
-    PlainFile,
-    Request,
-    RunPayload,
-    StdinKind,
-    Transfer,
-)  # fmt: skip
+from belljar.model import Account, MachineSpec, Payload, PlainFile, Request, RunPayload, StdinKind, Transfer
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -45,7 +34,7 @@ FOREIGN = "foreign"  # the disk's name
 OUT, IN = "/var/foreign/out", "/var/foreign/in"  # as in inside/foreign.py
 TASK = b"/var/foreign/task"
 ROOT = Account("root", 0, 0, "root", home="/root")
-MEMORY = 512 * MIB
+MEMORY = 512 << 20
 MOST_WORDS = 64 << 10
 PATIENCE = 3600.0  # seconds for one task
 Task = dict[str, Any]
@@ -64,29 +53,19 @@ class Item:
 
 
 class ForeignDisk(Extra):
-    """The disk that is changed; it stays when the machine is gone."""
+    """The disk to work on. An overlay is changed, and stays when the machine is gone; an image is only read, for writes go
+    into an overlay of the machine's own."""
 
-    def __init__(self, overlay: Path) -> None:
-        self._overlay = overlay
-
-    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
-        return there.with_disk(_foreign(self._overlay), outlasts=True)
-
-
-class ForeignCopy(Extra):
-    """A disk that is only read: writes go into an overlay, which is discarded with the machine."""
-
-    def __init__(self, disk: Image, overlays: Overlays) -> None:
+    def __init__(self, disk: Path | Image, overlays: Overlays) -> None:
         self._disk, self._overlays = disk, overlays
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
-        path = life.attach(FOREIGN, FOREIGN)
-        self._overlays.create(path, self._disk, None)
-        return there.with_disk(_foreign(path))
-
-
-def _foreign(path: Path) -> ExtraDisk:
-    return ExtraDisk(FOREIGN, path, "qcow2", readonly=False, chained=True)
+        disk = self._disk
+        path = disk if isinstance(disk, Path) else life.attach(FOREIGN, FOREIGN)
+        if not isinstance(disk, Path):
+            self._overlays.create(path, disk, None)
+        extra = ExtraDisk(FOREIGN, path, "qcow2", readonly=False, chained=True)
+        return there.with_disk(extra, outlasts=isinstance(disk, Path))
 
 
 class Workshop:
@@ -98,16 +77,16 @@ class Workshop:
     async def extract(self, disk: Image, paths: Sequence[str], folder: Path) -> None:
         """Copy these paths of the disk, links in their middle followed within it, into a folder of the host."""
         outputs = tuple(Transfer(str(folder / _leaf(path)), f"{OUT}/{at}/it") for at, path in enumerate(paths))
-        await self._read(disk, {"do": "expose", "paths": list(paths), "leave_mounted": True}, outputs)
+        await self._work(disk, {"do": "expose", "paths": list(paths), "leave_mounted": True}, outputs=outputs)
 
     async def archive(self, disk: Image, paths: Sequence[str], sink: Sink) -> None:
         """Write these paths of the disk as a tar archive, with owners and modes."""
-        await self._read(disk, {"do": "archive", "paths": list(paths)}, stdout=sink)
+        await self._work(disk, {"do": "archive", "paths": list(paths)}, stdout=sink)
 
     async def survey(self, disk: Image, names: Mapping[str, Sequence[str]], sink: Sink) -> None:
         """Write the files, names and kernel modules of *names* for a direct boot of the disk's system: see
         `belljar.image.intake.survey`."""
-        await self._read(disk, {"do": "survey", "leave_mounted": True, **names}, stdout=sink)
+        await self._work(disk, {"do": "survey", "leave_mounted": True, **names}, stdout=sink)
 
     async def insert(self, overlay: Path, items: Sequence[Item]) -> None:
         """Put files of the host into the disk *overlay*, a qcow2 on top of others."""
@@ -116,25 +95,22 @@ class Workshop:
             {"target": item.target, "name": _leaf(item.source), "mode": item.mode, "owner": list(item.owner)}
             for item in items
         ]
-        await self._write(overlay, {"do": "insert", "items": places}, inputs)
+        await self._work(overlay, {"do": "insert", "items": places}, inputs)
 
     async def inject(self, overlay: Path, agent: tuple[str, Path], unit: tuple[str, str]) -> None:
         """Put the agent, a folder and the archive for it, and a unit, a path and its text, into the disk *overlay*, and have its
         systemd start them."""
         task = {"do": "inject", "agent": agent[0], "unit": unit[0], "text": unit[1]}
-        await self._write(overlay, task, (Transfer(str(agent[1]), f"{IN}/0/it"),))
-
-    async def _read(self, disk: Image, task: Task, outputs: Transfers = (), stdout: Sink | None = None) -> None:
-        await self._work(task, ForeignCopy(disk, self._overlays), (), outputs, stdout)
-
-    async def _write(self, overlay: Path, task: Task, inputs: Transfers) -> None:
-        outcome = await self._work(task, ForeignDisk(overlay), inputs)
-        if DISK_NOT_WHOLE in outcome.troubles:
-            raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
+        await self._work(overlay, task, (Transfer(str(agent[1]), f"{IN}/0/it"),))
 
     async def _work(
-        self, task: Task, disk: Extra, inputs: Transfers, outputs: Transfers = (), stdout: Sink | None = None
-    ) -> Outcome:
+        self,
+        disk: Path | Image,
+        task: Task,
+        inputs: Transfers = (),
+        outputs: Transfers = (),
+        stdout: Sink | None = None,
+    ) -> None:
         names = (f"{IN}/{number}".encode() for number in range(len(inputs)))
         words = PlainFile(TASK, json.dumps({"disk": FOREIGN, **task}).encode("ascii"), 0o600, is_users=False)
         payload = Payload(
@@ -146,9 +122,13 @@ class Workshop:
         id, spec, work = os.urandom(6).hex(), MachineSpec(self._image, cpus=1, memory=MEMORY), RunPayload(payload)
         request = Request(id, spec, work, requester="workshop", created=time.time(), timeout=PATIENCE)
         stderr = _Words()
-        outcome = await self._keep(request, Streams(None, stdout, stderr), Orders(), [disk])
+        outcome = await self._keep(
+            request, Streams(None, stdout, stderr), Orders(), [ForeignDisk(disk, self._overlays)]
+        )
         if outcome.exit_code == 0 and not outcome.error:
-            return outcome
+            if DISK_NOT_WHOLE in outcome.troubles:
+                raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
+            return
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
             raise ImageError(stderr.last() or f"the work in machine {id} ended with {outcome.exit_code}", hint=FAILED)
         if outcome.error == OutputMissing.__name__:
