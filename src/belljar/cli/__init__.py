@@ -59,7 +59,7 @@ VERBS = {
     "node": Entry("bait.node", BATCH, "make and end machines that are cloud nodes of Slurm"),
     "lease": Entry("lease.lease", BATCH, "lease machines for so long, on nodes of a batch system"),
     "pilot": Entry("lease.lease", "", "hold a node for a lease, as a job of the batch system"),
-    "vacuum": Entry("vacuum.vacuum", VACUUM, "decide alone, as one of many hosts, which machines to start"),
+    "vacuum": Entry("vacuum.factory", VACUUM, "decide alone, as one of many hosts, which machines to start"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
@@ -92,12 +92,8 @@ class CommandLine:
     wants: str = ""  # "help" or "version"
 
 
-def _forget_nameless_variable() -> None:
-    """An entry `=x` has no name. Python reads it and can neither take it away nor hand it on, with an error each time."""
-    os.environ._data.pop(b"", None)  # type: ignore[attr-defined]
-
-
-_forget_nameless_variable()
+# A job may set `=x`, a variable without a name: Python reads it and can neither remove it nor hand it on.
+os.environ._data.pop(b"", None)  # type: ignore[attr-defined]
 assert descriptors  # covered before a file is opened
 gc.set_threshold(100_000)  # what is imported stays: to look through it again and again is a tenth of a start
 
@@ -221,7 +217,10 @@ def split(arguments: Sequence[str]) -> CommandLine:
     if verb == "help":
         return CommandLine(rest[0], ["--help"]) if rest else CommandLine("", [], wants="help")
     if verb not in VERBS:
-        raise BadOption(f"{verb}: no such verb", hint=_meant(verb))
+        from belljar.cli.parser import meant
+
+        hint = meant(verb, VERBS.keys() - HIDDEN, "belljar ").strip()
+        raise BadOption(f"{verb}: no such verb", hint=hint or "See `belljar --help`.")
     return CommandLine(verb, rest, config_file, verbose)
 
 
@@ -250,16 +249,6 @@ def overview() -> str:
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<11} {entry.help}" for verb, entry in VERBS.items() if entry.group == group]
     return OVERVIEW.format("\n".join(lines))
-
-
-def _meant(word: str) -> str:
-    from belljar.cli.batch.internal import ACTS
-    from belljar.cli.parser import meant
-
-    if word in ACTS:
-        return f"Batch systems and programs call it as `belljar internal {word}`."
-
-    return meant(word, VERBS.keys() - HIDDEN, "belljar ").strip() or "See `belljar --help`."
 
 
 def is_reader_gone(*descriptors: int) -> bool:

@@ -194,13 +194,6 @@ def as_path(text: str) -> Path:
     return Path(text)
 
 
-def as_hours(text: str) -> float:
-    """Seconds."""
-    from belljar.host.values import number
-
-    return 3600.0 * number(text)
-
-
 def as_moment(text: str) -> float:
     """Seconds since the epoch: a time of the next 24 hours, a date and time, or +DURATION."""
     import time
@@ -231,7 +224,7 @@ def as_whole(text: str) -> int:
 
 
 TYPES: Mapping[str, Callable[[str], object]] = {
-    "TIME": as_duration, "HOURS": as_hours, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
+    "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
     **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), as_path),
 }  # fmt: skip
 FORMAT = "--format {table,json} =table | for people or for programs"

@@ -106,13 +106,11 @@ def status(args: Args, house: House) -> int:
 
 def order(args: Args, house: House) -> int:
     """Open or close it."""
-
     give_order(folder_of(args, house), Order() if args.act == "open" else Order(False, args.reason))
     return 0
 
 
 def jobs(args: Args, house: House) -> int:
-
     folder, now, rows = folder_of(args, house), time.time(), []
     entries, node_of = list(read(folder).values()), _nodes(folder)
     for entry in entries:
@@ -123,7 +121,6 @@ def jobs(args: Args, house: House) -> int:
 
 
 def nodes(args: Args, house: House) -> int:
-
     folder = folder_of(args, house)
     status, node_of = read_status(folder), _nodes(folder)
     states = status.nodes if status else {}

@@ -268,8 +268,7 @@ def events(args: Args, house: House) -> int:
 
 WANTED = """\
 IMAGE | its name
-/ --time TIME | how long they are wanted, as in 2h (`lease.default_time`)
-/ --hours HOURS @time | the same, in hours, as in 0.5
+--time TIME | how long they are wanted, as in 2h (`lease.default_time`)
 -n --count N =1 | so many machines
 --least N =0 | start with so many, too
 --per-node N =1 | so many of them may share a node

@@ -95,7 +95,9 @@ def _account(user: str | None, view: MachineView) -> Account:
 
 def _leave(status: ExitStatus) -> int:
     if status.error:
-        raise CannotStart(f"the command could not be started: {status.message or status.error}", code=status.exit_code)
+        refusal = CannotStart(f"the command could not be started: {status.message or status.error}")
+        refusal.exit_code = status.exit_code or refusal.exit_code
+        raise refusal
     if status.signal is not None:
         die_by(status.signal)
     return status.exit_code or 0
@@ -105,10 +107,6 @@ class CannotStart(BelljarError):
     """The guest could not start the command."""
 
     hint = "Check the command's path inside the guest."
-
-    def __init__(self, message: str, *, code: int | None) -> None:
-        super().__init__(message)
-        self.exit_code = code or self.exit_code
 
 
 # -- cp ------------------------------------------------------------------------------------------------------------------

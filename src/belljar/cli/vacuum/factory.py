@@ -1,4 +1,4 @@
-"""`belljar vacuum run`, `drain`, `explain` and `check`: the factory of this host."""
+"""`belljar vacuum`: factories of machines without a head node. Here `run`, `drain`, `explain` and `check`, of this host's factory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar.assembly import House
-from belljar.cli.parser import FORMAT, Args, acts, as_duration, as_moment
+from belljar.cli.parser import FORMAT, Args, Verb, acts, as_duration, as_moment
 from belljar.cli.render import duration, moment, show
+from belljar.cli.vacuum import asking, settings
 from belljar.errors import BadOption
 from belljar.jobs import plain
 from belljar.service import kept
@@ -131,4 +132,10 @@ TYPE * @types | only these
 # check | for Nagios and Icinga: exit 0, 1, 2 or 3, one line with performance data
 {STATE_OPTION}
 """
-ACTS = acts(ROWS, {"run": run, "drain": drain, "explain": explain, "check": check})
+FUNCTIONS = {"run": run, "drain": drain, "explain": explain, "check": check}
+VERBS = {
+    "vacuum": Verb(
+        "The vacuum: a host decides alone which experiment's machine to start next, by target shares and by what other hosts tell.",
+        acts={**acts(ROWS, FUNCTIONS), **asking.ACTS, **settings.ACTS},
+    )
+}
