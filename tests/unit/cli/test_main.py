@@ -58,12 +58,6 @@ def test_a_mistyped_verb_is_told_the_one_that_was_meant(capsys: pytest.CaptureFi
     assert "Did you mean `belljar kill`?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("act", ["wrap", "prolog", "ask"])
-def test_what_only_batch_systems_call_is_told_where_it_is(act: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([act, "slurm"]) == 125
-    assert f"`belljar internal {act}`" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
 def test_help_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0

@@ -73,13 +73,12 @@ def check(args: Args, house: House) -> int:
     return show_findings(findings, as_=args.format)
 
 
-def uninstall(args: Args, house: House) -> int:
+def uninstall(args: Args, house: House) -> None:
     """Take out what install put in."""
     site, _ = _site(args, house)
     done = site.uninstall()
     print_lines(done or ["Nothing of belljar's is installed there."])
     print_lines(f"not done, repeat it by hand: {line}" for line in (site.reread() if done else []))
-    return 0
 
 
 # -- words ---------------------------------------------------------------------------------------------------------------

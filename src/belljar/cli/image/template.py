@@ -22,7 +22,7 @@ from belljar.machine.extras.caches import Cache
 from belljar.model import Context, NetworkMode, Payload, RunPayload, Share, ShareKind
 
 
-def show_all(args: Args, house: House) -> int:
+def show_all(args: Args, house: House) -> None:
     templates = house.hypervisor.templates()
     names = {image.digest: image.names for image in house.images.images()} if templates else {}
     values, rows = [], []
@@ -34,7 +34,6 @@ def show_all(args: Args, house: House) -> int:
         rows.append((template.key, image, *kind, size(template.size), age))
     heads = ("KEY", "IMAGE", "CPUS", "MEMORY", "ACCELERATOR", "UID", "ON DISK", "AGE")
     show(values, heads, rows, as_=args.format)
-    return 0
 
 
 def verify(args: Args, house: House) -> int:
@@ -45,16 +44,15 @@ def verify(args: Args, house: House) -> int:
     return 1 if any(verdicts.values()) else 0
 
 
-def remove(args: Args, house: House) -> int:
+def remove(args: Args, house: House) -> None:
     if bool(args.keys) == args.all:
         raise TemplateError("which templates?", hint="Name templates by their keys, or say --all.")
     for template in house.hypervisor.templates() if args.all else _chosen(house, args.keys):
         house.hypervisor.remove_template(template.key)
         print(template.key)
-    return 0
 
 
-def build(args: Args, house: House) -> int:
+def build(args: Args, house: House) -> None:
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     check_number("--shares and --virtiofs", len(shares))
@@ -68,7 +66,6 @@ def build(args: Args, house: House) -> int:
     )  # fmt: skip
     template = build_template(house, request, exact=args.exact)
     print(as_json(_described(template)) if args.format == "json" else f"{template.key}  {size(template.size)}")
-    return 0
 
 
 def _chosen(house: House, prefixes: list[str]) -> list[Template]:
@@ -92,26 +89,25 @@ def _described(template: Template) -> dict[str, Any]:
 # -- caches --------------------------------------------------------------------------------------------------------------
 
 
-def list_caches(args: Args, house: House) -> int:
+def list_caches(args: Args, house: House) -> None:
     values = []
     for cache in caches.caches_of(house.folders):
         status = cache.path.stat()
         values.append(_of(cache, cache.state(), status.st_size, status.st_blocks * 512))
-    return _show_caches(values, args.format)
+    _show_caches(values, args.format)
 
 
-def remove_caches(args: Args, house: House) -> int:
-    return _show_caches([_of(cache, "removed", 0, 0) for cache in caches.remove(house.folders)], args.format)
+def remove_caches(args: Args, house: House) -> None:
+    _show_caches([_of(cache, "removed", 0, 0) for cache in caches.remove(house.folders)], args.format)
 
 
 def _of(cache: Cache, state: str, length: int, stored: int) -> dict[str, Any]:
     return {"number": cache.number, "state": state, "size": length, "stored": stored, "path": cache.path}
 
 
-def _show_caches(values: list[dict[str, Any]], form: str) -> int:
+def _show_caches(values: list[dict[str, Any]], form: str) -> None:
     rows = [(row["number"], row["state"], size(row["size"]), size(row["stored"]), row["path"]) for row in values]
     show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=form)
-    return 0
 
 
 KEY = "KEY * @keys | a template's key, or the beginning of one"

@@ -24,7 +24,7 @@ from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
 CHUNK = 1 << 16
 
 
-def logs(args: Args, house: House) -> int:
+def logs(args: Args, house: House) -> None:
     house, machine = reach(house, args.machine)
     folder = machine.folder
     if args.joboutput or args.which == JOBOUTPUTS:
@@ -51,7 +51,6 @@ def logs(args: Args, house: House) -> int:
         for which in ("qemu", "console") if args.which is None else ():
             print(f"== {which} ==")
             _copy(folder / names[which])
-    return 0
 
 
 def story(event: Event) -> str:
@@ -81,7 +80,7 @@ def _copy(path: Path) -> None:
         return  # nothing was written
 
 
-def _joboutputs(folder: Path, name: str | None) -> int:
+def _joboutputs(folder: Path, name: str | None) -> None:
     """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
     files = {path.name: path for path in joboutputs(folder)}
     if not name:
@@ -92,7 +91,6 @@ def _joboutputs(folder: Path, name: str | None) -> int:
     else:
         hint = f"`belljar logs {folder.name} --{JOBOUTPUTS}` names what it has left."
         raise OutputMissing(f"{folder.name}: the guest has left no {name!r}", hint=hint)
-    return 0
 
 
 def joboutputs(folder: Path) -> list[Path]:
@@ -129,7 +127,7 @@ def _write(chunks: Iterable[bytes]) -> None:
 # -- events --------------------------------------------------------------------------------------------------------------
 
 
-def events(args: Args, house: House) -> int:
+def events(args: Args, house: House) -> None:
     import asyncio
 
     begin = time.time() - args.since
@@ -147,7 +145,6 @@ def events(args: Args, house: House) -> int:
 
     if stream is not None:
         asyncio.run(follow(stream))
-    return 0
 
 
 def past(house: House, begin: float) -> list[Event]:

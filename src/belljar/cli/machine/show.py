@@ -85,16 +85,15 @@ def result(machine: MachineView) -> str:
 # -- show ----------------------------------------------------------------------------------------------------------------
 
 
-def show(args: Args, house: House) -> int:
+def show(args: Args, house: House) -> None:
     house, machine = reach(house, args.machine)
     if args.format == "json":
         print(as_json(_described(machine, house)))
-        return 0
+        return
     for title, facts in sections(machine, house):
         lines = [f"  {name:<14} {plain(str(value))}" for name, value in facts if value not in ("", None, [], {})]
         if lines:
             print("\n".join((title, *lines)))
-    return 0
 
 
 def _described(machine: MachineView, house: House) -> dict[str, Any]:

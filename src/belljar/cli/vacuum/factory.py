@@ -27,13 +27,12 @@ def folder_of(args: Args, house: House) -> Path:
     return folder
 
 
-def run(args: Args, house: House) -> int:
+def run(args: Args, house: House) -> None:
     from belljar.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(args.file, folder_of(args, house), tell, metrics=_address(args.metrics)))
-    return 0
 
 
 def _address(text: str | None) -> tuple[str, int] | None:
@@ -45,7 +44,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def drain(args: Args, house: House) -> int:
+def drain(args: Args, house: House) -> None:
     from belljar.vacuum.factory.daemon import Order, give_order
     from belljar.vacuum.factory.keeper import Machines
 
@@ -55,7 +54,7 @@ def drain(args: Args, house: House) -> int:
             raise BadOption("--off with --by: one of them only")
         give_order(folder, Order())
         print("Machines are started again.")
-        return 0
+        return
     if args.by is not None and args.by <= time.time():
         raise BadOption(f"--by: {moment(args.by)} has passed", hint="Such as 18:00, 2026-12-24T18:00 or +2h.")
     give_order(folder, Order(True, args.by))
@@ -65,7 +64,6 @@ def drain(args: Args, house: House) -> int:
     for machine in Machines(Space(status.space, status.factory)).living() if status else ():
         end = min(machine.ends, args.by or machine.ends)
         print(f"  {machine.id} {machine.machinetype}: until {_until(end)} at most")
-    return 0
 
 
 def _until(then: float) -> str:
@@ -73,7 +71,7 @@ def _until(then: float) -> str:
     return f"{moment(then)} ({'tomorrow, ' * is_tomorrow}in {duration(max(then - time.time(), 0))})"
 
 
-def explain(args: Args, house: House) -> int:
+def explain(args: Args, house: House) -> None:
     at = time.time() if args.at is None else before(args.at)
     decision = decision_at(folder_of(args, house), at)
     if decision is None:
@@ -87,7 +85,6 @@ def explain(args: Args, house: House) -> int:
         print(f"Decided {moment(decision['time'])}" + (f"; no answer from {plain(silent)}" if silent else ""))
     heads = ("TYPE", "SHARE", "HS06", "TARGET", "SCORE", "WHY", "UNTIL")
     show({**decision, "verdicts": verdicts}, heads, [_row(verdict) for verdict in verdicts], as_=args.format)
-    return 0
 
 
 def before(text: str) -> float:
