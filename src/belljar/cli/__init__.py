@@ -85,11 +85,10 @@ Every batch job in its own fresh virtual machine.
 class CommandLine:
     """The command line, split at the verb."""
 
-    verb: str  # "" where there is none
+    verb: str  # "" where there is none; "--help" and "--version" come alone
     rest: list[str]
     config_file: str | None = None
     verbose: bool = False
-    wants: str = ""  # "help" or "version"
 
 
 # A job may set `=x`, a variable without a name: Python reads it and can neither remove it nor hand it on.
@@ -158,14 +157,14 @@ def reported(act: Callable[[], int], *, detail: bool = False) -> int:
 
 
 def _carry_out(line: CommandLine, commands: str | None) -> int:
-    if line.wants == "version":
+    if line.verb == "--version":
         from belljar import __version__
 
         print(f"belljar {__version__}")
         return 0
-    if line.wants == "help" or not line.verb:
-        print(overview(), file=sys.stdout if line.wants else sys.stderr)
-        return 0 if line.wants else OUR_FAILURE
+    if line.verb in ("--help", ""):
+        print(overview(), file=sys.stdout if line.verb else sys.stderr)
+        return 0 if line.verb else OUR_FAILURE
     args, house = parser_of(line.verb).parse_args(line.rest), None
     if verb_of(line.verb).needs_house:
         from belljar.assembly import House
@@ -199,10 +198,8 @@ def split(arguments: Sequence[str]) -> CommandLine:
     words = list(arguments)
     while words and words[0].startswith("-"):
         word = words.pop(0)
-        if word in ("-h", "--help"):
-            return CommandLine("", words, wants="help")
-        if word == "--version":
-            return CommandLine("", words, wants="version")
+        if word in ("-h", "--help", "--version"):
+            return CommandLine("--version" if word == "--version" else "--help", [])
         if word in ("-v", "--verbose"):
             verbose = True
         elif word == "--config" and words:
@@ -215,7 +212,7 @@ def split(arguments: Sequence[str]) -> CommandLine:
         return CommandLine("", [])
     verb, *rest = words
     if verb == "help":
-        return CommandLine(rest[0], ["--help"]) if rest else CommandLine("", [], wants="help")
+        return CommandLine(rest[0], ["--help"]) if rest else CommandLine("--help", [])
     if verb not in VERBS:
         from belljar.cli.parser import meant
 

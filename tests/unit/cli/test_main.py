@@ -42,7 +42,7 @@ def fails_with(error: BaseException) -> Callable[[], int]:
 
 def test_global_options_stand_before_the_verb_and_the_rest_is_the_verbs() -> None:
     line = split(["--config", "a.toml", "-v", "run", "--config", "b", "--", "ls", "-v"])
-    assert line == CommandLine("run", ["--config", "b", "--", "ls", "-v"], "a.toml", True, "")
+    assert line == CommandLine("run", ["--config", "b", "--", "ls", "-v"], "a.toml", True)
     assert split(["--config=x", "ps"]).config_file == "x"
 
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from belljar.assembly import House
-from belljar.cli.machine.request import above_zero, image_name
+from belljar.cli.machine.request import above_zero
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
 from belljar.errors import ImpossibleSize, TemplateError
@@ -18,7 +18,6 @@ from belljar.jobs.attend import build_template
 from belljar.jobs.shares import check_number
 from belljar.jobs.starting import make_request
 from belljar.machine.extras import caches
-from belljar.machine.extras.caches import Cache
 from belljar.model import Context, NetworkMode, Payload, RunPayload, Share, ShareKind
 
 
@@ -60,7 +59,7 @@ def build(args: Args, house: House) -> None:
         above_zero(option, value, ImpossibleSize)
     request = make_request(
         house.settings, RunPayload(Payload((), caller())), requester="template build",
-        image=None if args.image is None else image_name(args.image), cpus=args.cpus, memory=args.memory, disk=args.disk,
+        image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
         network=NetworkMode(args.network) if args.network else None, shares=tuple(shares),
         context=Context(args.context) if args.context else None,
     )  # fmt: skip
@@ -90,24 +89,19 @@ def _described(template: Template) -> dict[str, Any]:
 
 
 def list_caches(args: Args, house: House) -> None:
-    values = []
+    values, rows = [], []
     for cache in caches.caches_of(house.folders):
-        status = cache.path.stat()
-        values.append(_of(cache, cache.state(), status.st_size, status.st_blocks * 512))
-    _show_caches(values, args.format)
+        status, state = cache.path.stat(), cache.state()
+        length, stored = status.st_size, status.st_blocks * 512
+        values.append({"number": cache.number, "state": state, "size": length, "stored": stored, "path": cache.path})
+        rows.append((cache.number, state, size(length), size(stored), cache.path))
+    show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=args.format)
 
 
 def remove_caches(args: Args, house: House) -> None:
-    _show_caches([_of(cache, "removed", 0, 0) for cache in caches.remove(house.folders)], args.format)
-
-
-def _of(cache: Cache, state: str, length: int, stored: int) -> dict[str, Any]:
-    return {"number": cache.number, "state": state, "size": length, "stored": stored, "path": cache.path}
-
-
-def _show_caches(values: list[dict[str, Any]], form: str) -> None:
-    rows = [(row["number"], row["state"], size(row["size"]), size(row["stored"]), row["path"]) for row in values]
-    show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=form)
+    removed = list(caches.remove(house.folders))
+    values = [{"number": cache.number, "path": cache.path} for cache in removed]
+    show(values, ("REMOVED", "FILE"), [(cache.number, cache.path) for cache in removed], as_=args.format)
 
 
 KEY = "KEY * @keys | a template's key, or the beginning of one"

@@ -171,21 +171,15 @@ def ssh(args: Args, house: House) -> int:
 
 
 def _running(args: Args) -> dict[str, Any]:
-    """The machine that is meant. Raises BadOption, and HostError where it does not run."""
+    """The machine that is meant. Raises HostError where not just one runs."""
     id = cluster.machine(args.door, args.machine) if "/" in args.machine else args.machine
-    machines: list[dict[str, Any]] = [
-        machine
-        for machine in ask(args.door, "status")["machines"]
-        if id == machine["id"] or (id == machine["lease"] and machine["state"] == "running")
-    ]
-    live = [machine for machine in machines if machine["state"] not in ENDED]
-    if len(live) != 1:
-        many = f"{id} has {len(live)} machines that run" if live else f"{id}: no machine that runs"
-        raise BadOption(many, hint="See `belljar lease status`.")
-    if live[0]["state"] != "running":
-        why = f"{id} is {live[0]['state']}: only a machine that runs can be logged in to"
-        raise HostError(why, hint="`belljar lease status` says what it waits for.")
-    return live[0]
+    machines = [row for row in ask(args.door, "status")["machines"] if id in (row["id"], row["lease"])]
+    running: list[dict[str, Any]] = [row for row in machines if row["state"] == "running"]
+    if len(running) != 1:
+        states = ", ".join(f"{row['id']} is {row['state']}" for row in machines) or "there is none"
+        why = f"{id}: only one machine that runs can be logged in to: {states}"
+        raise HostError(why, hint="`belljar lease status` says what a machine waits for.")
+    return running[0]
 
 
 def connect(args: Args, house: House) -> None:

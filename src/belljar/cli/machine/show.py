@@ -52,8 +52,8 @@ def _of_all(house: House, own: list[tuple[object, ...]], args: Args) -> int:
     if os.geteuid() != 0:
         raise NotPermitted("--all-users: only root sees everybody's machines")
     now = time.time()
-    rows, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
-    rows = [{"USER": "root", **dict(zip(HEADS, line, strict=True))} for line in own] + rows
+    theirs, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
+    rows = [dict(zip(("USER", *HEADS), ("root", *line), strict=True)) for line in own] + theirs
     put(rows, ("USER", *HEADS), [tuple(map(line.get, ("USER", *HEADS))) for line in rows], as_=args.format)
     for line in trouble:
         complain(line, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.assembly import House
-from belljar.cli.parser import FORMAT, Args, Verb, acts, as_duration, as_moment
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import duration, moment, show
 from belljar.cli.vacuum import asking, settings
 from belljar.errors import BadOption
@@ -72,7 +72,10 @@ def _until(then: float) -> str:
 
 
 def explain(args: Args, house: House) -> None:
-    at = time.time() if args.at is None else before(args.at)
+    now = time.time()
+    at = (
+        now - (args.ago or 0.0) if args.at is None else args.at - DAY * (args.at > now)
+    )  # 14:05 is the last, not the next
     decision = decision_at(folder_of(args, house), at)
     if decision is None:
         hint = "Is the factory started? `belljar vacuum check` tells."
@@ -85,16 +88,6 @@ def explain(args: Args, house: House) -> None:
         print(f"Decided {moment(decision['time'])}" + (f"; no answer from {plain(silent)}" if silent else ""))
     heads = ("TYPE", "SHARE", "HS06", "TARGET", "SCORE", "WHY", "UNTIL")
     show({**decision, "verdicts": verdicts}, heads, [_row(verdict) for verdict in verdicts], as_=args.format)
-
-
-def before(text: str) -> float:
-    """A moment that has passed, in seconds since the epoch: a time of the last 24 hours, a date and time, or a duration until now.
-    Raises BadOption."""
-    try:
-        then = time.time() - as_duration(text.removeprefix("-")) if text[-1:] in tuple("smhd") else as_moment(text)
-    except ValueError as exc:
-        raise BadOption(f"--at {exc}") from exc
-    return then - DAY if ":" in text and "-" not in text and then > time.time() else then
 
 
 def _row(verdict: dict[str, Any]) -> tuple[object, ...]:
@@ -123,7 +116,8 @@ FILE ? =/etc/belljar/vacuum.toml | settings of the space; vacuum.d/*.toml beside
 {STATE_OPTION}
 # explain | say for each machinetype why it is or is not started
 TYPE * @types | only these
---at WHEN | why it was so then: 14:05, 2026-12-24T14:05, or 10m ago
+/ --at MOMENT | why it was so then: 14:05 or 2026-12-24T14:05
+/ --ago TIME | why it was so that long ago, such as 10m
 {STATE_OPTION}
 {FORMAT}
 # check | for Nagios and Icinga: exit 0, 1, 2 or 3, one line with performance data
