@@ -255,10 +255,8 @@ class Zygote:
                 words = bytes(order).split(b"\0")
                 job = Job(Words(words[2:]))
                 job.path, job.began = words[0], int(words[1])
-                files = (
-                    self.inner if job.terminal else [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
-                )
-                become_payload(job, guest, files, trouble)
+                files = [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
+                become_payload(job, guest, self.inner if job.terminal else files, trouble)
             code = 0
         except Refused as exc:
             code = CODES.get(exc.kind, FAILED)

@@ -191,9 +191,8 @@ class Packer:
             while part := os.read(fd, CHUNK):
                 content += part
                 if len(content) > MOST_UNTOLD:
-                    raise TransferError(
-                        "refused", f"{shown(path)}: tells no size and has more than {MOST_UNTOLD} bytes"
-                    )
+                    what = f"{shown(path)}: tells no size and has more than {MOST_UNTOLD} bytes"
+                    raise TransferError("refused", what)
         except OSError as exc:
             raise TransferError("refused", f"{shown(path)}: {exc.strerror}") from exc
         return bytes(content)

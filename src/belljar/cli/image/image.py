@@ -66,19 +66,14 @@ def show(args: Args, house: House) -> None:
     value = _described(house, image)
     shown = {**value, **value["facts"], "created": moment(image.created)}
     del shown["facts"]
-    rows = [
-        (
-            name,
-            size(fact)
-            if name in SIZES
-            else ", ".join(map(str, fact))
-            if isinstance(fact, (list, tuple))
-            else str(fact),
-        )
-        for name, fact in shown.items()
-        if fact not in ("", None, [], ())
-    ]
+    rows = [(name, _cell(name, fact)) for name, fact in shown.items() if fact not in ("", None, [], ())]
     put(value, ("WHAT", "VALUE"), rows, as_=args.format)
+
+
+def _cell(name: str, fact: Any) -> str:
+    if name in SIZES:
+        return size(fact)
+    return ", ".join(map(str, fact)) if isinstance(fact, (list, tuple)) else str(fact)
 
 
 def verify(args: Args, house: House) -> int:

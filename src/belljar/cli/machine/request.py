@@ -212,12 +212,10 @@ def _input(text: str) -> Transfer:
 def _output(text: str) -> Transfer:
     inside, outside = _pair("--out", text)
     name = os.path.basename(inside.rstrip("/"))
-    if outside.endswith("/") and not os.path.isdir(outside):
-        raise BadOption(f"--out {text}: the folder {outside} does not exist here", hint=f"mkdir {outside}")
     target = outside or name
-    folder = os.path.dirname(os.path.abspath(target)) or "/"
+    folder = outside if outside.endswith("/") else os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
-        raise BadOption(f"--out {text}: the folder {folder} does not exist here")
+        raise BadOption(f"--out {text}: the folder {folder} does not exist here", hint=f"mkdir {folder}")
     if not os.access(folder, os.W_OK):
         raise BadOption(f"--out {text}: the folder {folder} cannot be written to")
     return Transfer(os.path.abspath(target), inside)
