@@ -39,7 +39,7 @@ class Mounts:
 
     def mount(self, words: Words) -> bytes:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
-        kind = words.next()
+        kind = checked_kind(words.next())
         options, missing, patience = SHARES[kind]
         tag, target, how = words.next(), checked_target(words.next()), words.next()
         flags = libc.MS_NOSUID | libc.MS_NODEV | (0 if how == b"rw" else libc.MS_RDONLY)
@@ -56,7 +56,7 @@ class Mounts:
 
     def prepare_for(self, words: Words) -> bytes:
         """Before a template is saved: what its clones would otherwise each load anew."""
-        load_filesystems(words.text())
+        load_filesystems(checked_kind(words.next()).decode("ascii"))
         return b""
 
     def find_disks(self, words: Words) -> bytes:
@@ -132,6 +132,12 @@ def devices_of(serials: list[bytes]) -> list[bytes]:
     except OSError as exc:
         raise Refused("no-disk", f"the guest's kernel does not find the disk {exc.strerror}") from exc
     return [b"/dev/" + names[serial] for serial in serials]
+
+
+def checked_kind(kind: bytes) -> bytes:
+    if kind not in SHARES:
+        raise Refused("bad-call", f"no share is of the kind {shown(kind)}")
+    return kind
 
 
 def checked_target(target: bytes) -> bytes:
