@@ -82,7 +82,7 @@ def test_two_nodes_begin_together_and_each_is_given_back_alone(two: GridSite) ->
 
 @pytest.mark.slow
 def test_a_job_of_two_nodes_that_is_deleted_ends_on_both(two: GridSite) -> None:
-    lease = two.run(IMAGE, "--hours", "1", "-n", "2")
+    lease = two.run(IMAGE, "--time", "1h", "-n", "2")
     two.until(lambda: two.is_running(lease), "both run")
     two.cell.run("qdel", two.status(lease)[0]["job"])
     lease_checks.a_job_that_is_taken_away_ends_its_lease(two, lease)

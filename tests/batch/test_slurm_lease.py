@@ -84,7 +84,7 @@ def test_a_lease_that_grows_has_machines_for_no_longer_than_it_was_asked_for(sit
     more = json.loads(site("grow", lease, "-n", "1", "--format", "json"))["lease"]
     site.until(lambda: site.is_running(more), "one more runs")
     first, second = site.status(lease)[0], site.status(more)[0]
-    assert first["job"] != second["job"] and second["wanted"]["seconds"] == 3600
+    assert first["job"] != second["job"] and 3500 < second["wanted"]["seconds"] <= 3600
     assert site.ssh(more, "echo here") == "here\n"
     for one in (more, lease):
         site("release", one)
@@ -156,10 +156,10 @@ def test_a_job_that_is_cancelled_behind_our_back_ends_its_lease(site: LeaseSite)
 @pytest.mark.slow
 def test_a_lease_that_cannot_be_had_says_why(site: LeaseSite) -> None:
     assert "not among the images" in site("run", "windows", check=False)
-    lease = site.run(IMAGE, "--hours", "1", "--queue", "nowhere")
+    lease = site.run(IMAGE, "--time", "1h", "--queue", "nowhere")
     site.until(lambda: site.state(lease) == "failed", "it is refused")
     assert "invalid partition" in site.status(lease)[0]["why"].lower()
-    waits = site.run(IMAGE, "--hours", "1", "-n", "3")
+    waits = site.run(IMAGE, "--time", "1h", "-n", "3")
     site.until(lambda: site.state(waits) in ("failed", "queued"), "Slurm has said what it thinks")
     site("release", waits)
     site.until_nothing_is_left()

@@ -47,7 +47,7 @@ def test_f4_a_job_that_slurmctld_brings_back_after_the_end_of_its_lease_is_cance
     saved = site.folder / "slurm/state/job_state"
     for node in site.lab.nodes:
         site.lab.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
-    lease = site.run(IMAGE, "--hours", "1")
+    lease = site.run(IMAGE, "--time", "1h")
     site.until(lambda: site.state(lease) == "queued", "its job waits")
     name = f"belljar-{lease}-1".encode()
     site.until(lambda: saved.exists() and name in saved.read_bytes(), "slurmctld has saved its job")
@@ -67,7 +67,7 @@ def test_f4_a_job_that_slurmctld_brings_back_after_the_end_of_its_lease_is_cance
 def test_f7_a_pilot_that_comes_while_the_service_is_away_is_heard_when_that_is_back(site: LeaseSite) -> None:
     for node in site.lab.nodes:
         site.lab.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
-    lease = site.run(IMAGE, "--hours", "1")
+    lease = site.run(IMAGE, "--time", "1h")
     site.until(lambda: site.state(lease) == "queued", "its job waits")
     site.kill_service()
     for node in site.lab.nodes:
@@ -114,7 +114,7 @@ def test_f14_a_node_that_hangs_before_its_pilot_speaks_costs_its_group_one_try(s
         honest.replace("exec ", '[ "$SLURMD_NODENAME" = n2 ] && [ "$1" = pilot ] && exec sleep 300\nexec ', 1)
     )
     try:
-        lease = site.run(IMAGE, "--hours", "1", "-n", "2")
+        lease = site.run(IMAGE, "--time", "1h", "-n", "2")
         site.until(lambda: site.status(lease)[0]["attempt"] == 2, "another job is tried")
         assert guests(site) == []
     finally:
@@ -134,12 +134,12 @@ def test_f19_a_guest_that_hangs_is_ended_all_the_same(site: LeaseSite) -> None:
 
 def test_a_power_cut_of_all_hosts_ends_each_machine_once_and_a_lease_that_waits_goes_on(site: LeaseSite) -> None:
     """Service, slurmctld, slurmds, pilots and machines are gone, and `run` was on a tmpfs."""
-    lease = site.run(IMAGE, "--hours", "1", "-n", "2")
+    lease = site.run(IMAGE, "--time", "1h", "-n", "2")
     site.until(lambda: site.is_running(lease), "both run")
     lost = set(site.belljar.machines())
     for node in site.lab.nodes:
         site.lab.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
-    waiting = site.run(IMAGE, "--hours", "1")
+    waiting = site.run(IMAGE, "--time", "1h")
     site.until(lambda: site.state(waiting) == "queued", "the second lease waits")
     daemons = ["slurmctld", *(f"slurmd-{node}" for node in site.lab.nodes)]
     for daemon in daemons:

@@ -40,7 +40,7 @@ def site() -> Iterator[LeaseSite]:
 
 def start(site: LeaseSite, *words: str) -> tuple[str, list[str]]:
     """A lease with a server on each of its machines: its id and theirs."""
-    lease = site.run(IMAGE, "--hours", "1", "--network", "private", *words)
+    lease = site.run(IMAGE, "--time", "1h", "--network", "private", *words)
     site.until(lambda: site.is_running(lease), "its machines run")
     machines = [str(one["id"]) for one in site.status(lease)[1]]
     for machine in machines:

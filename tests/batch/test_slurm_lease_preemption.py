@@ -45,7 +45,7 @@ def test_an_ordinary_job_takes_the_nodes_and_the_next_preemptible_lease_waits_fo
     assert 0 < machine["ran_until"] - machine["ran_from"] < 600  # what is charged is what it ran
     site.until(lambda: site.lab.state(job) == "RUNNING", "the job has its nodes")
     assert not site.left() and not site.pilots()
-    other = site.run(IMAGE, "--hours", "1", "--preemptible")
+    other = site.run(IMAGE, "--time", "1h", "--preemptible")
     site.until(lambda: site.state(other) == "queued", "the next one is in Slurm's queue")
     assert site.lab.state(site.status(other)[0]["job"]) == "PENDING"
     site.lab.run("scancel", job)

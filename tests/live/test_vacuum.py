@@ -235,7 +235,7 @@ def test_factories_share_a_space_and_lose_nothing(belljar: Belljar, tmp_path: Pa
     until(lambda: Counter(space.machines().values())["lhcb"] >= 2, "lhcb to come back")
 
     # What was decided then can be asked for later.
-    told = belljar.json("vacuum", "explain", "--at", "1s", "--state", str(space.state(victim)))
+    told = belljar.json("vacuum", "explain", "--ago", "1s", "--state", str(space.state(victim)))
     assert {one["machinetype"] for one in told["verdicts"]} == {"atlas", "lhcb"} and told["time"] <= time.time()
 
     for name in FACTORIES:

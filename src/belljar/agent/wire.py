@@ -52,6 +52,8 @@ TO_AGENT = STREAM_FRAMES | {CALL: MAX_CALL, SIGNAL: 1, RESIZE: 4, PING: 8}
 TO_HOST = STREAM_FRAMES | {HELLO: 64 * KIB, REPLY: 64 * KIB, ERROR: 64 * KIB, EXIT: 64 * KIB, PONG: 8}
 EXACT = (EOF, CREDIT, RESET, SIGNAL, RESIZE, PING, PONG)  # bodies that have one size only
 
+OF_PROCESS = (SIGNAL, RESIZE)  # their id is the process's, not a stream's
+
 STDIN, STDOUT, STDERR = range(3)
 NOT_FOUND, NOT_EXECUTABLE, FAILED = 127, 126, 125
 LEADER = 0x80  # in a SIGNAL: for the payload's first process alone
@@ -77,10 +79,6 @@ def greeting(nonce: bytes) -> bytes:
 def stuffed(body: bytes) -> bytes:
     """The words of a call as they travel to the agent: MAGIC cannot be among them, whatever they hold."""
     return body.replace(b"\xff", b"\xff\1")
-
-
-def unstuffed(body: bytes) -> bytes:
-    return body.replace(b"\xff\1", b"\xff")
 
 
 def portions(data: bytes) -> Iterator[bytes]:
@@ -118,6 +116,10 @@ class Words:
 
     def __init__(self, words: list[bytes]) -> None:
         self.words, self.at = words, 0
+
+    @classmethod
+    def of_call(cls, body: bytes) -> Words:
+        return cls(body.replace(b"\xff\1", b"\xff").split(b"\0"))
 
     def next(self) -> bytes:
         self.at += 1

@@ -59,7 +59,7 @@ VERBS = {
     "node": Entry("bait.node", BATCH, "make and end machines that are cloud nodes of Slurm"),
     "lease": Entry("lease.lease", BATCH, "lease machines for so long, on nodes of a batch system"),
     "pilot": Entry("lease.lease", "", "hold a node for a lease, as a job of the batch system"),
-    "vacuum": Entry("vacuum.vacuum", VACUUM, "decide alone, as one of many hosts, which machines to start"),
+    "vacuum": Entry("vacuum.factory", VACUUM, "decide alone, as one of many hosts, which machines to start"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
@@ -85,19 +85,14 @@ Every batch job in its own fresh virtual machine.
 class CommandLine:
     """The command line, split at the verb."""
 
-    verb: str  # "" where there is none
+    verb: str  # "" where there is none; "--help" and "--version" come alone
     rest: list[str]
     config_file: str | None = None
     verbose: bool = False
-    wants: str = ""  # "help" or "version"
 
 
-def _forget_nameless_variable() -> None:
-    """An entry `=x` has no name. Python reads it and can neither take it away nor hand it on, with an error each time."""
-    os.environ._data.pop(b"", None)  # type: ignore[attr-defined]
-
-
-_forget_nameless_variable()
+# A job may set `=x`, a variable without a name: Python reads it and can neither remove it nor hand it on.
+os.environ._data.pop(b"", None)  # type: ignore[attr-defined]
 assert descriptors  # covered before a file is opened
 gc.set_threshold(100_000)  # what is imported stays: to look through it again and again is a tenth of a start
 
@@ -162,14 +157,14 @@ def reported(act: Callable[[], int], *, detail: bool = False) -> int:
 
 
 def _carry_out(line: CommandLine, commands: str | None) -> int:
-    if line.wants == "version":
+    if line.verb == "--version":
         from belljar import __version__
 
         print(f"belljar {__version__}")
         return 0
-    if line.wants == "help" or not line.verb:
-        print(overview(), file=sys.stdout if line.wants else sys.stderr)
-        return 0 if line.wants else OUR_FAILURE
+    if line.verb in ("--help", ""):
+        print(overview(), file=sys.stdout if line.verb else sys.stderr)
+        return 0 if line.verb else OUR_FAILURE
     args, house = parser_of(line.verb).parse_args(line.rest), None
     if verb_of(line.verb).needs_house:
         from belljar.assembly import House
@@ -203,10 +198,8 @@ def split(arguments: Sequence[str]) -> CommandLine:
     words = list(arguments)
     while words and words[0].startswith("-"):
         word = words.pop(0)
-        if word in ("-h", "--help"):
-            return CommandLine("", words, wants="help")
-        if word == "--version":
-            return CommandLine("", words, wants="version")
+        if word in ("-h", "--help", "--version"):
+            return CommandLine("--version" if word == "--version" else "--help", [])
         if word in ("-v", "--verbose"):
             verbose = True
         elif word == "--config" and words:
@@ -219,9 +212,12 @@ def split(arguments: Sequence[str]) -> CommandLine:
         return CommandLine("", [])
     verb, *rest = words
     if verb == "help":
-        return CommandLine(rest[0], ["--help"]) if rest else CommandLine("", [], wants="help")
+        return CommandLine(rest[0], ["--help"]) if rest else CommandLine("--help", [])
     if verb not in VERBS:
-        raise BadOption(f"{verb}: no such verb", hint=_meant(verb))
+        from belljar.cli.parser import meant
+
+        hint = meant(verb, VERBS.keys() - HIDDEN, "belljar ").strip()
+        raise BadOption(f"{verb}: no such verb", hint=hint or "See `belljar --help`.")
     return CommandLine(verb, rest, config_file, verbose)
 
 
@@ -250,16 +246,6 @@ def overview() -> str:
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<11} {entry.help}" for verb, entry in VERBS.items() if entry.group == group]
     return OVERVIEW.format("\n".join(lines))
-
-
-def _meant(word: str) -> str:
-    from belljar.cli.batch.internal import ACTS
-    from belljar.cli.parser import meant
-
-    if word in ACTS:
-        return f"Batch systems and programs call it as `belljar internal {word}`."
-
-    return meant(word, VERBS.keys() - HIDDEN, "belljar ").strip() or "See `belljar --help`."
 
 
 def is_reader_gone(*descriptors: int) -> bool:

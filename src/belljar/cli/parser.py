@@ -35,6 +35,9 @@ from belljar.hints import Any, NoReturn
 from belljar.records import dataclass, field
 
 Args = argparse.Namespace
+Act = Callable[
+    [Args, Any], int | None
+]  # returns the exit code, or nothing for 0; raises what goes wrong as BelljarError
 WIDTH = 110  # of help texts; a narrower terminal wraps them
 
 
@@ -63,7 +66,8 @@ class Parser(argparse.ArgumentParser):
 
     def take(self, verb: Verb) -> None:
         """Its options and parameters, with those of its acts; `args.act` and `args.carry_out` are of the one that is meant."""
-        self.set_defaults(carry_out=verb.run)
+        if (run := verb.run) is not None:
+            self.set_defaults(carry_out=lambda args, house: run(args, house) or 0)
         add(self, verb.options)
         if verb.acts:
             below = self.add_subparsers(dest="act", metavar="ACT", required=True)
@@ -104,14 +108,14 @@ class Verb:
     """What a verb, or an act of one, does and takes."""
 
     help: str
-    run: Callable[[Args, Any], int] | None = None  # raises what goes wrong as BelljarError
+    run: Act | None = None
     options: str = ""  # a table
     acts: Mapping[str, Verb] = field(default_factory=dict)
     needs_house: bool = True  # False: it works though everything else is broken, and gets None
     usage: str = ""
 
 
-def acts(table: str, functions: Mapping[str, Callable[[Args, Any], int]]) -> dict[str, Verb]:
+def acts(table: str, functions: Mapping[str, Act]) -> dict[str, Verb]:
     """The acts of a verb."""
     verbs = {}
     for part in re.split(r"^\s*# ", table, flags=re.MULTILINE)[1:]:
@@ -194,13 +198,6 @@ def as_path(text: str) -> Path:
     return Path(text)
 
 
-def as_hours(text: str) -> float:
-    """Seconds."""
-    from belljar.host.values import number
-
-    return 3600.0 * number(text)
-
-
 def as_moment(text: str) -> float:
     """Seconds since the epoch: a time of the next 24 hours, a date and time, or +DURATION."""
     import time
@@ -231,7 +228,7 @@ def as_whole(text: str) -> int:
 
 
 TYPES: Mapping[str, Callable[[str], object]] = {
-    "TIME": as_duration, "HOURS": as_hours, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
+    "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
     **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), as_path),
 }  # fmt: skip
 FORMAT = "--format {table,json} =table | for people or for programs"

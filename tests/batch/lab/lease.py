@@ -162,7 +162,7 @@ class Leasing:
 
     def leased(self, *words: str) -> str:
         """A new lease for an hour, whose machines run."""
-        return self.run(IMAGE, "--hours", "1", "--wait", "120s", *words)
+        return self.run(IMAGE, "--time", "1h", "--wait", "120s", *words)
 
     def give_back(self, lease: str) -> None:
         """It is released, and nothing is left."""

@@ -21,7 +21,7 @@ def a_killed_service_changes_no_answer(site: Leasing) -> None:
 
 
 def two_nodes_begin_together_and_each_is_given_back_alone(site: Leasing, hosts: set[str]) -> None:
-    lease = site.run(IMAGE, "--hours", "1", "-n", "2")
+    lease = site.run(IMAGE, "--time", "1h", "-n", "2")
     site.until(lambda: site.is_running(lease), "both run")
     _, machines = site.status(lease)
     assert {one["host"] for one in machines} == hosts

@@ -42,7 +42,7 @@ def fails_with(error: BaseException) -> Callable[[], int]:
 
 def test_global_options_stand_before_the_verb_and_the_rest_is_the_verbs() -> None:
     line = split(["--config", "a.toml", "-v", "run", "--config", "b", "--", "ls", "-v"])
-    assert line == CommandLine("run", ["--config", "b", "--", "ls", "-v"], "a.toml", True, "")
+    assert line == CommandLine("run", ["--config", "b", "--", "ls", "-v"], "a.toml", True)
     assert split(["--config=x", "ps"]).config_file == "x"
 
 
@@ -56,12 +56,6 @@ def test_a_mistyped_verb_is_told_the_one_that_was_meant(capsys: pytest.CaptureFi
     assert main(["destroy-all"]) == 125
     assert main(["kil"]) == 125
     assert "Did you mean `belljar kill`?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("act", ["wrap", "prolog", "ask"])
-def test_what_only_batch_systems_call_is_told_where_it_is(act: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([act, "slurm"]) == 125
-    assert f"`belljar internal {act}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])

@@ -10,7 +10,7 @@ from belljar.cli import parser_of
 from belljar.cli.machine import ending
 from belljar.cli.machine.logs import story
 from belljar.cli.render import for_terminal, moment
-from belljar.errors import BadOption, BelljarError, NoSuchMachine, UsageError
+from belljar.errors import BadOption, BelljarError, NoSuchMachine, OutputMissing, UsageError
 from belljar.host.locks import try_lock
 from belljar.jobs.starting import finish_the_dead
 from belljar.machine.cleaning.reaper import Undone
@@ -322,21 +322,22 @@ def test_ids_alone(house: Any, call: Call, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_option_whose_value_may_be_left_out_is_given_all_the_same() -> None:
-    given = [
-        parser_of("logs").parse_args(words).joboutputs
-        for words in (["x"], ["x", "--joboutputs"], ["--joboutputs", "log", "x"])
-    ]
-    assert given == [None, False, "log"]
+    given = [parser_of("reap").parse_args(words).batch for words in ([], ["--batch"], ["--batch", "slurm"])]
+    assert given == [None, False, "slurm"]
 
 
-def test_an_id_after_that_option_is_the_machine_s(house: Any, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_that_a_guest_left_are_listed_and_shown(
+    house: Any, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = house.machine("aaaa")
     (folder / "joboutputs").mkdir()
     (folder / "joboutputs/log").write_text("hello")
     assert call("logs", "--joboutputs", "aaaa") == 0
     assert capsys.readouterr().out.split() == ["5", "log"]
-    assert call("logs", "--joboutputs", "log", "aaaa") == call("logs", "aaaa", "--joboutputs", "log") == 0
+    assert call("logs", "--joboutput", "log", "aaaa") == call("logs", "aaaa", "--joboutput", "log") == 0
     assert capsys.readouterr().out == "hellohello"
+    with pytest.raises(OutputMissing, match="the guest has left no 'other'"):
+        call("logs", "aaaa", "--joboutput", "other")
     for words in ([], ["--console"], ["--joboutputs"]):
-        with pytest.raises(BadOption, match="no ID of a machine"):
+        with pytest.raises(BadOption, match="ID"):
             call("logs", *words)

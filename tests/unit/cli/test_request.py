@@ -199,8 +199,6 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("--cpus", "0", "--", "true"), ImpossibleSize, "--cpus 0"),
         (("--memory", "0", "--", "true"), ImpossibleSize, "--memory 0: must be more than nothing"),
         (("--disk", "0", "--", "true"), ImpossibleSize, "--disk 0: must be more than nothing"),
-        (("--image", "", "--", "true"), BadOption, "--image '': the name is missing"),
-        (("--image", " ", "--", "true"), BadOption, "--image ' ': the name is missing"),
         (("--network", "", "--", "true"), NoSuchNetwork, "--network ''"),
         (("--timeout", "1:70:00", "--", "true"), BadOption, "--timeout: '1:70:00' is not a duration"),
         (("--out", "/a:x", "--out", "/b:./x", "--", "true"), BadOption, "--out: two of them at "),

@@ -54,22 +54,22 @@ def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 
 def test_why_there_was_no_machine_at_a_time_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    at = ["--state", str(folder), "--at"]
-    first, second, third = (told(capsys, *at, when).splitlines() for when in ("59m", "44m", "1s"))
+    ago = ["--state", str(folder), "--ago"]
+    first, second, third = (told(capsys, *ago, when).splitlines() for when in ("59m", "44m", "1s"))
     rows = [{line.split()[0]: line for line in lines[2:]} for lines in (first, second, third)]
     assert first[0].startswith("Decided 20") and first[1].split()[:2] == ["TYPE", "SHARE"]
     assert "1 started" in rows[0]["atlas"] and "1 started" in rows[0]["lhcb"]
     assert "it failed on this host: ImageUnknown: a: no such image" in rows[1]["atlas"]
     assert "no processors are free" in rows[2]["atlas"]
-    (one,) = json.loads(told(capsys, *at, "44m", "--format", "json", "atlas"))["verdicts"]
+    (one,) = json.loads(told(capsys, *ago, "44m", "--format", "json", "atlas"))["verdicts"]
     assert (one["machinetype"], one["reason"], one["share"]) == ("atlas", "failed", 1.0)
 
 
 def test_of_times_without_a_decision_that_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = ["vacuum", "explain", "--state", str(folder)]
-    assert main([*at, "--at", "2h"]) == 125
+    assert main([*at, "--ago", "2h"]) == 125
     assert "no decision is known of that time" in capsys.readouterr().err
-    assert main([*at, "--at", "30m", "nosuch"]) == 125
+    assert main([*at, "--ago", "30m", "nosuch"]) == 125
     assert "nosuch: no such machinetype" in capsys.readouterr().err
 
 

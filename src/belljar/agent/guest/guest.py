@@ -14,7 +14,7 @@ from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
 from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
-from belljar.agent.guest.network import SSH, Card, host_keys_since, renew_host_keys
+from belljar.agent.guest.network import SSH, configure_card, host_keys_since, renew_host_keys
 from belljar.agent.guest.system import has_filesystem, libc, load_filesystems, now, read_file, write_file, write_quietly
 from belljar.agent.wire import MIB, PROTOCOL, VERSION, Patience, Words, join
 
@@ -206,13 +206,7 @@ class Guest(Mounts):
 
     def _connect(self, mac: str, address: str, gateway: str, dns: bytes) -> str:
         """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
-        card = Card()
-        try:
-            mac = card.set_mac(mac)
-            if address:
-                card.configure(address, gateway)
-        finally:
-            card.close()
+        mac = configure_card(mac, address, gateway)
         if dns:
             if os.path.islink("/etc/resolv.conf"):
                 os.unlink("/etc/resolv.conf")

@@ -25,37 +25,31 @@ SIOCSIFHWADDR, SIOCGIFHWADDR, ARPHRD_ETHER, IFF_UP = 0x8924, 0x8927, 1, 1
 ROUTE, RTF_UP_GATEWAY = struct.Struct("@L16s16s16sH62x"), 3  # of `struct rtentry` what is not zero
 
 
-class Card:
-    """The guest's one network card."""
+def configure_card(mac: str, address: str, gateway: str) -> str:
+    """Give the guest's one card its MAC, and its address where it has one. Returns the MAC that the kernel then has."""
+    control = _socket.socket(
+        _socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC
+    )  # closed with its last reference
+    name = card_name().encode()
 
-    def __init__(self) -> None:
-        self.control = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
-        self.name = card_name().encode()
+    def ask(request: int, value: bytes = b"") -> bytes:
+        return fcntl.ioctl(control, request, struct.pack("16s24s", name, value))[16:]
 
-    def close(self) -> None:
-        self.control.close()
-
-    def _ask(self, request: int, value: bytes = b"") -> bytes:
-        return fcntl.ioctl(self.control, request, struct.pack("16s24s", self.name, value))[16:]
-
-    def set_mac(self, mac: str) -> str:
-        """Returns what the kernel says afterwards."""
-        self._ask(SIOCSIFHWADDR, struct.pack("=H6s", ARPHRD_ETHER, bytes.fromhex(mac.replace(":", ""))))
-        return self._ask(SIOCGIFHWADDR)[2:8].hex(":")
-
-    def configure(self, address: str, gateway: str) -> None:
+    ask(SIOCSIFHWADDR, struct.pack("=H6s", ARPHRD_ETHER, bytes.fromhex(mac.replace(":", ""))))
+    if address:
         number, _, prefix = address.partition("/")
         mask = (0xFFFFFFFF << (32 - int(prefix))) & 0xFFFFFFFF
-        self._ask(SIOCSIFADDR, inet(_socket.inet_aton(number)))
-        self._ask(SIOCSIFNETMASK, inet(U32.pack(mask)))
-        (flags,) = struct.unpack_from("=H", self._ask(SIOCGIFFLAGS))
-        self._ask(SIOCSIFFLAGS, struct.pack("=H", flags | IFF_UP))
-        if gateway:
-            route = ROUTE.pack(0, inet(bytes(4)), inet(_socket.inet_aton(gateway)), inet(bytes(4)), RTF_UP_GATEWAY)
-            try:
-                fcntl.ioctl(self.control, SIOCADDRT, route)
-            except FileExistsError:
-                pass
+        ask(SIOCSIFADDR, inet(_socket.inet_aton(number)))
+        ask(SIOCSIFNETMASK, inet(U32.pack(mask)))
+        (flags,) = struct.unpack_from("=H", ask(SIOCGIFFLAGS))
+        ask(SIOCSIFFLAGS, struct.pack("=H", flags | IFF_UP))
+    if address and gateway:
+        route = ROUTE.pack(0, inet(bytes(4)), inet(_socket.inet_aton(gateway)), inet(bytes(4)), RTF_UP_GATEWAY)
+        try:
+            fcntl.ioctl(control, SIOCADDRT, route)
+        except FileExistsError:
+            pass
+    return ask(SIOCGIFHWADDR)[2:8].hex(":")
 
 
 def inet(address: bytes) -> bytes:

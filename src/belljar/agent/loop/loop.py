@@ -17,20 +17,7 @@ from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
-from belljar.agent.wire import (
-    CALL,
-    GREETING,
-    HELLO,
-    PING,
-    PONG,
-    REPLY,
-    RESIZE,
-    SIGNAL,
-    WireError,
-    Words,
-    greeting,
-    unstuffed,
-)
+from belljar.agent.wire import CALL, GREETING, HELLO, OF_PROCESS, PING, PONG, REPLY, WireError, Words, greeting
 
 
 class Agent(Channel):
@@ -89,12 +76,12 @@ class Agent(Channel):
             self.out_size = len(self.out[0])
             self.send(HELLO, 0, self.hello)
         else:
-            process = self.processes.get(number if kind in (SIGNAL, RESIZE) else number >> 2)
+            process = self.processes.get(number if kind in OF_PROCESS else number >> 2)
             if process is not None:  # else the frame crossed its end on the way
                 process.take(kind, number, body)
 
     def _call(self, number: int, body: bytes) -> None:
-        words = Words(unstuffed(body).split(b"\0"))
+        words = Words.of_call(body)
         name = words.next()
         try:
             if not 0 < number < 1 << 30:

@@ -191,9 +191,8 @@ class Packer:
             while part := os.read(fd, CHUNK):
                 content += part
                 if len(content) > MOST_UNTOLD:
-                    raise TransferError(
-                        "refused", f"{shown(path)}: tells no size and has more than {MOST_UNTOLD} bytes"
-                    )
+                    what = f"{shown(path)}: tells no size and has more than {MOST_UNTOLD} bytes"
+                    raise TransferError("refused", what)
         except OSError as exc:
             raise TransferError("refused", f"{shown(path)}: {exc.strerror}") from exc
         return bytes(content)
@@ -233,18 +232,12 @@ class Packer:
         chart = "".join([f"{len(parts)}\n", *(f"{offset}\n{length}\n" for offset, length in parts)]).encode("ascii")
         chart += bytes(-len(chart) % BLOCK)
         sparse = {"major": "1", "minor": "0", "name": name, "realsize": str(status.st_size)}
-        extra = {"GNU.sparse." + key: value for key, value in sparse.items()} | more
-        self._header(name, status, REGULAR, size=len(chart) + stored, extra=extra)
+        more = {"GNU.sparse." + key: value for key, value in sparse.items()} | more
+        self._header(name, status, REGULAR, size=len(chart) + stored, more=more)
         self.write(chart)
 
     def _header(
-        self,
-        name: str,
-        status: os.stat_result,
-        kind: bytes,
-        size: int = 0,
-        link: str = "",
-        extra: Headers | None = None,
+        self, name: str, status: os.stat_result, kind: bytes, size: int = 0, link: str = "", more: Headers | None = None
     ) -> None:
         import tarfile
 
@@ -253,7 +246,7 @@ class Packer:
         member.mode = stat.S_IMODE(status.st_mode)
         seconds, nanoseconds = divmod(abs(status.st_mtime_ns), 10**9)
         sign = "-" if status.st_mtime_ns < 0 else ""
-        member.pax_headers = {"mtime": f"{sign}{seconds}.{nanoseconds:09}", **(extra or {})}
+        member.pax_headers = {"mtime": f"{sign}{seconds}.{nanoseconds:09}", **(more or {})}
         self.write(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
 

@@ -88,7 +88,7 @@ class Unpacker:
         self.source, self.name, self.mask, self.exchange = source, name, mask, exchange
         self.target = os.path.realpath(
             target
-        )  # the links of whoever named it are followed once, before the stream is read
+        )  # links of the target's own path are followed once, before the stream is read
         self.top = -1
         self.leaf = b""
         self.open: list[tuple[bytes, int, tuple[int, int] | None]] = []  # (name, fd, (mode, mtime) to set)

@@ -31,7 +31,7 @@ def folder_of(args: Args, house: House) -> Path:
     return folder
 
 
-def run(args: Args, house: House) -> int:
+def run(args: Args, house: House) -> None:
     from belljar.bait.daemon import serve
     from belljar.bait.machines.keeper import Machines
     from belljar.service.telling import teller
@@ -41,7 +41,6 @@ def run(args: Args, house: House) -> int:
     keeper = Machines(bait, bait.name, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(bait, folder_of(args, house), pool, keeper, tell, _judge(house, bait.images[0])))
-    return 0
 
 
 def _judge(house: House, usual: str) -> Callable[[JobView], str]:
@@ -104,26 +103,21 @@ def status(args: Args, house: House) -> int:
     return 2 if not is_running else 0 if status.state == "open" else 1
 
 
-def order(args: Args, house: House) -> int:
+def order(args: Args, house: House) -> None:
     """Open or close it."""
-
     give_order(folder_of(args, house), Order() if args.act == "open" else Order(False, args.reason))
-    return 0
 
 
-def jobs(args: Args, house: House) -> int:
-
+def jobs(args: Args, house: House) -> None:
     folder, now, rows = folder_of(args, house), time.time(), []
     entries, node_of = list(read(folder).values()), _nodes(folder)
     for entry in entries:
         nodes = " ".join(map(node_of, entry.machines))
         rows.append((entry.job, entry.state.value, duration(now - entry.since), nodes, entry.tries, entry.why))
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
-    return 0
 
 
-def nodes(args: Args, house: House) -> int:
-
+def nodes(args: Args, house: House) -> None:
     folder = folder_of(args, house)
     status, node_of = read_status(folder), _nodes(folder)
     states = status.nodes if status else {}
@@ -134,14 +128,12 @@ def nodes(args: Args, house: House) -> int:
     ]
     rows = [tuple(value.values()) for value in values]
     show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
-    return 0
 
 
-def rules(args: Args, house: House) -> int:
+def rules(args: Args, house: House) -> None:
     from belljar.bait.networks import classes
 
     sys.stdout.write(classes.rules(settings.load(args.file), house.settings.network))
-    return 0
 
 
 def _nodes(folder: Path) -> Callable[[str], str]:
@@ -150,12 +142,11 @@ def _nodes(folder: Path) -> Callable[[str], str]:
     return lambda id: (status.names if status else {}).get(id) or node_of(id)
 
 
-def arrive(args: Args, house: House) -> int:
+def arrive(args: Args, house: House) -> None:
     from belljar.bait.arrivals import tell
 
     client, began = load("slurm").client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
     tell(folder_of(args, house), args.job, args.timeout, lambda: client.revoked(args.job, began, os.environ))
-    return 0
 
 
 STATE_OPTION = "--state DIR | folder in which the bait keeps its state; default: bait/ below `paths.store`"

@@ -19,6 +19,7 @@ from belljar.jobs import complain
 from belljar.jobs.shares import shares
 from belljar.pool import load
 
+FAILED = "failed: "
 AS_ROOT = (
     "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/bait/reference.md shows (Cloud nodes)."
 )
@@ -27,10 +28,15 @@ AS_ROOT = (
 def node(args: Args, house: House) -> int:
     """Exit 1 where a node gets no machine (slurmctld then sets it down, and requeues its job), or where one may live on a host that
     does not answer."""
-    if (placing := _placing(args)) is not None:
-        made = asyncio.run(_placed(args, house, placing))
-        return _tell(made.nodes, made.hosts, made.trouble, args.format)
-    return _tell(_here(args), {}, (), args.format)
+    bait = _placing(args)
+    made = Made(_here(args), {}) if bait is None else asyncio.run(_placed(args, house, bait))
+    rows = [(name, machine, made.hosts.get(name, "")) for name, machine in made.nodes.items()]
+    value = {"nodes": made.nodes} | ({"hosts": made.hosts} if made.hosts else {})
+    show(value, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
+    failed = [f"{name}: {why.removeprefix(FAILED)}" for name, why in made.nodes.items() if why.startswith(FAILED)]
+    for line in (*made.trouble, *failed):
+        complain(line, "")
+    return 1 if failed else 0
 
 
 def _placing(args: Args) -> Settings | None:
@@ -66,17 +72,6 @@ def _here(args: Args) -> dict[str, str]:
     bait, path = settings.load(args.file), os.environ.get("SLURM_RESUME_FILE", "")
     file = args.resume_file or (Path(path) if path else None)
     return asyncio.run(cloud.resume(args.nodes, file, bait, load(bait.system), shares(bait.shares, "bait.shares: ")))
-
-
-def _tell(nodes: dict[str, str], hosts: dict[str, str], trouble: tuple[str, ...], form: str) -> int:
-    """Nodes and their machines; what failed, a line each."""
-    rows = [(name, machine, hosts.get(name, "")) for name, machine in nodes.items()]
-    value = {"nodes": nodes} | ({"hosts": hosts} if hosts else {})
-    show(value, ("NODE", "MACHINE", "HOST"), rows, as_=form)
-    failed = [f"{name}: {text.removeprefix('failed: ')}" for name, text in nodes.items() if text.startswith("failed: ")]
-    for line in (*trouble, *failed):
-        complain(line, "")
-    return 1 if failed else 0
 
 
 OPTIONS = f"""--file FILE =/etc/belljar/bait.toml | settings: images, networks, shares, key, placement

@@ -73,13 +73,12 @@ def check(args: Args, house: House) -> int:
     return show_findings(findings, as_=args.format)
 
 
-def uninstall(args: Args, house: House) -> int:
+def uninstall(args: Args, house: House) -> None:
     """Take out what install put in."""
     site, _ = _site(args, house)
     done = site.uninstall()
     print_lines(done or ["Nothing of belljar's is installed there."])
     print_lines(f"not done, repeat it by hand: {line}" for line in (site.reread() if done else []))
-    return 0
 
 
 # -- words ---------------------------------------------------------------------------------------------------------------
@@ -152,20 +151,19 @@ def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
     """What the system says and what is remembered."""
     from belljar.jobs.doctor import of_users
 
-    now, right, trouble = known.memory.read(), of_users(), ""
-    by_us: bool | None = None
-    try:
-        by_us = known.is_closed_by_us()
-    except BelljarError as exc:
-        trouble = exc.message
+    now, right = known.memory.read(), of_users()
     facts: dict[str, object] = {
-        "closed_by_belljar": by_us, "trouble": trouble, "faults": now.faults, "passes": now.passes, "reason": now.reason,
+        "closed_by_belljar": None, "trouble": "", "faults": now.faults, "passes": now.passes, "reason": now.reason,
         "closed": bool(now.closed), "kvm_is_lost": not right.is_good, "kvm": right.text,
     }  # fmt: skip
-    state = f"unknown: {trouble}" if trouble else "closed by belljar" if by_us else "not closed by belljar"
+    try:
+        facts["closed_by_belljar"] = is_ours = known.is_closed_by_us()
+        state, code = "closed by belljar" if is_ours else "not closed by belljar", 0
+    except BelljarError as exc:
+        facts["trouble"], state, code = exc.message, f"unknown: {exc.message}", 1
     counted = f"faults in a row: {now.faults}; passed self-checks in a row: {now.passes}"
     text = [state, counted, *([f"last reason: {now.reason}"] if now.reason else [])]
-    return facts, [*text, f"kvm{'' if right.is_good else ' IS LOST'}: {right.text}"], 1 if trouble else 0
+    return facts, [*text, f"kvm{'' if right.is_good else ' IS LOST'}: {right.text}"], code
 
 
 def _test(known: node.Known, house: House) -> tuple[dict[str, object], list[str], int]:

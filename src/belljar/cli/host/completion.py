@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR", "CMD")
 
 
-def completion(args: Args, house: House) -> int:
+def completion(args: Args, house: House) -> None:
     from argcomplete import shellcode  # type: ignore[attr-defined]
 
     print(shellcode(["belljar"], shell=args.shell))
-    return 0
 
 
 def offer() -> NoReturn:

@@ -29,15 +29,14 @@ SIZES = ("virtual_size", "stored", "least_memory")
 NOTHING_YET = "nothing has come from these sources yet. `belljar image sync --dry-run` shows what they offer"
 
 
-def build(args: Args, house: House) -> int:
+def build(args: Args, house: House) -> None:
     from belljar.image.build.debian import DISK_SIZE, Recipe, build
 
     recipe = Recipe(args.suite, args.name, tuple(args.packages), tuple(args.run), args.disk or DISK_SIZE)
     print(build(house.images, recipe).digest)
-    return 0
 
 
-def import_(args: Args, house: House) -> int:
+def import_(args: Args, house: House) -> None:
     from belljar.image.intake.sources import Order, bring
 
     context = Context(args.context)
@@ -53,36 +52,28 @@ def import_(args: Args, house: House) -> int:
     if words := told_of(image):
         complain(words, "")
     print(image.digest)
-    return 0
 
 
-def list_(args: Args, house: House) -> int:
+def list_(args: Args, house: House) -> None:
     images = house.images.images()
     values = [_described(house, image) for image in images]
     rows = [_row(image, value) for image, value in zip(images, values, strict=True)]
     put(values, HEADS, rows, as_=args.format)
-    return 0
 
 
-def show(args: Args, house: House) -> int:
+def show(args: Args, house: House) -> None:
     image = house.images.find(args.image)
     value = _described(house, image)
     shown = {**value, **value["facts"], "created": moment(image.created)}
     del shown["facts"]
-    rows = [
-        (
-            name,
-            size(fact)
-            if name in SIZES
-            else ", ".join(map(str, fact))
-            if isinstance(fact, (list, tuple))
-            else str(fact),
-        )
-        for name, fact in shown.items()
-        if fact not in ("", None, [], ())
-    ]
+    rows = [(name, _cell(name, fact)) for name, fact in shown.items() if fact not in ("", None, [], ())]
     put(value, ("WHAT", "VALUE"), rows, as_=args.format)
-    return 0
+
+
+def _cell(name: str, fact: Any) -> str:
+    if name in SIZES:
+        return size(fact)
+    return ", ".join(map(str, fact)) if isinstance(fact, (list, tuple)) else str(fact)
 
 
 def verify(args: Args, house: House) -> int:
@@ -101,23 +92,20 @@ def verify(args: Args, house: House) -> int:
     return 1 if bad else 0
 
 
-def remove(args: Args, house: House) -> int:
+def remove(args: Args, house: House) -> None:
     house.images.drop(args.image, force=args.force)
-    return 0
 
 
-def gc(args: Args, house: House) -> int:
+def gc(args: Args, house: House) -> None:
     removed = [str(path) for path in house.images.gc(dry_run=args.dry_run)]
     put(removed, ("WOULD BE REMOVED" if args.dry_run else "REMOVED",), [(path,) for path in removed], as_=args.format)
-    return 0
 
 
-def tag(args: Args, house: House) -> int:
+def tag(args: Args, house: House) -> None:
     house.images.tag(house.images.resolve(args.image), args.name)
-    return 0
 
 
-def set_(args: Args, house: House) -> int:
+def set_(args: Args, house: House) -> None:
     if args.context is None and args.firmware is None:
         raise BadOption("nothing to change", hint="Give --context or --firmware.")
     context = None if args.context is None else Context(args.context)
@@ -126,10 +114,9 @@ def set_(args: Args, house: House) -> int:
     if context not in (None, Context.AUTO):
         choose(context, means_of(image.facts, image.kernel is not None), args.image)
     house.images.amend(image, context=context, firmware=firmware)
-    return 0
 
 
-def extract(args: Args, house: House) -> int:
+def extract(args: Args, house: House) -> None:
     """Copy paths of a disk to here."""
     if not disks.is_archive(args.output):
         names = [os.path.basename(os.path.normpath(path)) for path in args.paths]
@@ -139,10 +126,9 @@ def extract(args: Args, house: House) -> int:
         if not args.output.is_dir():
             raise OutputUnwritable(f"{args.output}: no such folder", hint="Make it, or name an archive: FILE.tar.")
     disks.extract(house, args.disk, args.paths, args.output)
-    return 0
 
 
-def insert(args: Args, house: House) -> int:
+def insert(args: Args, house: House) -> None:
     """Make a new image of one, with files of this host."""
     from belljar.machine.workshop.workshop import Item
 
@@ -162,12 +148,10 @@ def insert(args: Args, house: House) -> int:
             raise InputMissing(f"{source}: does not exist", hint="Correct SRC:DST.")
         items.append(Item(os.path.abspath(source), target, mode, owner))
     print(disks.insert(house, args.image, items, args.name).digest)
-    return 0
 
 
-def agent(args: Args, house: House) -> int:
+def agent(args: Args, house: House) -> None:
     sys.stdout.buffer.write(agent_unit().encode() if args.unit else house.images.interpreter().path.read_bytes())
-    return 0
 
 
 def _row(image: Image, value: dict[str, Any]) -> tuple[Any, ...]:
@@ -189,13 +173,13 @@ def _described(house: House, image: Image) -> dict[str, Any]:
 # -- the images of a site, from one repository to its hosts ---------------------------------------------------------------
 
 
-def publish(args: Args, house: House) -> int:
+def publish(args: Args, house: House) -> None:
     """Make a repository, or change one."""
     from belljar.image.site import publish as act
 
     if args.init:
         print(act.init(Path(args.to), args.key[0]))
-        return 0
+        return
     if not any((args.images, args.unpublish, args.delegate, args.rotate, args.refresh)):
         raise BadOption("nothing to publish", hint="Name an image; --refresh renews what expires.")
     if args.name and len(args.images) != 1:
@@ -215,7 +199,6 @@ def publish(args: Args, house: House) -> int:
         print(f"{name} {image.digest}")
     for note in repository.notes:
         complain(note, "")
-    return 0
 
 
 def sync(args: Args, house: House) -> int:
@@ -238,12 +221,11 @@ def sync(args: Args, house: House) -> int:
     return 1 if any(row.what == act.FAILED for row in rows) else 0
 
 
-def key(args: Args, house: House) -> int:
+def key(args: Args, house: House) -> None:
     """Print the public part of a key, made now where there is none."""
     from belljar.image.site.publish import make_key, public_word
 
     print(public_word(make_key(args.file)))
-    return 0
 
 
 DISK = "IMAGE|ID @disk | an image, or a machine that has ended and was run with --keep"

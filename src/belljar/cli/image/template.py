@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from belljar.assembly import House
-from belljar.cli.machine.request import above_zero, image_name
+from belljar.cli.machine.request import above_zero
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
 from belljar.errors import ImpossibleSize, TemplateError
@@ -18,11 +18,10 @@ from belljar.jobs.attend import build_template
 from belljar.jobs.shares import check_number
 from belljar.jobs.starting import make_request
 from belljar.machine.extras import caches
-from belljar.machine.extras.caches import Cache
 from belljar.model import Context, NetworkMode, Payload, RunPayload, Share, ShareKind
 
 
-def show_all(args: Args, house: House) -> int:
+def show_all(args: Args, house: House) -> None:
     templates = house.hypervisor.templates()
     names = {image.digest: image.names for image in house.images.images()} if templates else {}
     values, rows = [], []
@@ -34,7 +33,6 @@ def show_all(args: Args, house: House) -> int:
         rows.append((template.key, image, *kind, size(template.size), age))
     heads = ("KEY", "IMAGE", "CPUS", "MEMORY", "ACCELERATOR", "UID", "ON DISK", "AGE")
     show(values, heads, rows, as_=args.format)
-    return 0
 
 
 def verify(args: Args, house: House) -> int:
@@ -45,16 +43,15 @@ def verify(args: Args, house: House) -> int:
     return 1 if any(verdicts.values()) else 0
 
 
-def remove(args: Args, house: House) -> int:
+def remove(args: Args, house: House) -> None:
     if bool(args.keys) == args.all:
         raise TemplateError("which templates?", hint="Name templates by their keys, or say --all.")
     for template in house.hypervisor.templates() if args.all else _chosen(house, args.keys):
         house.hypervisor.remove_template(template.key)
         print(template.key)
-    return 0
 
 
-def build(args: Args, house: House) -> int:
+def build(args: Args, house: House) -> None:
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     check_number("--shares and --virtiofs", len(shares))
@@ -62,13 +59,12 @@ def build(args: Args, house: House) -> int:
         above_zero(option, value, ImpossibleSize)
     request = make_request(
         house.settings, RunPayload(Payload((), caller())), requester="template build",
-        image=None if args.image is None else image_name(args.image), cpus=args.cpus, memory=args.memory, disk=args.disk,
+        image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
         network=NetworkMode(args.network) if args.network else None, shares=tuple(shares),
         context=Context(args.context) if args.context else None,
     )  # fmt: skip
     template = build_template(house, request, exact=args.exact)
     print(as_json(_described(template)) if args.format == "json" else f"{template.key}  {size(template.size)}")
-    return 0
 
 
 def _chosen(house: House, prefixes: list[str]) -> list[Template]:
@@ -92,26 +88,20 @@ def _described(template: Template) -> dict[str, Any]:
 # -- caches --------------------------------------------------------------------------------------------------------------
 
 
-def list_caches(args: Args, house: House) -> int:
-    values = []
+def list_caches(args: Args, house: House) -> None:
+    values, rows = [], []
     for cache in caches.caches_of(house.folders):
-        status = cache.path.stat()
-        values.append(_of(cache, cache.state(), status.st_size, status.st_blocks * 512))
-    return _show_caches(values, args.format)
+        status, state = cache.path.stat(), cache.state()
+        length, stored = status.st_size, status.st_blocks * 512
+        values.append({"number": cache.number, "state": state, "size": length, "stored": stored, "path": cache.path})
+        rows.append((cache.number, state, size(length), size(stored), cache.path))
+    show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=args.format)
 
 
-def remove_caches(args: Args, house: House) -> int:
-    return _show_caches([_of(cache, "removed", 0, 0) for cache in caches.remove(house.folders)], args.format)
-
-
-def _of(cache: Cache, state: str, length: int, stored: int) -> dict[str, Any]:
-    return {"number": cache.number, "state": state, "size": length, "stored": stored, "path": cache.path}
-
-
-def _show_caches(values: list[dict[str, Any]], form: str) -> int:
-    rows = [(row["number"], row["state"], size(row["size"]), size(row["stored"]), row["path"]) for row in values]
-    show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=form)
-    return 0
+def remove_caches(args: Args, house: House) -> None:
+    removed = list(caches.remove(house.folders))
+    values = [{"number": cache.number, "path": cache.path} for cache in removed]
+    show(values, ("REMOVED", "FILE"), [(cache.number, cache.path) for cache in removed], as_=args.format)
 
 
 KEY = "KEY * @keys | a template's key, or the beginning of one"

@@ -14,24 +14,22 @@ from belljar.lease.broker.document import load
 from belljar.model import to_json
 
 
-def check(args: Args, house: House) -> int:
+def check(args: Args, house: House) -> None:
     cluster = load(args.file)
     rows = [(name, role.name, role.image) for role, name in cluster.seats]
     document = {"name": cluster.name, "machines": [name for _, name in cluster.seats]}
     show(document, ("NAME", "ROLE", "IMAGE"), rows, as_=args.format)
-    return 0
 
 
-def up(args: Args, house: House) -> int:
+def up(args: Args, house: House) -> None:
     cluster = load(args.file)
     answer = ask(args.door, "cluster", act="up", cluster=to_json(cluster), public=public_key(args.key))
     if args.wait is not None:
         _until_ready(args.door, cluster.name, float(args.wait))
     print(as_json(answer) if args.format == "json" else f"{answer['name']} {answer['lease']}")
-    return 0
 
 
-def status(args: Args, house: House) -> int:
+def status(args: Args, house: House) -> None:
     clusters = _clusters(args.door, args.name or "")
     rows, logs = [], []
     for cluster in clusters:
@@ -43,13 +41,11 @@ def status(args: Args, house: House) -> int:
     show({"clusters": clusters}, ("NAME", "STATE", "LEASE OR MACHINE", "ADDRESS", "WHY"), rows, as_=args.format)
     if logs and args.format == "table":
         print("\n".join(logs))
-    return 0
 
 
-def release(args: Args, house: House) -> int:
+def release(args: Args, house: House) -> None:
     for name in args.names:
         ask(args.door, "cluster", act="release", name=name)
-    return 0
 
 
 def machine(door: Path, place: str) -> str:

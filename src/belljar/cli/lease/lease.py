@@ -30,7 +30,7 @@ ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed"
 SUMS, SUM_HEADS = ("core_seconds", "gb_seconds", "vm_minutes"), ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES")
 
 
-def serve(args: Args, house: House) -> int:
+def serve(args: Args, house: House) -> None:
     from belljar.lease.service.start import serve
     from belljar.service.telling import teller
 
@@ -41,7 +41,6 @@ def serve(args: Args, house: House) -> int:
     asyncio.run(
         serve(lambda: settings.load(args.file), folder, teller(sys.stdout, as_json=args.format == "json"), names)
     )
-    return 0
 
 
 def pilot(args: Args, house: House) -> int:
@@ -53,23 +52,22 @@ def pilot(args: Args, house: House) -> int:
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
-def run(args: Args, house: House) -> int:
+def run(args: Args, house: House) -> None:
     wanted = _wanted(args) | {"token": args.token, "user_data": _user_data(args.user_data)}
     answer = ask(args.door, "run", wanted=wanted, public=public_key(args.key))
     if args.wait is not None:
         _until_running(args.door, answer["lease"]["id"], float(args.wait))
-    return _made(answer, args)
+    _made(answer, args)
 
 
-def grow(args: Args, house: House) -> int:
-    return _made(ask(args.door, "grow", id=args.lease, count=int(args.count)), args)
+def grow(args: Args, house: House) -> None:
+    _made(ask(args.door, "grow", id=args.lease, count=int(args.count)), args)
 
 
-def _made(answer: dict[str, Any], args: Args) -> int:
+def _made(answer: dict[str, Any], args: Args) -> None:
     lease, machines = answer["lease"]["id"], [machine["id"] for machine in answer["instances"]]
     rows = [(machine, lease) for machine in machines]
     show({"lease": lease, "machines": machines}, ("MACHINE", "LEASE"), rows, as_=args.format)
-    return 0
 
 
 def explain(args: Args, house: House) -> int:
@@ -101,7 +99,7 @@ def _user_data(path: Path | None) -> str:
     return data.decode("latin-1")
 
 
-def status(args: Args, house: House) -> int:
+def status(args: Args, house: House) -> None:
     answer = ask(args.door, "status", lease=args.lease or "")
     rows = []
     for lease in answer["leases"]:
@@ -114,19 +112,16 @@ def status(args: Args, house: House) -> int:
         ]
     heads = ("LEASE", "MACHINE", "STATE", "IMAGE", "JOB OR HOST", "ADDRESS", "LEFT", "WHY")
     show(answer, heads, rows, as_=args.format)
-    return 0
 
 
-def extend(args: Args, house: House) -> int:
+def extend(args: Args, house: House) -> None:
     ask(args.door, "extend", id=args.lease, seconds=float(args.time))
-    return 0
 
 
-def act_on(args: Args, house: House) -> int:
+def act_on(args: Args, house: House) -> None:
     """Release or reboot."""
     for id in args.ids:
         ask(args.door, args.act, id=id)
-    return 0
 
 
 def _until_running(door: Path, lease: str, limit: float) -> None:
@@ -147,9 +142,8 @@ def _until_running(door: Path, lease: str, limit: float) -> None:
 # -- into a machine ----------------------------------------------------------------------------------------------------
 
 
-def console(args: Args, house: House) -> int:
+def console(args: Args, house: House) -> None:
     sys.stdout.buffer.write(ask(args.door, "console", id=args.machine)["text"].encode("latin-1"))
-    return 0
 
 
 def ssh(args: Args, house: House) -> int:
@@ -177,24 +171,18 @@ def ssh(args: Args, house: House) -> int:
 
 
 def _running(args: Args) -> dict[str, Any]:
-    """The machine that is meant. Raises BadOption, and HostError where it does not run."""
+    """The machine that is meant. Raises HostError where not just one runs."""
     id = cluster.machine(args.door, args.machine) if "/" in args.machine else args.machine
-    machines: list[dict[str, Any]] = [
-        machine
-        for machine in ask(args.door, "status")["machines"]
-        if id == machine["id"] or (id == machine["lease"] and machine["state"] == "running")
-    ]
-    live = [machine for machine in machines if machine["state"] not in ENDED]
-    if len(live) != 1:
-        many = f"{id} has {len(live)} machines that run" if live else f"{id}: no machine that runs"
-        raise BadOption(many, hint="See `belljar lease status`.")
-    if live[0]["state"] != "running":
-        why = f"{id} is {live[0]['state']}: only a machine that runs can be logged in to"
-        raise HostError(why, hint="`belljar lease status` says what it waits for.")
-    return live[0]
+    machines = [row for row in ask(args.door, "status")["machines"] if id in (row["id"], row["lease"])]
+    running: list[dict[str, Any]] = [row for row in machines if row["state"] == "running"]
+    if len(running) != 1:
+        states = ", ".join(f"{row['id']} is {row['state']}" for row in machines) or "there is none"
+        why = f"{id}: only one machine that runs can be logged in to: {states}"
+        raise HostError(why, hint="`belljar lease status` says what a machine waits for.")
+    return running[0]
 
 
-def connect(args: Args, house: House) -> int:
+def connect(args: Args, house: House) -> None:
     """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
     with connected(args.door) as door:
         send(door, "connect", id=args.machine)
@@ -212,13 +200,13 @@ def connect(args: Args, house: House) -> int:
                 elif data:
                     write_all(1, data)
                 else:
-                    return 0
+                    return
 
 
 # -- keys, use, history ------------------------------------------------------------------------------------------------
 
 
-def key(args: Args, house: House) -> int:
+def key(args: Args, house: House) -> None:
     if (args.do == "revoke") != bool(args.id):
         raise BadOption(f"`belljar lease key {args.do}`: an ID is given with revoke, and with nothing else")
     answer = ask(args.door, "keys", act=args.do, id=args.id or "", owner=args.owner)
@@ -232,15 +220,14 @@ def key(args: Args, house: House) -> int:
         print(as_json(answer))
     elif args.do == "new":
         print(f"AWS_ACCESS_KEY_ID={answer['id']}\nAWS_SECRET_ACCESS_KEY={answer['secret']}")
-    return 0
 
 
-def usage(args: Args, house: House) -> int:
+def usage(args: Args, house: House) -> None:
     machines = ask(args.door, "usage", all=args.all, owner=args.owner, back=float(args.since or 0))["machines"]
     if args.machines:
         rows = [(row["owner"], row["machine"], *(row[name] for name in SUMS)) for row in machines]
         show({"machines": machines}, ("OWNER", "MACHINE", *SUM_HEADS), rows, as_=args.format)
-        return 0
+        return
     owners = {
         owner: [row for row in machines if row["owner"] == owner]
         for owner in sorted({row["owner"] for row in machines})
@@ -251,10 +238,9 @@ def usage(args: Args, house: House) -> int:
     ]
     rows = [tuple(row.values()) for row in sums]
     show({"owners": sums}, ("OWNER", "MACHINES", *SUM_HEADS), rows, as_=args.format)
-    return 0
 
 
-def events(args: Args, house: House) -> int:
+def events(args: Args, house: House) -> None:
     events: list[dict[str, Any]] = []
     while more := ask(args.door, "events", lease=args.lease, after=events[-1]["position"] if events else 0)["events"]:
         events += more
@@ -263,13 +249,11 @@ def events(args: Args, house: House) -> int:
         for event in events
     ]
     show({"events": events}, ("WHEN", "WHAT", "FROM", "TO", "CAUSE", "WHY"), rows, as_=args.format)
-    return 0
 
 
 WANTED = """\
 IMAGE | its name
-/ --time TIME | how long they are wanted, as in 2h (`lease.default_time`)
-/ --hours HOURS @time | the same, in hours, as in 0.5
+--time TIME | how long they are wanted, as in 2h (`lease.default_time`)
 -n --count N =1 | so many machines
 --least N =0 | start with so many, too
 --per-node N =1 | so many of them may share a node

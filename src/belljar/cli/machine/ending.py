@@ -72,27 +72,26 @@ def kill(args: Args, house: House) -> int:
     return each(args, lambda machine: end(house, machine, "kill"))
 
 
-def extend(args: Args, house: House) -> int:
-    return move(house, args.machine, by=args.by)
+def extend(args: Args, house: House) -> None:
+    move(house, args.machine, by=args.by)
 
 
-def end(house: House, reference: str, do: str, **facts: object) -> int:
+def end(house: House, reference: str, do: str, **how: object) -> None:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
     house, view = reach(house, reference)
     if view.ended:
-        return 0
+        return
     if view.alive:
         let_go_on(view)
     try:
         with control.connect(view.folder) as connection:
-            control.ask(connection, do, **facts)
+            control.ask(connection, do, **how)
     except NoSuchMachine:
         if view.alive:
             raise
         house.reaper.full()  # its supervisor is dead: finish what it left
-        return 0
-    until_ended(house, view.id, None)
-    return 0
+    else:
+        until_ended(house, view.id, None)
 
 
 def let_go_on(view: MachineView) -> None:
@@ -105,7 +104,7 @@ def let_go_on(view: MachineView) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def move(house: House, reference: str, **how: float) -> int:
+def move(house: House, reference: str, **how: float) -> None:
     """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
     house, view = reach(house, reference)
     if not view.alive:
@@ -113,28 +112,27 @@ def move(house: House, reference: str, **how: float) -> int:
     with control.connect(view.folder) as connection:
         answer = control.ask(connection, "deadline", **how)
     print(f"{view.id}  {moment(float(answer['at']))}")
-    return 0
 
 
 # -- several machines ----------------------------------------------------------------------------------------------------
 
 
-def each(args: Args, act: Callable[[str], int]) -> int:
+def each(args: Args, act: Callable[[str], int | None]) -> int:
     """Do this to several machines at once, each in a process of its own: one failure stops no other, and root can
     become each user. The first exit code that is not 0, in the order named."""
     names = list(dict.fromkeys(args.machines))
     if len(names) == 1:
         args.machine = names[0]  # for hints
-        return act(names[0])
+        return act(names[0]) or 0
     children = [os.fork() or _be(args, name, act) for name in names]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
-def _be(args: Args, machine: str, act: Callable[[str], int]) -> NoReturn:
+def _be(args: Args, machine: str, act: Callable[[str], int | None]) -> NoReturn:
     code, args.machine = OUR_FAILURE, machine
     try:
-        code = reported(lambda: with_hints(lambda: act(machine), args), detail=args.verbose)
+        code = reported(lambda: with_hints(lambda: act(machine) or 0, args), detail=args.verbose)
     finally:
         os._exit(code)
 

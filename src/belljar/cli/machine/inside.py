@@ -95,7 +95,9 @@ def _account(user: str | None, view: MachineView) -> Account:
 
 def _leave(status: ExitStatus) -> int:
     if status.error:
-        raise CannotStart(f"the command could not be started: {status.message or status.error}", code=status.exit_code)
+        refusal = CannotStart(f"the command could not be started: {status.message or status.error}")
+        refusal.exit_code = status.exit_code or refusal.exit_code
+        raise refusal
     if status.signal is not None:
         die_by(status.signal)
     return status.exit_code or 0
@@ -106,15 +108,11 @@ class CannotStart(BelljarError):
 
     hint = "Check the command's path inside the guest."
 
-    def __init__(self, message: str, *, code: int | None) -> None:
-        super().__init__(message)
-        self.exit_code = code or self.exit_code
-
 
 # -- cp ------------------------------------------------------------------------------------------------------------------
 
 
-def cp(args: Args, house: House) -> int:
+def cp(args: Args, house: House) -> None:
     """Files into or out of a running machine."""
     source_id, source = split(args.source)
     target_id, target = split(args.target)
@@ -129,7 +127,6 @@ def cp(args: Args, house: House) -> int:
     if source_id and not os.path.isdir(folder := os.path.dirname(target)):
         raise OutputUnwritable(f"{folder}: no such folder here", hint="Make it, or name another place.")
     asyncio.run(_copy(house, view, source, target, args.user, into=bool(target_id)))
-    return 0
 
 
 def split(text: str) -> tuple[str, str]:
@@ -160,7 +157,7 @@ async def _copy(house: House, view: MachineView, source: str, target: str, user:
 # -- console -------------------------------------------------------------------------------------------------------------
 
 
-def console(args: Args, house: House) -> int:
+def console(args: Args, house: House) -> None:
     """The serial console, as it speaks; what is typed goes to it."""
     house, view = reach(house, args.machine)
     connection = control.connect(view.folder)
@@ -171,13 +168,13 @@ def console(args: Args, house: House) -> int:
         print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
         terminal = RawTerminal()
     try:
-        return _pump(connection.fileno())
+        _pump(connection.fileno())
     finally:
         if terminal is not None:
             terminal.restore()
 
 
-def _pump(console: int) -> int:
+def _pump(console: int) -> None:
     """Bytes both ways until the machine ends, our input ends, or Ctrl-] is typed."""
     poller = select.poll()
     poller.register(console, select.POLLIN)
@@ -187,12 +184,12 @@ def _pump(console: int) -> int:
             data = os.read(descriptor, 4096)
             if descriptor == console:
                 if not data:
-                    return 0
+                    return
                 os.write(1, data)
             elif not data:
                 poller.unregister(0)
             elif LEAVE in data and os.isatty(0):
-                return 0
+                return
             else:
                 os.write(console, data)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from belljar.assembly import House
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json, for_terminal, moment
-from belljar.errors import BadOption, OutputMissing
+from belljar.errors import OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
 from belljar.journal import Event, follow, read
@@ -24,15 +24,11 @@ from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
 CHUNK = 1 << 16
 
 
-def logs(args: Args, house: House) -> int:
-    if args.machine is None:  # what came after --joboutputs was the ID
-        args.machine, args.joboutputs = args.joboutputs, ""
-    if not args.machine:
-        raise BadOption("no ID of a machine is given")
+def logs(args: Args, house: House) -> None:
     house, machine = reach(house, args.machine)
     folder = machine.folder
-    if args.joboutputs is not None:
-        return _joboutputs(folder, args.joboutputs)
+    if args.joboutput or args.which == JOBOUTPUTS:
+        return _joboutputs(folder, args.joboutput)
     names = {
         "console": CONSOLE_LOG, "qemu": QEMU_LOG, "virtiofsd": VIRTIOFSD_LOG, "stdout": STDOUT_LOG, "stderr": STDERR_LOG,
         "collected": COLLECTED,
@@ -55,7 +51,6 @@ def logs(args: Args, house: House) -> int:
         for which in ("qemu", "console") if args.which is None else ():
             print(f"== {which} ==")
             _copy(folder / names[which])
-    return 0
 
 
 def story(event: Event) -> str:
@@ -85,7 +80,7 @@ def _copy(path: Path) -> None:
         return  # nothing was written
 
 
-def _joboutputs(folder: Path, name: str) -> int:
+def _joboutputs(folder: Path, name: str | None) -> None:
     """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
     files = {path.name: path for path in joboutputs(folder)}
     if not name:
@@ -96,7 +91,6 @@ def _joboutputs(folder: Path, name: str) -> int:
     else:
         hint = f"`belljar logs {folder.name} --{JOBOUTPUTS}` names what it has left."
         raise OutputMissing(f"{folder.name}: the guest has left no {name!r}", hint=hint)
-    return 0
 
 
 def joboutputs(folder: Path) -> list[Path]:
@@ -133,7 +127,7 @@ def _write(chunks: Iterable[bytes]) -> None:
 # -- events --------------------------------------------------------------------------------------------------------------
 
 
-def events(args: Args, house: House) -> int:
+def events(args: Args, house: House) -> None:
     import asyncio
 
     begin = time.time() - args.since
@@ -151,7 +145,6 @@ def events(args: Args, house: House) -> int:
 
     if stream is not None:
         asyncio.run(follow(stream))
-    return 0
 
 
 def past(house: House, begin: float) -> list[Event]:
@@ -176,7 +169,7 @@ VERBS = {
         "Show what is written about a machine: its journal, its serial console, QEMU's own words. Without an option: all three.",
         logs,
         f"""
-        {MACHINE.replace("ID @", "ID ? @")}
+        {MACHINE}
         / --stdout @which | what the payload of a detached machine wrote
         / --stderr @which | the same, of its standard error
         / --console @which | the guest's serial console
@@ -184,11 +177,12 @@ VERBS = {
         / --virtiofsd @which | what the programs wrote that share its folders by virtiofs
         / --journal @which | what belljar did, event by event
         / --collected @which | the archive of what was kept of the guest (`run --collect`), for `tar`
-        / --joboutputs NAME ? | the files the guest put there to be kept; with a name, what is in that one
+        / --joboutputs @which | the names of the files that the guest put there to be kept
+        / --joboutput NAME | what is in one of them
         -f --follow | go on until the machine has ended (of the journal, unless said otherwise)""",
         # Written here because Pythons break so long a choice at different places.
         usage="""%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
-                    --collected | --joboutputs [NAME]] ID""",
+                    --collected | --joboutputs | --joboutput NAME] ID""",
     ),
     "events": Verb(
         "Show what happened to the machines of this user, oldest first; with -f go on with what happens from now on.",

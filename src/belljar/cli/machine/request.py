@@ -50,7 +50,7 @@ def build(args: Args, settings: Settings) -> Request:
     _refuse_twice("--share", [item.target for item in folders] + ([] if args.scratch is None else [SCRATCH_PLACE]))
     return make_request(
         settings, _work(args, account_of(args.user)),
-        image=None if args.image is None else image_name(args.image), cpus=args.cpus, memory=args.memory, disk=args.disk,
+        image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
         network=network, network_name=network_name, shares=folders, start=Start(args.start) if args.start else None,
         context=Context(args.context) if args.context else None, scratch=args.scratch, cache=args.cache, name=args.name,
         timeout=args.timeout, grace=args.grace, keep=args.keep, labels=dict(map(_label, args.label)),
@@ -64,13 +64,6 @@ def _label(text: str) -> tuple[str, str]:
         form = "letters, digits and ._:@+- in K, at most 200 characters in V"
         raise BadOption(f"--label {text[:80]}: not of the form K=V: {form}")
     return name, value
-
-
-def image_name(text: str) -> str:
-    """What `--image` names. Raises BadOption for nothing at all; whether there is such an image is seen later."""
-    if not text.strip():
-        raise BadOption(f"--image {text!r}: the name is missing", hint="`belljar image list` shows the names.")
-    return text
 
 
 def _work(args: Args, account: Account) -> Work:
@@ -219,12 +212,10 @@ def _input(text: str) -> Transfer:
 def _output(text: str) -> Transfer:
     inside, outside = _pair("--out", text)
     name = os.path.basename(inside.rstrip("/"))
-    if outside.endswith("/") and not os.path.isdir(outside):
-        raise BadOption(f"--out {text}: the folder {outside} does not exist here", hint=f"mkdir {outside}")
     target = outside or name
-    folder = os.path.dirname(os.path.abspath(target)) or "/"
+    folder = outside if outside.endswith("/") else os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
-        raise BadOption(f"--out {text}: the folder {folder} does not exist here")
+        raise BadOption(f"--out {text}: the folder {folder} does not exist here", hint=f"mkdir {folder}")
     if not os.access(folder, os.W_OK):
         raise BadOption(f"--out {text}: the folder {folder} cannot be written to")
     return Transfer(os.path.abspath(target), inside)

@@ -80,25 +80,21 @@ def leave(outcome: Outcome) -> int:
 
 
 def open_report(path: str) -> int:
-    """The file of `--report`, proved writable before anything is started. Raises BadOption."""
+    """The file of `--report`, emptied and proved writable before anything is started. Raises BadOption."""
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     except OSError as exc:
         raise BadOption(f"--report {path}: {exc.strerror}", hint="Give a file that can be written to.") from exc
 
 
 def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
     """Where the file cannot be written any more, say so; the payload's end stays as it is."""
-    is_file = os.path.isfile(f"/proc/self/fd/{descriptor}")
     try:
-        if is_file:
-            os.ftruncate(descriptor, 0)
         write_all(descriptor, dumps(outcome) + b"\n")
         os.close(descriptor)
     except OSError as exc:
-        with suppress(OSError):
-            if is_file:
-                os.ftruncate(descriptor, 0)  # half a report is none
+        with suppress(OSError):  # a pipe cannot be cut
+            os.ftruncate(descriptor, 0)  # half a report is none
         complain(f"--report {path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
 
 

@@ -17,7 +17,7 @@ from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
 from belljar.jobs import complain, plain, size
 from belljar.jobs.users import reach, rows_of_all
-from belljar.journal import JOURNAL, read
+from belljar.journal import JOURNAL, Event, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, REQUEST, MachineView
 from belljar.machine.life.claim import room_now
 from belljar.machine.outside.registry import jobs_of
@@ -52,8 +52,8 @@ def _of_all(house: House, own: list[tuple[object, ...]], args: Args) -> int:
     if os.geteuid() != 0:
         raise NotPermitted("--all-users: only root sees everybody's machines")
     now = time.time()
-    rows, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
-    rows = [{"USER": "root", **dict(zip(HEADS, line, strict=True))} for line in own] + rows
+    theirs, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
+    rows = [dict(zip(("USER", *HEADS), ("root", *line), strict=True)) for line in own] + theirs
     put(rows, ("USER", *HEADS), [tuple(map(line.get, ("USER", *HEADS))) for line in rows], as_=args.format)
     for line in trouble:
         complain(line, "")
@@ -85,23 +85,22 @@ def result(machine: MachineView) -> str:
 # -- show ----------------------------------------------------------------------------------------------------------------
 
 
-def show(args: Args, house: House) -> int:
+def show(args: Args, house: House) -> None:
     house, machine = reach(house, args.machine)
     if args.format == "json":
         print(as_json(_described(machine, house)))
-        return 0
+        return
     for title, facts in sections(machine, house):
         lines = [f"  {name:<14} {plain(str(value))}" for name, value in facts if value not in ("", None, [], {})]
         if lines:
             print("\n".join((title, *lines)))
-    return 0
 
 
 def _described(machine: MachineView, house: House) -> dict[str, Any]:
     """What the table shows, for programs."""
     return {
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
-        "network": [event for event in read(machine.folder) if event["event"] in ("network", "network-refused")],
+        "network": _events(machine, "network", "network-refused"),
         "records": [{"what": what, "path": path, "size": path.stat().st_size} for what, path in _files(machine)],
         "qemu": _last(machine, "spawned", "argv") or [],
         "other_starts": [start.id for start in _same_job(machine, house)],
@@ -172,12 +171,9 @@ def _job(machine: MachineView) -> Facts:
 def _network(machine: MachineView) -> Facts:
     """Its addresses, where they are its own, and where it was kept from going."""
     lines: Facts = []
-    refused = []
-    for event in read(machine.folder):
-        if event["event"] == "network":
-            lines += [("MAC address", event.get("mac")), ("address", event.get("address"))]
-        elif event["event"] == "network-refused":
-            refused.append(event)
+    for event in _events(machine, "network"):
+        lines += [("MAC address", event.get("mac")), ("address", event.get("address"))]
+    refused = _events(machine, "network-refused")
     for event in refused[:20]:
         place = f"{event['address']}:{event.get('port')}/{event.get('transport')}" if event.get("address") else ""
         lines.append(("refused", f"{place} ({event.get('reason')})" if place else event.get("reason")))
@@ -194,9 +190,15 @@ def _files(machine: MachineView) -> list[tuple[str, Path]]:
     return [(what, path) for what, path in paths if path.is_file()]
 
 
-def _last(machine: MachineView, what: str, key: str) -> Any:
+def _events(machine: MachineView, *kinds: str) -> list[Event]:
+    """Those of these kinds in its journal."""
+    return [event for event in read(machine.folder) if event["event"] in kinds]
+
+
+def _last(machine: MachineView, kind: str, key: str) -> Any:
     """What the journal's last event of this kind tells."""
-    return next((event.get(key) for event in reversed(read(machine.folder)) if event["event"] == what), None)
+    events = _events(machine, kind)
+    return events[-1].get(key) if events else None
 
 
 def _payload(payload: dict[str, Any]) -> Facts:

@@ -18,7 +18,7 @@ DAY = 86400.0
 SHOWN = ("LocalJobId", "Queue", "LocalUserId", "Processors", "WallDuration", "CpuDuration", "ServiceLevel")
 
 
-def publish(args: Args, house: House) -> int:
+def publish(args: Args, house: House) -> None:
     from belljar.journal import Ledger
 
     if args.leases:
@@ -27,7 +27,6 @@ def publish(args: Args, house: House) -> int:
         done = Publisher(house.settings.accounting).publish(Ledger(house.folders.logs), from_start=args.from_start)
     row = (done.rows, done.archived, done.queued, done.unreported)
     show(done, ("ROWS READ", "ARCHIVED", "QUEUED", "NOT REPORTABLE"), [row], as_=args.format)
-    return 0
 
 
 def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str]]:
@@ -43,26 +42,23 @@ def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str
         yield None, position
 
 
-def sync(args: Args, house: House) -> int:
+def sync(args: Args, house: House) -> None:
     now = time.time()
     months = args.months or [month_of(now - DAY)]
     made = [(month, str(path)) for month in months for path in Publisher(house.settings.accounting).count(month, now)]
     show([{"month": month, "file": path} for month, path in made], ("MONTH", "FILE"), made, as_=args.format)
-    return 0
 
 
-def list_records(args: Args, house: House) -> int:
+def list_records(args: Args, house: House) -> None:
     records = Publisher(house.settings.accounting).records(args.month or month_of(time.time()))
     heads = ("END", "JOB", "TYPE", "FACTORY", "CPUS", "WALL", "CPU", "BENCHMARK")
     rows = [(utc(int(record["EndTime"])), *(record.get(key, "") for key in SHOWN)) for record in records]
     show(records, heads, rows, as_=args.format)
-    return 0
 
 
-def republish(args: Args, house: House) -> int:
+def republish(args: Args, house: House) -> None:
     counts = [(month, Publisher(house.settings.accounting).republish(month)) for month in args.months]
     show([{"month": month, "queued": count} for month, count in counts], ("MONTH", "QUEUED"), counts, as_=args.format)
-    return 0
 
 
 def month_of(moment: float) -> str:

@@ -25,11 +25,7 @@ def ask(args: Args, house: House) -> int:
     kind, space = QUERIES[args.act], _space(args)
     heads, row = SHOWN[args.act]
     key = read_secret(space.key_file) if space.key_file else b""
-
-    async def poll() -> Any:
-        return await Poller(space, client="command", key=key).ask(kind)
-
-    answers = asyncio.run(poll())
+    answers = asyncio.run(Poller(space, client="command", key=key).ask(kind))
     items = [item for name in sorted(answers.found) for item in sorted(answers.found[name], key=_name)]
     value = {kind.verb: items, "silent": answers.silent, "short": answers.short, "refused": answers.refused}
     show(value, heads, [row(item) for item in items], as_=args.format)

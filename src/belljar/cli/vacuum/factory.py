@@ -1,4 +1,4 @@
-"""`belljar vacuum run`, `drain`, `explain` and `check`: the factory of this host."""
+"""`belljar vacuum`: factories of machines without a head node. Here `run`, `drain`, `explain` and `check`, of this host's factory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar.assembly import House
-from belljar.cli.parser import FORMAT, Args, acts, as_duration, as_moment
+from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import duration, moment, show
+from belljar.cli.vacuum import asking, settings
 from belljar.errors import BadOption
 from belljar.jobs import plain
 from belljar.service import kept
@@ -26,13 +27,12 @@ def folder_of(args: Args, house: House) -> Path:
     return folder
 
 
-def run(args: Args, house: House) -> int:
+def run(args: Args, house: House) -> None:
     from belljar.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(args.file, folder_of(args, house), tell, metrics=_address(args.metrics)))
-    return 0
 
 
 def _address(text: str | None) -> tuple[str, int] | None:
@@ -44,7 +44,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def drain(args: Args, house: House) -> int:
+def drain(args: Args, house: House) -> None:
     from belljar.vacuum.factory.daemon import Order, give_order
     from belljar.vacuum.factory.keeper import Machines
 
@@ -54,7 +54,7 @@ def drain(args: Args, house: House) -> int:
             raise BadOption("--off with --by: one of them only")
         give_order(folder, Order())
         print("Machines are started again.")
-        return 0
+        return
     if args.by is not None and args.by <= time.time():
         raise BadOption(f"--by: {moment(args.by)} has passed", hint="Such as 18:00, 2026-12-24T18:00 or +2h.")
     give_order(folder, Order(True, args.by))
@@ -64,7 +64,6 @@ def drain(args: Args, house: House) -> int:
     for machine in Machines(Space(status.space, status.factory)).living() if status else ():
         end = min(machine.ends, args.by or machine.ends)
         print(f"  {machine.id} {machine.machinetype}: until {_until(end)} at most")
-    return 0
 
 
 def _until(then: float) -> str:
@@ -72,8 +71,11 @@ def _until(then: float) -> str:
     return f"{moment(then)} ({'tomorrow, ' * is_tomorrow}in {duration(max(then - time.time(), 0))})"
 
 
-def explain(args: Args, house: House) -> int:
-    at = time.time() if args.at is None else before(args.at)
+def explain(args: Args, house: House) -> None:
+    now = time.time()
+    at = (
+        now - (args.ago or 0.0) if args.at is None else args.at - DAY * (args.at > now)
+    )  # 14:05 is the last, not the next
     decision = decision_at(folder_of(args, house), at)
     if decision is None:
         hint = "Is the factory started? `belljar vacuum check` tells."
@@ -86,17 +88,6 @@ def explain(args: Args, house: House) -> int:
         print(f"Decided {moment(decision['time'])}" + (f"; no answer from {plain(silent)}" if silent else ""))
     heads = ("TYPE", "SHARE", "HS06", "TARGET", "SCORE", "WHY", "UNTIL")
     show({**decision, "verdicts": verdicts}, heads, [_row(verdict) for verdict in verdicts], as_=args.format)
-    return 0
-
-
-def before(text: str) -> float:
-    """A moment that has passed, in seconds since the epoch: a time of the last 24 hours, a date and time, or a duration until now.
-    Raises BadOption."""
-    try:
-        then = time.time() - as_duration(text.removeprefix("-")) if text[-1:] in tuple("smhd") else as_moment(text)
-    except ValueError as exc:
-        raise BadOption(f"--at {exc}") from exc
-    return then - DAY if ":" in text and "-" not in text and then > time.time() else then
 
 
 def _row(verdict: dict[str, Any]) -> tuple[object, ...]:
@@ -125,10 +116,17 @@ FILE ? =/etc/belljar/vacuum.toml | settings of the space; vacuum.d/*.toml beside
 {STATE_OPTION}
 # explain | say for each machinetype why it is or is not started
 TYPE * @types | only these
---at WHEN | why it was so then: 14:05, 2026-12-24T14:05, or 10m ago
+/ --at MOMENT | why it was so then: 14:05 or 2026-12-24T14:05
+/ --ago TIME | why it was so that long ago, such as 10m
 {STATE_OPTION}
 {FORMAT}
 # check | for Nagios and Icinga: exit 0, 1, 2 or 3, one line with performance data
 {STATE_OPTION}
 """
-ACTS = acts(ROWS, {"run": run, "drain": drain, "explain": explain, "check": check})
+FUNCTIONS = {"run": run, "drain": drain, "explain": explain, "check": check}
+VERBS = {
+    "vacuum": Verb(
+        "The vacuum: a host decides alone which experiment's machine to start next, by target shares and by what other hosts tell.",
+        acts={**acts(ROWS, FUNCTIONS), **asking.ACTS, **settings.ACTS},
+    )
+}

@@ -22,7 +22,7 @@ from belljar.vacuum.settings.settings import FILE, REMEDY, Loaded, inspect, keys
 LONGEST_CELL = 60
 
 
-def config(args: Args, house: House) -> int:
+def config(args: Args, house: House) -> None:
     """The space as it is understood, pipes as they were last seen."""
     loaded, copies = _loaded(args, house, asks=False)
     space, _ = with_pipes(loaded.space, copies)
@@ -31,7 +31,6 @@ def config(args: Args, house: House) -> int:
     show(value, ("SETTING", "VALUE", "ORIGIN"), list(_rows(space, loaded)), as_=args.format)
     if loaded.mistakes:
         raise BadSetting.of(loaded.mistakes, hint=REMEDY)
-    return 0
 
 
 def check(args: Args, house: House) -> int:
