@@ -18,10 +18,7 @@ from belljar.hints import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hashlib import sha256 as sha256
 
-NEWEST = (
-    3,
-    14,
-)  # whose imports were looked at: a newer Python imports as it does by itself, until tests have passed with it
+NEWEST = 3, 14  # whose imports were looked at: a newer Python imports as ever, until tests have passed with it
 CO_COROUTINE = 0x80
 compile_now = re.compile
 LETTERS, DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
@@ -111,13 +108,6 @@ class Pattern:
         return compile_now(*self._given).sub(*what)
 
 
-class Subscripted:
-    """A name of `typing` in an annotation."""
-
-    def __class_getitem__(cls, of: Any) -> Any:
-        return cls
-
-
 class Fields:
     """What `typing.NamedTuple` is to tomllib."""
 
@@ -132,11 +122,6 @@ def small_dataclass(**options: bool) -> Any:
     return dataclass(frozen=options["frozen"])
 
 
-def itself(kind: Any) -> Any:
-    """`typing.final`."""
-    return kind
-
-
 STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
     "argparse": {"gettext": {"gettext": str, "ngettext": one_or_many}},  # there are no translations
     "json": {},
@@ -147,7 +132,7 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         },
         "string": {"ascii_letters": LETTERS + LETTERS.upper(), "digits": DIGITS, "hexdigits": DIGITS + "abcdefABCDEF"},
         "typing": {
-            **dict.fromkeys(("Any", "BinaryIO", "Callable", "IO", "Tuple"), Subscripted),
+            **dict.fromkeys(("Any", "BinaryIO", "Callable", "IO", "Tuple"), Any),
             "NamedTuple": Fields,
             "TYPE_CHECKING": False,
         },
@@ -164,7 +149,7 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         "logging": {"getLogger": Logger, "DEBUG": 10},
         "subprocess": {"PIPE": -1, "STDOUT": -2, "DEVNULL": -3},
         "traceback": {"extract_stack": extract_stack},
-        "typing": {"final": itself, "Optional": Subscripted, "Type": Subscripted, "TYPE_CHECKING": False},
+        "typing": {"final": lambda kind: kind, "Optional": Any, "Type": Any, "TYPE_CHECKING": False},
     },
 }
 
