@@ -62,18 +62,6 @@ def is_coroutine_function(function: Any) -> bool:
     return code is not None and bool(code.co_flags & CO_COROUTINE)
 
 
-def extract_stack(frame: Any = None, limit: int | None = None) -> Any:
-    """What asyncio keeps with each future when it is debugged."""
-    import traceback
-
-    return traceback.extract_stack(frame or sys._getframe(1), limit)
-
-
-def one_or_many(one: str, many: str, count: int) -> str:
-    """For argparse, in its own words."""
-    return one if count == 1 else many
-
-
 class Name:
     """A name of a module that is imported when what has the name is first used."""
 
@@ -123,7 +111,9 @@ def small_dataclass(**options: bool) -> Any:
 
 
 STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
-    "argparse": {"gettext": {"gettext": str, "ngettext": one_or_many}},  # there are no translations
+    "argparse": {
+        "gettext": {"gettext": str, "ngettext": lambda singular, plural, count: singular if count == 1 else plural}
+    },  # there are no translations
     "json": {},
     "pathlib": {"urllib.parse": {"quote_from_bytes": Name("quote_from_bytes", "urllib.parse")}, "ntpath": {}},
     "tomllib": {
@@ -148,7 +138,7 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         "locale": {},
         "logging": {"getLogger": Logger, "DEBUG": 10},
         "subprocess": {"PIPE": -1, "STDOUT": -2, "DEVNULL": -3},
-        "traceback": {"extract_stack": extract_stack},
+        "traceback": {"extract_stack": Name("extract_stack", "traceback")},
         "typing": {"final": lambda kind: kind, "Optional": Any, "Type": Any, "TYPE_CHECKING": False},
     },
 }

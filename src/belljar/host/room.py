@@ -133,7 +133,7 @@ def memory_bounds(proc: Path = PROC, groups: Path = GROUPS) -> Iterator[Bound]:
                 limit = int((folder / names[0]).read_text())
                 if limit < UNLIMITED:
                     used = int((folder / names[1]).read_text())
-                    yield Bound(max(0, limit - used + _stat(folder / "memory.stat", names[2])), controller, path)
+                    yield Bound(max(0, limit - used + _counted(folder / "memory.stat", names[2])), controller, path)
 
 
 def usable_cpus(groups: Path, own: Iterable[tuple[str, str]]) -> float:
@@ -170,15 +170,8 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 
 def meminfo(*names: str, proc: Path = PROC) -> list[int]:
     """What the kernel tells of its memory by these names, in bytes."""
-    sizes: dict[str, int] = {}
-    with open(proc / "meminfo") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            if name in names:
-                sizes[name] = int(rest.split()[0]) * 1024
-            if len(sizes) == len(names):
-                break
-    return [sizes[name] for name in names]
+    sizes = dict(line.split(":") for line in (proc / "meminfo").read_text().splitlines())
+    return [int(sizes[name].split()[0]) * 1024 for name in names]
 
 
 def free(path: Path) -> tuple[int, int]:
@@ -216,8 +209,5 @@ def _upwards(root: Path, path: str) -> Iterator[tuple[str, Path]]:
         yield "/" + "/".join(parts[:count]), root.joinpath(*parts[:count])
 
 
-def _stat(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(f"{name} "):
-            return int(line.split()[1])
-    return 0
+def _counted(path: Path, name: str) -> int:
+    return int(dict(line.split() for line in path.read_text().splitlines()).get(name, 0))
