@@ -21,7 +21,7 @@ OUR_FAILURE = 125
 
 def about(hint: str, machine: str) -> str:
     """A hint with its ID filled in, as in `belljar logs ID`."""
-    return hint if " ID" not in hint else re.sub("(`belljar [a-z]+ )ID\\b", lambda found: f"{found[1]}{machine}", hint)
+    return hint if " ID" not in hint else re.sub("(`belljar [a-z]+ )ID\\b", lambda match: f"{match[1]}{machine}", hint)
 
 
 def in_words(exc: OSError) -> str:

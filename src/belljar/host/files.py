@@ -18,6 +18,7 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 LEAST_SECRET = 16  # bytes
 MOST_LINKS = 40  # as the kernel
 LAST_SYSTEM_UID, OVERFLOW_UID = 999, 65534
+ALL_USERS = ["0", "0", "4294967295"]  # the map of the host's own user namespace: user_namespaces(7)
 ON_THE_WAY = "Remove it or correct its owner and mode, or set `paths.*` to folders below one that is yours or root's."
 
 
@@ -264,12 +265,9 @@ def _judge(child: str, status: os.stat_result, path: Path, *, is_public: bool) -
 
 def _is_the_sites(uid: int) -> bool:
     """A system account, or nobody of this user namespace: of a container's host, or of a file server."""
-    return uid <= LAST_SYSTEM_UID or (uid == OVERFLOW_UID and (os.geteuid() != 0 or not _rules_the_host()))
-
-
-def _rules_the_host() -> bool:
-    """Are this namespace's users all those there are? user_namespaces(7)"""
-    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+    if uid != OVERFLOW_UID:
+        return uid <= LAST_SYSTEM_UID
+    return os.geteuid() != 0 or Path("/proc/self/uid_map").read_text().split() != ALL_USERS
 
 
 def only_root_writes(path: Path, *, highest_uid: int = 0) -> bool:

@@ -64,7 +64,7 @@ class Bound:
 
     def left(self, taken: Iterable[Taken]) -> int:
         """Without what those may still take who are counted here, too."""
-        return max(0, self.free - sum(one.untouched for one in taken if self._holds(one.need)))
+        return max(0, self.free - sum(machine.untouched for machine in taken if self._holds(machine.need)))
 
     def _holds(self, need: Need) -> bool:
         if not self.path:
@@ -113,11 +113,11 @@ def room(
     bounds = [(bound.left(taken), bound) for bound in memory_bounds(proc, groups)]
     free, least = min(bounds, key=lambda pair: pair[0])
     cpus = usable_cpus(groups, own_groups(proc)) * settings.cpus_per_cpu or float("inf")
-    promised = sum(max(0, one.need.scratch - one.scratch) for one in taken)
+    promised = sum(max(0, machine.need.scratch - machine.scratch) for machine in taken)
     return Room(
-        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(one.need.cpus for one in taken),
+        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(machine.need.cpus for machine in taken),
         scratch=max(0, scratch_free - promised - settings.kept_scratch), machines=len(taken),
-        memory_reserved=sum(one.need.memory for one in taken),
+        memory_reserved=sum(machine.need.memory for machine in taken),
     )  # fmt: skip
 
 
@@ -153,13 +153,13 @@ def usable_cpus(groups: Path, own: Iterable[tuple[str, str]]) -> float:
 
 def own_groups(proc: Path = PROC) -> tuple[tuple[str, str], ...]:
     """(controller, path) of the control groups that count our memory; "" is version 2's."""
-    found = []
+    own = []
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or "memory" in controllers.split(","):
-                found.append(("memory" if controllers else "", path))
-    return tuple(found)
+                own.append(("memory" if controllers else "", path))
+    return tuple(own)
 
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:

@@ -88,9 +88,9 @@ def out_of_use(folder: Path, key: bytes) -> Iterator[Path]:
     """Archives, and links to them, of other keys."""
     link = _link(folder, key)
     archive = _known(link)
-    wanted = {link.name, "lock", *([archive.path.name] if archive else [])}
+    kept = {link.name, "lock", archive.path.name if archive else ""}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name not in wanted and not path.name.startswith(".") and path.suffix != ".draft":
+        if path.name not in kept and not path.name.startswith(".") and path.suffix != ".draft":
             yield path
 
 
@@ -187,7 +187,7 @@ def _bytecode(source: bytes, shown: str) -> bytes:
 
 def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
     """What the loader would load for these, by the name it is looked for. Raises HostError for what it does not find."""
-    found = {}
+    paths = {}
     for program in programs:
         for line in run([loader, "--list", program], timeout=PATIENCE, env={}).out.decode().splitlines():
             name, arrow, rest = line.strip().partition(" => ")
@@ -195,8 +195,8 @@ def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
             if arrow and not os.path.isfile(path):
                 raise HostError(f"{program}: needs the library {name}, which this host does not have")
             if arrow and os.path.realpath(path) != os.path.realpath(loader):
-                found[os.path.basename(name)] = path
-    return found
+                paths[os.path.basename(name)] = path
+    return paths
 
 
 def _read(path: str) -> bytes:

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, Final
 
+from belljar.service.datagrams import Address, Datagrams, own_sockets
+from belljar.service.senders import Sender, Senders
 from belljar.service.telling import Tell
-from belljar.service.udp.datagrams import Address, Datagrams, own_sockets
-from belljar.service.udp.senders import Sender, Senders
 from belljar.vacuum import Space
 from belljar.vacuum.protocol.fields import Refused, Why
 from belljar.vacuum.protocol.query import LONGEST_QUERY, Kind, Message, Snapshot, answer, bodies, read_query
