@@ -112,11 +112,9 @@ def kill_and_wait(
     another's any more."""
     poller, pending, refused = select.poll(), {}, []
     for pid in pids:
+        descriptor = -1
         try:
             descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
             if still(pid):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 poller.register(descriptor, select.POLLIN)
@@ -125,17 +123,17 @@ def kill_and_wait(
             pass
         except PermissionError:
             refused.append(pid)
-        if descriptor not in pending:
+        if descriptor >= 0 and descriptor not in pending:
             os.close(descriptor)
     deadline = time.monotonic() + timeout
-    survivors = dict(pending)
-    while survivors and (left := deadline - time.monotonic()) > 0:
+    while pending and (left := deadline - time.monotonic()) > 0:
         for descriptor, _ in poller.poll(left * 1000):
             poller.unregister(descriptor)
-            survivors.pop(descriptor, None)
+            os.close(descriptor)
+            del pending[descriptor]
     for descriptor in pending:
         os.close(descriptor)
-    return [*refused, *survivors.values()]
+    return [*refused, *pending.values()]
 
 
 def die_by(number: int) -> NoReturn:

@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 
 from belljar.hints import TYPE_CHECKING, Any
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from hashlib import sha256 as sha256
@@ -103,13 +104,6 @@ class Fields:
         self.__dict__.update(zip(type(self).__annotations__, values, strict=True))
 
 
-def small_dataclass(**options: bool) -> Any:
-    """`dataclasses.dataclass`, without slots."""
-    from belljar.records import dataclass
-
-    return dataclass(frozen=options["frozen"])
-
-
 STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
     "argparse": {
         "gettext": {"gettext": str, "ngettext": lambda singular, plural, count: singular if count == 1 else plural}
@@ -132,7 +126,9 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         "asyncio.sslproto": {},
         "asyncio.staggered": {},
         "concurrent.futures": {name: name for name in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION")},
-        "dataclasses": {"dataclass": small_dataclass},  # two of asyncio.graph's, since 3.14
+        "dataclasses": {
+            "dataclass": lambda *, frozen, slots: dataclass(frozen=frozen)
+        },  # two of asyncio.graph's, since 3.14
         "inspect": {"iscoroutinefunction": is_coroutine_function},
         "linecache": {},
         "locale": {},

@@ -31,7 +31,6 @@ from belljar.records import dataclass
 
 LIBRARY = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
 PATIENCE = 120.0  # seconds: another process copies some 12 MiB
-LARGEST_FILE = 128 << 20
 AGENT = "agent.pyc"  # the script, in the archive
 # `os`: by it the interpreter knows its library, which else would be one of the guest's.
 ALWAYS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "json", "os")
@@ -139,25 +138,25 @@ def archive_of(files: Iterable[tuple[str, bytes, int]]) -> bytes:
 def _parts(script: bytes) -> Iterator[tuple[str, bytes, int]]:
     """Every file of the archive: its path, its content, its mode."""
     program = _program()
-    binary = _read(program)
+    binary = Path(program).read_bytes()
     loader = loader_of(binary)
     if not loader:
         hint = "Install belljar for a Python that is linked dynamically, as distributions have it."
         raise HostError(f"{program}: has no loader, so it cannot be taken along into guests", hint=hint)
     yield AGENT, _bytecode(script, AGENT), 0o644
     yield "python", binary, 0o755
-    yield "loader", _read(loader), 0o755
+    yield "loader", Path(loader).read_bytes(), 0o755
     extensions = []
     for name, path, is_package in _modules(script):
         inner = name.replace(".", "/")
         if path.endswith(".py"):
             leaf = f"{inner}/__init__" if is_package else inner
-            yield f"{LIBRARY}/{leaf}.pyc", _bytecode(_read(path), f"{leaf}.py"), 0o644
+            yield f"{LIBRARY}/{leaf}.pyc", _bytecode(Path(path).read_bytes(), f"{leaf}.py"), 0o644
         else:
             extensions.append(path)
-            yield f"{LIBRARY}/lib-dynload/{os.path.basename(path)}", _read(path), 0o755
+            yield f"{LIBRARY}/lib-dynload/{os.path.basename(path)}", Path(path).read_bytes(), 0o755
     for name, path in sorted(_libraries(loader, [program, *extensions]).items()):
-        yield name, _read(path), 0o755
+        yield name, Path(path).read_bytes(), 0o755
     if not extensions:
         yield f"{LIBRARY}/lib-dynload/none", b"", 0o644  # Python looks for the folder
 
@@ -197,11 +196,3 @@ def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
             if arrow and os.path.realpath(path) != os.path.realpath(loader):
                 paths[os.path.basename(name)] = path
     return paths
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise HostError(f"{path}: larger than {LARGEST_FILE >> 20} MiB, so it is not taken along into guests")
-    return data
