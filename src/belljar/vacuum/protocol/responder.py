@@ -1,7 +1,7 @@
 """Answers what other factories and commands ask over UDP.
 
 What it tells is a snapshot that it is handed; what it is sent is not trusted. A sender that may not ask, asks too much or sends
-nonsense gets no answer (`service.udp.senders`)."""
+nonsense gets no answer (`service.senders`)."""
 
 from __future__ import annotations
 
