@@ -4,7 +4,7 @@ BelljarError
 ├── UsageError              the asker must change something        -> cause REFUSED
 ├── ImageError              the image cannot be used               -> cause IMAGE_FAULT
 ├── HostError               this host cannot                       -> cause NODE_FAULT
-├── RecordsLost            the database of leases does not answer; no fault of the node
+├── RecordsLost             the database of leases does not answer; no fault of the node
 ├── HypervisorError         QEMU did not do its part               -> cause BOOT_FAILED or NODE_FAULT
 └── GuestError              the guest did not do its part          -> cause BOOT_FAILED or GUEST_LOST
 """
@@ -21,7 +21,7 @@ OUR_FAILURE = 125
 
 def about(hint: str, machine: str) -> str:
     """A hint with its ID filled in, as in `belljar logs ID`."""
-    return hint if " ID" not in hint else re.sub("(`belljar [a-z]+ )ID\\b", lambda found: f"{found[1]}{machine}", hint)
+    return hint if " ID" not in hint else re.sub("(`belljar [a-z]+ )ID\\b", lambda match: f"{match[1]}{machine}", hint)
 
 
 def in_words(exc: OSError) -> str:
@@ -38,6 +38,10 @@ class BelljarError(Exception):
     retry = Retry.LATER
     cause = Cause.NODE_FAULT
 
+    def __init_subclass__(cls, hint: str = "", retry: Retry | None = None, cause: Cause | None = None) -> None:
+        """What a subclass does not give is its parent's."""
+        cls.hint, cls.retry, cls.cause = hint or cls.hint, retry or cls.retry, cause or cls.cause
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -48,186 +52,137 @@ class BelljarError(Exception):
         return self.message
 
 
-class HostError(BelljarError):
+class HostError(BelljarError, hint="`belljar doctor` explains what this host lacks.", retry=Retry.ELSEWHERE):
     """This host cannot do it; another may."""
 
-    hint = "`belljar doctor` explains what this host lacks."
-    retry = Retry.ELSEWHERE
 
-
-class NoSpace(HostError):
+class NoSpace(HostError, hint="Free space, or move `paths.scratch` or `paths.store` to a larger disk."):
     """The disk is full or would become so."""
 
-    hint = "Free space, or move `paths.scratch` or `paths.store` to a larger disk."
 
-
-class NoMemory(HostError):
+class NoMemory(HostError, hint="Wait for other machines to end, or ask for less with --memory."):
     """The host has too little memory left for this machine now."""
 
-    hint = "Wait for other machines to end, or ask for less with --memory."
 
-
-class NoStore(HostError):
+class NoStore(HostError, hint="No image is at fault: the site has to check that folder's mount, owner and mode."):
     """The store of images cannot be read here, or lacks an image that the site means every node to have."""
 
-    hint = "The site's administrator has to check that folder: its mount, owner and mode. No image is at fault."
 
-
-class PositionLost(HostError):
+class PositionLost(HostError, hint="Read the ledger from its beginning; leave out machines that are known already."):
     """The ledger cannot be read on from a position: its file was removed, cut or replaced meanwhile."""
 
-    hint = "Read the ledger from its beginning, and leave out the machines that are known already."
 
-
-class CommandMissing(HostError):
+class CommandMissing(HostError, hint="`belljar doctor` names the packages to install."):
     """A program belljar needs is not installed."""
 
-    hint = "`belljar doctor` names the packages to install."
 
-
-class CommandFailed(HostError):
+class CommandFailed(HostError, hint="What it says is the cause; run by hand it may say more."):
     """A program belljar called ended with an error."""
 
-    hint = "What it says is the cause; run by hand it may say more."
 
-
-class NoCredentials(HostError):
+class NoCredentials(HostError, hint="Renew it; `belljar vacuum check-config` tries to read each.", retry=Retry.LATER):
     """A machine cannot be given the proxy or the token its machinetype has: the site's own file is missing, wrong or over."""
 
-    hint = "Renew that file; `belljar vacuum check-config` looks whether each can be read."
-    retry = Retry.LATER
 
-
-class RecordsLost(BelljarError):
+class RecordsLost(BelljarError, hint="Check that the database runs and can write; then ask again with the same token."):
     """The database of leases cannot be read or written now; what was asked for may not be written down."""
 
-    hint = "See whether the database runs, and its disk is neither full nor read-only; then ask again, with the same token."
 
-
-class UnsafeFolder(HostError):
+class UnsafeFolder(HostError, hint="Remove it, or make it yours, with mode 0700 (a file 0600).", retry=Retry.NEVER):
     """A folder or file belongs to somebody else or is open to others, so belljar does not trust it."""
 
-    hint = "Remove it or correct its owner and mode (folders 0700, files 0600, owned by you)."
-    retry = Retry.NEVER
 
-
-class LockTimeout(HostError):
+class LockTimeout(
+    HostError, hint="`fuser` names the process that holds it, which may be stopped; try again later.", retry=Retry.LATER
+):
     """Another belljar process held a lock for longer than the deadline: nobody's fault but that process's."""
 
-    hint = "`fuser` names the process that holds it, which may be stopped; try again later."
-    retry = Retry.LATER
 
-
-class NoGuard(HostError):
+class NoGuard(
+    HostError, hint='It takes Linux 5.9; `network.egress = "open"` lets machines go where their host may, loopback too.'
+):
     """The kernel, or the container belljar runs in, does not let it guard what a machine sends into the network."""
 
-    hint = 'It takes Linux 5.9; `network.egress = "open"` lets machines go wherever their host may, loopback included.'
 
-
-class NoFolderServer(HostError):
+class NoFolderServer(HostError, hint="Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/data.md."):
     """The program that serves a folder by virtiofs cannot be run on this host."""
 
-    hint = "Share the folder without `virtiofs:`; `belljar logs ID --virtiofsd` and docs/data.md tell what it lacks."
 
-
-class ShareLost(HostError):
+class ShareLost(
+    HostError, hint="`belljar logs ID --virtiofsd` shows what it said.", retry=Retry.LATER, cause=Cause.GUEST_LOST
+):
     """The program that serves a folder by virtiofs ended while its machine lived."""
 
-    hint = "`belljar logs ID --virtiofsd` shows what it said; the job may be tried again."
-    retry = Retry.LATER
-    cause = Cause.GUEST_LOST
 
-
-class NetworkFailed(HostError):
+class NetworkFailed(HostError, hint="See docs/networks.md for what the host needs; `--network user` needs nothing."):
     """A machine's connection to its network could not be made on this host, or was lost there."""
 
-    hint = "See docs/networks.md for what the host needs; `--network user` needs nothing."
 
-
-class LibvirtLost(HostError):
+class LibvirtLost(HostError, hint="See the daemon's log; `belljar doctor --only libvirt` tries a connection."):
     """libvirt's daemon ended, or does not answer in time."""
 
-    hint = "See the daemon's log, and restart it; `belljar doctor --only libvirt` tries a connection."
 
-
-class HypervisorError(BelljarError):
+class HypervisorError(BelljarError, hint="`belljar logs ID --qemu` shows what QEMU said.", cause=Cause.BOOT_FAILED):
     """QEMU did not do its part."""
-
-    hint = "`belljar logs ID --qemu` shows what QEMU said."
-    cause = Cause.BOOT_FAILED
 
 
 class DomainDied(HypervisorError):
     """QEMU ended before it was asked to."""
 
 
-class DomainKilled(HypervisorError):
+class DomainKilled(
+    HypervisorError,
+    hint="See the host's kernel log; QEMU needs the guest's memory and some 200 MiB more.",
+    retry=Retry.ELSEWHERE,
+    cause=Cause.HOST_OOM,
+):
     """Somebody outside killed QEMU: the host's OOM killer, a limit, an administrator."""
-
-    hint = "See the host's kernel log; QEMU needs the guest's memory and some 200 MiB more."
-    retry = Retry.ELSEWHERE
-    cause = Cause.HOST_OOM
 
 
 class QmpError(HypervisorError):
     """QEMU refused a command."""
 
 
-class PlugRefused(HypervisorError):
+class PlugRefused(HypervisorError, hint="Ask for another size; `belljar template build --exact` makes this one."):
     """A clone could not be given the processors or the memory that its template does not have."""
 
-    hint = "Ask for another size; `belljar template build --exact` makes a template of exactly this one."
 
-
-class QmpTimeout(HypervisorError):
+class QmpTimeout(HypervisorError, hint="Is the host overloaded? See `belljar logs ID --qemu`.", cause=Cause.NODE_FAULT):
     """QEMU did not answer in time."""
 
-    hint = "The host may be overloaded; see `belljar logs ID --qemu`."
-    cause = Cause.NODE_FAULT
 
-
-class LibvirtRefused(HypervisorError):
+class LibvirtRefused(HypervisorError, hint="See libvirt's own log; `belljar doctor` tries a connection."):
     """libvirt answered, and refused what it was asked for."""
 
-    hint = "See libvirt's own log; `belljar doctor` tries a connection."
 
-
-class TemplateError(HypervisorError):
+class TemplateError(
+    HypervisorError, hint="`belljar template list` shows the templates; `belljar template remove KEY` drops one."
+):
     """A template could not be made or used; the machine is booted cold instead."""
 
-    hint = "`belljar template list` shows the templates; `belljar template remove KEY` drops one."
 
-
-class GuestError(BelljarError):
+class GuestError(BelljarError, hint="`belljar logs ID --console` shows what the guest said.", cause=Cause.GUEST_LOST):
     """The guest did not do its part."""
 
-    hint = "`belljar logs ID --console` shows what the guest said."
-    cause = Cause.GUEST_LOST
 
-
-class BootFailed(GuestError):
+class BootFailed(GuestError, hint="See `belljar logs ID --console`, `belljar image verify`.", cause=Cause.BOOT_FAILED):
     """The guest ended before its agent had answered."""
 
-    hint = "`belljar logs ID --console` shows what the guest said; `belljar image verify` checks its image."
-    cause = Cause.BOOT_FAILED
 
-
-class BootTimeout(GuestError):
+class BootTimeout(
+    GuestError,
+    hint="See `belljar logs ID --console`; an image that boots by itself must start our agent (`belljar image agent --tar`).",
+    cause=Cause.BOOT_FAILED,
+):
     """The guest's agent did not answer before the deadline."""
-
-    hint = "See `belljar logs ID --console`; an image that boots by itself must start our agent (`belljar image agent --tar`)."
-    cause = Cause.BOOT_FAILED
 
 
 class AgentLost(GuestError):
     """The guest's agent stopped answering."""
 
 
-class GuestPoweredOff(GuestError):
+class GuestPoweredOff(GuestError, hint="A job ends by exiting; it must not power its machine off.", retry=Retry.NEVER):
     """The guest was switched off or rebooted from inside before the payload had ended."""
-
-    hint = "A job ends by exiting; it must not power its machine off."
-    retry = Retry.NEVER
 
 
 class GuestRebooted(GuestError):
@@ -238,70 +193,53 @@ class ProtocolViolation(GuestError):
     """The other side of the channel sent something the protocol does not allow."""
 
 
-class AgentTooOld(GuestError):
+class AgentTooOld(
+    GuestError,
+    hint="Install the agent of this belljar in the image (`belljar image agent --tar`), and import the image again.",
+    retry=Retry.NEVER,
+    cause=Cause.IMAGE_FAULT,
+):
     """The agent in the image speaks another version of the protocol."""
 
-    hint = "Install the agent of this belljar in the image (`belljar image agent --tar`), and import the image again."
-    retry = Retry.NEVER
-    cause = Cause.IMAGE_FAULT
 
-
-class IdentityRefused(GuestError):
+class IdentityRefused(
+    GuestError, hint="`belljar template remove KEY` drops it; the next start makes a new one.", cause=Cause.BOOT_FAILED
+):
     """A clone did not prove that it is nobody's twin, so it gets no payload."""
 
-    hint = "Remove the template with `belljar template remove KEY`; the next start makes a new one."
-    cause = Cause.BOOT_FAILED
 
-
-class HostKeysRefused(IdentityRefused):
+class HostKeysRefused(IdentityRefused, hint="Put our agent and ssh-keygen into the image, or add `--start cold`."):
     """A clone that others reach could not give its ssh server keys that its template has not."""
 
-    hint = "Put the present agent and OpenSSH's ssh-keygen into the image, or add `--start cold`."
 
-
-class GuestRefused(GuestError):
+class GuestRefused(GuestError, retry=Retry.NEVER, cause=Cause.REFUSED):
     """The agent could not do one thing it was asked."""
 
-    retry = Retry.NEVER
-    cause = Cause.REFUSED
 
-
-class NoFileSystem(GuestRefused):
+class NoFileSystem(
+    GuestRefused, hint="Share it the other way (`virtiofs:SRC`, `SRC` alone), use `--in` and `--out`, or another image."
+):
     """The guest's kernel cannot mount a shared folder: it lacks 9p, or virtiofs."""
 
-    hint = "Share it the other way (`virtiofs:SRC`, or `SRC` alone), copy files with `--in` and `--out`, or use an image whose kernel has the module (and `modprobe`)."
 
-
-class NoPackedFolders(GuestRefused):
+class NoPackedFolders(GuestRefused, hint="Use an image with the modules `squashfs` and `overlay` (and `modprobe`)."):
     """The guest's kernel cannot use a folder that came as a disk. Never reaches the user: it is copied instead."""
 
-    hint = "Use an image with the kernel modules `squashfs` and `overlay` (and `modprobe`)."
 
-
-class UsageError(BelljarError):
+class UsageError(BelljarError, hint="See `belljar --help`.", retry=Retry.NEVER, cause=Cause.REFUSED):
     """The asker must change something before it can work."""
 
-    hint = "See `belljar --help`."
-    retry = Retry.NEVER
-    cause = Cause.REFUSED
 
-
-class BadOption(UsageError):
+class BadOption(UsageError, hint="`belljar VERB --help` tells the forms an option takes."):
     """An option has a value that means nothing, or two options exclude each other."""
 
-    hint = "`belljar VERB --help` tells the forms an option takes."
 
-
-class BadRequest(UsageError):
+class BadRequest(UsageError, hint="See `belljar VERB --help`; docs/detached.md shows what a request looks like."):
     """A request in JSON that cannot be meant: its message names key and value."""
 
-    hint = "`belljar VERB --help` tells what can be asked for, docs/detached.md what a request in JSON looks like."
 
-
-class BadSetting(UsageError):
+class BadSetting(UsageError, hint="Correct the file, then run `belljar config check`."):
     """A settings file holds something belljar cannot use."""
-
-    hint = "Correct the file, then run `belljar config check`."
 
     @classmethod
     def of(cls, mistakes: tuple[object, ...], *, hint: str | None = None) -> BadSetting:
@@ -309,192 +247,132 @@ class BadSetting(UsageError):
         return cls("\n".join(map(str, mistakes)), hint=hint)
 
 
-class UnreadableScript(UsageError):
+class UnreadableScript(UsageError, hint="Give a readable file, or put `--` before a command that exists in the guest."):
     """The script to run cannot be read."""
 
-    hint = "Give a readable file, or put `--` before a command that exists in the guest."
 
-
-class InputMissing(UsageError):
+class InputMissing(UsageError, hint="Correct `--in PATH[:DST]`."):
     """A file to copy in does not exist or cannot be read."""
 
-    hint = "Correct `--in PATH[:DST]`."
 
-
-class OutputMissing(UsageError):
+class OutputMissing(UsageError, hint="Check what the job writes, or drop the `--out` option."):
     """The payload did not leave a file that was to be copied out."""
 
-    hint = "Check what the job writes, or drop the `--out` option."
 
-
-class OutputUnwritable(UsageError):
+class OutputUnwritable(UsageError, hint="Correct `--out PATH[:DST]`: a folder you may write to, no special file."):
     """A file copied out of the guest cannot be written to its place on the host."""
 
-    hint = "Correct `--out PATH[:DST]`: a folder you may write to, and no special file in the way."
 
-
-class ImpossibleSize(UsageError):
+class ImpossibleSize(UsageError, hint="Ask for less; `belljar doctor` shows what this host has."):
     """More memory, cpus or disk than this host or image can ever give, or less than it needs."""
 
-    hint = "Ask for less; `belljar doctor` shows what this host has."
 
-
-class BadUserData(UsageError):
+class BadUserData(UsageError, hint="See docs/pilots.md for what user data may be, and how it gets to a guest."):
     """User data cannot be read, is too large, or has no way to the guest."""
 
-    hint = "See docs/pilots.md for what user data may be, and how it gets to a guest."
 
-
-class DriverLacks(UsageError):
+class DriverLacks(UsageError, hint="Ask for a machine without it; docs/libvirt.md tells what libvirt's machines lack."):
     """Something of the machine that the site's hypervisor driver cannot give."""
 
-    hint = "Ask for a machine without it; docs/libvirt.md tells what machines by libvirt do not have."
 
-
-class NoSuchNetwork(UsageError):
+class NoSuchNetwork(
+    UsageError, hint="`--network` takes none, user, bridge, bridge:NAME (of `network.bridges`), or isolated:GROUP."
+):
     """Machines of this host may not use the network that was asked for."""
 
-    hint = "`--network` takes none, user, bridge, bridge:NAME with a bridge of `network.bridges`, or isolated:GROUP."
 
-
-class NoSuchMachine(UsageError):
+class NoSuchMachine(UsageError, hint="`belljar ps -a` lists the machines of this user, ended ones too."):
     """No machine has this id, id prefix or name."""
 
-    hint = "`belljar ps -a` lists the machines of this user, ended ones too."
 
-
-class MachineBusy(UsageError):
+class MachineBusy(UsageError, hint="`belljar show ID` tells the machine's state."):
     """The machine is not in a state in which this can be done."""
 
-    hint = "`belljar show ID` tells the machine's state."
 
-
-class NotInAJob(UsageError):
+class NotInAJob(UsageError, hint="The batch system calls this; to run something by hand, use `belljar run`."):
     """`belljar internal wrap` was called where no batch system started it."""
 
-    hint = "The batch system calls this; to run something by hand, use `belljar run`."
 
-
-class ImageNotAllowed(UsageError):
+class ImageNotAllowed(UsageError, hint="Ask for another image, or ask your site for this one."):
     """The site does not let this user or queue have that image."""
 
-    hint = "Ask for another image, or ask your site for this one."
 
-
-class OverLimit(UsageError):
+class OverLimit(UsageError, hint="Change what the job asks for, or use another queue."):
     """A batch job asks for more than the site gives to one machine, or for less than a machine needs."""
 
-    hint = "Change what the job asks for, or use another queue."
 
-
-class LeaseDenied(UsageError):
+class LeaseDenied(UsageError, hint="Ask for less, wait until machines of yours have ended, or ask your site for more."):
     """The site's policy does not allow this lease: the message names what is asked for, what the user has already, and the limit. Or
     its client token was given before, with a request for something else."""
-
-    hint = "Ask for less, wait until others of your machines have ended, or ask your site for more."
 
     def __init__(self, message: str, *, code: str = "InstanceLimitExceeded", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.code = code  # EC2's
 
 
-class NoSuchLease(UsageError):
+class NoSuchLease(UsageError, hint="Ask for the list of leases; ended ones are in it for a while."):
     """No lease or machine with this id is this user's."""
 
-    hint = "Ask for the list of leases; ended ones are in it for a while."
 
-
-class LeaseEnded(UsageError):
+class LeaseEnded(UsageError, hint="The list of leases has the state of each."):
     """The lease or machine is not in a state in which this can be done."""
 
-    hint = "The list of leases has the state of each."
 
-
-class NoSuchKeyPair(UsageError):
+class NoSuchKeyPair(UsageError, hint="Make or import one under that name first."):
     """No key pair with this name is this user's."""
 
-    hint = "Make or import one under that name first."
 
-
-class KeyPairExists(UsageError):
+class KeyPairExists(UsageError, hint="Delete it first, or choose another name."):
     """This user has a key pair of that name."""
 
-    hint = "Delete it first, or choose another name."
 
-
-class NotOurs(UsageError):
+class NotOurs(UsageError, hint="Do what it says there, then run it again; `belljar batch install --print` shows ours."):
     """The site has something of its own where ours is to be. Nothing was changed."""
 
-    hint = "Do what is said there, then run it again. `belljar batch install --print` shows what ours is."
 
-
-class NotPermitted(UsageError):
+class NotPermitted(UsageError, hint="Ask its owner, or run as root."):
     """This belongs to somebody else."""
 
-    hint = "Ask its owner, or run as root."
 
-
-class ImageError(BelljarError):
+class ImageError(BelljarError, hint="`belljar image list` shows the images that can be used.", cause=Cause.IMAGE_FAULT):
     """The image cannot be used."""
 
-    hint = "`belljar image list` shows the images that can be used."
-    cause = Cause.IMAGE_FAULT
 
-
-class ImageUnknown(ImageError):
+class ImageUnknown(
+    ImageError, hint="`belljar image list` shows names; `belljar image build` or `import` makes one.", retry=Retry.NEVER
+):
     """No image has this name or digest."""
 
-    hint = "`belljar image list` shows the names; `belljar image build` or `belljar image import` makes one."
-    retry = Retry.NEVER
 
-
-class ImageInUse(ImageError):
+class ImageInUse(
+    ImageError, hint="Let its machines end (`belljar ps`, `fuser -v`); remove its templates (`belljar template list`)."
+):
     """An image that a machine or a template runs on cannot be removed."""
 
-    hint = "Wait until its machines ended (`belljar ps`, `fuser -v` on its lock) and remove its templates (`belljar template list`)."
 
-
-class ImageMismatch(ImageError):
+class ImageMismatch(ImageError, hint="Correct the digest, or ask the image's publisher.", retry=Retry.NEVER):
     """The bytes that arrived are not the image that was ordered."""
 
-    hint = "Correct the digest, or ask the image's publisher."
-    retry = Retry.NEVER
 
-
-class ImageCorrupt(ImageError):
+class ImageCorrupt(ImageError, hint="Sync, import or build the image again.", retry=Retry.ELSEWHERE):
     """The image in the store is not what it was when it was stored."""
 
-    hint = "Sync, import or build the image again."
-    retry = Retry.ELSEWHERE
 
-
-class ImageUnfit(ImageError):
+class ImageUnfit(ImageError, hint="Leave `--firmware` at auto, or give a kernel (`--kernel`, `--initrd`)."):
     """The disk does not have what it is to be started by."""
 
-    hint = "Leave `--firmware` at auto, or give a kernel (`--kernel`, `--initrd`)."
 
-
-class ImageTooLarge(ImageError):
+class ImageTooLarge(ImageError, hint="Raise `image.max_size` in the settings.", retry=Retry.NEVER):
     """The download or the unpacked image is larger than the settings allow."""
 
-    hint = "Raise `image.max_size` in the settings."
-    retry = Retry.NEVER
 
-
-class DownloadFailed(ImageError):
+class DownloadFailed(ImageError, hint="Check the address, then try again: a broken download is resumed."):
     """The image's source refused, broke off, or sent nothing for longer than `image.stall_timeout`."""
 
-    hint = "Check the address, then try again: a broken download is resumed."
 
-
-class RepositoryRefused(ImageError):
+class RepositoryRefused(ImageError, hint="Its publisher has to do it again, by `belljar image publish`."):
     """What a repository of images says is expired, older than what was seen, or not signed by enough keys of its role."""
 
-    hint = "Whoever publishes under that role has to do it again: `belljar image publish`, see docs/image-life.md."
 
-
-class SignatureRefused(ImageError):
+class SignatureRefused(ImageError, hint="Correct `--signer`, or ask the image's maker to sign it.", retry=Retry.NEVER):
     """An image does not carry the signature that was asked for."""
-
-    hint = "Correct `--signer`, or ask who made the image for one with its signature."
-    retry = Retry.NEVER

@@ -110,11 +110,6 @@ class ShareKind(str, Enum):
     NINEP = "9p"  # a host folder, through a device of the machine
     VIRTIOFS = "virtiofs"  # a host folder, through a device of the machine and a process of its own on the host
 
-    @property
-    def is_served(self) -> bool:
-        """Does such a folder take that process?"""
-        return self is ShareKind.VIRTIOFS
-
 
 @dataclass(frozen=True)
 class Share:

@@ -42,10 +42,9 @@ def strict_json(data: bytes) -> Any:
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises ValueError where a key stands twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    if len(value := dict(pairs)) < len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return value
 
 
 def _finite(text: str) -> float:
@@ -67,15 +66,15 @@ def _value(kind: Any, value: Any, key: str, least: Mapping[str, float]) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:
             return None
-        among = [one for one in inner if one is not type(None)]
-        return _value(next((one for one in among if _has_all(one, value)), among[-1]), value, key, least)
+        kinds = [member for member in inner if member is not type(None)]
+        return _value(next((member for member in kinds if _has_all(member, value)), kinds[-1]), value, key, least)
     if origin is tuple:
         is_open = inner[-1] is Ellipsis
         if not isinstance(value, (list, tuple)) or not (is_open or len(value) == len(inner)):
             raise bad(key, value, "not a list" if is_open else f"not a list of {len(inner)}")
         kinds = [inner[0]] * len(value) if is_open else inner
         both = enumerate(zip(kinds, value, strict=True))
-        return tuple(_value(one, item, f"{key}[{number}]", least) for number, (one, item) in both)
+        return tuple(_value(member, item, f"{key}[{number}]", least) for number, (member, item) in both)
     if origin is dict:
         _must(isinstance(value, dict), key, value, "not an object")
         return {name: _value(inner[1], item, f"{key}.{name}", least) for name, item in value.items()}
@@ -84,37 +83,37 @@ def _value(kind: Any, value: Any, key: str, least: Mapping[str, float]) -> Any:
 
 def _has_all(kind: Any, value: Any) -> bool:
     """Is all there that such a record must have?"""
-    return isinstance(value, dict) and all(one.name in value for one in fields(kind) if _is_needed(one))
+    return isinstance(value, dict) and all(field.name in value for field in fields(kind) if _is_needed(field))
 
 
-def _is_needed(one: Field[Any]) -> bool:
+def _is_needed(field: Field[Any]) -> bool:
     """For the standard library's dataclasses, too."""
-    return one.default in NONE and one.default_factory in NONE
+    return field.default in NONE and field.default_factory in NONE
 
 
 def _record(kind: Any, value: Any, key: str, least: Mapping[str, float]) -> Any:
     _must(isinstance(value, dict), key, value, "not an object")
-    hints, found, left = hints_of(kind), {}, dict(value)
-    for one in fields(kind):
-        name = RESERVED.get(one.name, one.name)
+    hints, values, left = hints_of(kind), {}, dict(value)
+    for field in fields(kind):
+        name = RESERVED.get(field.name, field.name)
         place = f"{key}.{name}" if key else name
         if name in left:
-            found[one.name] = _value(hints[one.name], left.pop(name), place, least)
-        elif _is_needed(one):
+            values[field.name] = _value(hints[field.name], left.pop(name), place, least)
+        elif _is_needed(field):
             raise ValueError(f"{place}: is missing")
-        lowest, number = least.get(one.name), found.get(one.name)
+        lowest, number = least.get(field.name), values.get(field.name)
         if lowest is not None and number is not None and number < lowest:
             raise bad(place, value[name], f"less than {lowest}")
     for name in left:
         raise bad(f"{key}.{name}" if key else str(name), left[name], "no such key")
-    return kind(**found)
+    return kind(**values)
 
 
 def _plain(kind: Any, value: Any, key: str) -> Any:
     if issubclass(kind, Enum):
         with suppress(ValueError):
             return kind(value)
-        raise bad(key, value, f"none of {', '.join(one.value for one in kind)}")
+        raise bad(key, value, f"none of {', '.join(member.value for member in kind)}")
     if kind is bytes:
         _must(isinstance(value, str) and max(value, default="") <= "\xff", key, value, "not bytes as latin-1 text")
         return value.encode("latin-1")

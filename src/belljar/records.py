@@ -33,7 +33,7 @@ def _init(self: Any, /, *given: Any, **named: Any) -> None:
 
 
 def _repr(self: Any) -> str:
-    shown = (f"{name}={getattr(self, name)!r}" for name, one in self.__dataclass_fields__.items() if one.repr)
+    shown = (f"{name}={getattr(self, name)!r}" for name, known in self.__dataclass_fields__.items() if known.repr)
     return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
@@ -87,18 +87,17 @@ if not TYPE_CHECKING:
             known |= base.__dict__.get("__dataclass_fields__", {})
         for name in kind.__annotations__:
             given = kind.__dict__.get(name, MISSING)
-            known[name] = one = given if isinstance(given, Field) else field(default=given)
-            one.name = name
-            if one is given and one.default is MISSING:
+            known[name] = made = given if isinstance(given, Field) else field(default=given)
+            made.name = name
+            if made is given and made.default is MISSING:
                 delattr(kind, name)
-            elif one is given:
-                setattr(kind, name, one.default)
+            elif made is given:
+                setattr(kind, name, made.default)
         kind.__dataclass_fields__, kind.__match_args__ = known, tuple(known)
-        kind._defaults = {name: one.default for name, one in known.items() if one.default is not MISSING}
-        kind._factories = [
-            (name, one.default_factory) for name, one in known.items() if one.default_factory is not MISSING
-        ]
-        kind._compared = [name for name, one in known.items() if one.compare]
+        kind._defaults = {made.name: made.default for made in known.values() if made.default is not MISSING}
+        factories = ((made.name, made.default_factory) for made in known.values())
+        kind._factories = [(name, make) for name, make in factories if make is not MISSING]
+        kind._compared = [made.name for made in known.values() if made.compare]
         for name, method in (FROZEN if frozen else MUTABLE).items():
             if kind.__dict__.get(name) is None:  # Python itself sets __hash__ to None beside an __eq__
                 setattr(kind, name, method)

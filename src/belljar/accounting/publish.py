@@ -18,7 +18,7 @@ from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
 from belljar.accounting.records import record_of
 from belljar.errors import PositionLost
-from belljar.host.files import append_line, private_folder, read_capped, write_at_once, write_whole
+from belljar.host.files import append_line, private_folder, read_capped, write_whole
 from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
 from belljar.journal import Ledger
@@ -104,11 +104,11 @@ class Publisher:
         is_new = not kept.exists()
         if is_new and is_reportable:
             self._step("stage")
-            write_at_once(self._staged(name), text)
+            write_whole(self._staged(name), text, mode=0o644, durable=True)
         if is_new:
             self._step("archive")
             private_folder(kept.parent, mode=0o755)
-            write_at_once(kept, text)
+            write_whole(kept, text, mode=0o644, durable=True)
         is_sent = self._staged(name).exists()
         if is_sent:
             self._step("queue")
@@ -121,7 +121,7 @@ class Publisher:
     def _queue(self, name: str, text: bytes | None = None) -> Path:
         """What is staged by this name, or this text."""
         if text is not None:
-            write_at_once(self._staged(name), text)
+            write_whole(self._staged(name), text, mode=0o644, durable=True)
         place = self.folder / "outgoing" / name
         private_folder(place.parent, mode=0o755)
         os.rename(self._staged(name), place)

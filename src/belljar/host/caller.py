@@ -55,7 +55,4 @@ def rlimits() -> tuple[tuple[str, int, int], ...]:
 def umask() -> int:
     """This process's umask, read without changing it (threads may be making files)."""
     with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
+        return next(int(line.split()[1], 8) for line in file if line.startswith(b"Umask:"))

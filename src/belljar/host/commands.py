@@ -43,8 +43,8 @@ def which(name: str) -> str | None:
 def program(setting: str, names: Iterable[str], *, key: str, missing: str, hint: str) -> str:
     """The program of the setting *key*, or the first of these names and paths that can be run. Raises CommandMissing."""
     for name in [setting] if setting else names:
-        if found := which(name) if "/" not in name else name if os.access(name, os.X_OK) else None:
-            return found
+        if path := which(name) if "/" not in name else name if os.access(name, os.X_OK) else None:
+            return path
     if setting:
         raise CommandMissing(f"{setting}: no such program", hint=f"Correct `{key}` in the settings.")
     raise CommandMissing(f"{missing}: no such program on this host", hint=hint)
@@ -64,15 +64,12 @@ def run(
     does not wait until a pipe has taken all that it prints, so that goes into memory."""
     import subprocess
 
-    out = os.memfd_create("printed") if hasty else subprocess.PIPE
-    try:
-        finished = _ended(_spawn(argv, env, bound, out), argv, stdin, timeout)
-        if hasty:
-            finished = replace(finished, out=os.pread(out, os.fstat(out).st_size, 0))
-    finally:
-        if hasty:
-            os.close(out)
-    return _checked(finished, check)
+    if not hasty:
+        return _checked(_ended(_spawn(argv, env, bound, subprocess.PIPE), argv, stdin, timeout), check)
+    with open(os.memfd_create("printed"), "rb") as printed:
+        finished = _ended(_spawn(argv, env, bound, printed.fileno()), argv, stdin, timeout)
+        printed.seek(0)
+        return _checked(replace(finished, out=printed.read()), check)
 
 
 async def printed(argv: Sequence[str], *, timeout: float) -> bytes:

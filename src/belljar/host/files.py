@@ -18,47 +18,39 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 LEAST_SECRET = 16  # bytes
 MOST_LINKS = 40  # as the kernel
 LAST_SYSTEM_UID, OVERFLOW_UID = 999, 65534
+ALL_USERS = ["0", "0", "4294967295"]  # the map of the host's own user namespace: user_namespaces(7)
 ON_THE_WAY = "Remove it or correct its owner and mode, or set `paths.*` to folders below one that is yours or root's."
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> None:
     """Put *data* at *path*, all or nothing, with this *mode* whatever the umask. Durable: on disk when it returns."""
     with no_space_as_error(path):
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-        try:
-            try:
-                if mode & ~0o700:
-                    os.fchmod(descriptor, mode)
-                write_all(descriptor, data)
-                if durable:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.rename(draft, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
+        with named_when_whole(path, mode=mode) as descriptor:
+            if mode & ~0o700:
+                os.fchmod(descriptor, mode)
+            write_all(descriptor, data)
+            if durable:
+                os.fsync(descriptor)
         if durable:
             sync(path.parent)
 
 
 @contextmanager
 def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
-    """A descriptor to write a file by, which gets its name when the block ends well. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """A descriptor to write a file by, which gets its name when the block ends well. Whoever is killed meanwhile leaves no draft,
+    where the file system has files without a name. Raises OSError."""
+    draft, flags = path.with_name(f".{path.name}.{os.getpid()}"), os.O_WRONLY | os.O_CLOEXEC
     try:
-        descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+        descriptor, has_name = os.open(path.parent, flags | os.O_TMPFILE, mode), False
     except OSError as exc:
         if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-        descriptor, has_name = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), True
-    else:
-        has_name = False
+        descriptor, has_name = os.open(draft, flags | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), True
     try:
         yield descriptor
         if not has_name:
+            with suppress(FileNotFoundError):  # of a process that had our number, and was killed between these lines
+                os.unlink(draft)
             # With a folder's descriptor, which an absolute path ignores: without, Python links the link and not the file.
             os.link(f"/proc/self/fd/{descriptor}", draft, src_dir_fd=descriptor)
             has_name = True
@@ -69,14 +61,6 @@ def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
         if has_name:
             with suppress(OSError):
                 os.unlink(draft)
-
-
-def write_at_once(path: Path, data: bytes) -> None:
-    """A file for everybody to read, whole or not at all: on disk when this returns, and no draft of it whatever is killed."""
-    with no_space_as_error(path), named_when_whole(path, mode=0o644) as descriptor:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    sync(path.parent)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -281,12 +265,9 @@ def _judge(child: str, status: os.stat_result, path: Path, *, is_public: bool) -
 
 def _is_the_sites(uid: int) -> bool:
     """A system account, or nobody of this user namespace: of a container's host, or of a file server."""
-    return uid <= LAST_SYSTEM_UID or (uid == OVERFLOW_UID and (os.geteuid() != 0 or not _rules_the_host()))
-
-
-def _rules_the_host() -> bool:
-    """Are this namespace's users all those there are? user_namespaces(7)"""
-    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+    if uid != OVERFLOW_UID:
+        return uid <= LAST_SYSTEM_UID
+    return os.geteuid() != 0 or Path("/proc/self/uid_map").read_text().split() != ALL_USERS
 
 
 def only_root_writes(path: Path, *, highest_uid: int = 0) -> bool:
@@ -316,6 +297,14 @@ def no_space_as_error(path: Path) -> Iterator[None]:
         if exc.errno == errno.EROFS:
             raise HostError(what, hint="Set `paths.*` to a folder that can be written to.") from exc
         raise
+
+
+def is_still_there(path: Path, descriptor: int) -> bool:
+    """Is this open file the one that has the name?"""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def free_bytes(path: Path) -> int:

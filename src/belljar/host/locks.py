@@ -12,6 +12,7 @@ import struct
 from pathlib import Path
 
 from belljar.errors import LockTimeout
+from belljar.host.files import is_still_there
 
 
 class Lock:
@@ -36,19 +37,10 @@ class Lock:
 
 def try_lock(path: Path, *, shared: bool = False) -> Lock | None:
     """The lock, or None when somebody else holds it. The file is made when it is missing and its folder exists."""
-    while True:
-        descriptor = _open(path, shared)
-        try:
-            _take(descriptor, shared)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if _still_there(path, descriptor):
-            return Lock(path, descriptor)
-        os.close(descriptor)  # it was removed before it was locked: that was a lock on nothing
+    try:
+        return _lock(path, shared, wait=False)
+    except BlockingIOError:
+        return None
 
 
 def is_locked(path: Path) -> bool:
@@ -58,7 +50,7 @@ def is_locked(path: Path) -> bool:
     except (FileNotFoundError, PermissionError):
         return False
     try:
-        _take(descriptor, shared=True)
+        _take(descriptor, shared=True, wait=False)
     except BlockingIOError:
         return True
     finally:
@@ -84,7 +76,7 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
 
     def wait() -> None:
         try:
-            lock = _block(path, shared)
+            lock = _lock(path, shared, wait=True)
         except BaseException as exc:
             if turn.set_running_or_notify_cancel():
                 turn.set_exception(exc)
@@ -105,20 +97,20 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
         raise
 
 
-def _block(path: Path, shared: bool) -> Lock:
+def _lock(path: Path, shared: bool, *, wait: bool) -> Lock:
     while True:
         descriptor = _open(path, shared)
         try:
-            _take(descriptor, shared, wait=True)
-            if _still_there(path, descriptor):
+            _take(descriptor, shared, wait=wait)
+            if is_still_there(path, descriptor):
                 return Lock(path, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder took the file away
+        os.close(descriptor)  # it was removed before it was locked: that was a lock on nothing
 
 
-def _take(descriptor: int, shared: bool, *, wait: bool = False) -> None:
+def _take(descriptor: int, shared: bool, *, wait: bool) -> None:
     """Lock the open file. Raises BlockingIOError where that would mean to wait."""
     if os.fstat(descriptor).st_mode & 0o077:
         whole_file = struct.pack("hhqqi4x", fcntl.F_RDLCK if shared else fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -134,11 +126,3 @@ def _open(path: Path, shared: bool) -> int:
         except FileNotFoundError:
             pass
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _still_there(path: Path, descriptor: int) -> bool:
-    try:
-        here, there = os.fstat(descriptor), os.stat(path)
-    except FileNotFoundError:
-        return False
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

@@ -62,13 +62,12 @@ def become(user: User) -> None:
 def as_user(user: User, work: Callable[[], bytes], *, timeout: float, what: str) -> bytes:
     """What *work* returned in a child that became *user*. Raises CommandFailed when it failed, returned too much or was not
     done after *timeout* seconds; then the child is killed, and if the kernel holds it, left."""
-    report = os.memfd_create("report")
-    try:
+    with open(os.memfd_create("report"), "rb", buffering=0) as report:
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
-            _work(user, work, report)
+            _work(user, work, report.fileno())
         status = None
         try:
             status = _reap(child, timeout)
@@ -76,9 +75,7 @@ def as_user(user: User, work: Callable[[], bytes], *, timeout: float, what: str)
             if status is None:
                 os.kill(child, signal.SIGKILL)
                 _reap(child, 0.5)
-        answer = os.pread(report, LARGEST_REPORT + 2, 0)
-    finally:
-        os.close(report)
+        answer = os.pread(report.fileno(), LARGEST_REPORT + 2, 0)
     if status is None:
         raise CommandFailed(f"{what} as {user.name}: not done after {timeout:g} s")
     if status != 0 or not answer.startswith(b"+"):

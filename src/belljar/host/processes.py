@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 EXEC_LOOKS = 500  # some 20 ms; an execve takes less than one
+GONE = (FileNotFoundError, ProcessLookupError)
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 
 
@@ -27,10 +29,8 @@ def boot_id() -> str:
 
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which this process began; None when there is none. (pid, start time) is a name."""
-    try:
-        return int(_stat(pid)[19])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    words = _stat(pid)
+    return int(words[19]) if words else None
 
 
 def began(pid: int) -> float | None:
@@ -42,57 +42,51 @@ def began(pid: int) -> float | None:
 
 def cpu_times(pid: int) -> tuple[float, float]:
     """Seconds that a running process spent as itself and in the kernel; zeros when it is gone."""
-    try:
-        words, tick = _stat(pid), os.sysconf("SC_CLK_TCK")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0, 0.0
-    return int(words[11]) / tick, int(words[12]) / tick
+    words, tick = _stat(pid), os.sysconf("SC_CLK_TCK")
+    return (int(words[11]) / tick, int(words[12]) / tick) if words else (0.0, 0.0)
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What proc(5) tells of it from its state on."""
-    return (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+    """What proc(5) tells of it from its state on; nothing when it is gone."""
+    with suppress(*GONE):
+        return (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+    return []
 
 
 def owner(pid: int) -> int | None:
     """Its real uid, which a program that runs with another's rights does not change. None: there is no such process."""
-    try:
-        text = (PROC / str(pid) / "status").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(b"Uid:")), None)
+    with suppress(*GONE, PermissionError):
+        lines = (PROC / str(pid) / "status").read_bytes().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)
+    return None
 
 
 def is_stopped(pid: int) -> bool:
     """Does it stand still since a SIGSTOP or its like?"""
-    try:
-        return _stat(pid)[0] == b"T"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return _stat(pid)[:1] == [b"T"]
 
 
 def command_line(pid: int) -> list[bytes]:
     """argv of a process; empty when it is gone, is a zombie, or is hidden from us."""
-    try:
+    words = b""
+    with suppress(*GONE, PermissionError):
         for _ in range(EXEC_LOOKS):
             words = (PROC / str(pid) / "cmdline").read_bytes()
             if words or not _is_between_programs(pid):
                 break
             os.sched_yield()
-        return words.split(b"\0")[:-1]
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []
+    return words.split(b"\0")[:-1]
 
 
 def _is_between_programs(pid: int) -> bool:
     """Inside execve a process has no command line for a moment. Neither have zombies and threads of the kernel."""
     words = _stat(pid)
-    return words[0] not in (b"Z", b"X") and not int(words[6]) & KERNEL_THREAD
+    return bool(words) and words[0] not in (b"Z", b"X") and not int(words[6]) & KERNEL_THREAD
 
 
 def has_no_parent(pid: int) -> bool:
     """Was the process left to init?"""
-    return int(_stat(pid)[1]) == 1
+    return _stat(pid)[1:2] == [b"1"]
 
 
 def all_pids() -> Iterator[int]:
@@ -118,11 +112,9 @@ def kill_and_wait(
     another's any more."""
     poller, pending, refused = select.poll(), {}, []
     for pid in pids:
+        descriptor = -1
         try:
             descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
             if still(pid):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 poller.register(descriptor, select.POLLIN)
@@ -131,17 +123,17 @@ def kill_and_wait(
             pass
         except PermissionError:
             refused.append(pid)
-        if descriptor not in pending:
+        if descriptor >= 0 and descriptor not in pending:
             os.close(descriptor)
     deadline = time.monotonic() + timeout
-    survivors = dict(pending)
-    while survivors and (left := deadline - time.monotonic()) > 0:
+    while pending and (left := deadline - time.monotonic()) > 0:
         for descriptor, _ in poller.poll(left * 1000):
             poller.unregister(descriptor)
-            survivors.pop(descriptor, None)
+            os.close(descriptor)
+            del pending[descriptor]
     for descriptor in pending:
         os.close(descriptor)
-    return [*refused, *survivors.values()]
+    return [*refused, *pending.values()]
 
 
 def die_by(number: int) -> NoReturn:

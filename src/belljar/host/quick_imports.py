@@ -14,14 +14,12 @@ from importlib import import_module
 from types import ModuleType
 
 from belljar.hints import TYPE_CHECKING, Any
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from hashlib import sha256 as sha256
 
-NEWEST = (
-    3,
-    14,
-)  # whose imports were looked at: a newer Python imports as it does by itself, until tests have passed with it
+NEWEST = 3, 14  # whose imports were looked at: a newer Python imports as ever, until tests have passed with it
 CO_COROUTINE = 0x80
 compile_now = re.compile
 LETTERS, DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
@@ -65,18 +63,6 @@ def is_coroutine_function(function: Any) -> bool:
     return code is not None and bool(code.co_flags & CO_COROUTINE)
 
 
-def extract_stack(frame: Any = None, limit: int | None = None) -> Any:
-    """What asyncio keeps with each future when it is debugged."""
-    import traceback
-
-    return traceback.extract_stack(frame or sys._getframe(1), limit)
-
-
-def one_or_many(one: str, many: str, count: int) -> str:
-    """For argparse, in its own words."""
-    return one if count == 1 else many
-
-
 class Name:
     """A name of a module that is imported when what has the name is first used."""
 
@@ -111,13 +97,6 @@ class Pattern:
         return compile_now(*self._given).sub(*what)
 
 
-class Subscripted:
-    """A name of `typing` in an annotation."""
-
-    def __class_getitem__(cls, of: Any) -> Any:
-        return cls
-
-
 class Fields:
     """What `typing.NamedTuple` is to tomllib."""
 
@@ -125,20 +104,10 @@ class Fields:
         self.__dict__.update(zip(type(self).__annotations__, values, strict=True))
 
 
-def small_dataclass(**options: bool) -> Any:
-    """`dataclasses.dataclass`, without slots."""
-    from belljar.records import dataclass
-
-    return dataclass(frozen=options["frozen"])
-
-
-def itself(kind: Any) -> Any:
-    """`typing.final`."""
-    return kind
-
-
 STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
-    "argparse": {"gettext": {"gettext": str, "ngettext": one_or_many}},  # there are no translations
+    "argparse": {
+        "gettext": {"gettext": str, "ngettext": lambda singular, plural, count: singular if count == 1 else plural}
+    },  # there are no translations
     "json": {},
     "pathlib": {"urllib.parse": {"quote_from_bytes": Name("quote_from_bytes", "urllib.parse")}, "ntpath": {}},
     "tomllib": {
@@ -147,7 +116,7 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         },
         "string": {"ascii_letters": LETTERS + LETTERS.upper(), "digits": DIGITS, "hexdigits": DIGITS + "abcdefABCDEF"},
         "typing": {
-            **dict.fromkeys(("Any", "BinaryIO", "Callable", "IO", "Tuple"), Subscripted),
+            **dict.fromkeys(("Any", "BinaryIO", "Callable", "IO", "Tuple"), Any),
             "NamedTuple": Fields,
             "TYPE_CHECKING": False,
         },
@@ -157,14 +126,16 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         "asyncio.sslproto": {},
         "asyncio.staggered": {},
         "concurrent.futures": {name: name for name in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION")},
-        "dataclasses": {"dataclass": small_dataclass},  # two of asyncio.graph's, since 3.14
+        "dataclasses": {
+            "dataclass": lambda *, frozen, slots: dataclass(frozen=frozen)
+        },  # two of asyncio.graph's, since 3.14
         "inspect": {"iscoroutinefunction": is_coroutine_function},
         "linecache": {},
         "locale": {},
         "logging": {"getLogger": Logger, "DEBUG": 10},
         "subprocess": {"PIPE": -1, "STDOUT": -2, "DEVNULL": -3},
-        "traceback": {"extract_stack": extract_stack},
-        "typing": {"final": itself, "Optional": Subscripted, "Type": Subscripted, "TYPE_CHECKING": False},
+        "traceback": {"extract_stack": Name("extract_stack", "traceback")},
+        "typing": {"final": lambda kind: kind, "Optional": Any, "Type": Any, "TYPE_CHECKING": False},
     },
 }
 

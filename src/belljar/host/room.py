@@ -64,7 +64,7 @@ class Bound:
 
     def left(self, taken: Iterable[Taken]) -> int:
         """Without what those may still take who are counted here, too."""
-        return max(0, self.free - sum(one.untouched for one in taken if self._holds(one.need)))
+        return max(0, self.free - sum(machine.untouched for machine in taken if self._holds(machine.need)))
 
     def _holds(self, need: Need) -> bool:
         if not self.path:
@@ -113,11 +113,11 @@ def room(
     bounds = [(bound.left(taken), bound) for bound in memory_bounds(proc, groups)]
     free, least = min(bounds, key=lambda pair: pair[0])
     cpus = usable_cpus(groups, own_groups(proc)) * settings.cpus_per_cpu or float("inf")
-    promised = sum(max(0, one.need.scratch - one.scratch) for one in taken)
+    promised = sum(max(0, machine.need.scratch - machine.scratch) for machine in taken)
     return Room(
-        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(one.need.cpus for one in taken),
+        memory=max(0, free - settings.kept_memory), bound=least, cpus=cpus, cpus_taken=sum(machine.need.cpus for machine in taken),
         scratch=max(0, scratch_free - promised - settings.kept_scratch), machines=len(taken),
-        memory_reserved=sum(one.need.memory for one in taken),
+        memory_reserved=sum(machine.need.memory for machine in taken),
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def memory_bounds(proc: Path = PROC, groups: Path = GROUPS) -> Iterator[Bound]:
                 limit = int((folder / names[0]).read_text())
                 if limit < UNLIMITED:
                     used = int((folder / names[1]).read_text())
-                    yield Bound(max(0, limit - used + _stat(folder / "memory.stat", names[2])), controller, path)
+                    yield Bound(max(0, limit - used + _counted(folder / "memory.stat", names[2])), controller, path)
 
 
 def usable_cpus(groups: Path, own: Iterable[tuple[str, str]]) -> float:
@@ -153,13 +153,13 @@ def usable_cpus(groups: Path, own: Iterable[tuple[str, str]]) -> float:
 
 def own_groups(proc: Path = PROC) -> tuple[tuple[str, str], ...]:
     """(controller, path) of the control groups that count our memory; "" is version 2's."""
-    found = []
+    own = []
     with suppress(OSError):
         for line in (proc / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or "memory" in controllers.split(","):
-                found.append(("memory" if controllers else "", path))
-    return tuple(found)
+                own.append(("memory" if controllers else "", path))
+    return tuple(own)
 
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
@@ -170,15 +170,8 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 
 def meminfo(*names: str, proc: Path = PROC) -> list[int]:
     """What the kernel tells of its memory by these names, in bytes."""
-    sizes: dict[str, int] = {}
-    with open(proc / "meminfo") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            if name in names:
-                sizes[name] = int(rest.split()[0]) * 1024
-            if len(sizes) == len(names):
-                break
-    return [sizes[name] for name in names]
+    sizes = dict(line.split(":") for line in (proc / "meminfo").read_text().splitlines())
+    return [int(sizes[name].split()[0]) * 1024 for name in names]
 
 
 def free(path: Path) -> tuple[int, int]:
@@ -216,8 +209,5 @@ def _upwards(root: Path, path: str) -> Iterator[tuple[str, Path]]:
         yield "/" + "/".join(parts[:count]), root.joinpath(*parts[:count])
 
 
-def _stat(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(f"{name} "):
-            return int(line.split()[1])
-    return 0
+def _counted(path: Path, name: str) -> int:
+    return int(dict(line.split() for line in path.read_text().splitlines()).get(name, 0))

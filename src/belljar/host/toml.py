@@ -42,16 +42,16 @@ def read(path: Path, mistakes: list[Mistake], *, is_sites: bool = False) -> tupl
         return text, tomllib.loads(text)
     except FileNotFoundError:
         what = "a link that leads nowhere" if path.is_symlink() else "no such file"
-        mistakes.append(Mistake(str(path), "", what, "correct the path that was given, or take the link away"))
+        hint = "correct the path that was given, or take the link away"
     except OSError as exc:
-        mistakes.append(Mistake(str(path), "", f"cannot be read: {exc.strerror}", "correct its owner and mode"))
+        what, hint = f"cannot be read: {exc.strerror}", "correct its owner and mode"
     except HostError as exc:
-        what = exc.message.removeprefix(f"{path}: ")
-        mistakes.append(Mistake(str(path), "", what, "settings are a small file that others cannot write"))
+        what, hint = exc.message.removeprefix(f"{path}: "), "settings are a small file that others cannot write"
     except UnicodeDecodeError as exc:
-        mistakes.append(Mistake(str(path), "", f"not UTF-8 at byte {exc.start}", "save it as UTF-8"))
+        what, hint = f"not UTF-8 at byte {exc.start}", "save it as UTF-8"
     except (tomllib.TOMLDecodeError, RecursionError) as exc:
-        mistakes.append(Mistake(str(path), "", f"not TOML: {exc}", "text wants quotes; sections are [in brackets]"))
+        what, hint = f"not TOML: {exc}", "text wants quotes; sections are [in brackets]"
+    mistakes.append(Mistake(str(path), "", what, hint))
     return "", {}
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from belljar.host.files import is_still_there
+
 IN_MODIFY, IN_CLOSE_WRITE, IN_MOVE_SELF, IN_DELETE_SELF, IN_ATTRIB, IN_CREATE, IN_MOVED_TO, IN_DELETE, IN_MOVED_FROM = (
     0x2, 0x8, 0x800, 0x400, 0x4, 0x100, 0x80, 0x200, 0x40,
 )  # fmt: skip
@@ -108,7 +110,9 @@ def growth(path: Path) -> Iterator[bytes]:
         watch.add(path.parent, IN_MOVE_SELF | IN_DELETE_SELF)  # the file is told nothing when its folder is renamed
         with open(path, "rb", buffering=0) as file:
             while True:
-                is_last = not _is_same(path, file.fileno())  # asked before reading: what was written before counts
+                is_last = not is_still_there(
+                    path, file.fileno()
+                )  # asked before reading: what was written before counts
                 while data := file.read(CHUNK):
                     yield data
                 if is_last:
@@ -118,10 +122,3 @@ def growth(path: Path) -> Iterator[bytes]:
         return
     finally:
         watch.close()
-
-
-def _is_same(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

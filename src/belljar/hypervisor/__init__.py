@@ -162,7 +162,7 @@ class DomainSpec:
     @property
     def served(self) -> tuple[SharedFolder, ...]:
         """The folders that a process beside QEMU serves."""
-        return tuple(share for share in self.shares if share.kind.is_served)
+        return tuple(share for share in self.shares if share.kind is ShareKind.VIRTIOFS)
 
     @property
     def warm(self) -> tuple[str, ...]:

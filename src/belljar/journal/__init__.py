@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -97,15 +97,15 @@ def follow(folder: Path) -> Iterator[Event]:
 
 def parse(data: bytes) -> list[Event]:
     """The events in these lines of a journal. Torn or foreign ones are left out."""
-    events = []
-    for line in data.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
-            events.append(event)
-    return events
+    return [event for event in _objects(data.splitlines()) if isinstance(event.get("event"), str)]
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines that are an object in JSON, read. Torn or foreign ones are left out."""
+    for line in lines:
+        with suppress(ValueError):
+            if isinstance(value := json.loads(line), dict):
+                yield value
 
 
 class Ledger:
@@ -120,15 +120,16 @@ class Ledger:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row, oldest first."""
-        for path in sorted(self.folder.glob("ledger-*.jsonl")):
-            yield from _rows(path)
+        for path in self._files():
+            with open(path, "rb") as file:
+                yield from _objects(file)
 
     def row(self, id: str, since: float) -> dict[str, Any] | None:
         """The row of a machine that began at *since*; None where there is none."""
-        first = _file_of(since - DAY)  # the clock may have been set back a little
-        for path in sorted(self.folder.glob("ledger-*.jsonl")):
-            if path.name >= first:
-                for row in _rows(path, f'"{id}"'.encode()):
+        text = f'"{id}"'.encode()
+        for path in self._files(_file_of(since - DAY)):  # the clock may have been set back a little
+            with open(path, "rb") as file:
+                for row in _objects(line for line in file if text in line):
                     if row.get("id") == id:
                         return row
         return None
@@ -138,24 +139,24 @@ class Ledger:
         PositionLost where the ledger was cut or a file of it removed."""
         read = _position(position)
         self._check(read)
-        first = min(read, default="")
-        for path in sorted(self.folder.glob("ledger-*.jsonl")):
+        for path in self._files(f"ledger-{min(read, default='')}"):
             month = path.stem.removeprefix("ledger-")
-            if month < first:
-                continue
             with open(path, "rb") as file:
                 file.seek(read.get(month, 0))
                 for line in file:
                     if not line.endswith(b"\n"):
                         break  # it is being written
                     read[month] = read.get(month, 0) + len(line)
-                    for row in _row(line):
+                    for row in _objects([line]):
                         yield row, _text(read)
 
     def end(self) -> str:
         """The position behind the last whole row."""
-        paths = sorted(self.folder.glob("ledger-*.jsonl"))[-2:]
-        return _text({path.stem.removeprefix("ledger-"): _whole(path) for path in paths})
+        return _text({path.stem.removeprefix("ledger-"): _whole(path) for path in self._files()[-2:]})
+
+    def _files(self, first: str = "") -> list[Path]:
+        """From this name on, oldest first."""
+        return sorted(path for path in self.folder.glob("ledger-*.jsonl") if path.name >= first)
 
     def _check(self, read: dict[str, int]) -> None:
         for month, offset in read.items():
@@ -195,19 +196,3 @@ def _text(read: dict[str, int]) -> str:
 
 def _file_of(moment: float) -> str:
     return time.strftime("ledger-%Y-%m.jsonl", time.gmtime(max(moment, 0.0)))
-
-
-def _rows(path: Path, about: bytes = b"") -> Iterator[dict[str, Any]]:
-    """For the lines in which *about* occurs."""
-    with open(path, "rb") as file:
-        for line in file:
-            if about in line:
-                yield from _row(line)
-
-
-def _row(line: bytes) -> Iterator[dict[str, Any]]:
-    """None where the line is torn."""
-    with suppress(ValueError):
-        row = json.loads(line)
-        if isinstance(row, dict):
-            yield row

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.service.udp.datagrams import BATCH, WAITING, Datagrams, addresses_of, bound, is_numeric
+from belljar.service.datagrams import BATCH, WAITING, Datagrams, addresses_of, bound, is_numeric
 
 
 @pytest.mark.parametrize("host", ["127.0.7.1", "::1"])

@@ -120,9 +120,8 @@ class Libc:
         if self._libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero):
             raise NoGuard(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
         for flags in (NEW_LISTENER | WAIT_KILLABLE, NEW_LISTENER):  # the first from Linux 5.19 on
-            listener = self._libc.syscall(
-                ctypes.c_long(SYS_SECCOMP), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags), head
-            )
+            words = ctypes.c_long(SYS_SECCOMP), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags), head
+            listener = self._libc.syscall(*words)
             if listener >= 0:
                 return int(listener)
             if ctypes.get_errno() != errno.EINVAL:
@@ -131,11 +130,8 @@ class Libc:
 
     def take_descriptor(self, pidfd: int, number: int) -> int:
         """A descriptor of ours for another process's open file."""
-        return self._checked(
-            self._libc.syscall(
-                ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0)
-            )
-        )
+        words = ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0)
+        return self._checked(self._libc.syscall(*words))
 
     def read_memory(self, pid: int, address: int, size: int) -> bytes:
         """What is there; fewer bytes where the rest is not. EFAULT when nothing is."""
@@ -144,24 +140,20 @@ class Libc:
         data = ctypes.create_string_buffer(size)
         here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(data), size))
         there = ctypes.create_string_buffer(struct.pack("QQ", address, size))
-        one, zero = ctypes.c_ulong(1), ctypes.c_ulong(0)
+        count, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
         self._libc.process_vm_readv.restype = ctypes.c_ssize_t
-        found = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, one, there, one, zero))
-        return data.raw[:found]
+        words = ctypes.c_int(pid), here, count, there, count, flags
+        return data.raw[: self._checked(self._libc.process_vm_readv(*words))]
 
     def connect(self, fd: int, address: bytes) -> None:
         self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
 
-    def bind(self, fd: int, address: bytes) -> None:
-        self._checked(self._libc.bind(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
-
     def send_to(self, fd: int, data: bytes, flags: int, address: bytes) -> int:
         """An empty address: where the socket is connected to."""
         self._libc.sendto.restype = ctypes.c_ssize_t
-        size, length = ctypes.c_size_t(len(data)), ctypes.c_uint(len(address))
-        return self._checked(
-            self._libc.sendto(ctypes.c_int(fd), data, size, ctypes.c_int(flags), address or None, length)
-        )
+        place = address or None, ctypes.c_uint(len(address))
+        words = ctypes.c_int(fd), data, ctypes.c_size_t(len(data)), ctypes.c_int(flags), *place
+        return self._checked(self._libc.sendto(*words))
 
     def _checked(self, result: int) -> int:
         if result < 0:

@@ -22,5 +22,5 @@ def segments(program: bytes) -> Iterator[tuple[int, int, int, int, int]]:
 
 def loader_of(program: bytes) -> str:
     """The loader that a program asks for; empty where it asks for none."""
-    found = (program[at : at + size] for kind, at, _, size, _ in segments(program) if kind == INTERP)
-    return next(found, b"").rstrip(b"\0").decode()
+    loaders = (program[at : at + size] for kind, at, _, size, _ in segments(program) if kind == INTERP)
+    return next(loaders, b"").rstrip(b"\0").decode()

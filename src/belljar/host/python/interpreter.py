@@ -31,7 +31,6 @@ from belljar.records import dataclass
 
 LIBRARY = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
 PATIENCE = 120.0  # seconds: another process copies some 12 MiB
-LARGEST_FILE = 128 << 20
 AGENT = "agent.pyc"  # the script, in the archive
 # `os`: by it the interpreter knows its library, which else would be one of the guest's.
 ALWAYS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "json", "os")
@@ -88,9 +87,9 @@ def out_of_use(folder: Path, key: bytes) -> Iterator[Path]:
     """Archives, and links to them, of other keys."""
     link = _link(folder, key)
     archive = _known(link)
-    wanted = {link.name, "lock", *([archive.path.name] if archive else [])}
+    kept = {link.name, "lock", archive.path.name if archive else ""}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name not in wanted and not path.name.startswith(".") and path.suffix != ".draft":
+        if path.name not in kept and not path.name.startswith(".") and path.suffix != ".draft":
             yield path
 
 
@@ -139,25 +138,25 @@ def archive_of(files: Iterable[tuple[str, bytes, int]]) -> bytes:
 def _parts(script: bytes) -> Iterator[tuple[str, bytes, int]]:
     """Every file of the archive: its path, its content, its mode."""
     program = _program()
-    binary = _read(program)
+    binary = Path(program).read_bytes()
     loader = loader_of(binary)
     if not loader:
         hint = "Install belljar for a Python that is linked dynamically, as distributions have it."
         raise HostError(f"{program}: has no loader, so it cannot be taken along into guests", hint=hint)
     yield AGENT, _bytecode(script, AGENT), 0o644
     yield "python", binary, 0o755
-    yield "loader", _read(loader), 0o755
+    yield "loader", Path(loader).read_bytes(), 0o755
     extensions = []
     for name, path, is_package in _modules(script):
         inner = name.replace(".", "/")
         if path.endswith(".py"):
             leaf = f"{inner}/__init__" if is_package else inner
-            yield f"{LIBRARY}/{leaf}.pyc", _bytecode(_read(path), f"{leaf}.py"), 0o644
+            yield f"{LIBRARY}/{leaf}.pyc", _bytecode(Path(path).read_bytes(), f"{leaf}.py"), 0o644
         else:
             extensions.append(path)
-            yield f"{LIBRARY}/lib-dynload/{os.path.basename(path)}", _read(path), 0o755
+            yield f"{LIBRARY}/lib-dynload/{os.path.basename(path)}", Path(path).read_bytes(), 0o755
     for name, path in sorted(_libraries(loader, [program, *extensions]).items()):
-        yield name, _read(path), 0o755
+        yield name, Path(path).read_bytes(), 0o755
     if not extensions:
         yield f"{LIBRARY}/lib-dynload/none", b"", 0o644  # Python looks for the folder
 
@@ -187,7 +186,7 @@ def _bytecode(source: bytes, shown: str) -> bytes:
 
 def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
     """What the loader would load for these, by the name it is looked for. Raises HostError for what it does not find."""
-    found = {}
+    paths = {}
     for program in programs:
         for line in run([loader, "--list", program], timeout=PATIENCE, env={}).out.decode().splitlines():
             name, arrow, rest = line.strip().partition(" => ")
@@ -195,13 +194,5 @@ def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
             if arrow and not os.path.isfile(path):
                 raise HostError(f"{program}: needs the library {name}, which this host does not have")
             if arrow and os.path.realpath(path) != os.path.realpath(loader):
-                found[os.path.basename(name)] = path
-    return found
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise HostError(f"{path}: larger than {LARGEST_FILE >> 20} MiB, so it is not taken along into guests")
-    return data
+                paths[os.path.basename(name)] = path
+    return paths

@@ -14,7 +14,7 @@ from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
-from belljar.model import MIB, MachineId, NetworkMode
+from belljar.model import MIB, MachineId, NetworkMode, ShareKind
 from belljar.records import replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
@@ -248,7 +248,7 @@ def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
 def shared_folders(launch: Launch) -> list[str]:
     """Those by 9p are hardware that every clone has. The device of one that a process beside QEMU serves takes part in no migration:
     the hardware is a port that is free, and a clone's device is plugged into it when the device state is loaded."""
-    words = [word for share in launch.spec.shares if not share.kind.is_served for word in by_9p(share)]
+    words = [word for share in launch.spec.shares if share.kind is ShareKind.NINEP for word in by_9p(share)]
     for number, _ in enumerate(launch.spec.served):
         words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
     devices = served_devices(launch.spec) if launch.folders else []  # nobody serves a template's

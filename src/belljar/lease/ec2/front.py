@@ -27,10 +27,9 @@ from belljar.lease.ec2.office import Office
 from belljar.lease.ec2.refusals import Refused, refused
 from belljar.lease.ec2.request import ENVELOPE, LARGEST_BODY, check_signature, fields_of, key_of
 from belljar.records import replace
-from belljar.service.http.limits import Askers
 from belljar.service.http.server import Sent, place, serving, tls_by
+from belljar.service.senders import Askers, Budget
 from belljar.service.telling import Tell
-from belljar.service.udp.senders import Budget
 
 OWNERS = Budget(burst=200, rate=20)  # requests of one access key: at once, a second
 STRANGERS = Budget(burst=50, rate=1)  # requests that nobody signed, of one address

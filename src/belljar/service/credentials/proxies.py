@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import HostError, NoCredentials
+from belljar.errors import HostError, NoCredentials, in_words
 from belljar.host.files import read_capped
 from belljar.records import dataclass
 
@@ -51,13 +51,9 @@ class Source:
 
 def load_token(path: Path) -> bytes:
     """The token of a file, without blanks around it. Raises NoCredentials."""
-    try:
-        data = read_capped(path, LARGEST_TOKEN).strip()
-    except (OSError, HostError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else exc.message
-        raise NoCredentials(f"token {path}: {why}") from exc
+    data = _read(path, "token", LARGEST_TOKEN).strip()
     if not data or not data.isascii() or len(data.split()) != 1:
-        raise NoCredentials(f"token {path}: not one word of ASCII")
+        raise NoCredentials(f"token: {path}: not one word of ASCII")
     return data
 
 
@@ -79,21 +75,18 @@ def load_source(paths: Sequence[Path]) -> Source:
 
 def _private_part(path: Path) -> bytes:
     """The key's lines. Raises NoCredentials where others may read it, ValueError where there is none."""
-    found = PRIVATE.search(_read(path))
-    if found is None:
+    if (key := PRIVATE.search(_read(path))) is None:
         raise ValueError("no private key")
     if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
         raise NoCredentials(f"proxy: {path}: others may read this private key", hint="chmod 600 it.")
-    return found[0] + b"\n"
+    return key[0] + b"\n"
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, what: str = "proxy", most: int = LARGEST) -> bytes:
     try:
-        return read_capped(path, LARGEST)
-    except OSError as exc:
-        raise NoCredentials(f"proxy: {path}: {exc.strerror}") from exc
-    except HostError as exc:
-        raise NoCredentials(f"proxy: {exc.message}") from exc
+        return read_capped(path, most)
+    except (OSError, HostError) as exc:
+        raise NoCredentials(f"{what}: {in_words(exc) if isinstance(exc, OSError) else exc.message}") from exc
 
 
 def limited_proxy(source: Source, *, now: float, until: float, key: ProxyKey = ProxyKey.RSA) -> bytes:
@@ -119,7 +112,7 @@ def _check(source: Source) -> None:
     """Raises NoCredentials for a source that can have no such proxy."""
     from cryptography import x509
 
-    extensions = {one.oid.dotted_string: one.value for one in source.chain[0].extensions}
+    extensions = {extension.oid.dotted_string: extension.value for extension in source.chain[0].extensions}
     basic, usage = extensions.get("2.5.29.19"), extensions.get("2.5.29.15")
     if isinstance(basic, x509.BasicConstraints) and basic.ca:
         raise NoCredentials(f"proxy: {source.name} is an authority's certificate")
@@ -163,7 +156,7 @@ def _pem(certificate: Any, key: Any, chain: Sequence[Any]) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-    rest = b"".join(one.public_bytes(Encoding.PEM) for one in chain)
+    rest = b"".join(issuer.public_bytes(Encoding.PEM) for issuer in chain)
     return bytes(certificate.public_bytes(Encoding.PEM) + private + rest)
 
 

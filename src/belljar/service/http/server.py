@@ -37,8 +37,8 @@ class Sent:
 
     def header(self, name: str) -> str | None:
         """Those of the same name joined, blanks at its ends taken off and inner ones collapsed."""
-        found = [" ".join(value.split()) for key, value in self.headers if key == name]
-        return ",".join(found) if found else None
+        values = [" ".join(value.split()) for key, value in self.headers if key == name]
+        return ",".join(values) if values else None
 
 
 Respond = Callable[[Sent], Awaitable[Answer]]

@@ -21,11 +21,11 @@ from belljar.host.toml import Mistake
 from belljar.host.watch import watching
 from belljar.records import dataclass, replace
 from belljar.service import kept
+from belljar.service.datagrams import send_all
 from belljar.service.metrics import Metric
 from belljar.service.metrics import serve as serve_metrics
 from belljar.service.systemd import notify, serving
 from belljar.service.telling import Tell
-from belljar.service.udp.datagrams import send_all
 from belljar.vacuum import MachineType, Pipe, Space, TypeStatus
 from belljar.vacuum.factory import monitor
 from belljar.vacuum.factory.factory import Factory

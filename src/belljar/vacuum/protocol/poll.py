@@ -15,8 +15,7 @@ from contextlib import closing, suppress
 from typing import Final
 
 from belljar.records import dataclass, field, replace
-from belljar.service.udp.datagrams import Address, Outgoing, is_numeric
-from belljar.service.udp.names import Names
+from belljar.service.datagrams import Address, Names, Outgoing, is_numeric
 from belljar.vacuum import MachineStatus, Space, TypeStatus
 from belljar.vacuum.protocol.fields import Refused, Status, Why
 from belljar.vacuum.protocol.query import LONGEST_DATAGRAM, Kind, cookie, query, read_reply

@@ -1,7 +1,7 @@
 """Answers what other factories and commands ask over UDP.
 
 What it tells is a snapshot that it is handed; what it is sent is not trusted. A sender that may not ask, asks too much or sends
-nonsense gets no answer (`service.udp.senders`)."""
+nonsense gets no answer (`service.senders`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, Final
 
+from belljar.service.datagrams import Address, Datagrams, own_sockets
+from belljar.service.senders import Sender, Senders
 from belljar.service.telling import Tell
-from belljar.service.udp.datagrams import Address, Datagrams, own_sockets
-from belljar.service.udp.senders import Sender, Senders
 from belljar.vacuum import Space
 from belljar.vacuum.protocol.fields import Refused, Why
 from belljar.vacuum.protocol.query import LONGEST_QUERY, Kind, Message, Snapshot, answer, bodies, read_query

@@ -15,8 +15,8 @@ from tests.unit.vacuum.protocol.test_query import KEY, LHCB, OWN, RUNNING, SNAPS
 
 from belljar.errors import HostError
 from belljar.records import replace
-from belljar.service.udp.datagrams import Address
-from belljar.service.udp.senders import ALLOWED, REMEMBERED, STRANGER, STRANGERS
+from belljar.service.datagrams import Address
+from belljar.service.senders import ALLOWED, REMEMBERED, STRANGER, STRANGERS
 from belljar.vacuum import MachineStatus, Space
 from belljar.vacuum.protocol.fields import Why
 from belljar.vacuum.protocol.poll import Poller

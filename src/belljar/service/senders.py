@@ -1,10 +1,11 @@
-"""Who may ask a UDP service, and how much goes to whom: a sender's address may be forged, so nobody is sent more than a budget, and what
-is refused is told of now and then only.
+"""Who may ask a service how often, and how much goes to whom: a purse for each, of what fills again with time. Over UDP a sender's
+address may be forged, so nobody is sent more than a budget, and what is refused is reported now and then only.
 """
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from ipaddress import ip_address, ip_network
@@ -14,7 +15,7 @@ from belljar.records import dataclass
 
 TELL_EVERY: Final = 60.0  # seconds between two lines about one sender
 TELL_MOST: Final = 20  # senders that a line is written about in that time
-REMEMBERED: Final = 4096  # senders
+REMEMBERED: Final = 4096  # senders; for one who was silent longest, and is forgotten, a full purse is right
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,24 @@ class Purse:
 
     def pay(self, cost: float) -> None:
         self._left -= cost
+
+
+class Askers:
+    """Of one kind: each may ask so many times at once, and so many a second. Threads may share it."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget, self._guard, self._known = budget, threading.Lock(), OrderedDict[str, Purse]()
+
+    def may_ask(self, who: str, now: float, *, cost: float = 1.0) -> bool:
+        """False: too often. A *cost* of 0 asks whether there is anything left."""
+        with self._guard:
+            purse = self._known[who] = self._known.pop(who) if who in self._known else Purse(self._budget, now)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+            has_any = purse.has_any(now)
+            if has_any:
+                purse.pay(cost)
+            return has_any
 
 
 class Sender:

@@ -1,5 +1,5 @@
 """UDP in an event loop that has other things to do: what arrives is taken in batches, a flood gets a share of the loop's time,
-and what cannot be sent at once waits in a short queue.
+what cannot be sent at once waits in a short queue, and names are looked up a few at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, Final
 
 from belljar.errors import HostError
@@ -21,6 +22,8 @@ BATCH: Final = 64  # datagrams that are taken before others in the loop have the
 TURN: Final = 0.003  # seconds after which they have it anyway
 BUFFER: Final = 1 << 20  # bytes the kernel is asked to keep for us, each way; what is kept longer is answered late
 WAITING: Final = 4096  # datagrams that may wait to be sent
+NAME_LASTS: Final = 600.0  # seconds until a name is looked up again
+LOOKED_UP: Final = 16  # names at a time
 BEYOND_LIMIT: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE: for root alone
 
 
@@ -177,6 +180,46 @@ def own_sockets(listen: Iterable[str], name: str, port: int) -> list[socket.sock
     return sockets
 
 
+class Names:
+    """Where UDP for these goes. *hosts*: all addresses that were ever found."""
+
+    def __init__(self, names: Iterable[str], port: int) -> None:
+        self._names, self._port = tuple(names), port
+        self._places: dict[str, tuple[float, list[Address]]] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._gate = asyncio.Semaphore(LOOKED_UP)
+        self.hosts: set[str] = set()
+
+    async def look_up(self, timeout: float) -> None:
+        """Addresses that are old serve until there are new ones; those that were never known are waited for."""
+        now = asyncio.get_running_loop().time()
+        for name in self._names:
+            if name not in self._looking and (name not in self._places or now - self._places[name][0] > NAME_LASTS):
+                self._looking[name] = asyncio.create_task(self._find(name))
+        unknown = [self._looking[name] for name in self._looking if name not in self._places]
+        if unknown:
+            await asyncio.wait(unknown, timeout=timeout)
+
+    def of(self, name: str) -> list[Address]:
+        """What is known now."""
+        return self._places.get(name, (0.0, []))[1]
+
+    async def close(self) -> None:
+        """They are looked up no more."""
+        for task in self._looking.values():
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+
+    async def _find(self, name: str) -> None:
+        try:
+            async with self._gate:
+                if addresses := await addresses_of(name, self._port):
+                    self._places[name] = (asyncio.get_running_loop().time(), addresses)
+                    self.hosts.update(address[0] for address in addresses)
+        finally:
+            del self._looking[name]
+
+
 async def addresses_of(name: str, port: int) -> list[Address]:
     """Where UDP for this name goes, IPv4 first; none: nobody knows it. A slow server of names blocks nothing else."""
 
@@ -192,8 +235,7 @@ async def addresses_of(name: str, port: int) -> list[Address]:
 
 def is_numeric(host: str) -> bool:
     """Is it an address, and no name?"""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError, UnicodeError, ValueError):
-            socket.inet_pton(family, host.partition("%")[0])
-            return True
-    return False
+    try:
+        return bool(ip_address(host.partition("%")[0]))
+    except ValueError:
+        return False
