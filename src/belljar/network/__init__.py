@@ -159,12 +159,10 @@ def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
     """What these settings do not do for machines of root, or of ordinary users, against what one might expect."""
     if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
         return ()
-    from belljar.network.bridge import guards_addresses, has_nft
+    from belljar.network.bridge import obstacle
 
-    if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
-        return ()
-    why = "nft is not installed" if is_root else "rules want root's rights, and a user's machine is made without them"
-    return (
+    why = obstacle(is_root=is_root)
+    return () if not why else (
         f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
         ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
     )

@@ -38,7 +38,6 @@ async def test_rules_that_were_being_made_are_taken_away_after_that(monkeypatch:
         return os.open("/dev/null", os.O_RDONLY)
 
     monkeypatch.setattr(bridge, "make_tap", make_tap)
-    monkeypatch.setattr(bridge, "name_of", lambda tap: "bjx")
     monkeypatch.setattr(bridge, "make_table", make_table)
     monkeypatch.setattr(bridge, "remove_table", lambda id: order.append("removed"))
     intended: list[tuple[str, Path]] = []

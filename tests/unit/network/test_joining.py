@@ -21,6 +21,7 @@ from belljar.network import (
     plan,
     sweep,
 )
+from belljar.network import bridge
 from belljar.network.bridge import addresses, claim, guards_addresses, macs, rules
 from belljar.network.isolated import LARGEST, Port
 from belljar.network.joining import bridge_of, egress_of, resolvers_of
@@ -150,17 +151,19 @@ def test_rules_name_the_machine_and_hold_no_foreign_text() -> None:
             rules(*words)
 
 
-def test_whether_spoofing_is_kept_off_is_the_sites_to_say() -> None:
+def test_whether_spoofing_is_kept_off_is_the_sites_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     auto, required, off = (
         Settings(anti_spoofing=kind) for kind in (AntiSpoofing.AUTO, AntiSpoofing.REQUIRED, AntiSpoofing.OFF)
     )
-    assert guards_addresses(auto, is_root=True, has_nft=True) and guards_addresses(required, is_root=True, has_nft=True)
-    assert not guards_addresses(auto, is_root=False, has_nft=True) and not guards_addresses(
-        off, is_root=True, has_nft=True
-    )
-    for is_root, has_nft in ((True, False), (False, True)):
-        with pytest.raises(BadSetting, match="anti_spoofing"):
-            guards_addresses(required, is_root=is_root, has_nft=has_nft)
+    monkeypatch.setattr(bridge, "which", lambda name: "/usr/sbin/nft")
+    assert guards_addresses(auto, is_root=True) and guards_addresses(required, is_root=True)
+    assert not guards_addresses(auto, is_root=False) and not guards_addresses(off, is_root=True)
+    with pytest.raises(BadSetting, match="anti_spoofing.*only root"):
+        guards_addresses(required, is_root=False)
+    monkeypatch.setattr(bridge, "which", lambda name: None)
+    assert not guards_addresses(auto, is_root=True)
+    with pytest.raises(BadSetting, match="anti_spoofing.*nft is not installed"):
+        guards_addresses(required, is_root=True)
 
 
 # -- isolated ----------------------------------------------------------------------------------------------------------
