@@ -367,13 +367,6 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
     return wrong_values(settings, driver)
 
 
-def find_virtiofsd(settings: Settings) -> str:
-    """The program that serves folders by virtiofs. Raises CommandMissing, NoFolderServer."""
-    from belljar.hypervisor.qemu.virtiofs import find
-
-    return find(settings.virtiofsd)
-
-
 def load(
     settings: Settings, store: Path, driver: str = "qemu", libvirt: LibvirtSettings | None = None,
     site_store: Path | None = None,

@@ -309,10 +309,10 @@ def _remedy(house: House, missing: BelljarError) -> str:
 
 def _without_virtiofs(house: House) -> str:
     """Why `--share virtiofs:` is refused here. Not every system has a package that mends it, and 9p serves most images."""
-    from belljar.hypervisor import find_virtiofsd
+    from belljar.hypervisor.qemu.virtiofs import find
 
     try:
-        find_virtiofsd(house.settings.qemu)
+        find(house.settings.qemu.virtiofsd)
     except BelljarError as exc:
         return f"; no shares by virtiofs: {exc.message}"
     return ""

@@ -162,9 +162,13 @@ def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
     from belljar.network.bridge import obstacle
 
     why = obstacle(is_root=is_root)
-    return () if not why else (
-        f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
-        ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
+    return (
+        ()
+        if not why
+        else (
+            f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
+            ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
+        )
     )
 
 

@@ -15,13 +15,13 @@ from belljar.network import (
     Joined,
     Networks,
     Settings,
+    bridge,
     discard,
     mac_address,
     part_of,
     plan,
     sweep,
 )
-from belljar.network import bridge
 from belljar.network.bridge import addresses, claim, guards_addresses, macs, rules
 from belljar.network.isolated import LARGEST, Port
 from belljar.network.joining import bridge_of, egress_of, resolvers_of
@@ -158,11 +158,11 @@ def test_whether_spoofing_is_kept_off_is_the_sites_to_say(monkeypatch: pytest.Mo
     monkeypatch.setattr(bridge, "which", lambda name: "/usr/sbin/nft")
     assert guards_addresses(auto, is_root=True) and guards_addresses(required, is_root=True)
     assert not guards_addresses(auto, is_root=False) and not guards_addresses(off, is_root=True)
-    with pytest.raises(BadSetting, match="anti_spoofing.*only root"):
+    with pytest.raises(BadSetting, match=r"anti_spoofing.*only root"):
         guards_addresses(required, is_root=False)
     monkeypatch.setattr(bridge, "which", lambda name: None)
     assert not guards_addresses(auto, is_root=True)
-    with pytest.raises(BadSetting, match="anti_spoofing.*nft is not installed"):
+    with pytest.raises(BadSetting, match=r"anti_spoofing.*nft is not installed"):
         guards_addresses(required, is_root=True)
 
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
@@ -71,9 +72,11 @@ class QemuDomain:
         start: Spawn = spawn
         try:
             if launch.egress is not None:  # imported by machines that have a network alone
-                from belljar.hypervisor.qemu.guard import guarded
+                from belljar.host.guard.traffic import Traffic
+                from belljar.hypervisor.qemu.guard import QemuGuard
 
-                self._traffic, start = guarded(launch.egress)
+                self._traffic = Traffic()
+                start = QemuGuard(launch.egress, self._traffic.tell).spawn
             self._child = Child(argv, fds, launch.spec.folder / QEMU_LOG, self._ended, start)
         except BaseException:
             self._held.close()
@@ -283,26 +286,19 @@ class History:
     """Everything since the start. EXITED is the last of it."""
 
     def __init__(self) -> None:
-        self._all: list[DomainEvent] = []
+        self.all: list[DomainEvent] = []
         self._news = asyncio.Event()
 
     def tell(self, event: DomainEvent) -> None:
-        self._all.append(event)
+        self.all.append(event)
         self._news.set()
-
-    @property
-    def last(self) -> DomainEvent:
-        """Raises IndexError before anything has happened."""
-        return self._all[-1]
 
     async def events(self) -> AsyncIterator[DomainEvent]:
         """From the first to EXITED; waits for what is still to come."""
-        seen = 0
-        while True:
-            while seen < len(self._all):
-                yield self._all[seen]
-                if self._all[seen].kind is EventKind.EXITED:
-                    return
-                seen += 1
-            self._news.clear()
-            await self._news.wait()
+        for number in count():
+            while number == len(self.all):
+                self._news.clear()
+                await self._news.wait()
+            yield self.all[number]
+            if self.all[number].kind is EventKind.EXITED:
+                return

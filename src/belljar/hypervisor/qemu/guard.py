@@ -24,9 +24,9 @@ from belljar.host.commands import which
 from belljar.host.guard import seccomp
 from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
-from belljar.host.guard.traffic import Call, Refusal, Tell, Traffic
+from belljar.host.guard.traffic import Call, Refusal, Tell
 from belljar.host.threads import begin_thread
-from belljar.hypervisor.qemu.process.launch import Spawn, spawn
+from belljar.hypervisor.qemu.process.launch import spawn
 
 CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 49, 50, 54
 PTRACE, DUP3, SENDMMSG, VM_READ, VM_WRITE, CLOSE_RANGE, PIDFD_GETFD = 101, 292, 307, 310, 311, 436, 438
@@ -267,9 +267,3 @@ def prove(confine: Callable[[list[str]], list[str]]) -> str:
     if any(isinstance(item, Refusal) and item.port == 9 for item in reports):
         return ""
     return "what a machine sends cannot be looked at from here: tracing of other processes is not allowed"
-
-
-def guarded(egress: Egress) -> tuple[Traffic, Spawn]:
-    """What the guard of one QEMU reports, and what starts that QEMU under it. In the event loop that listens."""
-    traffic = Traffic()
-    return traffic, QemuGuard(egress, traffic.tell).spawn
