@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BadSetting, NoSuchNetwork
@@ -34,17 +35,12 @@ def rules_of(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
 
 def resolvers_of(text: str) -> tuple[str, ...]:
     """The IPv4 name servers of a resolv.conf. QEMU forwards a guest's queries to the first."""
-    lines = (line.split() for line in text.splitlines())
-    servers = [words[1] for words in lines if len(words) >= 2 and words[0] == "nameserver"]
-    return tuple(filter(_is_ipv4, servers))[:3]
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        rules.as_number(text)
-    except ValueError:
-        return False
-    return True
+    servers = []
+    for words in map(str.split, text.splitlines()):
+        with suppress(ValueError, IndexError):  # IPv6; no address
+            if words[0] == "nameserver" and rules.as_number(words[1]) >= 0:
+                servers.append(words[1])
+    return tuple(servers[:3])
 
 
 def bridge_of(settings: Settings, name: str) -> str:
@@ -68,7 +64,7 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     def check_range(text: str) -> None:
         name, colon, _ = text.rpartition(":")
         if colon and name not in settings.bridges:
-            raise BadSetting(f"network.bridge_addresses: {text!r}: {name} is none of `network.bridges`")
+            raise BadSetting(f"network.bridge_addresses: {text!r}: {name} is not in `network.bridges`")
         list(addresses((text,)))
 
     checks: list[tuple[str, Iterable[str], Callable[[str], object]]] = [

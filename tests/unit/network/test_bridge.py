@@ -132,4 +132,4 @@ def test_each_bridge_may_have_addresses_and_a_gateway_of_its_own() -> None:
     assert bridge.gateway_for("10.9.9.2/24", "10.9.7.1") == "10.9.7.1"  # one alone is that of all
     assert list(mistakes(settings)) == []
     (wrong,) = mistakes(replace(settings, bridge_addresses=("br9:10.9.8.2/24",)))
-    assert wrong[0] == "bridge_addresses" and "br9 is none of `network.bridges`" in wrong[1].message
+    assert wrong[0] == "bridge_addresses" and "br9 is not in `network.bridges`" in wrong[1].message

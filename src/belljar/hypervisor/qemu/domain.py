@@ -16,7 +16,7 @@ from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.qemu.process.launch import Child, Launch, Spawn, ended, spawn
-from belljar.hypervisor.qemu.process.qmp import Monitor
+from belljar.hypervisor.qemu.process.qmp import Monitor, settle
 from belljar.model import QEMU_LOG
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ class QemuDomain:
             commands = grow(slots.result() if slots is not None and slots.done() else None) if grow else ()
         except HypervisorError as exc:
             refused = self._loop.create_future()
-            refused.set_exception(exc)
-            refused.exception()  # `connect` raises it
+            settle(refused, exc)  # `connect` raises it
             self._preliminaries.append((CPU_SLOTS, refused))
             return
         larger = [command for command in commands if command[0] == RESIZE]

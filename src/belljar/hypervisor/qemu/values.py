@@ -18,7 +18,7 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
     """(section, key, what is wrong) of each."""
     looks: list[tuple[str, str, str, Callable[[str], object]]] = [
         ("machine", "hypervisor", driver, _check_driver),
-        ("qemu", "binary", settings.binary, lambda name: abilities.version_of(abilities.find(name))),
+        ("qemu", "binary", settings.binary, lambda name: abilities.name_of(abilities.find(name))),
         ("qemu", "cpu", settings.cpu, lambda _: _check_cpu(settings)),
         ("qemu", "uefi", settings.uefi, find_uefi),
         ("qemu", "virtiofsd", settings.virtiofsd, virtiofs.find),
@@ -75,13 +75,11 @@ PLACES = (  # of Debian and Ubuntu, of Fedora and EL
 
 def find_uefi(setting: str) -> str:
     """The file to give QEMU as its firmware. Raises CommandMissing."""
-    if setting:
-        if not os.access(setting, os.R_OK):
-            raise CommandMissing(f"{setting}: no readable file", hint="Correct `qemu.uefi` in the settings.")
-        return setting
-    for place in PLACES:
+    for place in [setting] if setting else PLACES:
         if os.access(place, os.R_OK):
             return place
+    if setting:
+        raise CommandMissing(f"{setting}: no readable file", hint="Correct `qemu.uefi` in the settings.")
     raise CommandMissing(
         "OVMF, the firmware for images that boot by UEFI, is not on this host",
         hint="Install it (`apt install ovmf`, `dnf install edk2-ovmf`), or set `qemu.uefi` to its file.",

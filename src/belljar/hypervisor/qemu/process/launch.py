@@ -152,8 +152,7 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int, environment: Map
     inherited = set(fds)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
-        (os.POSIX_SPAWN_DUP2, stderr, 1),
-        (os.POSIX_SPAWN_DUP2, stderr, 2),
+        *((os.POSIX_SPAWN_DUP2, stderr, fd) for fd in (1, 2)),
     ]
     # glibc refuses to close one in the child that is above the limit on open files.
     for fd in _inheritable() - inherited:
