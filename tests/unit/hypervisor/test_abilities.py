@@ -31,6 +31,7 @@ RAM = {
     "meta-type": "object",
     "members": [{"name": "mem-path", "type": "str"}, {"name": "share", "type": "bool"}],
 }
+MONITORS = {"name": "7", "meta-type": "enum", "members": [{"name": "rng-builtin"}, {"name": "monitor-qmp"}]}
 OBJECTS = {"name": "3", "meta-type": "enum", "members": [{"name": "rng-builtin"}, {"name": "memory-backend-file"}]}
 WITH_FILES = {**ADDRESSES, "values": [*ADDRESSES["values"], "file"]}
 WITH_ROM = {**RAM, "members": [*RAM["members"], {"name": "rom", "type": "4", "default": None}]}
@@ -41,7 +42,7 @@ SLOTS = {
     "members": [{"name": n} for n in ("type", "vcpus-count", "props", "qom-path")],
 }
 OLD, LATER = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS, LOOP)
-NEW = (*LATER, SLOTS)
+NEW = (*LATER, SLOTS, MONITORS)
 
 
 def answers(schema: Sequence[object]) -> bytes:

@@ -28,14 +28,15 @@ DEVICES = (
     "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
-FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
-    "file-migration", "readonly-ram", "few-threads", "plugged-cpus",
+FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS, MONITOR_OBJECT = FEATURES = (
+    "file-migration", "readonly-ram", "few-threads", "plugged-cpus", "monitor-object",
 )  # fmt: skip
 SIGNS = {  # what its monitor understands, by the names within one type of its schema
     FILE_MIGRATION: {"socket", "exec", "file"},  # to and from `file:`, which later versions want for files
     READONLY_RAM: {"mem-path", "rom"},  # a memory-backend-file that QEMU need not be allowed to write
     FEW_THREADS: {"thread-pool-max"},  # a bound on the threads of its main loop
     PLUGGED_CPUS: {"vcpus-count", "qom-path", "props"},  # what query-hotpluggable-cpus tells of each
+    MONITOR_OBJECT: {"monitor-qmp"},  # a monitor as an object: 11.1 warns of `-mon`
 }
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 

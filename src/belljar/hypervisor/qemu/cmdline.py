@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder, guest_uuid
-from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
+from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode
 from belljar.records import replace
@@ -45,7 +45,7 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *machine(launch, abilities, cpu),
         *kernel(launch),
         *few_workers(launch.workers, abilities),
-        *monitor(launch.monitor),
+        *monitor(launch.monitor, abilities),
         *console(launch.console),
         *notifiers(abilities),
         *entropy(),
@@ -131,8 +131,11 @@ def kernel(launch: Launch) -> list[str]:
     return ["-kernel", launch.kernel, *(["-initrd", launch.initrd] if launch.initrd else []), "-append", boot.append]
 
 
-def monitor(fd: int) -> list[str]:
-    return ["-chardev", f"socket,id=monitor,fd={fd}", "-mon", "chardev=monitor,mode=control"]
+def monitor(fd: int, abilities: Abilities) -> list[str]:
+    words = ["-mon", "chardev=monitor,mode=control"]
+    if MONITOR_OBJECT in abilities.features:
+        words = ["-object", "monitor-qmp,id=qmp,chardev=monitor"]
+    return ["-chardev", f"socket,id=monitor,fd={fd}", *words]
 
 
 def device_state(fd: int, abilities: Abilities) -> list[str]:
