@@ -26,6 +26,7 @@ from belljar.records import replace
 FOLDERS = ("/usr/lib/qemu", "/usr/libexec", "/usr/local/libexec")
 HELPERS = tuple(f"{folder}/qemu-bridge-helper" for folder in FOLDERS)
 PATIENCE = 10.0  # seconds the helper, or nft, may take
+INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x2, 0x1000
 
 
@@ -34,6 +35,19 @@ def obstacle(*, is_root: bool) -> str:
     if not is_root:
         return "only root can set rules, and a user's machine is made without root's rights"
     return "" if which("nft") else "nft is not installed"
+
+
+def bridge_of(settings: Settings, name: str) -> str:
+    """The bridge that is meant. Raises NoSuchNetwork for one the site did not name."""
+    if not settings.bridges:
+        hint = "The site names its bridges in `network.bridges`."
+        raise NoSuchNetwork("this site lets no machine onto a bridge", hint=hint)
+    chosen = name or settings.bridges[0]
+    if chosen not in settings.bridges:
+        raise NoSuchNetwork(f"bridge {chosen!r}: the site lets machines onto {', '.join(settings.bridges)} only")
+    if not INTERFACE.fullmatch(chosen):
+        raise BadSetting(f"network.bridges: {chosen!r} cannot be the name of a bridge")
+    return chosen
 
 
 def guards_addresses(settings: Settings, *, is_root: bool) -> bool:

@@ -13,8 +13,7 @@ import pytest
 from belljar.errors import NetworkFailed, NoSuchNetwork
 from belljar.host.threads import in_thread
 from belljar.model import NetworkMode
-from belljar.network import Link, Settings, bridge
-from belljar.network.joining import mistakes
+from belljar.network import Link, Settings, bridge, mistakes
 from belljar.records import replace
 
 LONGEST = 20.0

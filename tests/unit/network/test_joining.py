@@ -22,9 +22,9 @@ from belljar.network import (
     plan,
     sweep,
 )
-from belljar.network.bridge import addresses, claim, guards_addresses, macs, rules
+from belljar.network.bridge import addresses, bridge_of, claim, guards_addresses, macs, rules
+from belljar.network.egress import egress_of, resolvers_of
 from belljar.network.isolated import LARGEST, Port
-from belljar.network.joining import bridge_of, egress_of, resolvers_of
 from belljar.network.parts import HEAD
 
 ID = "0123456789ab"
@@ -332,7 +332,7 @@ async def test_a_machine_may_ask_for_its_address(tmp_path: Path) -> None:
     assert first.port.link.address == "10.98.0.1/24"
     first.send(fifth.mac, b"hello")
     assert await fifth.hear() == b"hello"
-    with pytest.raises(NetworkFailed, match=r"10\.98\.0\.5: a machine of the group blue"):
+    with pytest.raises(NetworkFailed, match=r"group blue: a machine has the address 10\.98\.0\.5"):
         await cards(tmp_path, "blue@10.98.0.5")
     for wrong in ("10.98.1.5", "10.98.0.0", "10.98.0.255", "x", "", "10.98.0.5/30", "10.98.0.5/x", "::1"):
         with pytest.raises(NoSuchNetwork, match="no address of an isolated group"):
