@@ -28,6 +28,8 @@ Grow = Callable[[Any], Sequence[Command]]  # from QEMU's answer to CPU_SLOTS, wh
 CPU_SLOTS = "query-hotpluggable-cpus"
 RESIZE = "block_resize"
 PLUGGING = ("object-add", "device_add", RESIZE)
+# Of a migration: leave the memory in its file; tell us when it is done.
+CAPABILITIES = {"capabilities": [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]}
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
@@ -154,8 +156,7 @@ class QemuDomain:
         forgets `cont`, so it is said again when the load is over. What *grow* returns is plugged in between: before the guest's
         first instruction, but for a larger disk."""
         slots = self._monitor.send(CPU_SLOTS) if asks_cpus else None
-        capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
-        self.ask("migrate-set-capabilities", {"capabilities": capabilities})
+        self.ask("migrate-set-capabilities", CAPABILITIES)
         # Nobody on a network knows the clone yet; its guest's driver would be busy with telling them five times.
         self.ask("migrate-set-parameters", {"announce-rounds": 0})
         self.ask("migrate-incoming", {"uri": state})

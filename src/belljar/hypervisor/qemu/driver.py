@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Any
+from belljar.host.files import remove_tree
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
@@ -156,7 +157,7 @@ class QemuHypervisor(QemuHost):
         return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner))
 
     def abandon_template(self, spec: DomainSpec) -> None:
-        self._templates.abandon(self._key(spec))
+        remove_tree(self.template_draft(spec))
 
     async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish

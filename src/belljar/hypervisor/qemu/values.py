@@ -9,13 +9,13 @@ from belljar.errors import BadSetting, BelljarError, CommandFailed, CommandMissi
 from belljar.host.commands import run
 from belljar.hypervisor import Settings
 from belljar.hypervisor.qemu import abilities, virtiofs
+from belljar.hypervisor.qemu.abilities import QUESTION_TIMEOUT
 
-QUESTION_TIMEOUT = 30.0
 BY_ITSELF = ("", "auto")
 
 
 def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:
-    """(section, key, what is wrong) of each."""
+    """(section, key, what is wrong) of each value that names something this host does not have."""
     looks: list[tuple[str, str, str, Callable[[str], object]]] = [
         ("machine", "hypervisor", driver, _check_driver),
         ("qemu", "binary", settings.binary, lambda name: abilities.name_of(abilities.find(name))),

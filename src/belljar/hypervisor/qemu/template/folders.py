@@ -166,10 +166,6 @@ class TemplateStore:
         if is_key(key):
             remove_tree(self.path(key))
 
-    def abandon(self, key: str) -> None:
-        """Remove the draft, for who has its lock."""
-        remove_tree(self.draft(key))
-
     def abandoned(self) -> list[Path]:
         """Drafts that nobody works on."""
         keys = [name.removesuffix(DRAFT) for name in self._names() if name.endswith(DRAFT)]

@@ -18,11 +18,10 @@ from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.cmdline import state_address
-from belljar.hypervisor.qemu.domain import QemuDomain
+from belljar.hypervisor.qemu.domain import CAPABILITIES, QemuDomain
 from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore, key_of
 from belljar.model import MIB, SEED
 
-CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
 QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
 OVERLAY_TIMEOUT = 60.0
 LARGEST_SEED = 1 << 30
@@ -45,8 +44,7 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
     try:
         await domain.connect()
         await domain.pause()
-        capabilities = [{"capability": name, "state": True} for name in CAPABILITIES]
-        await domain.call("migrate-set-capabilities", {"capabilities": capabilities})
+        await domain.call("migrate-set-capabilities", CAPABILITIES)
         fd = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             file: int | str = STATE
