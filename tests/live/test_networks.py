@@ -276,7 +276,7 @@ def until(is_so: object, what: str) -> None:
 # -- other ways --------------------------------------------------------------------------------------------------------
 
 HELPED = """
-import os, subprocess, sys
+import fcntl, os, subprocess, sys
 helper, folder = sys.argv[1:]
 from belljar.network import bridge
 def run(*argv): subprocess.run(argv, check=True)
@@ -294,7 +294,8 @@ os.chmod("/etc/qemu", 0o755)
 bridge.HELPERS = (helper,)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 tap = bridge.ask_helper("br0")
-print(os.path.exists("/sys/class/net/br0/lower_" + bridge.name_of(tap)) or bridge.name_of(tap))
+name = fcntl.ioctl(tap, 0x800454D2, bytes(40))[:16].rstrip(b"\\0").decode()  # TUNGETIFF
+print(os.path.exists("/sys/class/net/br0/lower_" + name) or name)
 try:
     bridge.ask_helper("br1")
 except bridge.NetworkFailed as exc:

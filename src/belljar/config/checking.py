@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from belljar import hypervisor, image, network
+from belljar import image, network
 from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded, Settings
 from belljar.errors import BadSetting
 from belljar.host.toml import Mistake
+from belljar.hypervisor.qemu.values import wrong_values
 from belljar.records import fields
 
 
@@ -29,7 +30,7 @@ def notes(loaded: Loaded, in_job: Loaded) -> tuple[str, ...]:
 
 def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
     settings = loaded.settings
-    yield from hypervisor.wrong_values(settings.qemu, settings.machine.hypervisor)
+    yield from wrong_values(settings.qemu, settings.machine.hypervisor)
     yield from (("network", *wrong) for wrong in network.mistakes(settings.network))
     yield from (("image", *wrong) for wrong in image.mistakes(settings.image))
     yield from _wrong_rules(settings)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Mapping, Set
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from belljar.errors import BadSetting, BelljarError
+from belljar.errors import BelljarError
 from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
 from belljar.host.quick_imports import sha256
@@ -358,20 +358,6 @@ def guest_uuid(id: MachineId) -> str:
     """The UUID of a machine, as its firmware tells it to a guest that was not cloned."""
     digits = sha256(b"belljar uuid " + id.encode("ascii", "replace")).hexdigest()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
-
-
-def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:
-    """(section, key, what is wrong) of each value that names something this host does not have."""
-    from belljar.hypervisor.qemu.values import wrong_values
-
-    return wrong_values(settings, driver)
-
-
-def find_virtiofsd(settings: Settings) -> str:
-    """The program that serves folders by virtiofs. Raises CommandMissing, NoFolderServer."""
-    from belljar.hypervisor.qemu.virtiofs import find
-
-    return find(settings.virtiofsd)
 
 
 def load(

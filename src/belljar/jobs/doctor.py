@@ -48,12 +48,12 @@ BUILT = "It is built on first use: `belljar run -- true`, or `belljar image buil
 
 def programs(house: House) -> Finding:
     """the programs belljar calls are installed"""
-    from belljar.hypervisor import find_virtiofsd
+    from belljar.hypervisor.qemu.virtiofs import find
 
     missing = [entry for entry in PROGRAMS if not commands.which(entry[0])]
     if not missing:
         try:  # not every system has a package of it, and 9p serves most images
-            find_virtiofsd(house.settings.qemu)
+            find(house.settings.qemu.virtiofsd)
             return ok("programs", "all there")
         except BelljarError as exc:
             return ok("programs", f"all there; no shares by virtiofs: {exc.message}")

@@ -102,12 +102,11 @@ class Networks:
         """Join a network. *answers*: places that the machine's supervisor answers for. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
         settings, link = self._settings, plan(mode, id)
         if mode is NetworkMode.USER:
-            from belljar.network.joining import egress_of
+            from belljar.network.egress import egress_of
 
             return Joined(replace(link, egress=egress_of(settings, tuple(answers))))
         if mode is NetworkMode.BRIDGE:
-            from belljar.network.bridge import join_bridge
-            from belljar.network.joining import bridge_of
+            from belljar.network.bridge import bridge_of, join_bridge
 
             bridge, _, address = name.partition("@")
             return await join_bridge(settings, link, bridge_of(settings, bridge), id, intend, address)
@@ -150,23 +149,49 @@ def sweep(run: Path) -> None:
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right. Looks at nothing of this host."""
-    from belljar.network.joining import mistakes
+    from belljar.errors import BadSetting
+    from belljar.network.bridge import addresses, bridge_of, check_address, macs
+    from belljar.network.egress import rules_of
+    from belljar.network.isolated import subnet
 
-    return mistakes(settings)
+    def check_range(text: str) -> None:
+        name, colon, _ = text.rpartition(":")
+        if colon and name not in settings.bridges:
+            raise BadSetting(f"network.bridge_addresses: {text!r}: {name} is not in `network.bridges`")
+        list(addresses((text,)))
+
+    checks: list[tuple[str, Iterable[str], Callable[[str], object]]] = [
+        ("allow", settings.allow, lambda text: rules_of("allow", (text,))),
+        ("deny", settings.deny, lambda text: rules_of("deny", (text,))),
+        ("bridges", settings.bridges, lambda name: bridge_of(Settings(bridges=(name,)), name)),
+        ("bridge_addresses", settings.bridge_addresses, check_range),
+        ("bridge_gateway", settings.bridge_gateway.split(), lambda text: check_address("bridge_gateway", text)),
+        ("bridge_dns", (settings.bridge_dns,), lambda text: check_address("bridge_dns", text)),
+        ("mac_pool", settings.mac_pool, lambda text: list(macs((text,)))),
+        ("isolated_net", (settings.isolated_net,), subnet),
+    ]
+    for key, texts, check in checks:
+        for text in texts:
+            try:
+                check(text)
+            except BadSetting as exc:
+                yield key, exc
 
 
 def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
     """What these settings do not do for machines of root, or of ordinary users, against what one might expect."""
     if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
         return ()
-    from belljar.network.bridge import guards_addresses, has_nft
+    from belljar.network.bridge import obstacle
 
-    if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
-        return ()
-    why = "nft is not installed" if is_root else "rules want root's rights, and a user's machine is made without them"
+    why = obstacle(is_root=is_root)
     return (
-        f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
-        ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
+        ()
+        if not why
+        else (
+            f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
+            ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
+        )
     )
 
 

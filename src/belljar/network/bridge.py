@@ -26,17 +26,37 @@ from belljar.records import replace
 FOLDERS = ("/usr/lib/qemu", "/usr/libexec", "/usr/local/libexec")
 HELPERS = tuple(f"{folder}/qemu-bridge-helper" for folder in FOLDERS)
 PATIENCE = 10.0  # seconds the helper, or nft, may take
-TUNSETIFF, TUNGETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x800454D2, 0x2, 0x1000
+INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x2, 0x1000
 
 
-def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> bool:
+def obstacle(*, is_root: bool) -> str:
+    """Why no rules can be made for a machine; "" when they can."""
+    if not is_root:
+        return "only root can set rules, and a user's machine is made without root's rights"
+    return "" if which("nft") else "nft is not installed"
+
+
+def bridge_of(settings: Settings, name: str) -> str:
+    """The bridge that is meant. Raises NoSuchNetwork for one the site did not name."""
+    if not settings.bridges:
+        hint = "The site names its bridges in `network.bridges`."
+        raise NoSuchNetwork("this site lets no machine onto a bridge", hint=hint)
+    chosen = name or settings.bridges[0]
+    if chosen not in settings.bridges:
+        raise NoSuchNetwork(f"bridge {chosen!r}: the site lets machines onto {', '.join(settings.bridges)} only")
+    if not INTERFACE.fullmatch(chosen):
+        raise BadSetting(f"network.bridges: {chosen!r} cannot be the name of a bridge")
+    return chosen
+
+
+def guards_addresses(settings: Settings, *, is_root: bool) -> bool:
     """Is a table of rules made for this machine? Raises BadSetting where there has to be one and cannot."""
-    can = is_root and has_nft
-    if settings.anti_spoofing is AntiSpoofing.REQUIRED and not can:
-        why = "nft is not installed" if is_root else "only root can have it"
+    why = obstacle(is_root=is_root)
+    if why and settings.anti_spoofing is AntiSpoofing.REQUIRED:
         hint = "Install nftables and run as root, or set `network.anti_spoofing` to auto or off."
         raise BadSetting(f'network.anti_spoofing = "required", and {why}', hint=hint)
-    return can and settings.anti_spoofing is not AntiSpoofing.OFF
+    return not why and settings.anti_spoofing is not AntiSpoofing.OFF
 
 
 async def join_bridge(
@@ -46,18 +66,16 @@ async def join_bridge(
     BadSetting, NoSuchNetwork; nothing is left then."""
     if not os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK):
         raise NetworkFailed(f"this host has no bridge {bridge}", hint="Make it, or correct `network.bridges`.")
-    has_rules = guards_addresses(settings, is_root=os.geteuid() == 0, has_nft=has_nft())
+    is_root, tap = os.geteuid() == 0, f"bj{id}"
+    has_rules, is_guarded = guards_addresses(settings, is_root=is_root), settings.anti_spoofing is not AntiSpoofing.OFF
     joined = OnBridge(link, id, has_rules)
     try:
         joined.claim(settings, wish, bridge)
-        is_root, is_guarded = os.geteuid() == 0, settings.anti_spoofing is not AntiSpoofing.OFF
-        make = (lambda: make_tap(f"bj{id}", bridge, is_guarded=is_guarded)) if is_root else (lambda: ask_helper(bridge))
-        joined.fd = await in_thread(make, undo=os.close)
-        joined.link = replace(joined.link, fd=joined.fd)
+        make = (lambda: make_tap(tap, bridge, is_guarded=is_guarded)) if is_root else (lambda: ask_helper(bridge))
+        joined.link = replace(joined.link, fd=await in_thread(make, undo=os.close))
         if has_rules:
             intend("nft-table", Path(table_of(id)))
             address = joined.link.address.partition("/")[0]
-            tap = name_of(joined.fd)
             await wholly_in_thread(lambda: make_table(id, tap, joined.link.mac, address))
     except BaseException:
         joined.close()
@@ -70,14 +88,15 @@ class OnBridge(Joined):
 
     def __init__(self, link: Link, id: MachineId, has_rules: bool) -> None:
         super().__init__(link)
-        self.fd = -1
         self._id, self._has_rules = id, has_rules
         self._claims: list[socket.socket] = []
 
     def claim(self, settings: Settings, wish: str = "", bridge: str = "") -> None:
         """Take addresses of the site, where it has any: *wish*, or one that is free."""
         if settings.mac_pool:
-            self.link = replace(self.link, mac=self._claim("mac_pool", macs(settings.mac_pool)))
+            mac, holder = claim("mac_pool", macs(settings.mac_pool))
+            self._claims.append(holder)
+            self.link = replace(self.link, mac=mac)
         offered = list(addresses(ranges_of(settings.bridge_addresses, bridge)))
         if wish:
             offered = [address for address in offered if address.startswith(f"{wish}/")]
@@ -87,20 +106,16 @@ class OnBridge(Joined):
         if offered:
             # Not the first that is free: that is the last machine's, which others believe to be there for a while.
             start = int(self._id, 16) % len(offered)
-            address = self._claim("bridge_addresses", [*offered[start:], *offered[:start]])
+            address, holder = claim("bridge_addresses", [*offered[start:], *offered[:start]])
+            self._claims.append(holder)
             gateway = gateway_for(address, settings.bridge_gateway)
             dns = check_address("bridge_dns", settings.bridge_dns)
             self.link = replace(self.link, address=address, gateway=gateway, dns=dns)
 
-    def _claim(self, kind: str, candidates: Iterable[str]) -> str:
-        value, holder = claim(kind, candidates)
-        self._claims.append(holder)
-        return value
-
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        if self.link.fd >= 0:
+            os.close(self.link.fd)
+            self.link = replace(self.link, fd=-1)
         if self._has_rules:
             self._has_rules = False
             with suppress(BelljarError):
@@ -128,22 +143,14 @@ def make_tap(name: str, bridge: str, *, is_guarded: bool = False) -> int:
             fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
             mac = "fe" + Path(f"/sys/class/net/{name}/address").read_text().strip()[2:]
             mtu = Path(f"/sys/class/net/{bridge}/mtu").read_text().strip()
-            acts = [f"address {mac} mtu {mtu}", f"master {bridge}", "up"]
-            if is_guarded:
-                acts.insert(2, "type bridge_slave root_block on guard on")
-            run(
-                ["ip", "-batch", "-"],
-                timeout=PATIENCE,
-                stdin="".join(f"link set dev {name} {act}\n" for act in acts).encode(),
-            )
+            guard = ["type bridge_slave root_block on guard on"] if is_guarded else []
+            acts = [f"address {mac} mtu {mtu}", f"master {bridge}", *guard, "up"]
+            commands = "".join(f"link set dev {name} {act}\n" for act in acts).encode()
+            run(["ip", "-batch", "-"], timeout=PATIENCE, stdin=commands)
             unless_made.pop_all()
     except (OSError, BelljarError) as exc:
         raise NetworkFailed(f"no tap can be put on the bridge {bridge}: {exc}") from exc
     return tap
-
-
-def name_of(tap: int) -> str:
-    return fcntl.ioctl(tap, TUNGETIFF, bytes(40))[:16].rstrip(b"\0").decode("ascii")
 
 
 def ask_helper(bridge: str) -> int:
@@ -238,10 +245,6 @@ def remove_table(id: MachineId) -> None:
         run([nft, "-f", "-"], timeout=PATIENCE, stdin=text.encode())
     except BelljarError as exc:
         raise NetworkFailed(f"nftables tables {table_of(id)} cannot be removed: {exc.message}") from exc
-
-
-def has_nft() -> bool:
-    return which("nft") is not None
 
 
 # -- addresses that this host gives to its machines, each to one at a time --------------------------------------------

@@ -76,10 +76,9 @@ def _join(place: Path, net: IPv4Network, link: Link, group: str, wish: int, inte
         remove_dead(place)
         numbers = (wish,) if wish else range(1, MOST + 1)
         number = next((number for number in numbers if not (place / str(number)).exists()), None)
-        if number is None and wish:
-            raise NetworkFailed(f"{net[wish]}: a machine of the group {group} has this address", hint="Use another.")
         if number is None:
-            raise NetworkFailed(f"the group {group} has {MOST} machines already", hint="Use another group.")
+            why = f"a machine has the address {net[wish]}" if wish else f"it has {MOST} machines"
+            raise NetworkFailed(f"the group {group}: {why} already", hint="Use another.")
         intend("port", place / str(number))
         mac = prefix(place.name) + bytes([number])
         return Port(replace(link, mac=mac.hex(":"), address=f"{net[number]}/{net.prefixlen}"), place, mac)
@@ -107,15 +106,14 @@ class Outlet:
 
     def send(self, frame: bytes) -> None:
         """Send now, or later; drop the frame when too many wait. Raises OSError when the other end is closed."""
-        if self._waiting:
-            if len(self._waiting) < WAITING:
-                self._waiting.append(frame)
-            return
-        try:
-            self._end.send(frame)
-        except BlockingIOError:
+        if not self._waiting:
+            try:
+                self._end.send(frame)
+                return
+            except BlockingIOError:
+                self._loop.add_writer(self._end, self._pass_on)
+        if len(self._waiting) < WAITING:
             self._waiting.append(frame)
-            self._loop.add_writer(self._end, self._pass_on)
 
     def close(self) -> None:
         self._loop.remove_writer(self._end)
@@ -243,14 +241,14 @@ class Port(Joined):
 
 def sweep(folder: Path) -> None:
     """Remove the sockets of dead machines, and the folder when nobody is left."""
-    try:
-        with locked(folder / LOCK, timeout=LOCK_PATIENCE, what="sweep an isolated group"):
-            if not remove_dead(folder):
-                with suppress(OSError):
-                    os.unlink(folder / LOCK)
-                    os.rmdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+    with (
+        suppress(FileNotFoundError, NotADirectoryError),
+        locked(folder / LOCK, timeout=LOCK_PATIENCE, what="sweep an isolated group"),
+    ):
+        if not remove_dead(folder):
+            with suppress(OSError):
+                os.unlink(folder / LOCK)
+                os.rmdir(folder)
 
 
 def remove_dead(folder: Path) -> int:

@@ -81,7 +81,7 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
 ) -> None:
     file.write_text(f"[network]\nbridges = ['br7']\nanti_spoofing = '{value}'\n")
     monkeypatch.setattr("os.geteuid", lambda: uid)
-    monkeypatch.setattr("belljar.network.bridge.has_nft", lambda: True)
+    monkeypatch.setattr("belljar.network.bridge.which", lambda name: "/usr/sbin/nft")
     monkeypatch.setattr("belljar.hypervisor.qemu.guard.prove", lambda confine: "")
     call("config", "check")
     notes = [

@@ -31,6 +31,7 @@ RAM = {
     "meta-type": "object",
     "members": [{"name": "mem-path", "type": "str"}, {"name": "share", "type": "bool"}],
 }
+MONITORS = {"name": "7", "meta-type": "enum", "members": [{"name": "rng-builtin"}, {"name": "monitor-qmp"}]}
 OBJECTS = {"name": "3", "meta-type": "enum", "members": [{"name": "rng-builtin"}, {"name": "memory-backend-file"}]}
 WITH_FILES = {**ADDRESSES, "values": [*ADDRESSES["values"], "file"]}
 WITH_ROM = {**RAM, "members": [*RAM["members"], {"name": "rom", "type": "4", "default": None}]}
@@ -41,7 +42,7 @@ SLOTS = {
     "members": [{"name": n} for n in ("type", "vcpus-count", "props", "qom-path")],
 }
 OLD, LATER = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS, LOOP)
-NEW = (*LATER, SLOTS)
+NEW = (*LATER, SLOTS, MONITORS)
 
 
 def answers(schema: Sequence[object]) -> bytes:
@@ -63,20 +64,6 @@ def fake_qemu(
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("line", "version"),
-    [
-        ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)", (7, 2, 22)),
-        ("QEMU emulator version 9.2.0", (9, 2, 0)),
-        ("QEMU emulator version 6.2.0 (qemu-kvm-6.2.0-53.module+el8)", (6, 2, 0)),
-        ("bash, version 5.2", None),
-        ("", None),
-    ],
-)
-def test_a_version_is_read(line: str, version: tuple[int, int, int] | None) -> None:
-    assert abilities.read_version(line) == version
-
-
 def test_only_devices_we_ask_about_are_kept() -> None:
     assert abilities.read_devices(LISTING) == {
         "virtio-blk-pci-non-transitional", "virtio-rng-pci-non-transitional", "virtio-serial-pci-non-transitional", "vmgenid",
@@ -86,7 +73,7 @@ def test_only_devices_we_ask_about_are_kept() -> None:
 def test_qemu_is_asked_once_until_its_file_changes(tmp_path: Path) -> None:
     qemu, memory = fake_qemu(tmp_path / "qemu"), tmp_path / "memory.json"
     first = abilities.ask(qemu, memory)
-    assert (first.version, abilities.ask(qemu, memory)) == ((7, 2, 22), first)
+    assert (first.name, abilities.ask(qemu, memory)) == ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", first)
     assert (tmp_path / "qemu.log").read_text().count("asked") == 3  # version, devices and schema, once each
     fake_qemu(tmp_path / "qemu", "QEMU emulator version 8.2.1 (another one)", schema=LATER)
     assert abilities.ask(qemu, memory).readonly_ram
@@ -119,13 +106,14 @@ def test_what_a_qemu_could_not_say_to_the_end_is_asked_again(tmp_path: Path) -> 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b"{}", b'{"identity": 1}', b"\0" * 100])
 def test_a_broken_memory_is_no_memory(tmp_path: Path, rubbish: bytes) -> None:
     (tmp_path / "memory.json").write_bytes(rubbish)
-    assert abilities.ask(fake_qemu(tmp_path / "qemu"), tmp_path / "memory.json").version == (7, 2, 22)
-    assert read_json(tmp_path / "memory.json")["version"] == [7, 2, 22]
+    assert "version 7.2.22" in abilities.ask(fake_qemu(tmp_path / "qemu"), tmp_path / "memory.json").name
+    assert "version 7.2.22" in read_json(tmp_path / "memory.json")["name"]
 
 
-def test_a_program_that_is_no_qemu_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["bash, version 5.2", ""])
+def test_a_program_that_is_no_qemu_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(HostError, match="is not QEMU") as caught:
-        abilities.ask(fake_qemu(tmp_path / "qemu", "hello"), tmp_path / "memory.json")
+        abilities.ask(fake_qemu(tmp_path / "qemu", line), tmp_path / "memory.json")
     assert "qemu.binary" in caught.value.hint
 
 
@@ -179,4 +167,4 @@ def test_the_qemu_of_el_is_found_where_it_lies(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(abilities, "PLACES", (str(tmp_path),))
     qemu = fake_qemu(tmp_path / "qemu-kvm", "QEMU emulator version 6.2.0 (qemu-kvm-6.2.0-53.module+el8)")
     assert abilities.find("") == qemu
-    assert abilities.ask(qemu, tmp_path / "memory").version == (6, 2, 0)
+    assert "version 6.2.0" in abilities.ask(qemu, tmp_path / "memory").name

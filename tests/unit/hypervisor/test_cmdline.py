@@ -15,11 +15,9 @@ from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 GOLDEN = Path(__file__).parent / "golden"
-QEMU = Abilities(
-    "/usr/bin/qemu-system-x86_64", "file:1:2:3", (7, 2, 22), "QEMU 7.2.22", frozenset(DEVICES), frozenset()
-)
-NEW_QEMU = replace(QEMU, version=(9, 2, 0), features=frozenset({FILE_MIGRATION, READONLY_RAM}))
-NEWEST_QEMU = replace(QEMU, version=(11, 1, 0), features=frozenset(FEATURES))
+QEMU = Abilities("/usr/bin/qemu-system-x86_64", "file:1:2:3", "QEMU 7.2.22", frozenset(DEVICES), frozenset())
+NEW_QEMU = replace(QEMU, features=frozenset({FILE_MIGRATION, READONLY_RAM}))
+NEWEST_QEMU = replace(QEMU, features=frozenset(FEATURES))
 BARE_QEMU = replace(QEMU, devices=frozenset(DEVICES[:3]))
 COLD = DomainSpec(
     id="0123456789ab", cpus=2, memory=512 * MIB, image_digest="d" * 64,

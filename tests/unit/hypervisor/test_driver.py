@@ -148,7 +148,7 @@ def test_an_ordinary_user_stays_who_they_are(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_host_without_setpriv_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "which", lambda name: None)
+    monkeypatch.setattr("belljar.host.commands.which", lambda name: None)
     with pytest.raises(CommandMissing) as caught:
         process.confined(["qemu"], (0, 0))
     assert "util-linux" in caught.value.hint

@@ -16,7 +16,7 @@ from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, pieces, processors
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
-QEMU = Abilities("/usr/bin/qemu", "x", (7, 2, 22), "QEMU 7.2", frozenset(DEVICES), frozenset(FEATURES))
+QEMU = Abilities("/usr/bin/qemu", "x", "QEMU 7.2", frozenset(DEVICES), frozenset(FEATURES))
 FRAME = Frame(1, 512 * MIB, 8 * GIB, 16, 64 * GIB, words=WORDS)
 SPEC = DomainSpec(
     id="0123456789ab", cpus=1, memory=512 * MIB, image_digest="d", boot=Boot(Path("/k"), Path("/i"), "quiet"),

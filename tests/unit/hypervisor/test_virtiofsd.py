@@ -16,7 +16,7 @@ from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 
 from belljar.errors import BelljarError, CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
 from belljar.host import commands as programs
-from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
+from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, load
 from belljar.hypervisor.qemu import virtiofs
 from belljar.hypervisor.qemu.cmdline import marked, served_devices
 from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
@@ -67,17 +67,17 @@ def spec(tmp_path: Path) -> DomainSpec:
 
 
 def test_the_program_of_the_settings_is_taken(program: str) -> None:
-    assert find_virtiofsd(Settings(virtiofsd=program)) == program
+    assert virtiofs.find(program) == program
     for wrong in (program + "x", os.path.dirname(program) + "/nothing", "no-such-virtiofsd"):
         with pytest.raises(CommandMissing, match="no such program"):
-            find_virtiofsd(Settings(virtiofsd=wrong))
+            virtiofs.find(wrong)
 
 
 def test_one_that_is_nowhere_is_refused_and_its_package_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "which", lambda name: None)
     monkeypatch.setattr(virtiofs, "PLACES", ("/nowhere",))
     with pytest.raises(CommandMissing) as caught:
-        find_virtiofsd(Settings())
+        virtiofs.find("")
     assert "package `virtiofsd`" in caught.value.hint and "on Debian 12" in caught.value.hint
 
 
@@ -111,10 +111,10 @@ def test_the_one_in_rust_is_taken_and_no_other(tmp_path: Path, line: str, is_tak
     program.write_text(f"#!/bin/sh\necho '{line}'\n")
     program.chmod(0o755)
     if is_taken:
-        assert find_virtiofsd(Settings(virtiofsd=str(program))) == str(program)
+        assert virtiofs.find(str(program)) == str(program)
         return
     with pytest.raises(NoFolderServer, match="need the virtiofsd in Rust") as caught:
-        find_virtiofsd(Settings(virtiofsd=str(program)))
+        virtiofs.find(str(program))
     assert line[:40] in caught.value.message and "on Debian 12 share the folder by 9p" in caught.value.hint
 
 

@@ -13,8 +13,7 @@ import pytest
 from belljar.errors import NetworkFailed, NoSuchNetwork
 from belljar.host.threads import in_thread
 from belljar.model import NetworkMode
-from belljar.network import Link, Settings, bridge
-from belljar.network.joining import mistakes
+from belljar.network import Link, Settings, bridge, mistakes
 from belljar.records import replace
 
 LONGEST = 20.0
@@ -38,7 +37,6 @@ async def test_rules_that_were_being_made_are_taken_away_after_that(monkeypatch:
         return os.open("/dev/null", os.O_RDONLY)
 
     monkeypatch.setattr(bridge, "make_tap", make_tap)
-    monkeypatch.setattr(bridge, "name_of", lambda tap: "bjx")
     monkeypatch.setattr(bridge, "make_table", make_table)
     monkeypatch.setattr(bridge, "remove_table", lambda id: order.append("removed"))
     intended: list[tuple[str, Path]] = []
@@ -133,4 +131,4 @@ def test_each_bridge_may_have_addresses_and_a_gateway_of_its_own() -> None:
     assert bridge.gateway_for("10.9.9.2/24", "10.9.7.1") == "10.9.7.1"  # one alone is that of all
     assert list(mistakes(settings)) == []
     (wrong,) = mistakes(replace(settings, bridge_addresses=("br9:10.9.8.2/24",)))
-    assert wrong[0] == "bridge_addresses" and "br9 is none of `network.bridges`" in wrong[1].message
+    assert wrong[0] == "bridge_addresses" and "br9 is not in `network.bridges`" in wrong[1].message

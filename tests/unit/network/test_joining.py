@@ -15,15 +15,16 @@ from belljar.network import (
     Joined,
     Networks,
     Settings,
+    bridge,
     discard,
     mac_address,
     part_of,
     plan,
     sweep,
 )
-from belljar.network.bridge import addresses, claim, guards_addresses, macs, rules
+from belljar.network.bridge import addresses, bridge_of, claim, guards_addresses, macs, rules
+from belljar.network.egress import egress_of, resolvers_of
 from belljar.network.isolated import LARGEST, Port
-from belljar.network.joining import bridge_of, egress_of, resolvers_of
 from belljar.network.parts import HEAD
 
 ID = "0123456789ab"
@@ -150,17 +151,19 @@ def test_rules_name_the_machine_and_hold_no_foreign_text() -> None:
             rules(*words)
 
 
-def test_whether_spoofing_is_kept_off_is_the_sites_to_say() -> None:
+def test_whether_spoofing_is_kept_off_is_the_sites_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     auto, required, off = (
         Settings(anti_spoofing=kind) for kind in (AntiSpoofing.AUTO, AntiSpoofing.REQUIRED, AntiSpoofing.OFF)
     )
-    assert guards_addresses(auto, is_root=True, has_nft=True) and guards_addresses(required, is_root=True, has_nft=True)
-    assert not guards_addresses(auto, is_root=False, has_nft=True) and not guards_addresses(
-        off, is_root=True, has_nft=True
-    )
-    for is_root, has_nft in ((True, False), (False, True)):
-        with pytest.raises(BadSetting, match="anti_spoofing"):
-            guards_addresses(required, is_root=is_root, has_nft=has_nft)
+    monkeypatch.setattr(bridge, "which", lambda name: "/usr/sbin/nft")
+    assert guards_addresses(auto, is_root=True) and guards_addresses(required, is_root=True)
+    assert not guards_addresses(auto, is_root=False) and not guards_addresses(off, is_root=True)
+    with pytest.raises(BadSetting, match=r"anti_spoofing.*only root"):
+        guards_addresses(required, is_root=False)
+    monkeypatch.setattr(bridge, "which", lambda name: None)
+    assert not guards_addresses(auto, is_root=True)
+    with pytest.raises(BadSetting, match=r"anti_spoofing.*nft is not installed"):
+        guards_addresses(required, is_root=True)
 
 
 # -- isolated ----------------------------------------------------------------------------------------------------------
@@ -329,7 +332,7 @@ async def test_a_machine_may_ask_for_its_address(tmp_path: Path) -> None:
     assert first.port.link.address == "10.98.0.1/24"
     first.send(fifth.mac, b"hello")
     assert await fifth.hear() == b"hello"
-    with pytest.raises(NetworkFailed, match=r"10\.98\.0\.5: a machine of the group blue"):
+    with pytest.raises(NetworkFailed, match=r"group blue: a machine has the address 10\.98\.0\.5"):
         await cards(tmp_path, "blue@10.98.0.5")
     for wrong in ("10.98.1.5", "10.98.0.0", "10.98.0.255", "x", "", "10.98.0.5/30", "10.98.0.5/x", "::1"):
         with pytest.raises(NoSuchNetwork, match="no address of an isolated group"):

@@ -17,11 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSetting, BelljarError, CommandMissing, LibvirtLost, LibvirtRefused
+from belljar.errors import BadSetting, CommandMissing, LibvirtLost, LibvirtRefused
 from belljar.host.processes import all_pids, command_line, owner
 from belljar.hypervisor import DomainEvent, EventKind, LibvirtSettings
 from belljar.hypervisor.qemu.domain import Lines
 from belljar.hypervisor.qemu.process.launch import Child, setpriv, spawn
+from belljar.hypervisor.qemu.process.qmp import settle
 from belljar.model import MachineId
 
 PROGRAM = Path(__file__).with_name("holder.py")
@@ -128,14 +129,14 @@ class Connection:
         elif self._asked:
             what, answer = self._asked.popleft()
             if kind == "done":
-                _settle(answer, value)
+                settle(answer, value)
             elif kind == "refused":
-                _settle(answer, LibvirtRefused(f"libvirt refused {what}: {value}"))
+                settle(answer, LibvirtRefused(f"libvirt refused {what}: {value}"))
             elif kind == "missing":
                 why = f"libvirt's Python binding is neither beside belljar nor a module of {value}"
-                _settle(answer, CommandMissing(why, hint=NO_BINDING))
+                settle(answer, CommandMissing(why, hint=NO_BINDING))
             else:
-                _settle(answer, LibvirtLost(f"libvirt's daemon cannot be reached for {what}: {value}"))
+                settle(answer, LibvirtLost(f"libvirt's daemon cannot be reached for {what}: {value}"))
                 self._lose(value)
 
     def _lose(self, why: str) -> None:
@@ -149,19 +150,8 @@ class Connection:
         self._lose("the process that held the connection ended")
         while self._asked:
             what, answer = self._asked.popleft()
-            _settle(answer, LibvirtLost(f"libvirt's daemon was lost when asked for {what}: {self.lost}"))
+            settle(answer, LibvirtLost(f"libvirt's daemon was lost when asked for {what}: {self.lost}"))
         self.ended.set()
-
-
-def _settle(answer: asyncio.Future[Any], value: Any) -> None:
-    """Nobody waits any more for an answer that came too late."""
-    if answer.done():
-        return
-    if isinstance(value, BelljarError):
-        answer.set_exception(value)
-        answer.exception()
-    else:
-        answer.set_result(value)
 
 
 def is_held(id: MachineId) -> bool:

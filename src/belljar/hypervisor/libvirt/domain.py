@@ -56,7 +56,7 @@ class LibvirtDomain:
         """The daemon has answered already: it started the guest."""
         if self._gone.is_set() or self._connection.lost:
             await asyncio.shield(self._end)  # it says why
-            raise self._history.last.why or DomainDied("QEMU has ended")
+            raise self._history.all[-1].why or DomainDied("QEMU has ended")
 
     async def pause(self) -> None:
         await self._ask("a pause", "suspend")

@@ -95,18 +95,18 @@ class LibvirtHypervisor(QemuHost):
 
     def examine(self) -> str:
         """Which libvirt answers, in words. Raises LibvirtLost, LibvirtRefused, CommandMissing."""
-        version = asyncio.run(self._ask_version())
-        number = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
-        return f"libvirt {number} answers at {self.uri}"
 
-    async def _ask_version(self) -> int:
-        connection = Connection("doctor", self._libvirt, Path("/dev/null"))
-        try:
-            version = await connection.open(self.uri)
-            await connection.learn(abilities.find(self._settings.binary))
-            return version
-        finally:
-            await connection.close()
+        async def ask() -> int:
+            connection = Connection("doctor", self._libvirt, Path("/dev/null"))
+            try:
+                version = await connection.open(self.uri)
+                await connection.learn(abilities.find(self._settings.binary))
+                return version
+            finally:
+                await connection.close()
+
+        version = asyncio.run(ask())
+        return f"libvirt {version // 1000000}.{version // 1000 % 1000}.{version % 1000} answers at {self.uri}"
 
     # -- by the mark -------------------------------------------------------------------------------------------------
 

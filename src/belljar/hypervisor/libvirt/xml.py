@@ -5,6 +5,7 @@ https://libvirt.org/formatdomain.html
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ NAME = "belljar-"
 FIRST_SLOT, LAST_SLOT = 2, 0x1E  # below it the host bridge's and by custom the screen's, above it the board's own
 MODERN = "virtio-non-transitional"
 QEMU_NAMES = {"host": "host-passthrough", "max": "maximum"}  # QEMU's words for processors, and libvirt's
+UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -73,10 +75,8 @@ def domain_xml(spec: DomainSpec, ends: Ends) -> str:
   {label(ends.label)}
 </domain>
 """
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise DriverLacks("a path that is not UTF-8: libvirt cannot be given it")
-    if any(letter < " " and letter not in "\t\n\r" for letter in text):
-        raise DriverLacks("a path with control characters: libvirt cannot be given it")
+    if UNWRITABLE.search(text):
+        raise DriverLacks("a path with control characters, or not in UTF-8: libvirt cannot be given it")
     return text
 
 

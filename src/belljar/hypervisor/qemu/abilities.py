@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import HostError
@@ -28,14 +28,15 @@ DEVICES = (
     "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
-FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
-    "file-migration", "readonly-ram", "few-threads", "plugged-cpus",
+FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS, MONITOR_OBJECT = FEATURES = (
+    "file-migration", "readonly-ram", "few-threads", "plugged-cpus", "monitor-object",
 )  # fmt: skip
 SIGNS = {  # what its monitor understands, by the names within one type of its schema
     FILE_MIGRATION: {"socket", "exec", "file"},  # to and from `file:`, which later versions want for files
     READONLY_RAM: {"mem-path", "rom"},  # a memory-backend-file that QEMU need not be allowed to write
     FEW_THREADS: {"thread-pool-max"},  # a bound on the threads of its main loop
     PLUGGED_CPUS: {"vcpus-count", "qom-path", "props"},  # what query-hotpluggable-cpus tells of each
+    MONITOR_OBJECT: {"monitor-qmp"},  # a monitor as an object: 11.1 warns of `-mon`
 }
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 
@@ -46,7 +47,6 @@ class Abilities:
 
     binary: str
     identity: str  # of the file: a new package is another QEMU
-    version: tuple[int, int, int]
     name: str  # the whole version line, packaging included
     devices: frozenset[str]  # those of DEVICES that it has
     features: frozenset[str]  # those of FEATURES
@@ -77,35 +77,28 @@ def ask(binary: str, memory: Path) -> Abilities:
         kept = read_json(memory)
         if kept["identity"] == known and kept["asked"] == asked:
             has = frozenset(kept["devices"]), frozenset(kept["features"])
-            return Abilities(binary, known, tuple(kept["version"]), kept["name"], *has)
+            return Abilities(binary, known, kept["name"], *has)
     except (OSError, ValueError, KeyError, TypeError, HostError):
         pass  # nothing worth remembering
-    name, version = version_of(binary)
+    name = name_of(binary)
     listing = run([binary, "-device", "help"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace")
     devices = read_devices(listing)
     if missing := [device for device in NEEDED if device not in devices]:
         raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
     asking = [binary, "-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-qmp", "stdio"]
     features = read_schema(run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, hasty=True).out)  # it quits, read or not
-    answers = {"version": version, "name": name, "devices": sorted(devices), "features": sorted(features)}
+    answers = {"name": name, "devices": sorted(devices), "features": sorted(features)}
     write_whole(memory, dumps({"identity": known, "asked": asked, **answers}))
-    return Abilities(binary, known, version, name, devices, features)
+    return Abilities(binary, known, name, devices, features)
 
 
-def version_of(binary: str) -> tuple[str, tuple[int, int, int]]:
-    """Its version line, and the numbers in it. Raises HostError for a program that is not QEMU."""
+def name_of(binary: str) -> str:
+    """Its version line: `QEMU emulator version 7.2.22 (Debian ...)`. Raises HostError for a program that is not QEMU."""
     line = run([binary, "--version"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace").partition("\n")[0].strip()
-    version = read_version(line)
-    if version is None:
+    if not line.startswith("QEMU emulator version "):
         hint = "Set `qemu.binary` to a qemu-system-x86_64 or qemu-kvm."
         raise HostError(f"{binary}: is not QEMU: it calls itself {line[:60]!r}", hint=hint)
-    return line, version
-
-
-def read_version(line: str) -> tuple[int, int, int] | None:
-    """Read `QEMU emulator version 7.2.22 (Debian ...)`."""
-    match = re.match(r"QEMU emulator version (\d+)\.(\d+)\.(\d+)", line)
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+    return line
 
 
 def read_devices(listing: str) -> frozenset[str]:
@@ -117,19 +110,13 @@ def read_devices(listing: str) -> frozenset[str]:
 def read_schema(answers: bytes) -> frozenset[str]:
     """Read the answers to SCHEMA. What cannot be read has none of the features, as QEMU had none of them once.
     https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#qapidoc-qmp-schema"""
-    has: set[str] = set()
-    for names in _members(answers):
-        has |= {feature for feature, signs in SIGNS.items() if signs <= names}
-    return frozenset(has)
-
-
-def _members(answers: bytes) -> Iterator[set[str]]:
-    """The names within each type of the schema: the values of an enumeration, the members of a structure."""
+    features: set[str] = set()
     for line in answers.splitlines():
-        try:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # a greeting, an event, or no QMP at all
             answer: Any = json.loads(line)["return"]
             for entry in answer if isinstance(answer, list) else ():
+                # The values of an enumeration, the members of a structure.
                 members = (member["name"] for member in entry.get("members", ()) if "name" in member)
-                yield {*entry.get("values", ()), *members}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # a greeting, an event, or no QMP at all
+                names = {*entry.get("values", ()), *members}
+                features |= {feature for feature, signs in SIGNS.items() if signs <= names}
+    return frozenset(features)

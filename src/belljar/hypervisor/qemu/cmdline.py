@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder, guest_uuid
-from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
+from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
 from belljar.records import replace
@@ -28,9 +28,7 @@ LAST_SLOT = 0x1E  # the one behind it is the board's own
 FUNCTIONS = 8
 SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
 CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
-WRITTEN: dict[str, Any] = {
-    "cache": {"no-flush": True}
-}  # what a machine writes is gone with it: no flush reaches the platter
+WRITTEN: dict[str, Any] = {"cache": {"no-flush": True}}  # what a machine writes is gone with it: no flush is needed
 READ: dict[str, Any] = {"read-only": True}
 NO_WRITES: dict[str, Any] = {"readonly": True, "rom": "off"}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
@@ -43,14 +41,13 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         abilities.binary,
         *bare(),
         *name(spec.id),
-        *sandbox(),
+        *("-sandbox", SANDBOX),
         *machine(launch, abilities, cpu),
         *kernel(launch),
         *few_workers(launch.workers, abilities),
-        *monitor(launch.monitor),
+        *monitor(launch.monitor, abilities),
         *console(launch.console),
-        *panic_notifier(abilities),
-        *generation_id(abilities),
+        *notifiers(abilities),
         *entropy(),
         *agent_port(launch.channel),
         *disk(launch.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
@@ -90,10 +87,6 @@ def marked(argv: list[bytes]) -> MachineId | None:
     id = name.removeprefix(MARK)
     uuid = guest_uuid(id).encode()
     return id if options.get(b"-uuid", uuid) == uuid else None
-
-
-def sandbox() -> list[str]:
-    return ["-sandbox", SANDBOX]
 
 
 def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
@@ -138,8 +131,11 @@ def kernel(launch: Launch) -> list[str]:
     return ["-kernel", launch.kernel, *(["-initrd", launch.initrd] if launch.initrd else []), "-append", boot.append]
 
 
-def monitor(fd: int) -> list[str]:
-    return ["-chardev", f"socket,id=monitor,fd={fd}", "-mon", "chardev=monitor,mode=control"]
+def monitor(fd: int, abilities: Abilities) -> list[str]:
+    words = ["-mon", "chardev=monitor,mode=control"]
+    if MONITOR_OBJECT in abilities.features:
+        words = ["-object", "monitor-qmp,id=qmp,chardev=monitor"]
+    return ["-chardev", f"socket,id=monitor,fd={fd}", *words]
 
 
 def device_state(fd: int, abilities: Abilities) -> list[str]:
@@ -157,13 +153,10 @@ def console(fd: int) -> list[str]:
     return ["-chardev", f"socket,id=console,fd={fd}", "-serial", "chardev:console"]
 
 
-def panic_notifier(abilities: Abilities) -> list[str]:
-    return ["-device", "pvpanic-pci"] if "pvpanic-pci" in abilities.devices else []
-
-
-def generation_id(abilities: Abilities) -> list[str]:
-    """Tells a kernel that it has become a clone, so that it reseeds even before the agent does."""
-    return ["-device", "vmgenid,guid=auto"] if "vmgenid" in abilities.devices else []
+def notifiers(abilities: Abilities) -> list[str]:
+    """Of a kernel's panic; and a kernel is notified that it has become a clone, so that it reseeds even before the agent does."""
+    panic = ["-device", "pvpanic-pci"] if "pvpanic-pci" in abilities.devices else []
+    return [*panic, *(["-device", "vmgenid,guid=auto"] if "vmgenid" in abilities.devices else [])]
 
 
 def entropy() -> list[str]:
@@ -286,7 +279,7 @@ def capabilities(spec: DomainSpec) -> tuple[str, ...]:
 def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str) -> list[str]:
     """A guest that only shows that KVM runs it: no disk, no monitor, its console is added by the caller. Without a kernel the
     firmware greets there, where it has no graphics."""
-    words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M"]
+    words = [abilities.binary, *bare(), "-sandbox", SANDBOX, "-accel", "kvm", "-cpu", cpu, "-m", "512M"]
     if not kernel:
         return [*words, "-M", f"{MACHINE},graphics=off"]
     return [*words, "-M", MACHINE, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]

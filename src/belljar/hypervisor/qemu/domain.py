@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
@@ -15,7 +16,7 @@ from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.qemu.process.launch import Child, Launch, Spawn, ended, spawn
-from belljar.hypervisor.qemu.process.qmp import Monitor
+from belljar.hypervisor.qemu.process.qmp import Monitor, settle
 from belljar.model import QEMU_LOG
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ Grow = Callable[[Any], Sequence[Command]]  # from QEMU's answer to CPU_SLOTS, wh
 CPU_SLOTS = "query-hotpluggable-cpus"
 RESIZE = "block_resize"
 PLUGGING = ("object-add", "device_add", RESIZE)
+# Of a migration: leave the memory in its file; tell us when it is done.
+CAPABILITIES = {"capabilities": [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]}
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
@@ -71,9 +74,11 @@ class QemuDomain:
         start: Spawn = spawn
         try:
             if launch.egress is not None:  # imported by machines that have a network alone
-                from belljar.hypervisor.qemu.guard import guarded
+                from belljar.host.guard.traffic import Traffic
+                from belljar.hypervisor.qemu.guard import QemuGuard
 
-                self._traffic, start = guarded(launch.egress)
+                self._traffic = Traffic()
+                start = QemuGuard(launch.egress, self._traffic.tell).spawn
             self._child = Child(argv, fds, launch.spec.folder / QEMU_LOG, self._ended, start)
         except BaseException:
             self._held.close()
@@ -151,8 +156,7 @@ class QemuDomain:
         forgets `cont`, so it is said again when the load is over. What *grow* returns is plugged in between: before the guest's
         first instruction, but for a larger disk."""
         slots = self._monitor.send(CPU_SLOTS) if asks_cpus else None
-        capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
-        self.ask("migrate-set-capabilities", {"capabilities": capabilities})
+        self.ask("migrate-set-capabilities", CAPABILITIES)
         # Nobody on a network knows the clone yet; its guest's driver would be busy with telling them five times.
         self.ask("migrate-set-parameters", {"announce-rounds": 0})
         self.ask("migrate-incoming", {"uri": state})
@@ -208,8 +212,7 @@ class QemuDomain:
             commands = grow(slots.result() if slots is not None and slots.done() else None) if grow else ()
         except HypervisorError as exc:
             refused = self._loop.create_future()
-            refused.set_exception(exc)
-            refused.exception()  # `connect` raises it
+            settle(refused, exc)  # `connect` raises it
             self._preliminaries.append((CPU_SLOTS, refused))
             return
         larger = [command for command in commands if command[0] == RESIZE]
@@ -283,26 +286,19 @@ class History:
     """Everything since the start. EXITED is the last of it."""
 
     def __init__(self) -> None:
-        self._all: list[DomainEvent] = []
+        self.all: list[DomainEvent] = []
         self._news = asyncio.Event()
 
     def tell(self, event: DomainEvent) -> None:
-        self._all.append(event)
+        self.all.append(event)
         self._news.set()
-
-    @property
-    def last(self) -> DomainEvent:
-        """Raises IndexError before anything has happened."""
-        return self._all[-1]
 
     async def events(self) -> AsyncIterator[DomainEvent]:
         """From the first to EXITED; waits for what is still to come."""
-        seen = 0
-        while True:
-            while seen < len(self._all):
-                yield self._all[seen]
-                if self._all[seen].kind is EventKind.EXITED:
-                    return
-                seen += 1
-            self._news.clear()
-            await self._news.wait()
+        for number in count():
+            while number == len(self.all):
+                self._news.clear()
+                await self._news.wait()
+            yield self.all[number]
+            if self.all[number].kind is EventKind.EXITED:
+                return

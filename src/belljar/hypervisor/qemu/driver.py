@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Any
+from belljar.host.files import remove_tree
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Launch, Wiring
-from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, key_of
-from belljar.model import SEED, Firmware
+from belljar.hypervisor.qemu.template.folders import STATE, TemplateStore, copy_overlay, key_of
+from belljar.model import Firmware
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
@@ -124,12 +125,16 @@ class QemuHypervisor(QemuHost):
         return find_for_user(self._site, self._facts(spec))
 
     async def adopt_template(self, spec: DomainSpec) -> Template | None:
-        if self._site is None or (template := self._template_of_site(spec)) is None:
+        site, template = self._site, self._template_of_site(spec)
+        if site is None or template is None:
             return None
-        from belljar.hypervisor.qemu.template.making import adopt
+        from belljar.host.threads import wholly_in_thread
+        from belljar.hypervisor.qemu.template.making import copy, publish
 
-        key, facts, is_read = self._key(spec), self._facts(spec), self.abilities.readonly_ram
-        return await adopt(self._site, template, self._templates, key, facts, spec, ram_is_read=is_read)
+        draft = await self._begin(spec)
+        await wholly_in_thread(lambda: copy(site, template, draft))
+        ram_is_read = self.abilities.readonly_ram
+        return await publish(self._templates, self._facts(spec), template.grows, ram_is_read=ram_is_read)
 
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
         copy_overlay(template, spec.disk, spec.owner)
@@ -141,28 +146,25 @@ class QemuHypervisor(QemuHost):
         return self._templates.draft(self._key(spec))
 
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
-        from belljar.host.threads import in_thread, wholly_in_thread
-        from belljar.hypervisor.qemu.template.making import keep_seed, make_overlay
+        from belljar.hypervisor.qemu.template.making import prepare
 
-        key, seed = self._key(spec), spec.seed
-        booted = spec.of_template
-        draft = await wholly_in_thread(lambda: self._templates.begin(key, booted.memory, spec.owner))
-        base = await in_thread(image_disk.resolve)
-        await make_overlay(draft / DISK, base, booted.disk_size)
-        if seed:
-            await wholly_in_thread(lambda: keep_seed(draft / SEED, seed))
+        await prepare(await self._begin(spec), image_disk, spec.of_template.disk_size, spec.seed)
+
+    async def _begin(self, spec: DomainSpec) -> Path:
+        from belljar.host.threads import wholly_in_thread
+
+        key, memory = self._key(spec), spec.of_template.memory
+        return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner))
 
     def abandon_template(self, spec: DomainSpec) -> None:
-        self._templates.abandon(self._key(spec))
+        remove_tree(self.template_draft(spec))
 
     async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish
 
-        key, facts = self._key(spec), self._facts(spec)
-        await freeze(domain, self._templates.draft(key) / STATE, self.abilities, timeout=self._settings.boot_timeout)
-        ram_is_read = self.abilities.readonly_ram
-        open_to, booted = self._serves_others and bool(grows), spec.of_template
-        return await publish(self._templates, key, facts, booted, grows, ram_is_read=ram_is_read, is_open=open_to)
+        await freeze(domain, self.template_draft(spec) / STATE, self.abilities, timeout=self._settings.boot_timeout)
+        ram_is_read, is_open = self.abilities.readonly_ram, self._serves_others and bool(grows)
+        return await publish(self._templates, self._facts(spec), grows, ram_is_read=ram_is_read, is_open=is_open)
 
     def _key(self, spec: DomainSpec) -> str:
         return key_of(self._facts(spec))

@@ -9,16 +9,16 @@ from belljar.errors import BadSetting, BelljarError, CommandFailed, CommandMissi
 from belljar.host.commands import run
 from belljar.hypervisor import Settings
 from belljar.hypervisor.qemu import abilities, virtiofs
+from belljar.hypervisor.qemu.abilities import QUESTION_TIMEOUT
 
-QUESTION_TIMEOUT = 30.0
 BY_ITSELF = ("", "auto")
 
 
 def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:
-    """(section, key, what is wrong) of each."""
+    """(section, key, what is wrong) of each value that names something this host does not have."""
     looks: list[tuple[str, str, str, Callable[[str], object]]] = [
         ("machine", "hypervisor", driver, _check_driver),
-        ("qemu", "binary", settings.binary, lambda name: abilities.version_of(abilities.find(name))),
+        ("qemu", "binary", settings.binary, lambda name: abilities.name_of(abilities.find(name))),
         ("qemu", "cpu", settings.cpu, lambda _: _check_cpu(settings)),
         ("qemu", "uefi", settings.uefi, find_uefi),
         ("qemu", "virtiofsd", settings.virtiofsd, virtiofs.find),
@@ -75,13 +75,11 @@ PLACES = (  # of Debian and Ubuntu, of Fedora and EL
 
 def find_uefi(setting: str) -> str:
     """The file to give QEMU as its firmware. Raises CommandMissing."""
-    if setting:
-        if not os.access(setting, os.R_OK):
-            raise CommandMissing(f"{setting}: no readable file", hint="Correct `qemu.uefi` in the settings.")
-        return setting
-    for place in PLACES:
+    for place in [setting] if setting else PLACES:
         if os.access(place, os.R_OK):
             return place
+    if setting:
+        raise CommandMissing(f"{setting}: no readable file", hint="Correct `qemu.uefi` in the settings.")
     raise CommandMissing(
         "OVMF, the firmware for images that boot by UEFI, is not on this host",
         hint="Install it (`apt install ovmf`, `dnf install edk2-ovmf`), or set `qemu.uefi` to its file.",

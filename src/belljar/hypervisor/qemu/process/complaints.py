@@ -28,10 +28,9 @@ NO_KVM = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried
 MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
 
 COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
-    (r"jit buffer", NoMemory, MORE_ADDRESSES),
+    (r"jit buffer|dynamic translator buffer|Unable to allocate|loading shared libraries.*(failed to map|cannot allocate)",
+     NoMemory, MORE_ADDRESSES),
     (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
-    (r"could not allocate dynamic translator buffer|Unable to allocate", NoMemory, MORE_ADDRESSES),
-    (r"error while loading shared libraries.*(failed to map|cannot allocate)", NoMemory, MORE_ADDRESSES),
     (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
     (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", ImpossibleSize, None),
     (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoMemory, TemplateError
 from belljar.hints import TYPE_CHECKING
-from belljar.host.commands import SEARCH_PATH, which
+from belljar.host.commands import SEARCH_PATH, program
 from belljar.host.files import PRIVATE_FILE, write_all
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor import DomainSpec, Template
@@ -73,9 +73,7 @@ def kvm_groups() -> tuple[int, ...]:
 
 
 def setpriv() -> str:
-    if path := which("setpriv"):
-        return path
-    raise CommandMissing("setpriv: no such program on this host", hint="Install util-linux.")
+    return program("", ["setpriv"], key="", missing="setpriv", hint="Install util-linux.")
 
 
 Spawn = Callable[[Sequence[str], Iterable[int], int], int]  # command line, descriptors, stderr; the process's id
@@ -154,12 +152,10 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int, environment: Map
     inherited = set(fds)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
-        (os.POSIX_SPAWN_DUP2, stderr, 1),
-        (os.POSIX_SPAWN_DUP2, stderr, 2),
+        *((os.POSIX_SPAWN_DUP2, stderr, fd) for fd in (1, 2)),
     ]
-    for fd in (
-        _inheritable() - inherited
-    ):  # glibc refuses to close one in the child that is above the limit on open files
+    # glibc refuses to close one in the child that is above the limit on open files.
+    for fd in _inheritable() - inherited:
         os.set_inheritable(fd, False)
     try:
         with _parent_of(inherited):
@@ -330,9 +326,9 @@ def prepare(spec: DomainSpec, template: Template | None, wires: Wiring) -> Launc
     try:
         folder = wires.folder(template.folder)  # all files of one boot: another may be made in its place meanwhile
         disk = tuple(wires.disk(spec.disk).values())
-        state, ram = wires.open(folder / STATE), wires.open(folder / RAM)
+        state, ram, below = (wires.open(folder / name) for name in (STATE, RAM, DISK))
         seed = wires.open(folder / SEED) if spec.seed else -1
-        if not _is_same(disk[1:2], folder / DISK):
+        if not any(os.path.sameopenfile(fd, below) for fd in disk[1:2]):
             raise ImageCorrupt("another was made in its place meanwhile")
     except ImageCorrupt as exc:
         raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
@@ -348,13 +344,6 @@ def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
     spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
     seed = wires.open(spec.seed) if spec.seed else -1
     return Launch(spec, disk, "booting a template", ram, is_draft=True, seed=seed)
-
-
-def _is_same(opened: Sequence[int], path: Path) -> bool:
-    """Was this file opened, and is it there still?"""
-    with suppress(FileNotFoundError):
-        return any(os.path.samestat(os.fstat(fd), os.stat(path)) for fd in opened)
-    return False
 
 
 def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> None:

@@ -40,18 +40,20 @@ class Monitor:
         """Send without waiting. The future becomes what QEMU returns, or QmpError."""
         self._commands += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
-        answer.add_done_callback(_look)
         message = {"execute": command, "id": self._commands}
         if arguments:
             message["arguments"] = arguments
         if self._broken is not None:
-            answer.set_exception(self._broken)
+            settle(answer, self._broken)
             return answer
         self._pending[self._commands] = answer
         try:
-            self._write(json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n", fds)
+            line = json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+            sent = socket.send_fds(self._socket, [line], fds) if fds else self._socket.send(line)
+            if sent != len(line):  # half a command: nothing sensible can follow
+                self.fail(QmpTimeout("QEMU does not read its monitor"))
         except BlockingIOError:  # QEMU takes nothing any more: commands are small and the socket's buffer is not
-            self._settle(self._commands, QmpTimeout(f"QEMU does not read its monitor: {command} could not be sent"))
+            self._answered(self._commands, QmpTimeout(f"QEMU does not read its monitor: {command} could not be sent"))
         except OSError:
             pass  # QEMU is ending: its end, or the deadline, is the answer
         return answer
@@ -71,12 +73,7 @@ class Monitor:
         self._loop.remove_reader(self._socket)
         self._socket.close()
         for number in list(self._pending):
-            self._settle(number, error)
-
-    def _write(self, line: bytes, fds: Sequence[int]) -> None:
-        sent = socket.send_fds(self._socket, [line], fds) if fds else self._socket.send(line)
-        if sent != len(line):  # half a command: nothing sensible can follow
-            self.fail(QmpTimeout("QEMU does not read its monitor"))
+            self._answered(number, error)
 
     def drain(self) -> None:
         """Hear what QEMU said before it ended."""
@@ -117,23 +114,23 @@ class Monitor:
                 details = message.get("data")
                 self._on_event(name, details if isinstance(details, dict) else {})
             case {"return": value, "id": int(number)}:
-                self._settle(number, value)
+                self._answered(number, value)
             case {"error": {"class": str(kind), "desc": str(text)}, "id": int(number)}:
-                self._settle(number, QmpError(f"QEMU refused: {text} ({kind})"))
+                self._answered(number, QmpError(f"QEMU refused: {text} ({kind})"))
             case _:
                 self.fail(QmpError(f"QEMU's monitor sent what is not QMP: {bytes(line[:80])!r}"))
 
-    def _settle(self, number: int, value: Any) -> None:
-        answer = self._pending.pop(number, None)
-        if answer is None or answer.done():
-            return
-        if isinstance(value, BaseException):
-            answer.set_exception(value)
-        else:
-            answer.set_result(value)
+    def _answered(self, number: int, value: Any) -> None:
+        if (answer := self._pending.pop(number, None)) is not None:
+            settle(answer, value)
 
 
-def _look(answer: asyncio.Future[Any]) -> None:
-    """Pipelined commands may have nobody waiting: their errors are seen where the conversation is judged."""
-    if not answer.cancelled():
+def settle(answer: asyncio.Future[Any], value: Any) -> None:
+    """Whoever asked gets the value, or the error. Nobody may wait for it any more, or yet."""
+    if answer.done():
+        return
+    if isinstance(value, BaseException):
+        answer.set_exception(value)
         answer.exception()
+    else:
+        answer.set_result(value)

@@ -161,17 +161,10 @@ class TemplateStore:
 
     # -- unmaking ----------------------------------------------------------------------------------------------------
 
-    def remove(self, key: str) -> bool:
-        """Remove a template. True when there was one. Machines that run on it keep their files open."""
-        if not is_key(key):
-            return False
-        gone = self.path(key).exists()
-        remove_tree(self.path(key))
-        return gone
-
-    def abandon(self, key: str) -> None:
-        """Remove the draft, for who has its lock."""
-        remove_tree(self.draft(key))
+    def remove(self, key: str) -> None:
+        """Remove a template. Machines that run on it keep their files open."""
+        if is_key(key):
+            remove_tree(self.path(key))
 
     def abandoned(self) -> list[Path]:
         """Drafts that nobody works on."""

@@ -15,30 +15,28 @@ from belljar.errors import BelljarError, HostError, HypervisorError, NoMemory, T
 from belljar.host.commands import run_beside
 from belljar.host.files import no_space_as_error, read_capped, write_whole
 from belljar.host.threads import in_thread, wholly_in_thread
-from belljar.hypervisor import DomainSpec, Template
+from belljar.hypervisor import Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.cmdline import state_address
-from belljar.hypervisor.qemu.domain import QemuDomain
-from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore
+from belljar.hypervisor.qemu.domain import CAPABILITIES, QemuDomain
+from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore, key_of
 from belljar.model import MIB, SEED
 
-CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
 QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
 OVERLAY_TIMEOUT = 60.0
 LARGEST_SEED = 1 << 30
 
 
-async def make_overlay(path: Path, base: Path, size: int) -> None:
-    """An empty qcow2 disk of *size* bytes on top of *base*, which is not a link."""
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(path), str(size)]
+async def prepare(draft: Path, image_disk: Path, size: int, seed: Path | None) -> None:
+    """An empty qcow2 disk of *size* bytes on top of the image, and a copy of the disc that the clones' guests still see in its
+    drive."""
+    base = await in_thread(image_disk.resolve)
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(draft / DISK), str(size)]
     await run_beside(argv, timeout=OVERLAY_TIMEOUT)
-    os.chmod(path, 0o600)
-
-
-def keep_seed(path: Path, seed: Path) -> None:
-    """A copy of the disc that the clones' guests still see in its drive."""
-    with no_space_as_error(path):
-        write_whole(path, read_capped(seed, LARGEST_SEED))
+    os.chmod(draft / DISK, 0o600)
+    if seed is not None:
+        with no_space_as_error(draft):
+            await wholly_in_thread(lambda: write_whole(draft / SEED, read_capped(seed, LARGEST_SEED)))
 
 
 async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeout: float) -> None:
@@ -46,8 +44,7 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
     try:
         await domain.connect()
         await domain.pause()
-        capabilities = [{"capability": name, "state": True} for name in CAPABILITIES]
-        await domain.call("migrate-set-capabilities", {"capabilities": capabilities})
+        await domain.call("migrate-set-capabilities", CAPABILITIES)
         fd = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             file: int | str = STATE
@@ -69,16 +66,16 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
 
 
 async def publish(
-    store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, grows: Set[str], *, ram_is_read: bool,
-    is_open: bool = False,
-) -> Template:  # fmt: skip
+    store: TemplateStore, facts: Mapping[str, Any], grows: Set[str], *, ram_is_read: bool, is_open: bool = False
+) -> Template:
     """Sync its files, and give the template its name."""
     # Its backing file has the name the folder will have; nothing is opened here.
+    key = key_of(facts)
     base = str(store.path(key).resolve() / DISK)
     argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
     publishing = partial(store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open)
     try:
-        await run_beside([*argv, str(store.draft(key) / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
+        await run_beside([*argv, str(store.draft(key) / CLONE), str(facts["disk_size"])], timeout=OVERLAY_TIMEOUT)
         return await wholly_in_thread(publishing)
     except TemplateError:
         raise
@@ -95,28 +92,13 @@ OWNER = "owner"  # the one fact in which templates of several users differ
 
 def find_for_user(store: TemplateStore, facts: Mapping[str, Any]) -> Template | None:
     """A template of the site with these facts, whoever its QEMU ran as, that is whole and can be read by us."""
-    wanted = {name: value for name, value in facts.items() if name != OWNER}
-    try:
-        there = store.all()
-    except OSError:  # root's alone
-        return None
-    for one in there:
-        if {name: value for name, value in one.facts.items() if name != OWNER} == wanted and one.grows:
-            with suppress(BelljarError, OSError, ValueError, KeyError):
-                if store.find(one.key) is not None and os.access(one.folder / RAM, os.R_OK):
-                    return one
+    with suppress(OSError):  # root's alone
+        for template in store.all():
+            if template.grows and {**template.facts, OWNER: None} == {**facts, OWNER: None}:
+                with suppress(BelljarError):
+                    if store.find(template.key) and os.access(template.folder / RAM, os.R_OK):
+                        return template
     return None
-
-
-async def adopt(
-    site: TemplateStore, template: Template, store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec,
-    *, ram_is_read: bool,
-) -> Template:  # fmt: skip
-    """A copy of the site's template in a user's own store. Raises TemplateError, NoSpace."""
-    booted = spec.of_template
-    draft = await wholly_in_thread(lambda: store.begin(key, booted.memory, spec.owner))
-    await wholly_in_thread(lambda: copy(site, template, draft))
-    return await publish(store, key, facts, booted, template.grows, ram_is_read=ram_is_read)
 
 
 def copy(site: TemplateStore, template: Template, draft: Path) -> None:
