@@ -51,7 +51,7 @@ class GridEngine(Dialect):
             raise NotInAJob("no job of Grid Engine: started without JOB_ID and SGE_STARTER_SHELL_PATH")
         task = task if task.isdecimal() else ""
         folder = env.get("SGE_JOB_SPOOL_DIR", b"")
-        spool = _spool(here, folder)
+        spool = spool_config(here.peek(folder and folder + b"/config"))
         binary = is_binary(env, spool)
         slots = whole(spool.get("host_slots", b"").decode("latin-1")) or whole(here.var("NSLOTS")) or 1
         return Job(
@@ -126,13 +126,6 @@ class GridEngine(Dialect):
         if not number.isdecimal():
             raise NotInAJob("no job of Grid Engine: the hook's line must end with $job_id $ja_task_id $job_owner")
         return f"{number}.{task}" if task.isdecimal() and task != "0" else number, owner
-
-
-def _spool(here: Surroundings, folder: bytes) -> dict[str, bytes]:
-    try:
-        return spool_config(here.read(folder + b"/config")) if folder else {}
-    except OSError:
-        return {}
 
 
 def _staged(env: Mapping[str, bytes], folder: bytes) -> Staged:

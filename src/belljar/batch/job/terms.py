@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +32,12 @@ class Surroundings:
         """A variable's value as text, "" where it is not set. The first one counts, as for getenv."""
         key = name.encode()
         return next((value for other, value in self.env if other == key), b"").decode("utf-8", "surrogateescape")
+
+    def peek(self, path: bytes) -> bytes:
+        """A small file; empty where there is none, or none that can be read."""
+        with suppress(OSError):
+            return self.read(path) if path else b""
+        return b""
 
 
 @dataclass(frozen=True)

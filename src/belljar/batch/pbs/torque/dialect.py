@@ -16,6 +16,7 @@ A job asks for its image by a variable: `qsub -v VM_IMAGE=NAME`. What it asks fo
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -120,10 +121,7 @@ def _is_login(here: Surroundings, interactive: bool) -> bool:
     """What pbs_mom's configuration says of login shells; where it cannot be read, what it does by itself."""
     key = b"$source_login_interactive" if interactive else b"$source_login_batch"
     home = here.var("PBS_NODEFILE").partition("/aux/")[0]
-    try:
-        text = here.read(home.encode("utf-8", "surrogateescape") + b"/mom_priv/config") if home else b""
-    except OSError:
-        return True
+    text = here.peek(os.fsencode(home and f"{home}/mom_priv/config"))
     values = [words[1] for words in map(bytes.split, text.splitlines()) if len(words) > 1 and words[0] == key]
     return not values or values[-1].decode("ascii", "replace").lower() not in NO
 
@@ -131,10 +129,7 @@ def _is_login(here: Surroundings, interactive: bool) -> bool:
 def _record(here: Surroundings) -> tuple[dict[str, str], str]:
     """(what the job asked for with -l, its queue), as the prologue wrote them down; nothing where it did not."""
     path = here.var("PBS_NODEFILE")
-    try:
-        text = here.read(path.encode("utf-8", "surrogateescape") + RECORD.encode()) if path.startswith("/") else b""
-    except OSError:
-        return {}, ""
+    text = here.peek(os.fsencode(path + RECORD)) if path.startswith("/") else b""
     asked, _, queue = text.decode("utf-8", "replace").partition("\n")
     pairs = (word.partition("=") for word in asked.split(","))
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}, queue.strip()
