@@ -90,7 +90,7 @@ class Job:
         False  # what a start writes to its standard error is there at the end, beside that of later ones
     )
     failed_starts: int = 0  # for lack of a machine, as the system's own record of the job has it (`Dialect.counted`)
-    reruns: bool = False  # the system would start it again although its payload had begun
+    reruns: bool = True  # the system would start it again although its payload had begun
     answer: bytes = b""  # the file, or folder, where the system looks for what became of the job
     comment: str | None = None  # as the system has it; None where it was not asked, or has none
     ask_env: tuple[str, ...] = ()  # `NAME=VALUE` each, by which the system's own commands find it

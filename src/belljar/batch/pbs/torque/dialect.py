@@ -63,6 +63,7 @@ class Torque(common.Pbs):
             image=here.var("VM_IMAGE"), native=command, inside=command, script=script, cpus=cpus,
             memory=_memory(asked, nodes, cpus or 1), disk=size(here.var("VM_DISK") or asked.get("file", "")),
             wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None, lingers=True,
+            reruns=False,  # unless the server says so
             grace=max(KILL_DELAY - 2, LEAST_GRACE), staged=common.staged(here),
         )  # fmt: skip
 
@@ -71,7 +72,7 @@ class Torque(common.Pbs):
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or (verdict.has_begun(outcome) and not job.reruns):
+        if verdict_ is Verdict.FAIL:
             return fail
         if verdict_ is Verdict.HOLD:
             command: tuple[str, ...] = ("qhold", "-h", "u", job.id)
