@@ -91,9 +91,11 @@ def test_check_proves_a_join_with_a_tiny_machine(worker: Worker, tmp_path: Path)
     assert "it did not join within 30 s" in foreign["a machine joins"], foreign
     nowhere = checked(worker, "--join", **here, hosts=f'["10.99.0.77 {os.uname().nodename}"]', join="30")
     assert list(nowhere) == ["a machine joins"], nowhere
+    elsewhere = checked(worker, "--join", **here, feature='"other"', join="30")
+    assert elsewhere == {"a machine joins": "its node is not in partition belljar"}, elsewhere
     assert set(worker.slurm.nodes()) == {BAIT, "bait2"} and worker.belljar.leftovers() == []
-    wrong = checked(worker, max_cpus="999", shares='["/nowhere/at/all:rw"]', feature='"other"')
-    assert set(wrong) == {"max_cpus", "share /nowhere/at/all", "partition belljar"}, wrong
+    wrong = checked(worker, max_cpus="999", shares='["/nowhere/at/all:rw"]')
+    assert set(wrong) == {"max_cpus", "share /nowhere/at/all"}, wrong
 
 
 def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Worker) -> None:

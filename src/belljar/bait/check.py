@@ -18,7 +18,7 @@ from belljar.findings import Finding, fail_if
 from belljar.host.commands import run, which
 from belljar.host.files import read_capped
 from belljar.model import MIB, Share
-from belljar.pool import Member, NodeState, Pool, fitness_of
+from belljar.pool import Member, NodeState, Pool
 from belljar.records import replace
 
 LEAST_SECRET = 32  # bytes, as munge has it
@@ -54,8 +54,7 @@ def needs(
     yield fail_if("conf", wrong, "Name the system's settings in bait.toml: `conf`.")
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
     try:
-        of_system = fitness_of(settings.system)
-        yield from of_system(pool.nodes, ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
+        yield from pool.nodes.needs(ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
     except (BelljarError, ValueError) as exc:
         why = str(getattr(exc, "message", exc)).replace("\n", " ")
         yield fail_if(settings.system, why, "Is it there, and does it answer on this host?")

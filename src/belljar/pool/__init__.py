@@ -1,7 +1,6 @@
 """The door of the pool room: a batch system seen from outside, its jobs and its nodes. Nothing here runs a command.
 
     load(name)         a Pool, where belljar can add worker nodes: client.py and nodes.py in the system's folder   terms.py
-    fitness_of(name)   what a bait needs there: fitness.py in the system's folder
     pilots_of(name)    Pilots, where belljar can submit jobs of its own: pilots.py in the system's folder          pilots.py
 
 `batch/` is about one job that belljar was started for; this is about all of them, for a policy that works beside the batch system and
@@ -10,14 +9,12 @@ owns none of its jobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from importlib import import_module
 from types import ModuleType
 from typing import cast
 
 from belljar import batch
 from belljar.errors import BadOption
-from belljar.findings import Finding
 from belljar.pool.pilots import NamedJob, PilotJob, Pilots
 from belljar.pool.terms import (
     UNFIT_CODE,
@@ -33,7 +30,7 @@ from belljar.pool.terms import (
     node_of,
 )  # fmt: skip
 
-__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "NodeState", "NodeView", "PilotJob", "Pilots", "Pool", "Revoked", "fitness_of", "load", "machine_of",
+__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "NodeState", "NodeView", "PilotJob", "Pilots", "Pool", "Revoked", "load", "machine_of",
            "node_of", "pilots_of"]  # fmt: skip
 
 
@@ -45,14 +42,6 @@ def load(name: str) -> Pool:
 def pilots_of(name: str) -> Pilots:
     """How jobs of our own are started in this system. Raises BadOption where that is not built."""
     return cast("Pilots", _module(name, "pilots", "it cannot run pilots yet").PILOTS)
-
-
-def fitness_of(name: str) -> Callable[..., Iterable[Finding]]:
-    """Can machines join this system, and baits take jobs for them? fitness.py in its folder: `needs`."""
-    return cast(
-        "Callable[..., Iterable[Finding]]",
-        _module(name, "fitness", "belljar adds no worker nodes to this system").needs,
-    )
 
 
 def _module(name: str, file: str, lack: str) -> ModuleType:

@@ -71,6 +71,7 @@ class Pilots(Protocol):
 
     quantum: int  # seconds: a job's limit is a multiple of it
     notice: float  # seconds between TERM, or its like, and KILL, where the site set no other time
+    limits: Command  # tells what queues allow
 
     def submit(self, job: PilotJob, script: str) -> Command:
         """*script*: path of a file with `script(job)`. Raises ValueError for what the system cannot be asked."""
@@ -82,9 +83,6 @@ class Pilots(Protocol):
     def cancel(self, job: JobId) -> Command: ...
     def extend(self, job: JobId, seconds: float) -> Command:
         """A running job's limit is this now. Raises ValueError where a system cannot do that."""
-
-    def limits(self) -> Command:
-        """The command that tells what queues allow."""
 
     def longest(self, printed: bytes, queue: str) -> float | None:
         """Seconds that a job may have in this queue ("": that of a job which names none). None: as long as it likes, or it is not told."""

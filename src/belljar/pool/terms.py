@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
+from belljar.findings import Finding
 from belljar.model import PlainFile
 from belljar.records import dataclass, field
 
 JobId = str  # as the system's own commands take it: "4711", "4711_3", "4711.3"
 Command = tuple[str, ...]
+Ask = Callable[..., str]  # what a command prints; raises BelljarError
 LARGEST_ANSWER = 64 << 20  # bytes of one list
 UNFIT_CODE = 78  # a joining script's exit code where its image cannot join, as it says in a line on stderr; EX_CONFIG of sysexits.h
 NODE_FORM = re.compile(r"vm([0-9a-f]{12})x")
@@ -56,6 +58,7 @@ class JobView:
     wants: tuple[str, ...] = ()  # the nodes without which it does not start
     array: tuple[str, str] = ("", "")  # the array's id, and the task's
     number: str = ""  # as hooks on a node know it
+    name: str = ""  # whole; "" where it is not asked for
     starts: int = 0  # how often it was requeued
     reason: str = ""  # why it waits, in the system's words
     is_held_by_user: bool = False  # and its user may release it
@@ -233,6 +236,12 @@ class Nodes(Protocol):
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*, *text*: the system's settings on this host."""
+
+    def needs(
+        self, ask: Ask, conf: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
+    ) -> Iterable[Finding]:  # fmt: skip
+        """Can machines join, and baits of these names take jobs for them? *conf*: the text of the system's settings; *hosts*: lines for a
+        machine's /etc/hosts. Raises BelljarError where the system does not answer."""
 
 
 @dataclass(frozen=True)

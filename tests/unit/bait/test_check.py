@@ -14,7 +14,7 @@ from belljar.errors import CommandFailed
 from belljar.findings import fail
 from belljar.model import Share
 from belljar.pool import Member, load
-from belljar.pool.slurm import fitness
+from belljar.pool.slurm.nodes import head
 
 POOL = load("slurm")
 RECORDINGS = Path(__file__).parents[2] / "recordings/slurm"
@@ -36,7 +36,7 @@ def slurm(config: str = CONFIG, partition: str = PARTITION) -> Callable[..., str
 
 
 def wrong(ask: Callable[..., str], conf: str = "SlurmctldHost=head(10.0.0.1)", *hosts: str) -> dict[str, str]:
-    found = list(fitness.needs(POOL.nodes, ask, conf, ("bait1",), "belljar", "belljar", hosts))
+    found = list(POOL.nodes.needs(ask, conf, ("bait1",), "belljar", "belljar", hosts))
     assert all(finding.remedy for finding in found if not finding.is_good)
     return {finding.name: finding.text for finding in found if finding.text}
 
@@ -81,7 +81,7 @@ def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know
     prolog.write_text("exit 0\n")
     found = wrong(slurm(said(Prolog=str(prolog))))
     assert found == {"Prolog": f"{prolog} has no `belljar bait arrive`: jobs would run on the bait itself"}
-    other = list(fitness.needs(POOL.nodes, slurm(), "", ("wn7",), "belljar", "belljar", ()))
+    other = list(POOL.nodes.needs(slurm(), "", ("wn7",), "belljar", "belljar", ()))
     assert (
         fail(
             "bait wn7",
@@ -123,7 +123,7 @@ def test_a_machine_has_to_find_slurmctld(
         return known[name]
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    assert fitness.head(conf, hosts).text == what
+    assert head(conf, hosts).text == what
 
 
 @pytest.mark.parametrize(

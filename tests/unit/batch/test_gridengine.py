@@ -200,13 +200,6 @@ def test_a_hold_shows_its_reason_in_the_error_state() -> None:
     assert plain.otherwise == Ending(exit_code=100)
 
 
-def test_what_had_begun_is_run_again_only_where_the_user_said_so() -> None:
-    lost = failure(phases={"boot": 1.0, "run": 2.0})
-    assert told(Verdict.REQUEUE, lost, reruns=False).exit_code == 125
-    assert told(Verdict.REQUEUE, lost, reruns=True).exit_code == 99
-    assert told(Verdict.REQUEUE, failure(phases={"boot": 1.0}), reruns=False).exit_code == 99
-
-
 def test_a_fault_of_the_users_fails() -> None:
     assert told(Verdict.FAIL, failure(OutcomeClass.USER)) == Ending(exit_code=125)
 

@@ -247,6 +247,13 @@ def test_the_verdict(end: Outcome, tries: int, verdict: Verdict) -> None:
     assert judge(end, JOB, tries, Settings()) is verdict
 
 
+def test_what_had_begun_is_run_again_only_where_its_system_would() -> None:
+    lost = outcome(Cause.GUEST_LOST, OutcomeClass.TRANSIENT, phases={"boot": 1.0, "run": 2.0})
+    assert judge(lost, replace(JOB, reruns=False), 1, Settings()) is Verdict.FAIL
+    assert judge(lost, replace(JOB, reruns=True), 1, Settings()) is Verdict.REQUEUE
+    assert judge(replace(lost, phases={"boot": 1.0}), replace(JOB, reruns=False), 1, Settings()) is Verdict.REQUEUE
+
+
 @pytest.mark.parametrize("retries", [0, 1])
 def test_the_bound_holds_for_sites_that_want_no_second_try(retries: int) -> None:
     end = outcome(Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)

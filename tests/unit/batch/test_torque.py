@@ -9,6 +9,7 @@ from tests.unit.batch.pbs_recordings import FOLDER, made, recorded
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Job, Verdict
+from belljar.batch.job.verdict import judge
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, Torque
 from belljar.errors import NotInAJob
 from belljar.model import GIB, Cause, Outcome, OutcomeClass
@@ -212,7 +213,7 @@ def test_a_job_that_had_begun_is_given_back_where_the_server_says_it_may_begin_a
     begun = replace(NOTHING, phases={"run": 3.0})
     dialect, job = Torque(), read(b"/bin/bash", SCRIPT)
     job = dialect.counted(job, b"Job Id: 7.srv\n    " + answer + b"\n    start_count = 1\n")
-    assert (dialect.tell(job, Verdict.REQUEUE, begun, 1, Settings()).signal == 63) is again
+    assert (judge(begun, job, 1, Settings()) is Verdict.REQUEUE) is again
     assert dialect.tell(job, Verdict.REQUEUE, NOTHING, 1, Settings()).signal == 63
 
 

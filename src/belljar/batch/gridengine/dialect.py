@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
-from belljar.batch.job.verdict import delay, has_begun, mirror, why
+from belljar.batch.job.verdict import delay, mirror, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
 from belljar.records import replace
@@ -51,7 +51,7 @@ class GridEngine(Dialect):
             raise NotInAJob("no job of Grid Engine: started without JOB_ID and SGE_STARTER_SHELL_PATH")
         task = task if task.isdecimal() else ""
         folder = env.get("SGE_JOB_SPOOL_DIR", b"")
-        spool = _spool(here, folder)
+        spool = spool_config(here.peek(folder and folder + b"/config"))
         binary = is_binary(env, spool)
         slots = whole(spool.get("host_slots", b"").decode("latin-1")) or whole(here.var("NSLOTS")) or 1
         return Job(
@@ -61,18 +61,13 @@ class GridEngine(Dialect):
             cpus=slots, memory=_memory(here, spool, slots), disk=memory(here.var(DISK)),
             wall=seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
             redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=notice(spool),
-            answer=folder + b"/error" if folder else b"", reruns=here.var(RERUN) == "y",
+            answer=folder + b"/error" if folder else b"", reruns=here.var(RERUN) == "y",  # as Grid Engine itself does it: `-r y`
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """As Grid Engine itself does it, a job that had begun is run again only if it was submitted with `-r y`."""
-        if verdict is Verdict.MIRROR and outcome.error in UNSTARTED:
-            return _hold(job, why(outcome, tries, verdict, settings))
-        if verdict is Verdict.MIRROR:
-            return mirror(outcome, KILL)
-        if verdict is not Verdict.FAIL and has_begun(outcome) and not job.reruns:
-            return Ending(exit_code=OUR_FAILURE)
         reason = why(outcome, tries, verdict, settings)
+        if verdict is Verdict.MIRROR:
+            return _hold(job, reason) if outcome.error in UNSTARTED else mirror(outcome, KILL)
         if verdict is Verdict.REQUEUE:
             return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
         return _hold(job, reason) if verdict is Verdict.HOLD else Ending(exit_code=OUR_FAILURE)
@@ -126,13 +121,6 @@ class GridEngine(Dialect):
         if not number.isdecimal():
             raise NotInAJob("no job of Grid Engine: the hook's line must end with $job_id $ja_task_id $job_owner")
         return f"{number}.{task}" if task.isdecimal() and task != "0" else number, owner
-
-
-def _spool(here: Surroundings, folder: bytes) -> dict[str, bytes]:
-    try:
-        return spool_config(here.read(folder + b"/config")) if folder else {}
-    except OSError:
-        return {}
 
 
 def _staged(env: Mapping[str, bytes], folder: bytes) -> Staged:

@@ -58,7 +58,7 @@ class HTCondor(Dialect):
         cluster, proc = ad.number("ClusterId"), ad.number("ProcId")
         if cluster is None or proc is None:
             raise NotInAJob(f"{here.var(JOB_AD)}: holds no ClusterId and ProcId")
-        slot = _slot(here)
+        slot = parse(here.peek(os.fsencode(here.var(MACHINE_AD))))  # what it really has, and its limits are made from
         chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
         starts = ad.number("NumShadowStarts") or 1  # this one counted
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
@@ -142,14 +142,6 @@ def image_of(ad: Ad) -> str:
     if isinstance(value, Expression):
         return value.text
     return "" if value is None else str(value)
-
-
-def _slot(here: Surroundings) -> Ad:
-    """The machine's ad: what this slot really has, and what its limits are made from."""
-    try:
-        return parse(here.read(os.fsencode(here.var(MACHINE_AD)))) if here.var(MACHINE_AD) else Ad({})
-    except OSError:
-        return Ad({})
 
 
 def size_of(slot: Ad, name: str, ad: Ad, asked: str, unit: int) -> int | None:

@@ -114,21 +114,14 @@ def run(call: Call) -> int:
 
 
 def prepare(data: bytes, user: str, groups: Collection[str], settings: Settings) -> bytes:
-    """What to print for a job's ad: nothing, or why it is to be held."""
+    """What to print for a job's ad: nothing, or why it is to be held. A job without an image is not looked at."""
     ad = parse(data)
+    queue, memory = ad.text("AcctGroup"), size_of(Ad({}), "", ad, "RequestMemory", MIB)
     try:
-        check(ad, user, groups, settings)
+        if image := policy.image_for(image_of(ad), queue, settings):
+            policy.check_allowed(image, policy.Asker(user, groups, queue), settings)
+            policy.check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings, ad.number("RequestGPUs") or 0)
     except BelljarError as exc:
-        sentence = string(f"belljar: {exc.message}. {exc.hint}")
-        return f"HookStatusCode = {HOLD}\nHookStatusMessage = {sentence}\n".encode()
+        reason = string(f"belljar: {exc.message}. {exc.hint}")
+        return f"HookStatusCode = {HOLD}\nHookStatusMessage = {reason}\n".encode()
     return b""
-
-
-def check(ad: Ad, user: str, groups: Collection[str], settings: Settings) -> None:
-    """Raises ImageNotAllowed, OverLimit. A job without an image is not looked at."""
-    queue = ad.text("AcctGroup")
-    image = policy.image_for(image_of(ad), queue, settings)
-    if image:
-        policy.check_allowed(image, policy.Asker(user, groups, queue), settings)
-        memory = size_of(Ad({}), "", ad, "RequestMemory", MIB)
-        policy.check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings, ad.number("RequestGPUs") or 0)

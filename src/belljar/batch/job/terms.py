@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +32,12 @@ class Surroundings:
         """A variable's value as text, "" where it is not set. The first one counts, as for getenv."""
         key = name.encode()
         return next((value for other, value in self.env if other == key), b"").decode("utf-8", "surrogateescape")
+
+    def peek(self, path: bytes) -> bytes:
+        """A small file; empty where there is none, or none that can be read."""
+        with suppress(OSError):
+            return self.read(path) if path else b""
+        return b""
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Job:
         False  # what a start writes to its standard error is there at the end, beside that of later ones
     )
     failed_starts: int = 0  # for lack of a machine, as the system's own record of the job has it (`Dialect.counted`)
-    reruns: bool = False  # the system would start it again although its payload had begun
+    reruns: bool = True  # the system would start it again although its payload had begun
     answer: bytes = b""  # the file, or folder, where the system looks for what became of the job
     comment: str | None = None  # as the system has it; None where it was not asked, or has none
     ask_env: tuple[str, ...] = ()  # `NAME=VALUE` each, by which the system's own commands find it

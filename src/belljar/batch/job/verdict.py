@@ -29,7 +29,7 @@ def judge(outcome: Outcome, job: Job, tries: int, settings: Settings) -> Verdict
     if outcome.klass not in AGAIN:
         is_lost = outcome.klass is OutcomeClass.PAYLOAD and not outcome.payload_ran
         return Verdict.FAIL if is_lost or outcome.klass is OutcomeClass.USER else Verdict.MIRROR
-    if outcome.payload_ran:
+    if outcome.payload_ran or (has_begun(outcome) and not job.reruns):
         return Verdict.FAIL
     return Verdict.HOLD if tries >= max(settings.retries, 1) else Verdict.REQUEUE
 

@@ -1,6 +1,10 @@
-"""Sizes as PBS writes them. `batch install openpbs` puts this very text before its hooks, so it is written for Python 3.5."""
+"""Sizes and selections as PBS writes them. `batch install openpbs` puts this very text before its hooks, so it is written for Python 3.5."""
 
 import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)", re.IGNORECASE)
 POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
@@ -13,3 +17,16 @@ def size(text: str) -> "int | None":
     if match is None:
         return None
     return int(match.group(1)) * (WORD if match.group(3).lower() == "w" else 1) << POWERS[match.group(2).lower()]
+
+
+def chunks(selection: object) -> "list[dict[str, str]]":
+    """The resources of each chunk, by name; one chunk without any where nothing is selected."""
+    texts = str(selection or "").split("+")
+    words = [[word.partition("=") for word in text.split(":") if "=" in word] for text in texts]
+    return [dict((name, value.strip("\"'")) for name, _, value in chunk) for chunk in words]
+
+
+def asked(job: "Any", name: str, selection: object) -> str:
+    """A resource as the whole job asks for it, or the first chunk of its selection; "" where neither does."""
+    value = job.Resource_List[name]
+    return str(value) if value else chunks(selection)[0].get(name, "")

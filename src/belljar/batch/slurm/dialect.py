@@ -45,7 +45,7 @@ class Slurm(Dialect):
         if not raw.isdecimal() or not here.argv:
             raise NotInAJob("SLURM_JOB_ID and a script are not there: this is not a batch job of Slurm")
         script, image = here.argv[0], here.options.get("image", "")
-        text = _opening(here, script)
+        text = here.peek(script)[:1024]
         is_redirected = bool(here.options) and text.startswith(b"#!") and b" --" in text.partition(b"\n")[0]
         ident = _ident(here, raw)
         cpus = whole(here.var("SLURM_CPUS_ON_NODE"))
@@ -132,13 +132,6 @@ class Slurm(Dialect):
 DIALECT = Slurm()
 
 
-def _opening(here: Surroundings, script: bytes) -> bytes:
-    try:
-        return here.read(script)[:1024]
-    except OSError:
-        return b""
-
-
 def _ident(here: Surroundings, raw: str) -> str:
     """`A_T` for a task of an array: its last task has the array's own id, and commands given that one mean all. A job
     submitted from inside a task inherits SLURM_ARRAY_* (22.05), so the word of the redirect counts."""
@@ -159,10 +152,7 @@ def _native(argv: tuple[bytes, ...], text: bytes) -> Command:
 
 def _memory(here: Surroundings, cpus: int) -> int | None:
     """slurmstepd sets it as RLIMIT_RSS, which no inherited variable can change; else the smaller of the variables."""
-    try:
-        limit = re.search(rb"^Max resident set\s+\S+\s+(\S+)", here.read(LIMITS), re.MULTILINE)
-    except OSError:
-        limit = None
+    limit = re.search(rb"^Max resident set\s+\S+\s+(\S+)", here.peek(LIMITS), re.MULTILINE)
     if limit and limit[1].isdigit():
         return int(limit[1])
     per_node, per_cpu = whole(here.var("SLURM_MEM_PER_NODE")), whole(here.var("SLURM_MEM_PER_CPU"))

@@ -63,7 +63,7 @@ class Jobs:
         now = asyncio.get_running_loop().time()
         if now - self._learned >= LIMITS:
             self._learned = now
-            self._queues = await self._command(self._pilots.limits())
+            self._queues = await self._command(self._pilots.limits)
 
     def queue(self, name: str) -> Queue:
         return Queue(self._pilots.longest(self._queues, name), self._pilots.quantum)

@@ -93,7 +93,7 @@ def _jobs(entry: str, bait: str) -> list[JobView]:
             id=f"{number}.{task}" if task else number, state=_state(letters), owner=_name(_one(entry, "JB_owner")),
             queue=_name(queue or _one(entry, "hard_req_queue").partition("@")[0]), image=image if NAME.fullmatch(image) else "",
             cpus=slots, memory=size * slots, on=(on,) if NAME.fullmatch(on) else (),
-            array=(number, task) if task else ("", ""), number=number, starts=1 if "R" in letters else 0, reason=one_line(letters),
+            array=(number, task) if task else ("", ""), number=number, name=_one(entry, "full_job_name"), starts=1 if "R" in letters else 0, reason=one_line(letters),
         )
         for task in tasks
     ]  # fmt: skip

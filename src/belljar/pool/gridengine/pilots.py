@@ -18,6 +18,7 @@ NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR
 class GridEnginePilots(Pilots):
     quantum = 1
     notice = NOTIFY
+    limits = ("qconf", "-sq", "*")
 
     def submit(self, job: PilotJob, script: str) -> Command:
         """Memory counts for each slot; it does not limit address space (h_vmem), of which QEMU takes more than it uses. More than one
@@ -59,9 +60,6 @@ class GridEnginePilots(Pilots):
     def extend(self, job: JobId, seconds: float) -> Command:
         raise ValueError("Grid Engine does not change the limit of a running job")
 
-    def limits(self) -> Command:
-        return ("qconf", "-sq", "*")
-
     def longest(self, printed: bytes, queue: str) -> float | None:
         """A job that names no queue may start in any: the longest counts. What a host of a queue has of its own does not."""
         text = printed[:LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
@@ -73,17 +71,10 @@ class GridEnginePilots(Pilots):
         return ("qstat", "-u", account(), "-r", "-xml")
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
-        """A name is whole only in `full_job_name`."""
-        views, names = CLIENT.jobs(printed, ""), dict[str, str]()
-        for entry in printed.decode("utf-8", "replace").split("<job_list")[1:]:
-            number = re.search(r"<JB_job_number>([0-9]+)<", entry)
-            name = re.search(r"<full_job_name>([^<]*)<", entry)
-            if number and name:
-                names[number[1]] = name[1].strip()
         return tuple(
-            NamedJob(names[job.number], job.id, job.state, job.reason)
-            for job in views.values()
-            if NAME.fullmatch(names.get(job.number, "")) and job.owner == account()
+            NamedJob(job.name, job.id, job.state, job.reason)
+            for job in CLIENT.jobs(printed, "").values()
+            if NAME.fullmatch(job.name) and job.owner == account()
         )
 
 

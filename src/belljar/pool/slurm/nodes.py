@@ -10,12 +10,17 @@ deleted while it still sent something there.
 from __future__ import annotations
 
 import re
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
+from belljar.errors import BelljarError
+from belljar.findings import Finding, fail_if
 from belljar.model import MIB, PlainFile
 from belljar.pool.slurm.client import CLIENT
-from belljar.pool.terms import LARGEST_ANSWER, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
+from belljar.pool.terms import LARGEST_ANSWER, Ask, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
 
 OURS = "belljar:"
 # `State=` is one base state and flags. https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
@@ -40,6 +45,9 @@ Epilog=/run/belljar/epilog
 # slurmd wants control groups whatever it tracks processes by, and there is no systemd to ask for them.
 CGROUPS = b"CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
 
+MOST_OF_A_SCRIPT = 1 << 20
+ON_ITSELF = "jobs would run on the bait itself"
+HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:\(([^)\s]+)\))?")
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
@@ -96,8 +104,6 @@ class SlurmNodes(Nodes):
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
-        from belljar.pool.slurm.fitness import heads
-
         known, addresses = member.hosts.split(), heads(text.decode("utf-8", "replace"), ()).items()
         resolved = (f"{it} {name}" for name, it in addresses if name not in (*known, it) and it[:4] not in ("", "127."))
         conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
@@ -110,6 +116,29 @@ class SlurmNodes(Nodes):
             PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
         return member.joining(JOIN, env, files=files)
+
+    def needs(
+        self, ask: Ask, conf: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
+    ) -> Iterator[Finding]:  # fmt: skip
+        """What a machine that joins (`bait check --join`) does not prove by itself, or would not explain. Raises BelljarError where slurmctld
+        does not answer."""
+        wrong = "it includes other files, which machines do not get" if re.search(r"(?im)^\s*include\s", conf) else ""
+        yield fail_if("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
+        yield head(conf, hosts)
+        known = self.nodes(ask(*self.query()).encode())
+        config = settings_of(ask("scontrol", "show", "config"))
+        for name in baits:
+            wrong = "" if name in known else "slurmctld knows no such node"
+            yield fail_if(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
+        most = config.get("MaxNodeCount", "")
+        wrong = (
+            "" if most.isdigit() and int(most) > len(known) else f"{most or 'not told'}: no node can join {len(known)}"
+        )
+        yield fail_if("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
+        wrong = _prolog(config.get("Prolog", "(null)"))
+        yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
+        line = f"NodeSet={queue} Feature={feature} and PartitionName={queue} Nodes={queue} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"
+        yield fail_if(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
@@ -150,6 +179,55 @@ def _state(text: str) -> NodeState:
     if is_closed:
         return NodeState.OUT
     return NodeState.AWAY if flags & ABSENT or "*" in text else NodeState.IDLE
+
+
+def head(conf: str, hosts: tuple[str, ...]) -> Finding:
+    """A machine finds slurmctld by the address in slurm.conf, or by a line of its own /etc/hosts."""
+    addresses = heads(conf, hosts)
+    wrong = "" if addresses else "slurm.conf names none"
+    for name, address in addresses.items():
+        wrong = wrong or ("" if address else f"{name}: this host knows no address of it")
+        if address.startswith("127."):
+            wrong = f"{name} is {address}: a machine would look in itself"
+    name = next(iter(addresses), "NAME")
+    return fail_if("SlurmctldHost", wrong, f'In bait.toml: hosts = ["ADDRESS {name}"], as machines reach it.')
+
+
+def heads(conf: str, hosts: Iterable[str]) -> dict[str, str]:
+    """slurmctld's hosts, with their addresses: by these lines, else as this host resolves them; "" where it cannot."""
+    addresses = {name: line.split()[0] for line in hosts for name in line.split()[1:]}
+    for name, address in re.findall(HEAD, conf):
+        with suppress(OSError):
+            addresses.setdefault(address or name, socket.gethostbyname(address or name))
+    return {address or name: addresses.get(address or name, "") for name, address in re.findall(HEAD, conf)}
+
+
+def settings_of(printed: str) -> dict[str, str]:
+    """`Key = value` of `scontrol show config`; of a key with numbers, the first."""
+    rows = re.findall(r"(?m)^(\w+)(?:\[\d+\])?\s*= (.*)$", printed)
+    return {key: value.strip() for key, value in reversed(rows)}
+
+
+def _prolog(path: str) -> str:
+    if path == "(null)":
+        return f"slurm.conf names none: {ON_ITSELF}"
+    if path.endswith("*"):  # several, of which each may be ours
+        return ""
+    try:
+        with open(path, "rb") as file:
+            has_it = b"bait arrive" in file.read(MOST_OF_A_SCRIPT)
+            return "" if has_it else f"{path} has no `belljar bait arrive`: {ON_ITSELF}"
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+
+
+def _partition(ask: Ask, queue: str) -> str:
+    try:
+        line = ask("scontrol", "--oneliner", "--all", "show", "partition", queue)
+    except BelljarError:
+        return "slurmctld knows no such partition"
+    is_exclusive = "OverSubscribe=EXCLUSIVE" in line.split()
+    return "" if is_exclusive else "OverSubscribe is not EXCLUSIVE: another job could come onto a job's node"
 
 
 POOL = Pool(CLIENT, SlurmNodes())

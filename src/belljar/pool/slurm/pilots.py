@@ -20,6 +20,7 @@ PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"  # of a pi
 class SlurmPilots(Pilots):
     quantum = 60  # https://slurm.schedmd.com/sbatch.html#OPT_time: seconds are rounded up to a minute
     notice = KILL_WAIT
+    limits = ("scontrol", "show", "partition", "--oneliner")
 
     def submit(self, job: PilotJob, script: str) -> Command:
         words = {
@@ -45,9 +46,6 @@ class SlurmPilots(Pilots):
     def extend(self, job: JobId, seconds: float) -> Command:
         """Operators alone may. https://slurm.schedmd.com/scontrol.html#OPT_TimeLimit"""
         return ("scontrol", "update", f"JobId={job}", f"TimeLimit={-(-int(seconds) // 60)}")
-
-    def limits(self) -> Command:
-        return ("scontrol", "show", "partition", "--oneliner")
 
     def longest(self, printed: bytes, queue: str) -> float | None:
         """Of several partitions, `a,b`, a job may start in any: the longest counts."""

@@ -38,23 +38,12 @@ def settings():
         return json.load(file)
 
 
-def chunk(job):
-    """The resources of the first chunk of a job's selection, by name."""
-    text = str(job.schedselect or "").split("+")[0]
-    words = [word.partition("=") for word in text.split(":") if "=" in word]
-    return dict((name, value.strip("\"'")) for name, _, value in words)
-
-
-def asked(job, name):
-    """A resource as the whole job asks for it, or its first chunk; "" where neither does."""
-    value = job.Resource_List[name]
-    return str(value) if value else chunk(job).get(name, "")
-
-
 def image_of(job, config):
     """The image this job is to have, or "" for none. The wrapper judges whether it may have it."""
     queue = str(job.queue.name) if job.queue else ""
-    return chosen(asked(job, "vm_image"), queue, config.get("queue_images", {}), config.get("default_image", ""))
+    return chosen(
+        asked(job, "vm_image", job.schedselect), queue, config.get("queue_images", {}), config.get("default_image", "")
+    )
 
 
 def seconds(value):
@@ -85,7 +74,7 @@ def facts_of(job, image, config):
         "queue": str(job.queue.name) if job.queue else "",
         "cpus": sum(cpus),
         "memory": sum(filter(None, memory)) or size(str(job.Resource_List["mem"] or "")),
-        "disk": size(asked(job, "vm_disk")),
+        "disk": size(asked(job, "vm_disk", job.schedselect)),
         "wall": seconds(job.Resource_List["walltime"]),
         "runs": int(job.run_count or 1),
         "grace": whole(job.job_kill_delay),

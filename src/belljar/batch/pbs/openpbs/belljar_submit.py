@@ -35,18 +35,6 @@ def is_harmed(word):
     return not word or word != word.strip() or re.search(r"[\x00-\x1f\x7f]", word)
 
 
-def chunks(job):
-    """The resources of each chunk of the selection, by name; one that counts for the whole job where there is none."""
-    texts = str(job.Resource_List["select"] or "").split("+")
-    words = [[word.partition("=") for word in text.split(":") if "=" in word] for text in texts]
-    return [dict((name, value.strip("\"'")) for name, _, value in chunk) for chunk in words]
-
-
-def asked(job, name):
-    value = job.Resource_List[name]
-    return str(value) if value else chunks(job)[0].get(name, "")
-
-
 def queue_of(event, job):
     """The queue by name; the server's default where none was asked for."""
     for known in (job, getattr(event, "job_o", None)):
@@ -96,13 +84,13 @@ def least_disk(image, config):
 
 def check_sizes(event, job, image, config):
     """For each chunk: a machine is made on one node."""
-    disk, least = size(asked(job, "vm_disk")), least_disk(image, config)
+    resources = job.Resource_List
+    disk, least = size(asked(job, "vm_disk", resources["select"])), least_disk(image, config)
     if disk and disk < least:
         words = "%d MiB of disk: the image %s needs at least %d"
         refuse(event, words % (disk >> 20, image, -(-least >> 20)))
-    resources = job.Resource_List
     wide = str(resources["ngpus"] or "") if "ngpus" in resources else ""  # it is there only where a site has defined it
-    for chunk in chunks(job):
+    for chunk in chunks(resources["select"]):
         cpus = chunk.get("ncpus") or str(resources["ncpus"] or "")
         memory = size(chunk.get("mem") or str(resources["mem"] or ""))
         gpus = (chunk.get("ngpus") or wide).strip("0")
@@ -122,7 +110,7 @@ def check(event, config):
             event,
             "an argument of this job is empty, has a blank at an end or a line break, and PBS would lose it; use a script",
         )
-    own = asked(job, "vm_image")
+    own = asked(job, "vm_image", job.Resource_List["select"])
     if not is_new and not own:
         return
     queue, user = queue_of(event, job), str(event.requestor)

@@ -16,6 +16,7 @@ A job asks for its image by a variable: `qsub -v VM_IMAGE=NAME`. What it asks fo
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -62,6 +63,7 @@ class Torque(common.Pbs):
             image=here.var("VM_IMAGE"), native=command, inside=command, script=script, cpus=cpus,
             memory=_memory(asked, nodes, cpus or 1), disk=size(here.var("VM_DISK") or asked.get("file", "")),
             wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None, lingers=True,
+            reruns=False,  # unless the server says so
             grace=max(KILL_DELAY - 2, LEAST_GRACE), staged=common.staged(here),
         )  # fmt: skip
 
@@ -70,7 +72,7 @@ class Torque(common.Pbs):
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or (verdict.has_begun(outcome) and not job.reruns):
+        if verdict_ is Verdict.FAIL:
             return fail
         if verdict_ is Verdict.HOLD:
             command: tuple[str, ...] = ("qhold", "-h", "u", job.id)
@@ -120,10 +122,7 @@ def _is_login(here: Surroundings, interactive: bool) -> bool:
     """What pbs_mom's configuration says of login shells; where it cannot be read, what it does by itself."""
     key = b"$source_login_interactive" if interactive else b"$source_login_batch"
     home = here.var("PBS_NODEFILE").partition("/aux/")[0]
-    try:
-        text = here.read(home.encode("utf-8", "surrogateescape") + b"/mom_priv/config") if home else b""
-    except OSError:
-        return True
+    text = here.peek(os.fsencode(home and f"{home}/mom_priv/config"))
     values = [words[1] for words in map(bytes.split, text.splitlines()) if len(words) > 1 and words[0] == key]
     return not values or values[-1].decode("ascii", "replace").lower() not in NO
 
@@ -131,10 +130,7 @@ def _is_login(here: Surroundings, interactive: bool) -> bool:
 def _record(here: Surroundings) -> tuple[dict[str, str], str]:
     """(what the job asked for with -l, its queue), as the prologue wrote them down; nothing where it did not."""
     path = here.var("PBS_NODEFILE")
-    try:
-        text = here.read(path.encode("utf-8", "surrogateescape") + RECORD.encode()) if path.startswith("/") else b""
-    except OSError:
-        return {}, ""
+    text = here.peek(os.fsencode(path + RECORD)) if path.startswith("/") else b""
     asked, _, queue = text.decode("utf-8", "replace").partition("\n")
     pairs = (word.partition("=") for word in asked.split(","))
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}, queue.strip()

@@ -35,6 +35,7 @@ LINE = re.compile(r'((?: {4})+|\t+)"(.*?)":\t?(\{|".*"|[^"{].*?),?')
 class OpenPbsPilots(Pilots):
     quantum = 1
     notice = 10.0  # a queue's `kill_delay` where the site set none
+    limits = ("qstat", "-Q", "-f")
 
     def submit(self, job: PilotJob, script: str) -> Command:
         """For whom it is stands among its variables, which `qstat -f` shows: a comment is for operators to make."""
@@ -77,9 +78,6 @@ class OpenPbsPilots(Pilots):
         names = ("Job_Owner", "Job_Name", "job_state", "comment")
         rows = ((id, *(str(job.get(name, "")) for name in names)) for id, job in jobs_of(printed).items())
         return tuple(named(id, *words) for id, owner, *words in rows if is_ours(words[0], owner))
-
-    def limits(self) -> Command:
-        return ("qstat", "-Q", "-f")
 
     def longest(self, printed: bytes, queue: str) -> float | None:
         """For a queue that is named: the server's default one is not told here, unless it is the only one."""

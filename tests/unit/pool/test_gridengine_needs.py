@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from belljar.errors import CommandFailed
-from belljar.pool import fitness_of, load
+from belljar.pool import load
 
 BAIT = "qname vm.q\npe_list smp\nprolog root@/etc/gridengine/bait \\\n $job_id $ja_task_id\n"
 GOOD = {
@@ -24,8 +22,7 @@ def wrong(answers: dict[tuple[str, ...], str]) -> dict[str, str]:
             raise CommandFailed(f"{argv[0]}: exit 1")
         return answers[argv]
 
-    said: Callable[..., str] = ask
-    found = list(fitness_of("gridengine")(NODES, said, "", ("vm.q@wn01",), "belljar", "f", ()))
+    found = list(NODES.needs(ask, "", ("vm.q@wn01",), "belljar", "f", ()))
     assert all(finding.remedy for finding in found if not finding.is_good) and len(found) == 5
     return {finding.name: finding.text for finding in found if finding.text}
 
