@@ -18,7 +18,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
 from belljar.guest import Guest, Streams
 from belljar.guest.stdio import BytesSink, BytesSource
@@ -101,9 +101,9 @@ def _sync(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 class Machine:
     """A machine, live or ended. Made by `start`, `find` and `machines`."""
 
-    def __init__(self, id: MachineId, house: House, keeper: Keeper | None = None) -> None:
+    def __init__(self, id: MachineId, runtime: Runtime, keeper: Keeper | None = None) -> None:
         self.id = id
-        self._house, self._keeper = house, keeper
+        self._runtime, self._keeper = runtime, keeper
 
     def __repr__(self) -> str:
         return f"<Machine {self.id}>"
@@ -111,17 +111,17 @@ class Machine:
     @property
     def view(self) -> MachineView:
         """What is known of it now. Raises NoSuchMachine."""
-        return self._house.machines.find(self.id)
+        return self._runtime.machines.find(self.id)
 
     async def await_end(self, timeout: float | None = None) -> Outcome:
         """Return when it has ended. Waiting for many at once costs nothing while nothing happens. Raises TimeoutError."""
         async with asyncio.timeout(timeout):
-            return await _machines_of_this_loop(self._house).ended(self.id)
+            return await _machines_of_this_loop(self._runtime).ended(self.id)
 
     async def await_running(self) -> None:
         """Return when its work has begun; calls that talk to its guest wait for that themselves. Raises MachineBusy if
         it ended."""
-        stream = self._house.machines.events(of=self.id)  # before the look: nothing falls between
+        stream = self._runtime.machines.events(of=self.id)  # before the look: nothing falls between
         view = self.view
         if view.ended is not None or view.state in BEGUN:
             stream.close()
@@ -134,7 +134,7 @@ class Machine:
 
     async def reboots(self) -> AsyncIterator[None]:
         """Each time that its guest reboots as it may, from its start on. It does not end by itself."""
-        async for event in self._house.machines.events(of=self.id):
+        async for event in self._runtime.machines.events(of=self.id):
             if event["event"] == "rebooted":
                 yield
 
@@ -175,7 +175,7 @@ class Machine:
         """Its guest, once its work has begun, and whose payload it runs."""
         await self.await_running()
         view = self.view
-        async with control.talk(view, self._house.converse) as guest:
+        async with control.talk(view, self._runtime.converse) as guest:
             yield guest, control.account_of(view) or caller()
 
     async def astop(self, grace: float | None = None) -> Outcome:
@@ -256,8 +256,8 @@ def start(
         file.write(stdin)
         file.seek(0)
         descriptor = file.fileno() if stdin else None
-        keeper = keeper or Keeper(config_file=_house().config_file, stdin=descriptor, tied=tied)
-        return Machine(keeper.take(order), _house(), keeper)
+        keeper = keeper or Keeper(config_file=_runtime().config_file, stdin=descriptor, tied=tied)
+        return Machine(keeper.take(order), _runtime(), keeper)
 
 
 async def astart(
@@ -274,7 +274,7 @@ def expect() -> None:
     """A tied machine without stdin is started soon: its keeper starts now, and `start` does not wait for that."""
     with suppress(BelljarError, OSError):  # `start` tells it
         if not _KEEPERS:
-            _KEEPERS.append(Keeper(config_file=_house().config_file, tied=True))
+            _KEEPERS.append(Keeper(config_file=_runtime().config_file, tied=True))
 
 
 def expect_none() -> None:
@@ -294,19 +294,19 @@ def _expected() -> Keeper | None:
 
 def machines(*, ended: bool = False) -> list[Machine]:
     """The live machines of this user, oldest first; with *ended* those too whose records are kept. Dead ones are finished."""
-    _house().reaper.quick()
-    return [Machine(view.id, _house()) for view in _house().machines.list(ended=ended)]
+    _runtime().reaper.quick()
+    return [Machine(view.id, _runtime()) for view in _runtime().machines.list(ended=ended)]
 
 
 def find(reference: str) -> Machine:
     """By id, unique beginning of it, name or batch job's id. Raises NoSuchMachine, UsageError."""
-    return Machine(_house().machines.find(reference).id, _house())
+    return Machine(_runtime().machines.find(reference).id, _runtime())
 
 
 def aevents(since: str | None = None) -> Stream:
     """What happens to all machines, for `async for`: the journals of live machines first, then what comes, without end.
     Each is a dict with `machine`, `time` and `event`; the event `ended` has a `position` to go on *since* another time."""
-    return _house().machines.events(since)
+    return _runtime().machines.events(since)
 
 
 def events(since: str | None = None) -> Iterator[Event]:
@@ -319,29 +319,29 @@ def events(since: str | None = None) -> Iterator[Event]:
 
 def request_of(work: Work, **asked: Unpack[Asked]) -> Request:
     """What `start` asks for a machine at this work, which may be the guest's own, by the settings and these options."""
-    return make_request(_house().settings, work, **understood({"requester": "api", **asked}))
+    return make_request(_runtime().settings, work, **understood({"requester": "api", **asked}))
 
 
 def logs() -> Path:
     """The folder of the ledger, and of what is kept of ended machines."""
-    return _house().folders.logs
+    return _runtime().folders.logs
 
 
 def live_folder() -> Path:
     """The folder of what lives on this host: machines, and isolated networks."""
-    return _house().folders.run
+    return _runtime().folders.run
 
 
 def image_digest(reference: str) -> str:
     """What this name of an image stands for now. Raises ImageUnknown, ImageCorrupt."""
-    return _house().images.resolve(reference).digest
+    return _runtime().images.resolve(reference).digest
 
 
 def room() -> Room:
     """What of this host's memory and processors is left for machines of this user, and what is reserved."""
     from belljar.machine.life.claim import room_now
 
-    return room_now(_house().folders, _house().settings.host)
+    return room_now(_runtime().folders, _runtime().settings.host)
 
 
 def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
@@ -375,17 +375,17 @@ def _argv(words: Sequence[Word]) -> tuple[bytes, ...]:
 
 
 @cache
-def _house() -> House:
-    return House()
+def _runtime() -> Runtime:
+    return Runtime()
 
 
 _of_loops: dict[int, tuple[asyncio.AbstractEventLoop, Machines]] = {}
 
 
-def _machines_of_this_loop(house: House) -> Machines:
+def _machines_of_this_loop(runtime: Runtime) -> Machines:
     """One watch for all machines that an event loop waits for."""
     loop = asyncio.get_running_loop()
     for key, (other, _) in list(_of_loops.items()):
         if other.is_closed():
             _of_loops.pop(key, None)
-    return _of_loops.setdefault(id(loop), (loop, Machines(house.folders, house.reaper)))[1]
+    return _of_loops.setdefault(id(loop), (loop, Machines(runtime.folders, runtime.reaper)))[1]

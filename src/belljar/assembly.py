@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from belljar.machine.workshop.workshop import Workshop
 
 
-class House:
+class Runtime:
     """All parts of belljar for one set of settings."""
 
     def __init__(self, config_file: str | None = None, *, verbose: bool = False, commands: str | None = None) -> None:
@@ -59,9 +59,9 @@ class House:
         """From now on go by what can be understood of the settings: a hook has its work to do though they hold mistakes."""
         self.is_lenient = True
 
-    def of_user(self, uid: int, home: str) -> House:
+    def of_user(self, uid: int, home: str) -> Runtime:
         """Another user's parts, by the site's settings alone. For processes that became this user."""
-        other = House(None if self.config_file is None else str(self.config_file), verbose=self.verbose)
+        other = Runtime(None if self.config_file is None else str(self.config_file), verbose=self.verbose)
         other.is_lenient, other._user = self.is_lenient, (uid, home)
         return other
 

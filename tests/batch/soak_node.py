@@ -25,7 +25,7 @@ from tests.fakes.guest import FakeGuest, Script
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.image import FakeOverlays, FakeStore
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.batch import load, node
 from belljar.batch.install import commands as client
 from belljar.batch.job.terms import Ending, Surroundings
@@ -84,11 +84,11 @@ class Case:
     image: str = "debian12"
     env: tuple[tuple[str, str], ...] = ()
     is_corrupt: bool = False  # the image, on this node
-    at: tuple[str, Callable[[FakeHouse], None]] | None = None  # what happens at a point of the machine's life
+    at: tuple[str, Callable[[FakeRuntime], None]] | None = None  # what happens at a point of the machine's life
     dies: bool = False  # its process is killed
 
 
-class FakeHouse(House):
+class FakeRuntime(Runtime):
     """All parts as a job's process has them, but image, machine and guest."""
 
     def __init__(self, config: Path, case: Case) -> None:
@@ -99,7 +99,7 @@ class FakeHouse(House):
         self.overlays: Any = FakeOverlays()
         self.hypervisor: Any = FakeHypervisor(config.parent / "templates")
 
-    def of_user(self, uid: int, home: str) -> House:
+    def of_user(self, uid: int, home: str) -> Runtime:
         return self
 
     def converse(self, channel: object) -> Any:
@@ -163,25 +163,25 @@ class Node:
         folder = self._spool(number, case, restarts)
         told = io.StringIO()
         with own_process(self._null, self._out), redirect_stderr(told):
-            house = FakeHouse(self.config, case)
+            runtime = FakeRuntime(self.config, case)
             if case.dies:
-                assert os.WTERMSIG(self._in_child(house)) == signal.SIGKILL, case.name
+                assert os.WTERMSIG(self._in_child(runtime)) == signal.SIGKILL, case.name
             else:
-                wrap.run("slurm", [], house)
-            assert not house.hypervisor.running, f"{case.name}: a domain is left"
-            klass = self._epilog(number, house)
+                wrap.run("slurm", [], runtime)
+            assert not runtime.hypervisor.running, f"{case.name}: a domain is left"
+            klass = self._epilog(number, runtime)
         ending = None if case.dies else self._endings.pop()
         shutil.rmtree(folder)
         return Ended(ending, klass, self._output(), told.getvalue(), self._slurm(number))
 
-    def _in_child(self, house: House) -> int:
+    def _in_child(self, runtime: Runtime) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child needs none of our threads
             child = os.fork()
         if child == 0:
             try:
                 signal.alarm(60)
-                wrap.run("slurm", [], house)
+                wrap.run("slurm", [], runtime)
             finally:
                 os._exit(1)
         return os.waitpid(child, 0)[1]
@@ -210,12 +210,12 @@ class Node:
         )  # fmt: skip
         return folder
 
-    def _epilog(self, number: int, house: House) -> str:
+    def _epilog(self, number: int, runtime: Runtime) -> str:
         """What `belljar internal epilog` does, without the child that becomes the user. Returns the class on record."""
         job = f"slurm:{number}"
-        report = node.report_of(batch_hooks.finish(house, job), job)
+        report = node.report_of(batch_hooks.finish(runtime, job), job)
         assert report is not None, f"no record of job {number}"
-        batch_hooks.account(load("slurm").dialect, NODE, report, house)
+        batch_hooks.account(load("slurm").dialect, NODE, report, runtime)
         return report.klass
 
     def _output(self) -> bytes:
@@ -246,8 +246,8 @@ class Node:
         """As the administrator does, or the self-check."""
         memory = node.Memory(self.top / "store/batch", "slurm", NODE)
         with own_process(self._null, self._out):
-            house = FakeHouse(self.config, Case("reopen"))
-            known = Known(load("slurm").dialect, NODE, memory, runner(house, "slurm", 20.0))
+            runtime = FakeRuntime(self.config, Case("reopen"))
+            known = Known(load("slurm").dialect, NODE, memory, runner(runtime, "slurm", 20.0))
             known.reopen()
 
     def files(self) -> dict[str, int]:

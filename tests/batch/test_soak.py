@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from bench.common import slope
-from tests.batch.soak_node import Case, Ended, FakeHouse, Node
+from tests.batch.soak_node import Case, Ended, FakeRuntime, Node
 from tests.fakes.guest import Script
 
 JOBS = int(os.environ.get("BELLJAR_SOAK", "20000"))
@@ -57,12 +57,12 @@ NOISE = {
 # -- jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def term(house: FakeHouse) -> None:
+def term(runtime: FakeRuntime) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def qemu_dies(house: FakeHouse) -> None:
-    house.hypervisor.domains[-1].end(1 << 8)
+def qemu_dies(runtime: FakeRuntime) -> None:
+    runtime.hypervisor.domains[-1].end(1 << 8)
 
 
 def quick(**changes: object) -> Script:

@@ -174,7 +174,7 @@ def default_image() -> None:
     if os.environ.get("BELLJAR_TEST_STORE") is None:
         STORE.parent.mkdir(exist_ok=True)
     env = {**os.environ, "BELLJAR_PATHS_STORE": str(STORE)}
-    code = "from belljar.assembly import House; House().images.ensure('debian12')"
+    code = "from belljar.assembly import Runtime; Runtime().images.ensure('debian12')"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
 

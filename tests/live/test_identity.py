@@ -37,7 +37,7 @@ if os.fork() == 0:
 WITH_EARLY = """
 import sys
 from belljar import cli
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.machine.request import account_of
 from belljar.guest import Streams
 from belljar.guest.conversation import Conversation
@@ -51,7 +51,7 @@ class Early(Conversation):
         assert status.exit_code == 0, status
         return await super().settle()
 
-House.converse = lambda self, port: Early(port, self.settings.guest)
+Runtime.converse = lambda self, port: Early(port, self.settings.guest)
 sys.exit(cli.main(sys.argv[2:]))
 """
 

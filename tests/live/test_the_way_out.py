@@ -21,13 +21,13 @@ from belljar.journal import Ledger, read
 BREAKS_AT = """
 import sys
 from belljar import cli
-from belljar.assembly import House
+from belljar.assembly import Runtime
 point, trigger = sys.argv.pop(1), sys.argv.pop(1)
 def reached(self, name):
     if name == point:
         with open(trigger, "w") as file:
             file.write("1")
-House._point = reached
+Runtime._point = reached
 cli.entry()
 """
 

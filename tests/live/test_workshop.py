@@ -168,13 +168,13 @@ def test_a_disk_without_a_system_is_refused_with_the_reason(belljar: Belljar, tm
 def test_the_agent_is_put_into_a_disk_once_and_its_image_is_not_written(store: Belljar, tmp_path: Path) -> None:
     before = store.json("image", "show", "foreign")
     code = (
-        "import asyncio, sys; from belljar.assembly import House; house = House(); image = house.images.resolve('foreign')\n"
-        "from belljar.machine.planning.contexts import layer_of; keeper = house.supervisor()\n"
+        "import asyncio, sys; from belljar.assembly import Runtime; runtime = Runtime(); image = runtime.images.resolve('foreign')\n"
+        "from belljar.machine.planning.contexts import layer_of; keeper = runtime.supervisor()\n"
         "layer = lambda: asyncio.run(layer_of(image, keeper.services, keeper.keep)); first, digest = layer(); again = layer()\n"
         "assert again == (first, digest) and first.disk != image.disk\n"
         "from pathlib import Path\n"
         "paths = ['/usr/lib/belljar', '/etc/systemd/system']\n"
-        "asyncio.run(house.workshop().extract(first, paths, Path(sys.argv[1])))"
+        "asyncio.run(runtime.workshop().extract(first, paths, Path(sys.argv[1])))"
     )
     out = tmp_path / "out"
     out.mkdir()

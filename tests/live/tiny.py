@@ -182,7 +182,7 @@ def make(folder: Path, settings: Settings | None = None, *, copy_kernel: bool = 
 
 def _boot_files() -> tuple[Path, Path]:
     """Kernel and initial ramdisk of the default image."""
-    code = "from belljar.assembly import House; h = House().images; h.ensure('debian12'); i = h.resolve('debian12'); print(i.kernel, i.initrd)"
+    code = "from belljar.assembly import Runtime; h = Runtime().images; h.ensure('debian12'); i = h.resolve('debian12'); print(i.kernel, i.initrd)"
     env = {**os.environ, "BELLJAR_PATHS_STORE": str(STORE)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True, text=True)
     kernel, initrd = done.stdout.split()

@@ -29,10 +29,10 @@ def loaded_by(code: str) -> set[str]:
 def test_the_command_line_is_read_without_anything_heavy() -> None:
     loaded = loaded_by(
         "from belljar.cli import split, parser_of\n"
-        "from belljar.assembly import House\n"
+        "from belljar.assembly import Runtime\n"
         "line = split(['run', '--', 'true'])\n"
         "args = parser_of(line.verb).parse_args(line.rest)\n"
-        "House(None).settings"
+        "Runtime(None).settings"
     )
     assert loaded & HEAVY == set()
 
@@ -40,10 +40,10 @@ def test_the_command_line_is_read_without_anything_heavy() -> None:
 def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
     loaded = loaded_by(
         "from belljar.cli import parser_of\nparser_of('run')\n"
-        "from belljar.assembly import House\n"
+        "from belljar.assembly import Runtime\n"
         "from belljar.cli.machine import run, request\nfrom belljar.jobs import attend, starting\n"
-        "house = House(None)\n"
-        "house.supervisor(), house.reaper, house.images, house.hypervisor"
+        "runtime = Runtime(None)\n"
+        "runtime.supervisor(), runtime.reaper, runtime.images, runtime.hypervisor"
     )
     assert loaded & HEAVY == set()
     assert len([name for name in loaded if name.startswith("belljar")]) <= MOST
@@ -54,10 +54,10 @@ def test_with_a_settings_file_only_what_reads_it_comes_along(tmp_path: Path) -> 
     file.write_text('[image]\ndefault = "other"\n[machine]\ncpus = 2\nmemory = "1G"\n[qemu]\nboot_timeout = 90.5\n')
     loaded = loaded_by(
         "from belljar.cli import parser_of\nparser_of('run')\n"
-        "from belljar.assembly import House\nfrom belljar.jobs import attend\n"
-        f"house = House({str(file)!r})\n"
-        "assert house.settings.machine.memory == 1 << 30\n"
-        "house.supervisor(), house.reaper, house.images, house.hypervisor"
+        "from belljar.assembly import Runtime\nfrom belljar.jobs import attend\n"
+        f"runtime = Runtime({str(file)!r})\n"
+        "assert runtime.settings.machine.memory == 1 << 30\n"
+        "runtime.supervisor(), runtime.reaper, runtime.images, runtime.hypervisor"
     )
     assert loaded & HEAVY == OF_A_SETTINGS_FILE
 
@@ -73,10 +73,10 @@ def test_other_verbs_are_not_imported() -> None:
 
 def test_of_the_agent_only_the_wire_and_the_digest_of_its_sources_are_imported() -> None:
     loaded = loaded_by(
-        "from belljar.assembly import House\n"
+        "from belljar.assembly import Runtime\n"
         "import belljar.guest.conversation\n"
-        "house = House(None)\n"
-        "house.supervisor(), house.reaper, house.images, house.hypervisor"
+        "runtime = Runtime(None)\n"
+        "runtime.supervisor(), runtime.reaper, runtime.images, runtime.hypervisor"
     )
     ours = {name for name in loaded if name.startswith("belljar.agent.")}
     assert ours == {"belljar.agent.wire", "belljar.agent.bundle"}

@@ -59,7 +59,7 @@ class LeapingLoop(asyncio.SelectorEventLoop):
         return self._leaping.now
 
 
-class House:
+class Runtime:
     """A supervisor among fakes."""
 
     def __init__(self, folder: Path) -> None:
@@ -147,8 +147,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    made = Runtime(tmp_path)
     yield made
     for domain in made.hypervisor.domains:
         for end in (domain.channel, domain.guest, domain.console, domain.serial):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar.journal import Ledger
 from belljar.machine import JOBOUTPUTS
@@ -19,8 +19,8 @@ ASKED = {
 }  # fmt: skip
 
 
-def asked(house: House) -> Request:
-    request = house.request(
+def asked(runtime: Runtime) -> Request:
+    request = runtime.request(
         name="one", requester="vacuum:7", labels=(("machinetype", "atlas"), ("space", "site.example")),
         machine={"cpus": 2, "memory": 128 * MIB, "disk": 9 << 30},
         payload={"account": Account("bob", 1001, 1001, "bob")},
@@ -28,30 +28,30 @@ def asked(house: House) -> Request:
     return request
 
 
-def row(house: House) -> dict[str, Any]:
-    (only,) = Ledger(house.folders.logs).rows()
+def row(runtime: Runtime) -> dict[str, Any]:
+    (only,) = Ledger(runtime.folders.logs).rows()
     return only
 
 
-def say(house: House, text: bytes) -> None:
-    folder = house.folders.machine("0123456789ab") / JOBOUTPUTS
+def say(runtime: Runtime, text: bytes) -> None:
+    folder = runtime.folders.machine("0123456789ab") / JOBOUTPUTS
     folder.mkdir()
     (folder / "shutdown_message").write_bytes(text)
 
 
-def test_the_row_tells_who_asked_for_what(house: House) -> None:
-    house.run(asked(house))
-    told = row(house)
+def test_the_row_tells_who_asked_for_what(runtime: Runtime) -> None:
+    runtime.run(asked(runtime))
+    told = row(runtime)
     assert {name: told[name] for name in ASKED} == ASKED
     assert told["phases"] and told["guest"] and told["host"] and told["exit_code"] == 0
     assert (told["shutdown_code"], told["shutdown_message"]) == (None, "")
 
 
-def test_a_reapers_row_tells_the_same(house: House) -> None:
-    claim(asked(house), house.folders, lambda point: None).release()
-    say(house, b"700 the \x1b[2Jnetwork went\nand more")
-    house.reaper.quick()
-    told = row(house)
+def test_a_reapers_row_tells_the_same(runtime: Runtime) -> None:
+    claim(asked(runtime), runtime.folders, lambda point: None).release()
+    say(runtime, b"700 the \x1b[2Jnetwork went\nand more")
+    runtime.reaper.quick()
+    told = row(runtime)
     assert {name: told[name] for name in ASKED} == ASKED
     assert (told["shutdown_code"], told["shutdown_message"]) == (700, "the [2Jnetwork went")
 
@@ -60,13 +60,13 @@ def test_a_reapers_row_tells_the_same(house: House) -> None:
     ("text", "code", "message"),
     [(b"200 ok", 200, "ok"), (b"nonsense", None, ""), (b"99 no", None, ""), (b"300 " + b"x" * 9999, 300, "x" * 296)],
 )
-def test_what_the_guest_said_of_its_end(house: House, text: bytes, code: int | None, message: str) -> None:
-    house.at["payload-started"] = lambda: say(house, text)
-    outcome = house.run(asked(house))
+def test_what_the_guest_said_of_its_end(runtime: Runtime, text: bytes, code: int | None, message: str) -> None:
+    runtime.at["payload-started"] = lambda: say(runtime, text)
+    outcome = runtime.run(asked(runtime))
     assert (outcome.shutdown_code, outcome.shutdown_message) == (code, message)
-    assert row(house)["shutdown_message"] == message
+    assert row(runtime)["shutdown_message"] == message
 
 
-def test_a_network_is_told_with_its_name(house: House) -> None:
-    machine = replace(house.request().machine, network=NetworkMode.ISOLATED, network_name="lease7")
+def test_a_network_is_told_with_its_name(runtime: Runtime) -> None:
+    machine = replace(runtime.request().machine, network=NetworkMode.ISOLATED, network_name="lease7")
     assert machine.network_class == "isolated:lease7"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 from tests.stories.test_power_cuts import power_cut, rows
 from tests.unit.bait.plain import nothing
 from tests.unit.bait.test_daemon import HELD, ROOM, RUNNING, SETTINGS, Side
@@ -33,13 +33,13 @@ class Kept(Machines):
         return replace(ROOM, cpus=0)
 
 
-def lives(house: House, id: str) -> None:
+def lives(runtime: Runtime, id: str) -> None:
     """As if its keeper had just been killed."""
-    life = claim(house.request(id=id, name=node_of(id), labels={BAIT: "bait1"}), house.folders, lambda point: None)
-    overlay = house.folders.overlay(id)
+    life = claim(runtime.request(id=id, name=node_of(id), labels={BAIT: "bait1"}), runtime.folders, lambda point: None)
+    overlay = runtime.folders.overlay(id)
     life.record.intend("overlay", overlay)
     overlay.write_bytes(b"disk")
-    record = Record(life.folder, house.folders.begun / id)
+    record = Record(life.folder, runtime.folders.begun / id)
     record.state(State.RUNNING)
     record.close()
     life.release()
@@ -61,17 +61,17 @@ def sees(side: Side, *jobs: Any, **nodes: NodeState) -> None:
 
 
 async def test_after_a_power_cut_each_machine_has_its_end_and_each_job_is_tried_again(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_house", lambda: house)
+    monkeypatch.setattr(api, "_runtime", lambda: runtime)
     (tmp_path / "bait").mkdir(mode=0o700)
     side, told = Side(), list[dict[str, Any]]()
     before = bait(side, tmp_path / "bait", told)
     for id, job, state in ((RUNS, "7", State.RUNNING), (BOOTS, "8", State.VM_BOOTING)):
-        lives(house, id)
+        lives(runtime, id)
         before.journal.write(Entry(job, state, 1e12, (id,), home="batch", starts=1 if state is State.RUNNING else 0))
     before.journal.close()
-    power_cut(house, monkeypatch)
+    power_cut(runtime, monkeypatch)
 
     after = bait(side, tmp_path / "bait", told)
     runs, waits = replace(RUNNING, on=(node_of(RUNS),), queue="belljar", starts=1), replace(HELD, id="8", number="8")
@@ -100,6 +100,6 @@ async def test_after_a_power_cut_each_machine_has_its_end_and_each_job_is_tried_
         "7": (State.STOPPED, 1), "8": (State.STOPPED, 1),
     }  # fmt: skip
     after.journal.close()
-    assert sorted(rows(house)) == [(RUNS, "node-fault"), (BOOTS, "node-fault")]
-    assert house.leftovers() == [] and os.listdir(house.folders.begun) == []
-    assert not [file for file in house.folders.scratch.rglob("*") if file.is_file()]
+    assert sorted(rows(runtime)) == [(RUNS, "node-fault"), (BOOTS, "node-fault")]
+    assert runtime.leftovers() == [] and os.listdir(runtime.folders.begun) == []
+    assert not [file for file in runtime.folders.scratch.rglob("*") if file.is_file()]

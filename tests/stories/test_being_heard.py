@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar.errors import LockTimeout
 from belljar.hypervisor.qemu.template.making import prepare
@@ -45,17 +45,17 @@ def cancelled(outcome: Outcome) -> bool:
     return (outcome.cause, outcome.signal, outcome.exit_code) == (Cause.CANCELLED, signal.SIGTERM, None)
 
 
-def test_while_a_scratch_disk_is_formatted(house: House, hanging: Callable[[str], None]) -> None:
+def test_while_a_scratch_disk_is_formatted(runtime: Runtime, hanging: Callable[[str], None]) -> None:
     hanging("mke2fs")
-    assert cancelled(house.run(house.request(machine={"scratch": 32 * MIB}), TERM))
-    assert house.leftovers() == []
+    assert cancelled(runtime.run(runtime.request(machine={"scratch": 32 * MIB}), TERM))
+    assert runtime.leftovers() == []
 
 
-def test_while_a_cache_is_formatted(house: House, hanging: Callable[[str], None]) -> None:
+def test_while_a_cache_is_formatted(runtime: Runtime, hanging: Callable[[str], None]) -> None:
     hanging("mke2fs")
-    request = house.request(machine={"cache": 32 * MIB})
-    assert cancelled(house.run(request, TERM))
-    assert [one for one in house.leftovers() if not one.endswith("caches")] == []
+    request = runtime.request(machine={"cache": 32 * MIB})
+    assert cancelled(runtime.run(request, TERM))
+    assert [one for one in runtime.leftovers() if not one.endswith("caches")] == []
 
 
 async def test_while_a_templates_disk_is_made(hanging: Callable[[str], None], tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_while_a_templates_disk_is_made(hanging: Callable[[str], None], tm
         await asyncio.wait_for(making, LONGEST)
 
 
-def test_while_somebody_has_the_image_for_himself(house: House) -> None:
+def test_while_somebody_has_the_image_for_himself(runtime: Runtime) -> None:
     may_end, undone = threading.Event(), threading.Event()
 
     @contextmanager
@@ -78,40 +78,40 @@ def test_while_somebody_has_the_image_for_himself(house: House) -> None:
         yield
         undone.set()
 
-    house.images.hold = hold  # type: ignore[method-assign]
+    runtime.images.hold = hold  # type: ignore[method-assign]
     try:
-        assert cancelled(house.run(house.request(), TERM))
+        assert cancelled(runtime.run(runtime.request(), TERM))
     finally:
         may_end.set()
     assert undone.wait(LONGEST)  # what the thread got then, nobody has
-    assert house.leftovers() == []
+    assert runtime.leftovers() == []
 
 
 def test_while_its_record_is_moved_to_a_disk_that_does_not_answer(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was told in time; the record is the reaper's."""
     may_end = threading.Event()
     monkeypatch.setattr(put_away, "retire", lambda *a: may_end.wait(LONGEST))
     try:
-        outcome = house.run(house.request(), (1000.0, Signal(signal.SIGTERM)))
+        outcome = runtime.run(runtime.request(), (1000.0, Signal(signal.SIGTERM)))
     finally:
         may_end.set()
-    assert outcome.exit_code == 0 and (house.folders.machine("0123456789ab") / "outcome.json").exists()
+    assert outcome.exit_code == 0 and (runtime.folders.machine("0123456789ab") / "outcome.json").exists()
 
 
-def test_while_old_records_are_dropped(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_old_records_are_dropped(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outcome stays what it is: the job is done."""
     may_end, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
 
     def held(*_: object, **__: object) -> None:
-        loops[0].call_soon_threadsafe(loops[0].call_later, 1000.0, house.orders.give, Signal(signal.SIGTERM))
+        loops[0].call_soon_threadsafe(loops[0].call_later, 1000.0, runtime.orders.give, Signal(signal.SIGTERM))
         may_end.wait(LONGEST)
 
     monkeypatch.setattr(supervisor, "prune", held)
-    house.at["after-claim"] = lambda: loops.append(asyncio.get_running_loop())
+    runtime.at["after-claim"] = lambda: loops.append(asyncio.get_running_loop())
     try:
-        outcome = house.run(house.request())
+        outcome = runtime.run(runtime.request())
     finally:
         may_end.set()
-    assert outcome.exit_code == 0 and house.saved_outcome()["exit_code"] == 0
+    assert outcome.exit_code == 0 and runtime.saved_outcome()["exit_code"] == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.guest import Script
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar.errors import CommandFailed, GuestRefused, NoPackedFolders, NoSpace
 from belljar.guest import Streams
@@ -40,113 +40,113 @@ def many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transfer:
     return Transfer(str(folder), "many")
 
 
-def test_a_scratch_disk_is_journaled_used_and_removed(house: House) -> None:
+def test_a_scratch_disk_is_journaled_used_and_removed(runtime: Runtime) -> None:
     made = []
-    house.at["after-attachments"] = lambda: made.append((house.folders.scratch / f"{ID}.scratch").stat().st_size)
-    outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
+    runtime.at["after-attachments"] = lambda: made.append((runtime.folders.scratch / f"{ID}.scratch").stat().st_size)
+    outcome = runtime.run(runtime.request(machine={"scratch": 2 * MIB}))
     assert outcome.cause is Cause.FINISHED and made == [2 * MIB]
-    done = house.guests[-1].done
+    done = runtime.guests[-1].done
     assert done.index("find_disks") < done.index("mount_scratch") < done.index("start")
-    events = [event for event in house.journal() if event["event"] == "make"]
+    events = [event for event in runtime.journal() if event["event"] == "make"]
     assert [event["path"] for event in events if event["what"] == "scratch"] == [
-        str(house.folders.scratch / f"{ID}.scratch")
+        str(runtime.folders.scratch / f"{ID}.scratch")
     ]
-    assert house.leftovers() == []
+    assert runtime.leftovers() == []
 
 
-def test_a_machine_without_further_disks_asks_for_none(house: House) -> None:
-    house.run()
-    assert "find_disks" not in house.guests[-1].done
-    assert "after-attachments" not in house.passed
+def test_a_machine_without_further_disks_asks_for_none(runtime: Runtime) -> None:
+    runtime.run()
+    assert "find_disks" not in runtime.guests[-1].done
+    assert "after-attachments" not in runtime.passed
 
 
-def test_a_large_folder_is_laid_there_and_not_copied(house: House, many_files: Transfer) -> None:
-    house.settings = replace(house.settings, pack_files=3)
-    house.run(house.request(payload={"inputs": (many_files,)}))
-    done = house.guests[-1].done
+def test_a_large_folder_is_laid_there_and_not_copied(runtime: Runtime, many_files: Transfer) -> None:
+    runtime.settings = replace(runtime.settings, pack_files=3)
+    runtime.run(runtime.request(payload={"inputs": (many_files,)}))
+    done = runtime.guests[-1].done
     assert "mount_packed" in done and "put" not in done
-    assert house.leftovers() == []
+    assert runtime.leftovers() == []
 
 
-def test_a_small_folder_is_copied(house: House, many_files: Transfer) -> None:
-    house.run(house.request(payload={"inputs": (many_files,)}))
-    done = house.guests[-1].done
+def test_a_small_folder_is_copied(runtime: Runtime, many_files: Transfer) -> None:
+    runtime.run(runtime.request(payload={"inputs": (many_files,)}))
+    done = runtime.guests[-1].done
     assert "put" in done and "find_disks" not in done
 
 
-def test_a_guest_that_cannot_use_a_packed_folder_gets_a_copy(house: House, many_files: Transfer) -> None:
-    house.settings = replace(house.settings, pack_files=3)
-    house.plan(Script(refuses={"mount_packed": NoPackedFolders("no overlay")}))
-    outcome = house.run(house.request(payload={"inputs": (many_files,)}))
+def test_a_guest_that_cannot_use_a_packed_folder_gets_a_copy(runtime: Runtime, many_files: Transfer) -> None:
+    runtime.settings = replace(runtime.settings, pack_files=3)
+    runtime.plan(Script(refuses={"mount_packed": NoPackedFolders("no overlay")}))
+    outcome = runtime.run(runtime.request(payload={"inputs": (many_files,)}))
     assert outcome.cause is Cause.FINISHED
-    assert house.guests[-1].done.count("put") == 1
-    assert [event["reason"] for event in house.journal() if event["event"] == "not-packed"]
+    assert runtime.guests[-1].done.count("put") == 1
+    assert [event["reason"] for event in runtime.journal() if event["event"] == "not-packed"]
 
 
 def test_a_folder_that_cannot_be_packed_is_copied(
-    house: House, many_files: Transfer, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, many_files: Transfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pack_folder(item: Transfer, target: Path, *rest: Any) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL))
         raise CommandFailed("mksquashfs: exit 1: out of memory")
 
     monkeypatch.setattr(inputs, "pack_folder", pack_folder)
-    house.settings = replace(house.settings, pack_files=3)
-    outcome = house.run(house.request(payload={"inputs": (many_files,)}))
-    assert outcome.cause is Cause.FINISHED and house.guests[-1].done.count("put") == 1
-    assert [event["reason"] for event in house.journal() if event["event"] == "not-packed"]
-    assert house.leftovers() == []
+    runtime.settings = replace(runtime.settings, pack_files=3)
+    outcome = runtime.run(runtime.request(payload={"inputs": (many_files,)}))
+    assert outcome.cause is Cause.FINISHED and runtime.guests[-1].done.count("put") == 1
+    assert [event["reason"] for event in runtime.journal() if event["event"] == "not-packed"]
+    assert runtime.leftovers() == []
 
 
 @pytest.mark.parametrize("call", ["find_disks", "mount_scratch"])
-def test_a_guest_that_cannot_use_a_scratch_disk_starts_no_payload(house: House, call: str) -> None:
-    house.plan(Script(refuses={call: GuestRefused(f"it refuses to {call}")}))
-    outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
+def test_a_guest_that_cannot_use_a_scratch_disk_starts_no_payload(runtime: Runtime, call: str) -> None:
+    runtime.plan(Script(refuses={call: GuestRefused(f"it refuses to {call}")}))
+    outcome = runtime.run(runtime.request(machine={"scratch": 2 * MIB}))
     assert not outcome.payload_ran and call in outcome.reason
-    assert house.leftovers() == []
+    assert runtime.leftovers() == []
 
 
-def test_a_size_that_cannot_be_is_the_askers_mistake(house: House) -> None:
-    outcome = house.run(house.request(machine={"scratch": 1000}))
+def test_a_size_that_cannot_be_is_the_askers_mistake(runtime: Runtime) -> None:
+    outcome = runtime.run(runtime.request(machine={"scratch": 1000}))
     assert (outcome.cause, outcome.error) == (Cause.REFUSED, "ImpossibleSize")
-    assert house.leftovers() == [] and "after-attachments" not in house.passed
+    assert runtime.leftovers() == [] and "after-attachments" not in runtime.passed
 
 
-def test_a_host_without_room_for_it_is_left_for_another(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_room_for_it_is_left_for_another(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disks, "free_bytes", lambda folder: MIB)
-    outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
-    assert outcome.error == "NoSpace" and house.leftovers() == []
+    outcome = runtime.run(runtime.request(machine={"scratch": 2 * MIB}))
+    assert outcome.error == "NoSpace" and runtime.leftovers() == []
 
 
-def test_whoever_comes_after_a_dead_supervisor_removes_them(house: House) -> None:
-    life = claim(house.request(), house.folders, lambda point: None)
+def test_whoever_comes_after_a_dead_supervisor_removes_them(runtime: Runtime) -> None:
+    life = claim(runtime.request(), runtime.folders, lambda point: None)
     for name in ("scratch", "packed0"):
         life.attach(name, name).write_bytes(b"disk")
     life.release()
-    house.reaper.quick()
-    assert house.leftovers() == []
+    runtime.reaper.quick()
+    assert runtime.leftovers() == []
 
 
-def test_disks_whose_machine_left_no_folder_are_removed_and_others_files_are_not(house: House) -> None:
-    house.run()
+def test_disks_whose_machine_left_no_folder_are_removed_and_others_files_are_not(runtime: Runtime) -> None:
+    runtime.run()
     for name in (f"{ID}.scratch", f"{ID}.packed3", f"{ID}.qcow2"):
-        (house.folders.scratch / name).touch()
+        (runtime.folders.scratch / name).touch()
     for name in ("notes", "abc.scratch", f"{ID}.scratch.mine"):
-        (house.folders.scratch / name).touch()
-    house.reaper.full()
-    assert sorted(path.name for path in house.folders.scratch.iterdir()) == sorted(
+        (runtime.folders.scratch / name).touch()
+    runtime.reaper.full()
+    assert sorted(path.name for path in runtime.folders.scratch.iterdir()) == sorted(
         ["notes", "abc.scratch", f"{ID}.scratch.mine"]
     )
 
 
-def test_a_journal_that_names_somebody_elses_file_is_not_followed(house: House, tmp_path: Path) -> None:
+def test_a_journal_that_names_somebody_elses_file_is_not_followed(runtime: Runtime, tmp_path: Path) -> None:
     other = tmp_path / f"{ID}.scratch"
     other.touch()
-    life = claim(house.request(), house.folders, lambda point: None)
+    life = claim(runtime.request(), runtime.folders, lambda point: None)
     life.record.intend("scratch", other)
-    life.record.intend("scratch", house.folders.scratch / "0123456789ab.scratch/../../x")
+    life.record.intend("scratch", runtime.folders.scratch / "0123456789ab.scratch/../../x")
     life.release()
-    house.reaper.quick()
+    runtime.reaper.quick()
     assert other.exists()
 
 
@@ -178,21 +178,23 @@ class Noted(Extra):
             raise OSError(5, "it is stuck", "/it")
 
 
-def kept_with(house: House, *extras: Extra) -> Outcome:
-    return house.leap(house.supervisor().keep(house.request(), Streams(None, None, None), Orders(), extras=extras))
+def kept_with(runtime: Runtime, *extras: Extra) -> Outcome:
+    return runtime.leap(
+        runtime.supervisor().keep(runtime.request(), Streams(None, None, None), Orders(), extras=extras)
+    )
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
-def test_a_disk_that_outlives_its_machine_is_written_whole_or_that_is_told(house: House, is_deaf: bool) -> None:
-    house.at["before-stop"] = lambda: setattr(house.domain(), "is_deaf", is_deaf)
-    outcome = kept_with(house, Lasting())
+def test_a_disk_that_outlives_its_machine_is_written_whole_or_that_is_told(runtime: Runtime, is_deaf: bool) -> None:
+    runtime.at["before-stop"] = lambda: setattr(runtime.domain(), "is_deaf", is_deaf)
+    outcome = kept_with(runtime, Lasting())
     assert outcome.exit_code == 0 and outcome.troubles == ((DISK_NOT_WHOLE,) if is_deaf else ())
 
 
-def test_what_was_prepared_is_released_once_the_last_first_whatever_goes_wrong(house: House) -> None:
+def test_what_was_prepared_is_released_once_the_last_first_whatever_goes_wrong(runtime: Runtime) -> None:
     released: list[str] = []
     kinds = [("one", ""), ("two", "release"), ("three", "prepare"), ("four", "")]
-    outcome = kept_with(house, *(Noted(name, released, fails=fails) for name, fails in kinds))
+    outcome = kept_with(runtime, *(Noted(name, released, fails=fails) for name, fails in kinds))
     assert outcome.error == "NoSpace" and released == ["three", "two", "one"]
     assert len(outcome.troubles) == 1 and "it is stuck" in outcome.troubles[0]
-    assert house.leftovers() == []
+    assert runtime.leftovers() == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.guest import Script
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar.errors import GuestRefused
 from belljar.host.guard.traffic import Call, Refusal
@@ -22,26 +22,26 @@ METADATA = ("169.254.169.254", 80)
 
 
 @pytest.fixture
-def networked(house: House) -> House:
-    house.networks = Networks(Settings(), house.folders.run)
-    return house
+def networked(runtime: Runtime) -> Runtime:
+    runtime.networks = Networks(Settings(), runtime.folders.run)
+    return runtime
 
 
 def machine(network: NetworkMode = NetworkMode.USER, name: str = "", **more: Any) -> dict[str, Any]:
     return {"start": Start.COLD, "network": network, "network_name": name, **more}
 
 
-def test_where_a_guest_was_kept_from_going_is_in_the_journal(networked: House) -> None:
-    house = networked
-    house.at["payload-sent"] = lambda: house.domain().tell(Refusal("10.0.0.1", 22, "tcp", "private", 1))
-    house.plan(Script(runs_for=5.0))
-    assert house.run(house.request(machine=machine())).cause is Cause.FINISHED
-    (event,) = [event for event in house.journal() if event["event"] == "network-refused"]
+def test_where_a_guest_was_kept_from_going_is_in_the_journal(networked: Runtime) -> None:
+    runtime = networked
+    runtime.at["payload-sent"] = lambda: runtime.domain().tell(Refusal("10.0.0.1", 22, "tcp", "private", 1))
+    runtime.plan(Script(runs_for=5.0))
+    assert runtime.run(runtime.request(machine=machine())).cause is Cause.FINISHED
+    (event,) = [event for event in runtime.journal() if event["event"] == "network-refused"]
     assert (event["address"], event["port"], event["reason"], event["count"]) == ("10.0.0.1", 22, "private", 1)
 
 
-def test_a_call_is_answered_and_closed(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = networked
+def test_a_call_is_answered_and_closed(networked: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = networked
     ours, guests = socket.socketpair()
 
     async def answer(call: Call) -> None:
@@ -54,53 +54,53 @@ def test_a_call_is_answered_and_closed(networked: House, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(network, "has_metadata", lambda *_: True)
     monkeypatch.setattr(network, "MetadataService", lambda rules: Answering())
-    house.at["payload-sent"] = lambda: house.domain().tell(Call(*METADATA, ours))
-    house.plan(Script(runs_for=5.0))
-    assert house.run(house.request(machine=machine())).cause is Cause.FINISHED
-    egress = house.domain().spec.nic.egress  # type: ignore[union-attr]
+    runtime.at["payload-sent"] = lambda: runtime.domain().tell(Call(*METADATA, ours))
+    runtime.plan(Script(runs_for=5.0))
+    assert runtime.run(runtime.request(machine=machine())).cause is Cause.FINISHED
+    egress = runtime.domain().spec.nic.egress  # type: ignore[union-attr]
     assert egress is not None and egress.answers == (METADATA,)
     with guests:
         assert guests.recv(100) == b"hello" and guests.recv(100) == b""
 
 
-def test_a_call_that_nobody_answers_is_closed(networked: House) -> None:
-    house = networked
+def test_a_call_that_nobody_answers_is_closed(networked: Runtime) -> None:
+    runtime = networked
     ours, guests = socket.socketpair()
-    house.at["payload-sent"] = lambda: house.domain().tell(Call(*METADATA, ours))
-    house.plan(Script(runs_for=5.0))
-    house.run(house.request(machine=machine()))
+    runtime.at["payload-sent"] = lambda: runtime.domain().tell(Call(*METADATA, ours))
+    runtime.plan(Script(runs_for=5.0))
+    runtime.run(runtime.request(machine=machine()))
     with guests:
         assert guests.recv(100) == b""
 
 
-def test_a_machine_of_a_group_has_its_number_and_gives_it_back(networked: House) -> None:
-    house, seen = networked, []
-    house.at["after-network"] = lambda: seen.extend(sorted((house.folders.run / "networks/1000-blue").iterdir()))
-    outcome = house.run(house.request(machine=machine(NetworkMode.ISOLATED, "blue")))
+def test_a_machine_of_a_group_has_its_number_and_gives_it_back(networked: Runtime) -> None:
+    runtime, seen = networked, []
+    runtime.at["after-network"] = lambda: seen.extend(sorted((runtime.folders.run / "networks/1000-blue").iterdir()))
+    outcome = runtime.run(runtime.request(machine=machine(NetworkMode.ISOLATED, "blue")))
     assert outcome.cause is Cause.FINISHED, outcome.reason
     assert [path.name for path in seen] == ["1", "lock"]
-    assert list((house.folders.run / "networks").iterdir()) == []
-    (made,) = [event for event in house.journal() if event["event"] == "make" and event["what"] == "port"]
+    assert list((runtime.folders.run / "networks").iterdir()) == []
+    (made,) = [event for event in runtime.journal() if event["event"] == "make" and event["what"] == "port"]
     assert made["path"].endswith("networks/1000-blue/1")
 
 
-def test_a_network_that_cannot_be_joined_starts_nothing(networked: House) -> None:
+def test_a_network_that_cannot_be_joined_starts_nothing(networked: Runtime) -> None:
     outcome = networked.run(networked.request(machine=machine(NetworkMode.BRIDGE)))
     assert (outcome.cause, outcome.klass, outcome.error) == (Cause.REFUSED, OutcomeClass.USER, "NoSuchNetwork")
     assert networked.hypervisor.domains == []
 
 
-def test_what_a_dead_machine_had_of_a_group_is_swept(networked: House) -> None:
-    house = networked
-    life = claim(house.request(), house.folders, lambda point: None)
-    folder = house.folders.run / "networks/1000-blue"
+def test_what_a_dead_machine_had_of_a_group_is_swept(networked: Runtime) -> None:
+    runtime = networked
+    life = claim(runtime.request(), runtime.folders, lambda point: None)
+    folder = runtime.folders.run / "networks/1000-blue"
     folder.mkdir(parents=True, mode=0o700)
     life.record.intend("port", folder / "1")
     life.record.intend("nft-table", folder)  # whatever a journal says, only a table of its own machine is looked for
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
         dead.bind(str(folder / "1"))
     life.release()
-    undone = [one.what for one in house.reaper.quick()]
+    undone = [one.what for one in runtime.reaper.quick()]
     assert "port" in undone and "nft-table" in undone
     assert not folder.exists()
 
@@ -115,19 +115,19 @@ def test_what_a_dead_machine_had_of_a_group_is_swept(networked: House) -> None:
     ],
 )
 def test_a_clone_that_others_reach_has_ssh_host_keys_of_its_own(
-    networked: House, network: NetworkMode, start: Start, renews: bool
+    networked: Runtime, network: NetworkMode, start: Start, renews: bool
 ) -> None:
-    house = networked
+    runtime = networked
     words = machine(network, "blue" if network is NetworkMode.ISOLATED else "", start=start)
-    outcome = house.run(house.request(machine=words))
+    outcome = runtime.run(runtime.request(machine=words))
     assert (outcome.exit_code, outcome.start) == (0, "cold" if start is Start.COLD else "clone"), outcome.reason
-    assert ("renew_keys" in house.guests[-1].done) is renews
-    assert not renews or house.guests[-1].done.index("identify") < house.guests[-1].done.index("renew_keys")
+    assert ("renew_keys" in runtime.guests[-1].done) is renews
+    assert not renews or runtime.guests[-1].done.index("identify") < runtime.guests[-1].done.index("renew_keys")
 
 
-def test_a_clone_that_gets_no_keys_of_its_own_runs_no_payload(networked: House) -> None:
-    house = networked
-    house.plan(Script(), Script(refuses={"renew_keys": GuestRefused("no keys")}))
-    outcome = house.run(house.request(machine=machine(NetworkMode.ISOLATED, "blue", start=Start.CLONE)))
+def test_a_clone_that_gets_no_keys_of_its_own_runs_no_payload(networked: Runtime) -> None:
+    runtime = networked
+    runtime.plan(Script(), Script(refuses={"renew_keys": GuestRefused("no keys")}))
+    outcome = runtime.run(runtime.request(machine=machine(NetworkMode.ISOLATED, "blue", start=Start.CLONE)))
     assert (outcome.cause, outcome.error) == (Cause.BOOT_FAILED, "HostKeysRefused"), outcome.reason
-    assert "start" not in house.guests[-1].done and house.leftovers() == []
+    assert "start" not in runtime.guests[-1].done and runtime.leftovers() == []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.fakes.guest import Script
 from tests.fakes.hypervisor import FakeDomain
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar.host.guard.traffic import Call
 from belljar.hypervisor import EventKind
@@ -25,35 +25,35 @@ METADATA, FEATURES = ("169.254.169.254", 80), ("169.254.169.253", 80)
 
 
 @pytest.fixture
-def networked(house: House) -> House:
-    house.networks = Networks(Settings(), house.folders.run)
-    return house
+def networked(runtime: Runtime) -> Runtime:
+    runtime.networks = Networks(Settings(), runtime.folders.run)
+    return runtime
 
 
-def own_work(house: House, **changes: Any) -> Request:
+def own_work(runtime: Runtime, **changes: Any) -> Request:
     changes.setdefault("machine", {"network": NetworkMode.USER})
     work = {"user_data": b"#!/bin/sh\n"} | changes.pop("work", {})
-    return replace(house.request(**changes), work=OwnWork(**work))
+    return replace(runtime.request(**changes), work=OwnWork(**work))
 
 
-def ends(house: House, kind: EventKind = EventKind.SHUTDOWN) -> None:
+def ends(runtime: Runtime, kind: EventKind = EventKind.SHUTDOWN) -> None:
     """The domain does this by itself as soon as it runs."""
-    house.at["after-qmp"] = lambda: house.domain().happen(kind)
+    runtime.at["after-qmp"] = lambda: runtime.domain().happen(kind)
 
 
-def says(house: House, text: str | bytes) -> None:
+def says(runtime: Runtime, text: str | bytes) -> None:
     """The guest put its message before it powers itself off."""
 
     def put() -> None:
-        folder = house.folders.machine("0123456789ab") / JOBOUTPUTS
+        folder = runtime.folders.machine("0123456789ab") / JOBOUTPUTS
         folder.mkdir(mode=0o700)
         (folder / "shutdown_message").write_bytes(text if isinstance(text, bytes) else text.encode())
-        house.domain().happen(EventKind.SHUTDOWN)
+        runtime.domain().happen(EventKind.SHUTDOWN)
 
-    house.at["after-qmp"] = put
+    runtime.at["after-qmp"] = put
 
 
-def test_a_guest_that_powers_itself_off_has_finished(networked: House) -> None:
+def test_a_guest_that_powers_itself_off_has_finished(networked: Runtime) -> None:
     ends(networked)
     outcome = networked.run(own_work(networked))
     assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.FINISHED, OutcomeClass.PAYLOAD, 0)
@@ -72,21 +72,21 @@ def test_a_guest_that_powers_itself_off_has_finished(networked: House) -> None:
         ("200 " + "x" * 100_000, 0, "said nothing"), ("500 " + "x" * 1000, 1, "500 " + "x" * 296),
     ],
 )  # fmt: skip
-def test_its_message_is_the_outcome(networked: House, message: str, code: int, reason: str) -> None:
+def test_its_message_is_the_outcome(networked: Runtime, message: str, code: int, reason: str) -> None:
     says(networked, message)
     outcome = networked.run(own_work(networked))
     assert (outcome.cause, outcome.exit_code) == (Cause.FINISHED, code)
     assert reason in outcome.reason
 
 
-def test_a_guest_that_reboots_or_finds_nothing_to_boot_has_not(networked: House) -> None:
+def test_a_guest_that_reboots_or_finds_nothing_to_boot_has_not(networked: Runtime) -> None:
     ends(networked, EventKind.RESET)
     outcome = networked.run(own_work(networked))
     assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, None)
     assert "rebooted" in outcome.reason
 
 
-def test_a_ramdisk_of_ours_that_gave_up_has_not_either(networked: House) -> None:
+def test_a_ramdisk_of_ours_that_gave_up_has_not_either(networked: Runtime) -> None:
     def gives_up() -> None:
         (networked.folders.machine("0123456789ab") / "console.log").write_text("belljar: no root file system\n")
         networked.domain().happen(EventKind.SHUTDOWN)
@@ -96,7 +96,7 @@ def test_a_ramdisk_of_ours_that_gave_up_has_not_either(networked: House) -> None
     assert (outcome.cause, outcome.reason) == (Cause.BOOT_FAILED, "belljar: no root file system")
 
 
-def test_its_time_is_limited(networked: House) -> None:
+def test_its_time_is_limited(networked: Runtime) -> None:
     outcome = networked.run(own_work(networked, timeout=3600.0))
     assert outcome.cause is Cause.WALLTIME and outcome.exit_code is None
     assert outcome.reason == "the time limit of 3600 s was reached; the guest did not end within 10 s"
@@ -105,14 +105,14 @@ def test_its_time_is_limited(networked: House) -> None:
 
 
 @pytest.mark.parametrize("order", [Signal(15), Signal(2), Stop()])
-def test_its_power_button_is_pressed_before_it_is_ended(networked: House, order: Order) -> None:
+def test_its_power_button_is_pressed_before_it_is_ended(networked: Runtime, order: Order) -> None:
     outcome = networked.run(own_work(networked), (50.0, order))
     assert outcome.cause is Cause.CANCELLED and "the guest did not end within 10 s" in outcome.reason
     assert "press power" in networked.domain().done
 
 
 def test_a_guest_that_heeds_its_power_button_tells_its_own_end(
-    networked: House, monkeypatch: pytest.MonkeyPatch
+    networked: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = FakeDomain.press_power
 
@@ -127,105 +127,105 @@ def test_a_guest_that_heeds_its_power_button_tells_its_own_end(
     assert outcome.reason == "cancelled; the guest powered itself off: 100 as asked"
 
 
-def test_a_second_order_does_not_wait_for_the_guest(networked: House) -> None:
+def test_a_second_order_does_not_wait_for_the_guest(networked: Runtime) -> None:
     outcome = networked.run(own_work(networked), (50.0, Signal(15)), (51.0, Signal(15)))
     assert (outcome.cause, outcome.reason) == (Cause.CANCELLED, "cancelled twice")
 
 
-def test_its_supervisor_answers_where_it_looks_for_its_user_data(networked: House) -> None:
-    house, heard = networked, dict[str, bytes]()
+def test_its_supervisor_answers_where_it_looks_for_its_user_data(networked: Runtime) -> None:
+    runtime, heard = networked, dict[str, bytes]()
     ours, guests = socket.socketpair()
     ours.setblocking(False)
 
     def call() -> None:
         guests.send(b"GET /latest/user-data HTTP/1.0\r\n\r\n")
-        house.domain().tell(Call(*METADATA, ours))
+        runtime.domain().tell(Call(*METADATA, ours))
 
-    house.at["after-qmp"] = call
-    outcome = house.run(own_work(house, timeout=5.0))
+    runtime.at["after-qmp"] = call
+    outcome = runtime.run(own_work(runtime, timeout=5.0))
     with guests:
         heard["answer"] = guests.recv(4096)
     assert outcome.cause is Cause.WALLTIME
     assert heard["answer"].startswith(b"HTTP/1.1 200 ") and heard["answer"].endswith(b"\r\n\r\n#!/bin/sh\n")
-    egress = house.domain().spec.nic.egress  # type: ignore[union-attr]
+    egress = runtime.domain().spec.nic.egress  # type: ignore[union-attr]
     assert egress is not None and egress.answers == (METADATA, FEATURES)
 
 
-def test_where_payloads_ask_there_are_no_user_data_and_credentials_are_in_no_record(networked: House) -> None:
-    house, ends = networked, [socket.socketpair() for _ in range(2)]
+def test_where_payloads_ask_there_are_no_user_data_and_credentials_are_in_no_record(networked: Runtime) -> None:
+    runtime, ends = networked, [socket.socketpair() for _ in range(2)]
 
     def call() -> None:
-        folder = house.folders.machine("0123456789ab") / CREDENTIALS
+        folder = runtime.folders.machine("0123456789ab") / CREDENTIALS
         folder.mkdir()
         (folder / "token").write_text("ey.secret")
         for (ours, guests), place in zip(ends, (FEATURES, METADATA), strict=True):
             ours.setblocking(False)
             path = b"/latest/user-data" if place is FEATURES else b"/credentials/token"
             guests.send(b"GET " + path + b" HTTP/1.0\r\n\r\n")
-            house.domain().tell(Call(*place, ours))
+            runtime.domain().tell(Call(*place, ours))
 
-    house.at["after-qmp"] = call
-    house.run(own_work(house, timeout=5.0))
+    runtime.at["after-qmp"] = call
+    runtime.run(own_work(runtime, timeout=5.0))
     refused, told = (guests.recv(4096) for _, guests in ends)
     for _, guests in ends:
         guests.close()
     assert refused.startswith(b"HTTP/1.1 404 ") and b"#!" not in refused
     assert told.endswith(b"\r\n\r\ney.secret")
-    ended = house.folders.ended("0123456789ab")
+    ended = runtime.folders.ended("0123456789ab")
     assert ended.exists() and not (ended / CREDENTIALS).exists()
 
 
-def test_what_a_payload_puts_is_kept_with_its_records(networked: House) -> None:
-    house = networked
+def test_what_a_payload_puts_is_kept_with_its_records(networked: Runtime) -> None:
+    runtime = networked
     ours, guests = socket.socketpair()
     ours.setblocking(False)
 
     def call() -> None:
         guests.send(b"PUT /joboutputs/log HTTP/1.0\r\nContent-Length: 4\r\n\r\ndone")
-        house.domain().tell(Call(*FEATURES, ours))
+        runtime.domain().tell(Call(*FEATURES, ours))
 
-    house.at["payload-sent"] = call
-    house.plan(Script(runs_for=5.0))
-    request = house.request(machine={"start": Start.COLD, "network": NetworkMode.USER}, user_data=b"x")
-    assert house.run(request).cause is Cause.FINISHED
+    runtime.at["payload-sent"] = call
+    runtime.plan(Script(runs_for=5.0))
+    request = runtime.request(machine={"start": Start.COLD, "network": NetworkMode.USER}, user_data=b"x")
+    assert runtime.run(request).cause is Cause.FINISHED
     guests.close()
-    assert (house.folders.ended("0123456789ab") / JOBOUTPUTS / "log").read_bytes() == b"done"
-    assert dict(house.guests[-1].payloads[-1].env)[b"JOBOUTPUTS"] == b"http://169.254.169.253/joboutputs"
+    assert (runtime.folders.ended("0123456789ab") / JOBOUTPUTS / "log").read_bytes() == b"done"
+    assert dict(runtime.guests[-1].payloads[-1].env)[b"JOBOUTPUTS"] == b"http://169.254.169.253/joboutputs"
 
 
-def test_features_over_http_are_those_of_the_files(networked: House) -> None:
-    house = networked
+def test_features_over_http_are_those_of_the_files(networked: Runtime) -> None:
+    runtime = networked
     ours, guests = socket.socketpair()
     ours.setblocking(False)
 
     def call() -> None:
         guests.send(b"GET /jobfeatures/jobstart_secs HTTP/1.0\r\n\r\n")
-        house.domain().tell(Call(*FEATURES, ours))
+        runtime.domain().tell(Call(*FEATURES, ours))
 
-    house.at["payload-sent"] = call
-    house.plan(Script(runs_for=5.0))
-    house.run(house.request(machine={"start": Start.COLD, "network": NetworkMode.USER}, user_data=b"x"))
+    runtime.at["payload-sent"] = call
+    runtime.plan(Script(runs_for=5.0))
+    runtime.run(runtime.request(machine={"start": Start.COLD, "network": NetworkMode.USER}, user_data=b"x"))
     with guests:
         answer = guests.recv(4096).rpartition(b"\r\n\r\n")[2]
-    (file,) = [one for one in house.guests[-1].payloads[-1].files if one.path == b"/etc/jobfeatures/jobstart_secs"]
+    (file,) = [one for one in runtime.guests[-1].payloads[-1].files if one.path == b"/etc/jobfeatures/jobstart_secs"]
     assert answer == file.data != b""
 
 
-def test_user_data_that_nothing_would_bring_is_refused(house: House) -> None:
-    outcome = house.run(house.request(user_data=b"x"))
+def test_user_data_that_nothing_would_bring_is_refused(runtime: Runtime) -> None:
+    outcome = runtime.run(runtime.request(user_data=b"x"))
     assert (outcome.cause, outcome.error) == (Cause.REFUSED, "BadUserData")
-    assert "--network user" in outcome.hint and house.hypervisor.domains == []
+    assert "--network user" in outcome.hint and runtime.hypervisor.domains == []
 
 
-def test_an_open_network_is_guarded_for_the_answers_alone(house: House) -> None:
-    house.networks = Networks(Settings(egress=EgressMode.OPEN), house.folders.run)
-    ends(house)
-    assert house.run(own_work(house)).cause is Cause.FINISHED
-    egress = house.domain().spec.nic.egress  # type: ignore[union-attr]
+def test_an_open_network_is_guarded_for_the_answers_alone(runtime: Runtime) -> None:
+    runtime.networks = Networks(Settings(egress=EgressMode.OPEN), runtime.folders.run)
+    ends(runtime)
+    assert runtime.run(own_work(runtime)).cause is Cause.FINISHED
+    egress = runtime.domain().spec.nic.egress  # type: ignore[union-attr]
     assert egress is not None and egress.allow[0].mask == 0
 
 
-def test_user_data_is_not_in_the_records(networked: House) -> None:
+def test_user_data_is_not_in_the_records(networked: Runtime) -> None:
     ends(networked)
     networked.run(own_work(networked, work={"user_data": b"a secret"}))
     kept = (networked.folders.ended("0123456789ab") / "request.json").read_text()
@@ -233,20 +233,22 @@ def test_user_data_is_not_in_the_records(networked: House) -> None:
     assert list(networked.folders.ended("0123456789ab").glob("seed*")) == []
 
 
-def test_a_disc_is_booted_beside_an_empty_disk(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = networked
-    real = house.images.resolve
+def test_a_disc_is_booted_beside_an_empty_disk(networked: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = networked
+    real = runtime.images.resolve
     monkeypatch.setattr(
-        house.images, "resolve", lambda name: replace(real(name), kernel=None, initrd=None, facts={"boots_by": "disc"})
+        runtime.images,
+        "resolve",
+        lambda name: replace(real(name), kernel=None, initrd=None, facts={"boots_by": "disc"}),
     )
-    ends(house)
-    outcome = house.run(own_work(house, machine={"network": NetworkMode.USER, "disk": 1 << 30}))
+    ends(runtime)
+    outcome = runtime.run(own_work(runtime, machine={"network": NetworkMode.USER, "disk": 1 << 30}))
     assert outcome.cause is Cause.FINISHED, outcome.reason
-    spec = house.domain().spec
+    spec = runtime.domain().spec
     assert spec.boot.is_disc and spec.seed is not None
     assert [(disk.name, disk.format, disk.readonly) for disk in spec.disks] == [("empty", "raw", False)]
-    assert house.leftovers() == []
-    refused = house.run(house.request(id="0123456789ab", machine={"network": NetworkMode.USER}))
+    assert runtime.leftovers() == []
+    refused = runtime.run(runtime.request(id="0123456789ab", machine={"network": NetworkMode.USER}))
     assert (refused.cause, refused.error) == (Cause.REFUSED, "UsageError")
 
 
@@ -255,55 +257,59 @@ def test_a_disc_is_booted_beside_an_empty_disk(networked: House, monkeypatch: py
 AGENT = {"user_data": None, "ready": Probe(Sign.AGENT)}
 
 
-def test_with_an_agent_it_is_a_clone_with_an_identity_of_its_own(house: House) -> None:
-    outcome = house.run(own_work(house, machine={}, work=AGENT), (3600.0, Stop()))
+def test_with_an_agent_it_is_a_clone_with_an_identity_of_its_own(runtime: Runtime) -> None:
+    outcome = runtime.run(own_work(runtime, machine={}, work=AGENT), (3600.0, Stop()))
     assert (outcome.start, outcome.context, outcome.cause) == (Start.CLONE.value, "ramdisk", Cause.CANCELLED)
-    guest = house.guests[-1]
+    guest = runtime.guests[-1]
     assert guest.done[:2] == ["greet", "identify"] and "end_payload" in guest.done
-    assert house.states()[-6:] == ["booting", "ready", "running", "stopping", "cleaning", "done"]
-    assert "press power" not in house.domain().done  # nobody is there who would heed it
-    assert house.leftovers() == []
+    assert runtime.states()[-6:] == ["booting", "ready", "running", "stopping", "cleaning", "done"]
+    assert "press power" not in runtime.domain().done  # nobody is there who would heed it
+    assert runtime.leftovers() == []
 
 
-def test_its_shares_and_its_scratch_disk_are_there_before_it_is_ready(house: House, tmp_path: Path) -> None:
+def test_its_shares_and_its_scratch_disk_are_there_before_it_is_ready(runtime: Runtime, tmp_path: Path) -> None:
     share = Share(str(tmp_path), "/data")
-    house.at["after-agent"] = lambda: asyncio.get_running_loop().call_later(60.0, house.orders.give, Stop()) and None
-    house.run(own_work(house, machine={"shares": (share,), "scratch": 16 << 20}, work=AGENT))
-    assert any("mount" in word for word in house.guests[-1].done)
-    assert any("scratch" in word for word in house.guests[-1].done)
+    runtime.at["after-agent"] = lambda: (
+        asyncio.get_running_loop().call_later(60.0, runtime.orders.give, Stop()) and None
+    )
+    runtime.run(own_work(runtime, machine={"shares": (share,), "scratch": 16 << 20}, work=AGENT))
+    assert any("mount" in word for word in runtime.guests[-1].done)
+    assert any("scratch" in word for word in runtime.guests[-1].done)
 
 
-def test_a_guest_with_an_agent_that_never_answers_failed_to_boot(house: House) -> None:
-    house.plan(Script(boots_in=None))
-    outcome = house.run(own_work(house, machine={"start": Start.COLD}, work=AGENT))
+def test_a_guest_with_an_agent_that_never_answers_failed_to_boot(runtime: Runtime) -> None:
+    runtime.plan(Script(boots_in=None))
+    outcome = runtime.run(own_work(runtime, machine={"start": Start.COLD}, work=AGENT))
     assert (outcome.cause, outcome.klass) == (Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
 
 
-def test_a_file_that_appears_in_the_guest_shows_that_it_is_ready(house: House) -> None:
-    house.plan(Script(collected=bytes(1024)))
+def test_a_file_that_appears_in_the_guest_shows_that_it_is_ready(runtime: Runtime) -> None:
+    runtime.plan(Script(collected=bytes(1024)))
     work = {"user_data": None, "ready": Probe(Sign.FILE, "/run/ready", within=600.0)}
 
     def appears() -> None:
-        assert house.machines.list()[0].state == State.BOOTING
-        house.guests[-1].script.collected = b"run/ready" + bytes(1024)
+        assert runtime.machines.list()[0].state == State.BOOTING
+        runtime.guests[-1].script.collected = b"run/ready" + bytes(1024)
 
-    house.at["after-agent"] = lambda: asyncio.get_running_loop().call_later(300.0, appears) and None
-    outcome = house.run(own_work(house, machine={}, work=work), (500.0, Stop()))
+    runtime.at["after-agent"] = lambda: asyncio.get_running_loop().call_later(300.0, appears) and None
+    outcome = runtime.run(own_work(runtime, machine={}, work=work), (500.0, Stop()))
     assert (
         outcome.cause is Cause.CANCELLED and outcome.phases["ready"] + 301 >= 300
     )  # in leaping time the phase is short
-    (ready,) = [event for event in house.journal() if event["event"] == "ready"]
+    (ready,) = [event for event in runtime.journal() if event["event"] == "ready"]
     assert (ready["sign"], ready["of"]) == ("file", "/run/ready")
 
 
-def test_a_sign_that_does_not_come_is_a_boot_that_failed(house: House) -> None:
-    house.plan(Script(collected=bytes(1024)))
-    outcome = house.run(own_work(house, machine={}, work={"user_data": None, "ready": Probe(Sign.FILE, "/run/ready")}))
+def test_a_sign_that_does_not_come_is_a_boot_that_failed(runtime: Runtime) -> None:
+    runtime.plan(Script(collected=bytes(1024)))
+    outcome = runtime.run(
+        own_work(runtime, machine={}, work={"user_data": None, "ready": Probe(Sign.FILE, "/run/ready")})
+    )
     assert (outcome.cause, outcome.klass) == (Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
     assert outcome.reason == "waited 180 s for the file /run/ready in the guest"
 
 
-def test_a_line_on_the_console_in_two_pieces_shows_that_it_is_ready(networked: House) -> None:
+def test_a_line_on_the_console_in_two_pieces_shows_that_it_is_ready(networked: Runtime) -> None:
     def writes() -> None:
         loop, serial = asyncio.get_running_loop(), networked.domain().serial
         loop.call_later(50.0, serial.send, b"[ OK ]\r\nall is re")
@@ -324,7 +330,7 @@ def test_a_line_on_the_console_in_two_pieces_shows_that_it_is_ready(networked: H
     ],
 )
 def test_a_script_that_is_the_user_data_may_end_by_powering_its_machine_off(
-    networked: House, message: str, code: int, reason: str
+    networked: Runtime, message: str, code: int, reason: str
 ) -> None:
     outcome = networked.run(as_script(networked, EventKind.SHUTDOWN, message))
     assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.FINISHED, OutcomeClass.PAYLOAD, code)
@@ -332,23 +338,23 @@ def test_a_script_that_is_the_user_data_may_end_by_powering_its_machine_off(
     assert networked.leftovers() == []
 
 
-def test_such_a_script_that_reboots_its_machine_has_lost_it(networked: House) -> None:
+def test_such_a_script_that_reboots_its_machine_has_lost_it(networked: Runtime) -> None:
     outcome = networked.run(as_script(networked, EventKind.RESET))
     assert (outcome.cause, outcome.exit_code) == (Cause.GUEST_LOST, None)
     assert "the payload rebooted the guest" in outcome.reason
 
 
-def as_script(house: House, kind: EventKind, message: str = "") -> Request:
+def as_script(runtime: Runtime, kind: EventKind, message: str = "") -> Request:
     """A request for a script that leaves this message, and ends its machine so."""
 
     def end() -> None:
         if message:
-            folder = house.folders.machine("0123456789ab") / JOBOUTPUTS
+            folder = runtime.folders.machine("0123456789ab") / JOBOUTPUTS
             folder.mkdir(mode=0o700)
             (folder / "shutdown_message").write_text(message)
-        house.domain().happen(kind)
+        runtime.domain().happen(kind)
 
-    house.plan(Script(runs_for=None))
-    house.at["payload-started"] = end
-    request = house.request(machine={"network": NetworkMode.USER, "start": Start.COLD})
+    runtime.plan(Script(runs_for=None))
+    runtime.at["payload-started"] = end
+    request = runtime.request(machine={"network": NetworkMode.USER, "start": Start.COLD})
     return replace(request, work=replace(request.work, user_data=b"#!/bin/sh\n"))

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar.host.room import Settings, host_memory
 from belljar.model import MIB, OutcomeClass
@@ -65,24 +65,24 @@ def test_starters_that_race_do_not_take_the_last_memory_twice(tmp_path: Path) ->
             one.communicate("\n")
 
 
-def test_a_machine_that_there_is_no_room_for_is_the_nodes_affair(house: House) -> None:
-    house.host = Settings(kept_memory=1 << 60)
-    outcome = house.run()
+def test_a_machine_that_there_is_no_room_for_is_the_nodes_affair(runtime: Runtime) -> None:
+    runtime.host = Settings(kept_memory=1 << 60)
+    outcome = runtime.run()
     assert (outcome.klass, outcome.error) == (OutcomeClass.NODE, "NoMemory")
     assert outcome.reason.startswith("64 MiB of memory: 0 MiB are left on ") and outcome.hint
-    assert house.hypervisor.domains == [] and house.leftovers() == []
-    assert house.saved_outcome()["error"] == "NoMemory"
+    assert runtime.hypervisor.domains == [] and runtime.leftovers() == []
+    assert runtime.saved_outcome()["error"] == "NoMemory"
 
 
-def test_what_a_batch_system_has_set_aside_is_not_refused_and_counts_for_others(house: House) -> None:
-    house.host = Settings(kept_memory=1 << 60)
+def test_what_a_batch_system_has_set_aside_is_not_refused_and_counts_for_others(runtime: Runtime) -> None:
+    runtime.host = Settings(kept_memory=1 << 60)
     seen: list[int] = []
 
     def look() -> None:
         from belljar.machine.life.claim import taken
 
-        seen.extend(one.need.memory for one in taken(house.folders))
+        seen.extend(one.need.memory for one in taken(runtime.folders))
 
-    house.at["payload-started"] = look
-    outcome = house.run(replace(house.request(), is_allotted=True))
+    runtime.at["payload-started"] = look
+    outcome = runtime.run(replace(runtime.request(), is_allotted=True))
     assert outcome.exit_code == 0 and seen == [64 * MIB]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.guest import Script
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar.errors import DomainDied
 from belljar.guest import Streams
@@ -32,8 +32,8 @@ ID = "0123456789ab"
 COLD = {"machine": {"start": Start.COLD}}
 
 
-def rows(house: House) -> list[dict[str, Any]]:
-    return [row for row in Ledger(house.folders.logs).rows() if row["id"] == ID]
+def rows(runtime: Runtime) -> list[dict[str, Any]]:
+    return [row for row in Ledger(runtime.folders.logs).rows() if row["id"] == ID]
 
 
 def facts(outcome: Outcome) -> tuple[object, ...]:
@@ -66,29 +66,29 @@ def fill(path: Path) -> Callable[[], None]:
     return lambda: None
 
 
-def break_(house: House, step: str) -> Callable[[], None]:
+def break_(runtime: Runtime, step: str) -> Callable[[], None]:
     """Let this step of the way out fail; returns how it is mended."""
-    folder = house.folders.machine(ID)
+    folder = runtime.folders.machine(ID)
     match step:
         case "domain":
-            house.hypervisor.faults.quit.append(DomainDied("it hangs in the kernel"))
-            return lambda: house.hypervisor.discard(ID)
+            runtime.hypervisor.faults.quit.append(DomainDied("it hangs in the kernel"))
+            return lambda: runtime.hypervisor.discard(ID)
         case "disk":
-            house.overlays.stuck = OSError(errno.EROFS, "Read-only file system", str(house.folders.overlay(ID)))
-            return lambda: setattr(house.overlays, "stuck", None)
+            runtime.overlays.stuck = OSError(errno.EROFS, "Read-only file system", str(runtime.folders.overlay(ID)))
+            return lambda: setattr(runtime.overlays, "stuck", None)
         case "further disk":
-            return in_the_way(house.folders.attachment(ID, "scratch"))
+            return in_the_way(runtime.folders.attachment(ID, "scratch"))
         case "identity":
-            return in_the_way(next(house.folders.identities.iterdir()))
+            return in_the_way(next(runtime.folders.identities.iterdir()))
         case "control socket":
             return in_the_way(folder / "control.sock")
         case "outcome":
             return in_the_way(folder / "outcome.json")
         case "ledger":
-            return in_the_way(house.folders.logs / time.strftime("ledger-%Y-%m.jsonl", time.gmtime()))
+            return in_the_way(runtime.folders.logs / time.strftime("ledger-%Y-%m.jsonl", time.gmtime()))
         case "record":
-            house.folders.ended(ID).write_text("in the way")
-            return lambda: house.folders.ended(ID).unlink()
+            runtime.folders.ended(ID).write_text("in the way")
+            return lambda: runtime.folders.ended(ID).unlink()
         case "journal":
             return fill(folder / "journal.jsonl")
     raise AssertionError(step)
@@ -117,134 +117,134 @@ KNOWN: dict[str, tuple[Script, dict[str, Any], tuple[Any, ...], tuple[object, ..
     ("step", "known"), [pair for pair in product(STEPS, KNOWN) if pair != ("identity", "no identity")]
 )
 def test_what_is_known_is_delivered_and_written_though_a_step_of_the_way_out_fails(
-    house: House, step: str, known: str
+    runtime: Runtime, step: str, known: str
 ) -> None:
     script, changes, orders, wanted = KNOWN[known]
     mend: list[Callable[[], None]] = []
-    house.plan(script)
-    house.at["before-stop"] = lambda: mend.append(break_(house, step))
+    runtime.plan(script)
+    runtime.at["before-stop"] = lambda: mend.append(break_(runtime, step))
     machine = {**COLD["machine"], "scratch": 64 * MIB} if step == "further disk" else COLD["machine"]
-    outcome = house.run(house.request(machine=machine, **changes), *orders)
+    outcome = runtime.run(runtime.request(machine=machine, **changes), *orders)
     assert facts(outcome) == wanted
     assert len(outcome.troubles) == (step != "journal"), outcome.troubles
     mend[0]()
-    house.overlays.stuck = None
-    house.reaper.full()
-    assert house.leftovers() == []
-    assert [(row["cause"], row["class"], row["exit_code"], row["signal"]) for row in rows(house)] == [
+    runtime.overlays.stuck = None
+    runtime.reaper.full()
+    assert runtime.leftovers() == []
+    assert [(row["cause"], row["class"], row["exit_code"], row["signal"]) for row in rows(runtime)] == [
         (wanted[0].value, wanted[1].value, *wanted[2:])  # type: ignore[attr-defined]
     ]
-    assert house.saved_outcome()["reason"] == outcome.reason
+    assert runtime.saved_outcome()["reason"] == outcome.reason
 
 
-def test_everything_that_fails_is_told_and_nothing_hides_the_end(house: House) -> None:
+def test_everything_that_fails_is_told_and_nothing_hides_the_end(runtime: Runtime) -> None:
     mend: list[Callable[[], None]] = []
-    house.plan(Script(exit_code=3))
-    house.at["before-stop"] = lambda: mend.extend(break_(house, step) for step in STEPS if step != "further disk")
-    outcome = house.run(house.request(**COLD))
+    runtime.plan(Script(exit_code=3))
+    runtime.at["before-stop"] = lambda: mend.extend(break_(runtime, step) for step in STEPS if step != "further disk")
+    outcome = runtime.run(runtime.request(**COLD))
     assert facts(outcome) == (Cause.FINISHED, OutcomeClass.PAYLOAD, 3, None)
     told = "\n".join(outcome.troubles)
     assert "it hangs in the kernel" in told and "0123456789ab.qcow2: Read-only file system" in told
     assert "control.sock" in told and "ledger-" in told
 
 
-def test_a_reaper_that_comes_between_finds_the_outcome_and_records_no_fault(house: House) -> None:
+def test_a_reaper_that_comes_between_finds_the_outcome_and_records_no_fault(runtime: Runtime) -> None:
     """The ledger cannot be written: the record waits for it where a reaper finds it."""
     mend: list[Callable[[], None]] = []
-    house.at["before-stop"] = lambda: mend.append(break_(house, "ledger"))
-    house.run(house.request(**COLD))
-    house.reaper.quick()
-    assert house.folders.machine(ID).exists() and not house.folders.ended(ID).exists()
+    runtime.at["before-stop"] = lambda: mend.append(break_(runtime, "ledger"))
+    runtime.run(runtime.request(**COLD))
+    runtime.reaper.quick()
+    assert runtime.folders.machine(ID).exists() and not runtime.folders.ended(ID).exists()
     mend[0]()
-    assert rows(house) == []
-    house.reaper.quick()
-    assert [row["cause"] for row in rows(house)] == ["finished"] and house.leftovers() == []
+    assert rows(runtime) == []
+    runtime.reaper.quick()
+    assert [row["cause"] for row in rows(runtime)] == ["finished"] and runtime.leftovers() == []
 
 
 # -- a journal whose disk is full ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_full_disk_of_the_journal_ends_no_machine_whose_payload_runs(house: House, code: int) -> None:
+def test_a_full_disk_of_the_journal_ends_no_machine_whose_payload_runs(runtime: Runtime, code: int) -> None:
     """It fills up while the payload runs; then the job is suspended, resumed, and its files are fetched."""
-    house.plan(Script(runs_for=100.0, exit_code=code))
-    house.at["payload-started"] = lambda: fill(house.folders.machine(ID) / "journal.jsonl") and None
+    runtime.plan(Script(runs_for=100.0, exit_code=code))
+    runtime.at["payload-started"] = lambda: fill(runtime.folders.machine(ID) / "journal.jsonl") and None
     outputs = (Transfer("/tmp/result", "result"),)
-    outcome = house.run(
-        house.request(payload={"outputs": outputs}, **COLD), (10.0, Pause(asyncio.Event())), (20.0, Resume())
+    outcome = runtime.run(
+        runtime.request(payload={"outputs": outputs}, **COLD), (10.0, Pause(asyncio.Event())), (20.0, Resume())
     )
     assert facts(outcome) == (Cause.FINISHED, OutcomeClass.PAYLOAD, code, None) and outcome.error == ""
-    assert {"pause", "resume"} <= set(house.domain().done) and "get" in house.guests[-1].done
-    assert house.leftovers() == [] and len(rows(house)) == 1
+    assert {"pause", "resume"} <= set(runtime.domain().done) and "get" in runtime.guests[-1].done
+    assert runtime.leftovers() == [] and len(rows(runtime)) == 1
 
 
-def test_why_a_domain_ended_is_told_though_the_journals_disk_is_full(house: House) -> None:
-    house.plan(Script(runs_for=None))
+def test_why_a_domain_ended_is_told_though_the_journals_disk_is_full(runtime: Runtime) -> None:
+    runtime.plan(Script(runs_for=None))
 
     def end() -> None:
-        fill(house.folders.machine(ID) / "journal.jsonl")
-        house.domain().happen(EventKind.PANICKED)
+        fill(runtime.folders.machine(ID) / "journal.jsonl")
+        runtime.domain().happen(EventKind.PANICKED)
 
-    house.at["payload-started"] = end
-    outcome = house.run(house.request(**COLD))
+    runtime.at["payload-started"] = end
+    outcome = runtime.run(runtime.request(**COLD))
     assert outcome.error == "GuestError" and outcome.klass is OutcomeClass.TRANSIENT
 
 
-def test_a_clone_that_failed_is_booted_cold_or_told_though_its_failure_cannot_be_journaled(house: House) -> None:
-    house.run()
-    house.hypervisor.faults.start_clone.append(DomainDied("it broke"))
-    house.at["after-overlay"] = lambda: fill(house.folders.machine("0123456789ac") / "journal.jsonl") and None
-    outcome = house.run(house.request(id="0123456789ac"))
-    assert outcome.error == "NoSpace" and outcome.klass is OutcomeClass.NODE and house.leftovers() == []
+def test_a_clone_that_failed_is_booted_cold_or_told_though_its_failure_cannot_be_journaled(runtime: Runtime) -> None:
+    runtime.run()
+    runtime.hypervisor.faults.start_clone.append(DomainDied("it broke"))
+    runtime.at["after-overlay"] = lambda: fill(runtime.folders.machine("0123456789ac") / "journal.jsonl") and None
+    outcome = runtime.run(runtime.request(id="0123456789ac"))
+    assert outcome.error == "NoSpace" and outcome.klass is OutcomeClass.NODE and runtime.leftovers() == []
 
 
 # -- a cancel of the program that keeps the machine --------------------------------------------------------------------------
 
 
-def cancelled(house: House, *points: str, **changes: Any) -> Outcome:
+def cancelled(runtime: Runtime, *points: str, **changes: Any) -> Outcome:
     """The outcome that is written when the supervisor is cancelled at each of these points."""
 
     async def keep() -> None:
         task = asyncio.ensure_future(
-            house.supervisor().keep(house.request(**changes), Streams(None, None, None), Orders())
+            runtime.supervisor().keep(runtime.request(**changes), Streams(None, None, None), Orders())
         )
         for point in points:
-            house.at[point] = task.cancel
+            runtime.at[point] = task.cancel
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    house.leap(keep())
-    assert house.leftovers() == []
-    (row,) = rows(house)
+    runtime.leap(keep())
+    assert runtime.leftovers() == []
+    (row,) = rows(runtime)
     return Outcome(
         ID, Cause(row["cause"]), OutcomeClass(row["class"]), row["exit_code"], row["signal"], reason=row["reason"]
     )
 
 
 @pytest.mark.parametrize("at", ["after-overlay", "after-spawn", "after-boot", "payload-sent", "payload-started"])
-def test_a_cancelled_machine_is_cancelled_and_no_nodes_fault(house: House, at: str) -> None:
-    house.plan(Script(runs_for=None))
-    outcome = cancelled(house, at, **COLD)
+def test_a_cancelled_machine_is_cancelled_and_no_nodes_fault(runtime: Runtime, at: str) -> None:
+    runtime.plan(Script(runs_for=None))
+    outcome = cancelled(runtime, at, **COLD)
     assert facts(outcome) == (Cause.CANCELLED, OutcomeClass.CANCELLED, None, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_cancel_while_files_are_fetched_tells_how_the_payload_had_ended(house: House, code: int) -> None:
-    house.plan(Script(exit_code=code, gets_for=60.0))
-    outcome = cancelled(house, "payload-ended", payload={"outputs": (Transfer("/tmp/result", "result"),)}, **COLD)
+def test_a_cancel_while_files_are_fetched_tells_how_the_payload_had_ended(runtime: Runtime, code: int) -> None:
+    runtime.plan(Script(exit_code=code, gets_for=60.0))
+    outcome = cancelled(runtime, "payload-ended", payload={"outputs": (Transfer("/tmp/result", "result"),)}, **COLD)
     assert outcome.cause is Cause.CANCELLED and f"the payload had ended with exit code {code}" in outcome.reason
 
 
 @pytest.mark.parametrize("at", ["status-written", "before-stop", "after-stop", "before-release"])
-def test_a_cancel_when_all_is_done_changes_nothing_of_the_outcome(house: House, at: str) -> None:
-    house.plan(Script(exit_code=3))
-    outcome = cancelled(house, at, collect=("/var/log",), **COLD)
+def test_a_cancel_when_all_is_done_changes_nothing_of_the_outcome(runtime: Runtime, at: str) -> None:
+    runtime.plan(Script(exit_code=3))
+    outcome = cancelled(runtime, at, collect=("/var/log",), **COLD)
     assert facts(outcome) == (Cause.FINISHED, OutcomeClass.PAYLOAD, 3, None)
 
 
-def test_a_second_cancel_does_not_abandon_the_way_out(house: House) -> None:
-    house.plan(Script(runs_for=None))
-    outcome = cancelled(house, "payload-started", "before-stop", "after-stop", **COLD)
+def test_a_second_cancel_does_not_abandon_the_way_out(runtime: Runtime) -> None:
+    runtime.plan(Script(runs_for=None))
+    outcome = cancelled(runtime, "payload-started", "before-stop", "after-stop", **COLD)
     assert outcome.cause is Cause.CANCELLED
 
 
@@ -255,20 +255,20 @@ class Killed(BaseException):
     """In the place of SIGKILL: nothing of the supervisor runs any more."""
 
 
-def killed_before_the_row(house: House, code: int = 3) -> None:
+def killed_before_the_row(runtime: Runtime, code: int = 3) -> None:
     """A machine whose supervisor was killed when its outcome was written, and its row in the ledger not."""
 
     def die() -> None:
         raise Killed
 
-    house.plan(Script(exit_code=code))
-    house.at["outcome-written"] = die
+    runtime.plan(Script(exit_code=code))
+    runtime.at["outcome-written"] = die
     with pytest.raises(Killed):
-        house.run(house.request(**COLD))
-    house.at.clear()
+        runtime.run(runtime.request(**COLD))
+    runtime.at.clear()
     gc.collect()
-    free(house.folders.machine(ID) / "lock")
-    assert rows(house) == [] and (house.folders.machine(ID) / "outcome.json").exists()
+    free(runtime.folders.machine(ID) / "lock")
+    assert rows(runtime) == [] and (runtime.folders.machine(ID) / "outcome.json").exists()
 
 
 def free(lock: Path) -> None:
@@ -279,28 +279,28 @@ def free(lock: Path) -> None:
                 os.close(int(name))
 
 
-def test_the_reaper_adds_the_row_that_is_missing(house: House) -> None:
-    killed_before_the_row(house)
-    house.reaper.quick()
-    assert [(row["cause"], row["exit_code"]) for row in rows(house)] == [("finished", 3)]
-    assert house.leftovers() == [] and house.saved_outcome()["exit_code"] == 3
+def test_the_reaper_adds_the_row_that_is_missing(runtime: Runtime) -> None:
+    killed_before_the_row(runtime)
+    runtime.reaper.quick()
+    assert [(row["cause"], row["exit_code"]) for row in rows(runtime)] == [("finished", 3)]
+    assert runtime.leftovers() == [] and runtime.saved_outcome()["exit_code"] == 3
 
 
-def test_two_reapers_at_once_add_it_once(house: House) -> None:
+def test_two_reapers_at_once_add_it_once(runtime: Runtime) -> None:
     for number in range(20):
-        killed_before_the_row(house)
+        killed_before_the_row(runtime)
         with ThreadPoolExecutor(2) as reapers:
-            list(reapers.map(lambda _: house.reaper.quick(), range(2)))
-        assert len(rows(house)) == 1 and house.leftovers() == [], number
-        for path in (*house.folders.logs.glob("ledger-*"), *house.folders.ended(ID).iterdir()):
+            list(reapers.map(lambda _: runtime.reaper.quick(), range(2)))
+        assert len(rows(runtime)) == 1 and runtime.leftovers() == [], number
+        for path in (*runtime.folders.logs.glob("ledger-*"), *runtime.folders.ended(ID).iterdir()):
             path.unlink()
-        house.folders.ended(ID).rmdir()
+        runtime.folders.ended(ID).rmdir()
 
 
 def test_a_reaper_that_dies_when_the_row_is_written_adds_no_second_one(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed_before_the_row(house)
+    killed_before_the_row(runtime)
 
     def die(*_: object) -> None:
         raise Killed
@@ -308,39 +308,39 @@ def test_a_reaper_that_dies_when_the_row_is_written_adds_no_second_one(
     with monkeypatch.context() as patch:
         patch.setattr(reaper, "retire", die)
         with pytest.raises(Killed):
-            house.reaper.quick()
-    assert len(rows(house)) == 1 and house.folders.machine(ID).exists()
-    house.reaper.quick()
-    assert len(rows(house)) == 1 and house.leftovers() == []
+            runtime.reaper.quick()
+    assert len(rows(runtime)) == 1 and runtime.folders.machine(ID).exists()
+    runtime.reaper.quick()
+    assert len(rows(runtime)) == 1 and runtime.leftovers() == []
 
 
-def test_half_a_row_is_none(house: House) -> None:
+def test_half_a_row_is_none(runtime: Runtime) -> None:
     """The host's power failed while the row was written."""
-    killed_before_the_row(house)
-    house.reaper.quick()
-    (path,) = house.folders.logs.glob("ledger-*")
+    killed_before_the_row(runtime)
+    runtime.reaper.quick()
+    (path,) = runtime.folders.logs.glob("ledger-*")
     path.write_bytes(path.read_bytes()[:-20])
-    os.rename(house.folders.ended(ID), house.folders.machine(ID))
-    (house.folders.machine(ID) / "lock").touch()
-    house.reaper.quick()
-    assert [(row["cause"], row["exit_code"]) for row in rows(house)] == [("finished", 3)]
+    os.rename(runtime.folders.ended(ID), runtime.folders.machine(ID))
+    (runtime.folders.machine(ID) / "lock").touch()
+    runtime.reaper.quick()
+    assert [(row["cause"], row["exit_code"]) for row in rows(runtime)] == [("finished", 3)]
 
 
-def test_who_was_killed_after_the_payloads_end_is_told_so(house: House) -> None:
-    life = claim(house.request(), house.folders, lambda point: None)
+def test_who_was_killed_after_the_payloads_end_is_told_so(runtime: Runtime) -> None:
+    life = claim(runtime.request(), runtime.folders, lambda point: None)
     life.record.tell("payload-ended", exit_code=3, signal=None)
     life.release()
-    house.reaper.quick()
-    assert house.saved_outcome()["cause"] == "node-fault"
-    assert house.saved_outcome()["reason"].endswith("; the payload had ended with exit code 3")
+    runtime.reaper.quick()
+    assert runtime.saved_outcome()["cause"] == "node-fault"
+    assert runtime.saved_outcome()["reason"].endswith("; the payload had ended with exit code 3")
 
 
-def test_a_dead_machine_is_put_on_record_though_its_disk_cannot_be_removed(house: House) -> None:
-    life = claim(house.request(), house.folders, lambda point: None)
-    life.record.intend("overlay", house.folders.overlay(ID))
+def test_a_dead_machine_is_put_on_record_though_its_disk_cannot_be_removed(runtime: Runtime) -> None:
+    life = claim(runtime.request(), runtime.folders, lambda point: None)
+    life.record.intend("overlay", runtime.folders.overlay(ID))
     life.release()
-    mend = in_the_way(house.folders.overlay(ID))
-    undone = house.reaper.quick()
-    assert [row["cause"] for row in rows(house)] == ["node-fault"] and not house.folders.machine(ID).exists()
-    assert [one.path for one in undone if one.error] == [str(house.folders.overlay(ID))]
+    mend = in_the_way(runtime.folders.overlay(ID))
+    undone = runtime.reaper.quick()
+    assert [row["cause"] for row in rows(runtime)] == ["node-fault"] and not runtime.folders.machine(ID).exists()
+    assert [one.path for one in undone if one.error] == [str(runtime.folders.overlay(ID))]
     mend()

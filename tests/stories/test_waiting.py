@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.guest import Script
-from tests.stories.conftest import House
+from tests.stories.conftest import Runtime
 
 from belljar import assembly, config
 from belljar.image.progress import begin_and_end
@@ -23,19 +23,19 @@ class Terminal(io.StringIO):
         return True
 
 
-def slow(house: House, seconds: float = 40.0) -> None:
-    house.plan(Script(boots_in=seconds), Script())
+def slow(runtime: Runtime, seconds: float = 40.0) -> None:
+    runtime.plan(Script(boots_in=seconds), Script())
 
 
-def test_a_line_is_written_at_the_beginning_and_one_at_the_end(house: House) -> None:
+def test_a_line_is_written_at_the_beginning_and_one_at_the_end(runtime: Runtime) -> None:
     log = io.StringIO()
-    house.showing = lambda what: begin_and_end(what, log)
-    slow(house)
-    assert house.run().cause is Cause.FINISHED
+    runtime.showing = lambda what: begin_and_end(what, log)
+    slow(runtime)
+    assert runtime.run().cause is Cause.FINISHED
     first, last = log.getvalue().splitlines()
     assert first == "belljar: Making a template of debian12, once (without KVM this takes minutes)"
     assert re.fullmatch(r"belljar: Making a template of debian12, once: 4\d s", last)
-    house.run(house.request(id="0123456789ac"))  # a clone waits for nobody
+    runtime.run(runtime.request(id="0123456789ac"))  # a clone waits for nobody
     assert len(log.getvalue().splitlines()) == 2
 
 
@@ -43,13 +43,13 @@ def test_a_closed_stderr_does_not_turn_words_to_stdout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr", None)
-    house = assembly.House(verbose=True)
-    house.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
-    house.settings = config.inspect(environ={}, etc=tmp_path).settings
+    runtime = assembly.Runtime(verbose=True)
+    runtime.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
+    runtime.settings = config.inspect(environ={}, etc=tmp_path).settings
 
     async def work() -> None:
-        with house._showing("Making a template"):
-            house._point("after-claim")
+        with runtime._showing("Making a template"):
+            runtime._point("after-claim")
 
     asyncio.run(work())
     assert capsys.readouterr().out == ""
@@ -63,20 +63,20 @@ def test_only_who_watches_or_asked_for_it_is_told(
     terminal: bool, verbose: bool, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr", Terminal() if terminal else io.StringIO())
-    house = assembly.House(verbose=verbose)
-    house.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
-    assert isinstance(house._showing("x"), nullcontext) is not is_told
+    runtime = assembly.Runtime(verbose=verbose)
+    runtime.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
+    assert isinstance(runtime._showing("x"), nullcontext) is not is_told
 
 
-def test_copying_that_takes_long_has_its_lines_and_a_quick_one_has_none(house: House) -> None:
+def test_copying_that_takes_long_has_its_lines_and_a_quick_one_has_none(runtime: Runtime) -> None:
     log = io.StringIO()
-    house.showing = lambda what: begin_and_end(what, log)
-    slow(house, 0.5)
-    house.run()
+    runtime.showing = lambda what: begin_and_end(what, log)
+    slow(runtime, 0.5)
+    runtime.run()
     assert log.getvalue() == ""
-    house.plan(Script(gets_for=30.0))
+    runtime.plan(Script(gets_for=30.0))
     outputs = (Transfer("/nowhere/out", "out"),)
-    house.run(house.request(id="0123456789ad", payload={"outputs": outputs}))
+    runtime.run(runtime.request(id="0123456789ad", payload={"outputs": outputs}))
     assert log.getvalue().splitlines() == [
         "belljar: Copying files out of the machine",
         "belljar: Copying files out of the machine: 30 s",

@@ -2,5 +2,5 @@
 
 from hypothesis import settings
 
-settings.register_profile("house", deadline=None)
-settings.load_profile("house")
+settings.register_profile("runtime", deadline=None)
+settings.load_profile("runtime")

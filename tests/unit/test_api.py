@@ -16,9 +16,9 @@ from belljar.model import GIB, MIB, NetworkMode, Start
 def _a_host_that_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("STORE", "RUN", "SCRATCH", "LOGS"):
         monkeypatch.setenv(f"BELLJAR_PATHS_{name}", str(tmp_path / name))
-    api._house.cache_clear()
+    api._runtime.cache_clear()
     yield
-    api._house.cache_clear()
+    api._runtime.cache_clear()
 
 
 def test_sizes_times_and_choices_are_understood_as_on_the_command_line() -> None:

@@ -165,15 +165,15 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
     if line.verb in ("--help", ""):
         print(overview(), file=sys.stdout if line.verb else sys.stderr)
         return 0 if line.verb else OUR_FAILURE
-    args, house = parser_of(line.verb).parse_args(line.rest), None
-    if verb_of(line.verb).needs_house:
-        from belljar.assembly import House
+    args, runtime = parser_of(line.verb).parse_args(line.rest), None
+    if verb_of(line.verb).needs_runtime:
+        from belljar.assembly import Runtime
 
         config_file = args.config_file or line.config_file
-        house = House(config_file, verbose=line.verbose or args.verbose, commands=commands)
+        runtime = Runtime(config_file, verbose=line.verbose or args.verbose, commands=commands)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as belljar itself left it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    return with_hints(lambda: args.carry_out(args, house), args)
+    return with_hints(lambda: args.carry_out(args, runtime), args)
 
 
 def with_hints(act: Callable[[], int], args: Namespace) -> int:

@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
     def take(self, verb: Verb) -> None:
         """Its options and parameters, with those of its acts; `args.act` and `args.carry_out` are of the one that is meant."""
         if (run := verb.run) is not None:
-            self.set_defaults(carry_out=lambda args, house: run(args, house) or 0)
+            self.set_defaults(carry_out=lambda args, runtime: run(args, runtime) or 0)
         add(self, verb.options)
         if verb.acts:
             below = self.add_subparsers(dest="act", metavar="ACT", required=True)
@@ -111,7 +111,7 @@ class Verb:
     run: Act | None = None
     options: str = ""  # a table
     acts: Mapping[str, Verb] = field(default_factory=dict)
-    needs_house: bool = True  # False: it works though everything else is broken, and gets None
+    needs_runtime: bool = True  # False: it works though everything else is broken, and gets None
     usage: str = ""
 
 

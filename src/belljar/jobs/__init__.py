@@ -5,7 +5,7 @@
     reap.py      what dead supervisors left, and orphans            users.py    root among the users of a node
     attend.py    signals, streams and the clock of who keeps        starting.py what comes before a machine: the request, limits
 
-No words of the command line are read here. The parts of belljar are handed in: `House` says which. What is said on stderr
+No words of the command line are read here. The parts of belljar are handed in: `Runtime` says which. What is said on stderr
 beside a job's own words is one line and a hint.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from belljar.model import Outcome
 
 
-class House(Protocol):
+class Runtime(Protocol):
     """The parts that jobs work with."""
 
     config_file: Path | None

@@ -27,7 +27,7 @@ assert quick_asyncio
 
 if TYPE_CHECKING:
     from belljar.hypervisor import Template
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
 
 T = TypeVar("T")
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
@@ -86,7 +86,7 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
 
 
 def attend(
-    house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
+    runtime: Runtime, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
 ) -> Outcome:
     """Keep the machine to its end, with this process's streams and signals. *stdin* replaces descriptor 0. *alone*:
     signals but TERM go to the payload's first process, not to its group. When TERM does not follow a *notice* in time,
@@ -100,7 +100,7 @@ def attend(
         if stdin is not None:
             streams = replace(streams, stdin=BytesSource(stdin))
         try:
-            return await house.supervisor().keep(request, streams, orders)
+            return await runtime.supervisor().keep(request, streams, orders)
         finally:
             if terminal is not None:
                 terminal.restore()
@@ -109,7 +109,7 @@ def attend(
 
 
 def attend_alone(
-    house: House, request: Request, streams: Streams, claimed: Callable[[], None], *, tie: int | None = None
+    runtime: Runtime, request: Request, streams: Streams, claimed: Callable[[], None], *, tie: int | None = None
 ) -> Outcome:
     """Keep the machine to its end in a process of its own. *claimed* is called once it is claimed. *tie*: a descriptor;
     when its other end is closed, the machine is stopped."""
@@ -124,20 +124,20 @@ def attend_alone(
 
         if tie is not None:
             loop.add_reader(tie, look_at_tie, tie)
-        return await house.supervisor().keep(request, streams, orders, claimed=claimed)
+        return await runtime.supervisor().keep(request, streams, orders, claimed=claimed)
 
     return in_loop(keep)
 
 
-def build_template(house: House, request: Request, *, exact: bool) -> Template:
+def build_template(runtime: Runtime, request: Request, *, exact: bool) -> Template:
     """Make the template that this machine would be cloned from, or with *exact* one of its own size, where there is
     none. A signal that cancels a job ends this process too, after clearing up."""
     from belljar.host.processes import die_by
 
-    house.images.ensure(request.machine.image)
+    runtime.images.ensure(request.machine.image)
 
     async def build(loop: StoppableLoop) -> Template:
-        return await unless_cancelled(house.supervisor().make_template(request, exact=exact), listen(loop))
+        return await unless_cancelled(runtime.supervisor().make_template(request, exact=exact), listen(loop))
 
     try:
         return in_loop(build)

@@ -29,30 +29,30 @@ from belljar.model import Share
 from belljar.network import shortfalls
 
 if TYPE_CHECKING:
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
 
 FIRST_USER = 1000  # below are system users
 QUEUES = "batch.queue_images"
 LAUNCH = 10.0  # seconds for a launcher to start on a busy node
 
 
-def findings(house: House, place: Place) -> Iterator[Finding]:
+def findings(runtime: Runtime, place: Place) -> Iterator[Finding]:
     """All of them, in the order a job meets them."""
     yield from _entered_by_all("the launcher", place.wrapper)
     yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[1])
-    if house.config_file is not None:
-        yield from _entered_by_all("the settings file", house.config_file.absolute())
-        yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
-    yield examine("node", lambda: node(house))
-    yield examine("qemu", lambda: qemu(house))
-    settings, file = house.settings, str(house.config_file or "the settings")
+    if runtime.config_file is not None:
+        yield from _entered_by_all("the settings file", runtime.config_file.absolute())
+        yield from _is_the_sites(Path(os.path.realpath(runtime.config_file)))
+    yield examine("node", lambda: node(runtime))
+    yield examine("qemu", lambda: qemu(runtime))
+    settings, file = runtime.settings, str(runtime.config_file or "the settings")
     # Nobody else notices that jobs run in software: the payload's own words say nothing of it.
     is_used = settings.qemu.accelerator is not Accelerator.TCG
     yield of_users() if is_used else ok(KVM, "not used: qemu.accelerator is tcg")
-    yield from _images(house, place)
-    yield _shares(house, file)
-    yield from _out_of_shares(house)
-    yield from _bridges(house, file)
+    yield from _images(runtime, place)
+    yield _shares(runtime, file)
+    yield from _out_of_shares(runtime)
+    yield from _bridges(runtime, file)
     yield examine("batch.allow", lambda: ok("batch.allow", f"{len(policy.rules(settings.batch))} rules"))
     yield examine(QUEUES, lambda: ok(QUEUES, f"{len(policy.queue_images(settings.batch))} queues"))
 
@@ -119,12 +119,12 @@ def _mode(path: Path) -> int:
         return 0o777
 
 
-def _images(house: House, place: Place) -> Iterator[Finding]:
+def _images(runtime: Runtime, place: Place) -> Iterator[Finding]:
     names, lacking, test = list[str](), list[str](), place.wrapper.name.replace("wrap-", "belljar batch node ", 1)
     with suppress(BelljarError):  # told with the rules
         names = policy.images_of(place.settings)
     with suppress(BelljarError):  # told here
-        lacking = without_template(house)
+        lacking = without_template(runtime)
     for name in lacking:
         yield ok(f"template of {name}", f"none yet: each user's first job boots; `{test} test` makes one")
     remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."
@@ -133,11 +133,11 @@ def _images(house: House, place: Place) -> Iterator[Finding]:
         yield fail_if(f"image {name}", "" if is_here else f"not in {place.store}", remedy)
 
 
-def _shares(house: House, file: str) -> Finding:
+def _shares(runtime: Runtime, file: str) -> Finding:
     """What every job would be refused for, or go without."""
     what, missing = "batch.shares", list[str]()
     try:
-        shares = of_site(house.settings.batch.shares, missing.append)
+        shares = of_site(runtime.settings.batch.shares, missing.append)
     except BelljarError as exc:
         return fail(what, f"{file}: {exc.message}", exc.hint)
     if missing:
@@ -146,11 +146,11 @@ def _shares(house: House, file: str) -> Finding:
     return ok(what, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
 
 
-def _out_of_shares(house: House) -> Iterator[Finding]:
+def _out_of_shares(runtime: Runtime) -> Iterator[Finding]:
     """Templates and users' images are read with the user's rights on the node: no machine may write them."""
-    node, shares = house.settings.paths.node, list[Share]()
+    node, shares = runtime.settings.paths.node, list[Share]()
     with suppress(BelljarError):  # told with the shares
-        shares += of_site(house.settings.batch.shares)
+        shares += of_site(runtime.settings.batch.shares)
     homes = (user.pw_dir for user in pwd.getpwall() if user.pw_uid >= FIRST_USER)  # of those who may submit jobs
     places = [str(node)] if node else [home for home in homes if home.startswith("/")]
     what = f"paths.node = {node}" if node else "the folders of users' templates and images, in their homes,"
@@ -161,7 +161,7 @@ def _out_of_shares(house: House) -> Iterator[Finding]:
             yield fail("folders out of reach", text, remedy)
 
 
-def _bridges(house: House, file: str) -> Iterator[Finding]:
+def _bridges(runtime: Runtime, file: str) -> Iterator[Finding]:
     """Jobs' machines are made without root's rights."""
-    for text in shortfalls(house.settings.network, is_root=False):
+    for text in shortfalls(runtime.settings.network, is_root=False):
         yield fail("network.anti_spoofing", f"{file}: {text}", 'Set it to "required" or to "off".')

@@ -27,7 +27,7 @@ from belljar.model import Context
 
 if TYPE_CHECKING:
     from belljar.image import Image
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
 
 KEPT_FACTS = ("context", "suite", "added")
 TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
@@ -41,26 +41,26 @@ def is_archive(path: Path) -> bool:
     return path.name.endswith((*TAR, *TAR_GZ))
 
 
-def extract(house: House, disk: str, paths: Sequence[str], target: Path) -> None:
+def extract(runtime: Runtime, disk: str, paths: Sequence[str], target: Path) -> None:
     """Copy these paths of an image or a kept machine's disk into a folder or a new archive. Raises OutputUnwritable,
     ImageUnknown, MachineBusy."""
     with ExitStack() as held:
         if is_archive(target):
             descriptor = held.enter_context(_named_when_whole(target))
-            sink = held.enter_context(_archive(house, descriptor, is_packed=target.name.endswith(TAR_GZ)))
-            asyncio.run(house.workshop().archive(_held(house, disk, held), paths, sink))
+            sink = held.enter_context(_archive(runtime, descriptor, is_packed=target.name.endswith(TAR_GZ)))
+            asyncio.run(runtime.workshop().archive(_held(runtime, disk, held), paths, sink))
         else:
-            asyncio.run(house.workshop().extract(_held(house, disk, held), paths, target.absolute()))
+            asyncio.run(runtime.workshop().extract(_held(runtime, disk, held), paths, target.absolute()))
 
 
-def survey(house: House, disk: Path, size: int, target: Path) -> None:
+def survey(runtime: Runtime, disk: Path, size: int, target: Path) -> None:
     """Have a machine of the default image look into a disk; write what it saw to *target*. Raises ImageUnknown without
     that image."""
-    house.images.resolve(house.settings.image.default)
+    runtime.images.resolve(runtime.settings.image.default)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        with _archive(house, descriptor) as sink:
-            asyncio.run(house.workshop().survey(kept_disk(disk, size), WANTED, sink))
+        with _archive(runtime, descriptor) as sink:
+            asyncio.run(runtime.workshop().survey(kept_disk(disk, size), WANTED, sink))
     finally:
         os.close(descriptor)
 
@@ -82,9 +82,9 @@ def told_of(image: Image) -> str:
     return f"image {image.called}: {start}; {agent}"
 
 
-def insert(house: House, reference: str, items: Sequence[Item], name: str) -> Image:
+def insert(runtime: Runtime, reference: str, items: Sequence[Item], name: str) -> Image:
     """A new image: this one with files of the host put in, examined like any image that comes in."""
-    store, image = house.images, house.images.resolve(reference)
+    store, image = runtime.images, runtime.images.resolve(reference)
     with (
         store.hold(image, "insert"),
         shown() as progress,
@@ -92,9 +92,9 @@ def insert(house: House, reference: str, items: Sequence[Item], name: str) -> Im
     ):
         with intake.draft(store, name) as folder:
             overlay, raw = folder / "overlay.qcow2", folder / "disk.raw"
-            house.overlays.create(overlay, image, None)
+            runtime.overlays.create(overlay, image, None)
             progress.step("Putting the files in")
-            asyncio.run(house.workshop().insert(overlay, items))
+            asyncio.run(runtime.workshop().insert(overlay, items))
             progress.step("Writing the disk anew")
             argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
             commands.run(argv, timeout=sandbox.CONVERSION, bound=True)
@@ -124,9 +124,9 @@ def _named_when_whole(output: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _archive(house: House, descriptor: int, *, is_packed: bool = False) -> Iterator[ArchiveSink]:
+def _archive(runtime: Runtime, descriptor: int, *, is_packed: bool = False) -> Iterator[ArchiveSink]:
     """Everything is in the file at the end. Raises OutputUnwritable when it is not."""
-    sink = ArchiveSink(descriptor, is_packed, house.settings.image.max_size)
+    sink = ArchiveSink(descriptor, is_packed, runtime.settings.image.max_size)
     yield sink
     if sink.left < 0:
         raise OutputUnwritable("the archive is larger than `image.max_size`", hint="Name fewer paths.")
@@ -151,14 +151,14 @@ class ArchiveSink:
         pass
 
 
-def _held(house: House, reference: str, held: ExitStack) -> Image:
+def _held(runtime: Runtime, reference: str, held: ExitStack) -> Image:
     """The image of this name, or the kept disk of this machine, held while it is worked on."""
     with suppress(ImageUnknown):
-        image: Image = house.images.resolve(reference)
-        held.enter_context(house.images.hold(image, "extract"))
+        image: Image = runtime.images.resolve(reference)
+        held.enter_context(runtime.images.hold(image, "extract"))
         return image
     try:
-        _, machine = reach(house, reference)
+        _, machine = reach(runtime, reference)
     except NoSuchMachine:
         raise ImageUnknown(f"{reference}: neither an image nor a machine", hint="See `belljar image list`.") from None
     if machine.alive:

@@ -18,7 +18,7 @@ from belljar.jobs import size
 from belljar.model import GIB, MIB
 
 if TYPE_CHECKING:
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
     from belljar.model import Outcome
 
 DEVICES = (
@@ -46,14 +46,14 @@ REMEDY = (
 BUILT = "It is built on first use: `belljar run -- true`, or `belljar image build debian`."
 
 
-def programs(house: House) -> Finding:
+def programs(runtime: Runtime) -> Finding:
     """the programs belljar calls are installed"""
     from belljar.hypervisor.qemu.virtiofs import find
 
     missing = [entry for entry in PROGRAMS if not commands.which(entry[0])]
     if not missing:
         try:  # not every system has a package of it, and 9p serves most images
-            find(house.settings.qemu.virtiofsd)
+            find(runtime.settings.qemu.virtiofsd)
             return ok("programs", "all there")
         except BelljarError as exc:
             return ok("programs", f"all there; no shares by virtiofs: {exc.message}")
@@ -67,13 +67,13 @@ def programs(house: House) -> Finding:
     return (fail if any(vital for *_, vital in missing) else warn)("programs", text, remedy)
 
 
-def qemu(house: House) -> Finding:
+def qemu(runtime: Runtime) -> Finding:
     """QEMU is new enough and has the devices machines are made of"""
     import re
 
     from belljar.hypervisor.qemu.abilities import TRIED, find
 
-    binary = find(house.settings.qemu.binary)
+    binary = find(runtime.settings.qemu.binary)
     printed = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
     version = re.search(r"(?<=emulator )version (\d+)\.(\d+)(\.\d+)?", printed)
     if version is None:
@@ -90,17 +90,17 @@ def qemu(house: House) -> Finding:
     return ok("qemu", f"{binary}, {version[0]}, with all devices{tried}")
 
 
-def accelerator(house: House) -> Finding:
+def accelerator(runtime: Runtime) -> Finding:
     """what runs the guests: the processor itself (kvm) or software (tcg)"""
     from belljar.hypervisor import Accelerator, Boot
 
     right = of_users()
     try:
-        image = house.images.resolve(house.settings.image.default)
+        image = runtime.images.resolve(runtime.settings.image.default)
     except BelljarError as exc:
-        return warn("accelerator", f"not tried: {exc.message} ({right.text})", _remedy(house, exc))
-    boot = house.images.boot_files(image)
-    chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
+        return warn("accelerator", f"not tried: {exc.message} ({right.text})", _remedy(runtime, exc))
+    boot = runtime.images.boot_files(image)
+    chosen, why = runtime.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
     if chosen is not Accelerator.KVM:
         slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
         return warn("accelerator", f"tcg: {why}", f"{slow} {right.remedy}".strip())
@@ -109,23 +109,23 @@ def accelerator(house: House) -> Finding:
     return ok("accelerator", f"kvm: {why}")
 
 
-def clone(house: House) -> Finding:
+def clone(runtime: Runtime) -> Finding:
     """a job's machine is cloned from a booted guest in a moment"""
     from belljar.jobs.node import self_check
     from belljar.model import Start
 
-    machine, image = house.settings.machine, house.settings.image.default
+    machine, image = runtime.settings.machine, runtime.settings.image.default
     if machine.start is Start.COLD or machine.hypervisor != "qemu":
         return ok("clone", "not used: `machine.start` is cold, or machines run by libvirt, where each boots")
     try:
-        house.images.resolve(image)
+        runtime.images.resolve(image)
     except BelljarError as exc:
-        return warn("clone", f"not tried: {exc.message}", _remedy(house, exc))
+        return warn("clone", f"not tried: {exc.message}", _remedy(runtime, exc))
     try:
-        took = _start_time(self_check(house, image, Start.CLONE))
+        took = _start_time(self_check(runtime, image, Start.CLONE))
     except BelljarError as exc:
         # Where no machine can be started at all this fails, and so does the check.
-        cold = _start_time(self_check(house, image, Start.COLD))
+        cold = _start_time(self_check(runtime, image, Start.COLD))
         text = f"no clone can be started: {exc.message}; every job boots its guest, which took {cold:.1f} s"
         return warn("clone", text, exc.hint)
     return ok("clone", f"a clone of {image} was ready in {took:.1f} s")
@@ -135,9 +135,9 @@ def _start_time(outcome: Outcome) -> float:
     return sum(outcome.phases.get(name, 0.0) for name in ("start", "boot", "identify"))
 
 
-def folders(house: House) -> Finding:
+def folders(runtime: Runtime) -> Finding:
     """belljar's folders are safe from others"""
-    wrong, paths = list[str](), _paths(house)
+    wrong, paths = list[str](), _paths(runtime)
     for name, path in paths.items():
         try:
             above = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -152,9 +152,9 @@ def folders(house: House) -> Finding:
     return expect("folders", not wrong, "\n".join(wrong) or good, remedy)
 
 
-def node(house: House) -> Finding:
+def node(runtime: Runtime) -> Finding:
     """jobs' users can enter the folder of this node (`paths.node`), and change nothing of others in it"""
-    return examine_node(house.settings.paths.node)
+    return examine_node(runtime.settings.paths.node)
 
 
 def examine_node(folder: Path | None) -> Finding:
@@ -174,10 +174,10 @@ def examine_node(folder: Path | None) -> Finding:
     return expect("node", not closed, text, f"chmod o+x {' '.join(closed)}")
 
 
-def space(house: House) -> Finding:
+def space(runtime: Runtime) -> Finding:
     """there is room for images, disks and logs"""
     least = {"run": 16 * MIB, "store": 2 * GIB, "scratch": GIB, "logs": 64 * MIB}
-    free = {name: files.free_bytes(path) for name, path in _paths(house).items()}
+    free = {name: files.free_bytes(path) for name, path in _paths(runtime).items()}
     tight = [name for name, needed in least.items() if free[name] < needed]
     text = ", ".join(f"{name} {size(free[name])}" for name in least)
     if tight:
@@ -186,33 +186,33 @@ def space(house: House) -> Finding:
     return ok("space", f"free: {text}")
 
 
-def images(house: House) -> Finding:
+def images(runtime: Runtime) -> Finding:
     """the default image can be used, and no other one is damaged"""
-    there = house.images.images()
-    default = house.settings.image.default
+    there = runtime.images.images()
+    default = runtime.settings.image.default
     try:
-        house.images.resolve(default)
+        runtime.images.resolve(default)
     except BelljarError as exc:
-        remedy, text = _remedy(house, exc), f"{len(there)} in the store; the default: {exc.message}"
+        remedy, text = _remedy(runtime, exc), f"{len(there)} in the store; the default: {exc.message}"
         return warn("images", text, remedy) if remedy == BUILT else fail("images", text, remedy)
-    wrong = [(image, why) for image in there if (why := house.images.complaint(image))]
+    wrong = [(image, why) for image in there if (why := runtime.images.complaint(image))]
     if wrong:
-        remedies = [house.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
+        remedies = [runtime.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
         return warn("images", "\n".join(why for _, why in wrong), "\n".join(remedies))
     return ok("images", f"{len(there)} in the store, the default {default} among them")
 
 
-def leftovers(house: House) -> Finding:
+def leftovers(runtime: Runtime) -> Finding:
     """nothing is left of machines whose supervisor died"""
-    left = "\n".join(f"{undone.machine} {undone.what} {undone.path}".strip() for undone in house.reaper.leftovers())
+    left = "\n".join(f"{undone.machine} {undone.what} {undone.path}".strip() for undone in runtime.reaper.leftovers())
     return warn("leftovers", left, "`belljar reap` clears them away.") if left else ok("leftovers", "none")
 
 
-def memory(house: House) -> Finding:
+def memory(runtime: Runtime) -> Finding:
     """there is room for machines of default size"""
     from belljar.machine.life.claim import room_now
 
-    room, each = room_now(house.folders, house.settings.host), house.settings.machine.memory
+    room, each = room_now(runtime.folders, runtime.settings.host), runtime.settings.machine.memory
     count = room.memory // (each + QEMU_OVERHEAD)
     text = f"{size(room.memory)} left on {room.bound}: room for {count} machines of {size(each)}"
     if room.machines:
@@ -222,11 +222,11 @@ def memory(house: House) -> Finding:
     return ok("memory", text)
 
 
-def limits(house: House) -> Finding:
+def limits(runtime: Runtime) -> Finding:
     """resource limits leave room for QEMU"""
     import resource
 
-    needed = house.settings.machine.memory + 512 * MIB
+    needed = runtime.settings.machine.memory + 512 * MIB
     least = {"AS": needed, "FSIZE": 4 * GIB, "NOFILE": 256, "NPROC": 64, "CPU": 60, "DATA": needed}
     low = []
     for name, enough in least.items():
@@ -237,29 +237,29 @@ def limits(house: House) -> Finding:
     return warn("limits", "\n".join(low), remedy) if low else ok("limits", "wide enough for a machine of default size")
 
 
-def libvirt(house: House) -> Finding:
+def libvirt(runtime: Runtime) -> Finding:
     """libvirt's daemon answers, where machines are run by it"""
     from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
-    if isinstance(house.hypervisor, LibvirtHypervisor):
-        return ok("libvirt", house.hypervisor.examine())
+    if isinstance(runtime.hypervisor, LibvirtHypervisor):
+        return ok("libvirt", runtime.hypervisor.examine())
     return ok("libvirt", "not used: `machine.hypervisor` is qemu")
 
 
-def network(house: House) -> Finding:
+def network(runtime: Runtime) -> Finding:
     """what machines with a user network send can be guarded"""
     from belljar.hypervisor.qemu import guard
     from belljar.hypervisor.qemu.process.launch import confined
     from belljar.network import EgressMode, shortfalls
 
-    if house.settings.network.egress is EgressMode.OPEN:
+    if runtime.settings.network.egress is EgressMode.OPEN:
         return warn("network", "machines with a user network reach whatever this host reaches, its loopback too",
             'Set `network.egress = "guarded"` and name in `network.allow` what they need.')  # fmt: skip
     nobody = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     why = guard.prove(lambda argv: confined(argv, nobody))
     if why:
         return warn("network", f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.')
-    for text in shortfalls(house.settings.network, is_root=os.geteuid() == 0):
+    for text in shortfalls(runtime.settings.network, is_root=os.geteuid() == 0):
         return warn("network", text, "Run such machines as root with nftables, or settle it in the settings.")
     return ok("network", "what machines send can be guarded")
 
@@ -306,11 +306,11 @@ CHECKS = (  # in the order they are shown; each is called as its function
 )  # fmt: skip
 
 
-def _remedy(house: House, missing: BelljarError) -> str:
+def _remedy(runtime: Runtime, missing: BelljarError) -> str:
     """Where the default image cannot be had."""
-    is_built = house.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
+    is_built = runtime.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
     return BUILT if is_built else missing.hint
 
 
-def _paths(house: House) -> dict[str, Path]:
-    return {name: getattr(house.settings.paths, name) for name in ("run", "store", "scratch", "logs")}
+def _paths(runtime: Runtime) -> dict[str, Path]:
+    return {name: getattr(runtime.settings.paths, name) for name in ("run", "store", "scratch", "logs")}

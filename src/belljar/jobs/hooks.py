@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
     from belljar.batch.node import Report
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
 KILLED = "--killed"  # after the user's name: the job was killed, and what keeps its machine with it
 
 
-def run(act: str, system: str, words: list[str], house: House) -> int:
+def run(act: str, system: str, words: list[str], runtime: Runtime) -> int:
     """Exit 0, always."""
     env = dict(os.environ)
     os.umask(0o022)
@@ -39,15 +39,15 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
         os.environ["PATH"] = SEARCH_PATH
         dialect = batch.load(system).dialect
         try:
-            house.settings  # noqa: B018 - read here: a mistake in them is logged once, and the work is done all the same
+            runtime.settings  # noqa: B018 - read here: a mistake in them is logged once, and the work is done all the same
         except BelljarError as exc:
-            log(system, act, exc.message, house.verbose)
-            house.be_lenient()
-        (prolog if act == "prolog" else epilog)(dialect, env, tuple(words), house)
+            log(system, act, exc.message, runtime.verbose)
+            runtime.be_lenient()
+        (prolog if act == "prolog" else epilog)(dialect, env, tuple(words), runtime)
     except BelljarError as exc:
-        log(system, act, f"{exc.message} ({exc.hint})", house.verbose)
+        log(system, act, f"{exc.message} ({exc.hint})", runtime.verbose)
     except Exception as exc:  # a hook that fails closes the node
-        log(system, act, f"{type(exc).__name__}: {exc}", house.verbose)
+        log(system, act, f"{type(exc).__name__}: {exc}", runtime.verbose)
     return 0
 
 
@@ -68,9 +68,9 @@ def log(system: str, act: str, text: str, verbose: bool) -> None:
 # -- before the job ------------------------------------------------------------------------------------------------------
 
 
-def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house: House) -> None:
+def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtime: Runtime) -> None:
     """The user's own folder below `paths.node`, where that is set."""
-    node = house.settings.paths.node
+    node = runtime.settings.paths.node
     if node is None:
         return
     _, name = dialect.epilog(env, words)
@@ -78,13 +78,13 @@ def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     if user.uid != 0:
         from belljar.jobs.node import make_folder
 
-        make_folder(house, user)
+        make_folder(runtime, user)
 
 
 # -- after the job -------------------------------------------------------------------------------------------------------
 
 
-def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house: House) -> None:
+def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtime: Runtime) -> None:
     """End what still lives of the job, as its user; count what that user's records say of the node."""
     from belljar.batch import node
     from belljar.batch.job.terms import one_line
@@ -94,37 +94,39 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     job = f"{dialect.name}:{id}"
     what = f"end the machines of {job}"
     is_killed = KILLED in words
-    report = asked_as(house, user, lambda theirs: finish(theirs, job, is_killed), timeout=USER_TIMEOUT, what=what)
+    report = asked_as(runtime, user, lambda theirs: finish(theirs, job, is_killed), timeout=USER_TIMEOUT, what=what)
     raw = report if isinstance(report, dict) else {}
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:
-        log(dialect.name, "epilog", f"{job}: {one_line(str(line))}", house.verbose)
+        log(dialect.name, "epilog", f"{job}: {one_line(str(line))}", runtime.verbose)
     if (newest := node.report_of(raw, job)) is not None:
-        account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), newest, house)
+        account(
+            dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), newest, runtime
+        )
 
 
-def finish(house: House, job: str, is_killed: bool = False) -> dict[str, Any]:
+def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any]:
     """In the child, as the user: end the job's machines and tell about the newest of them."""
-    node = house.settings.paths.node
+    node = runtime.settings.paths.node
     try:
         if node is not None:
             is_missing(node / "batch")  # raises where the way there is not right
     except HostError as exc:  # its jobs leave no records, so that is counted for each that ends
         id, now = os.urandom(6).hex(), time.time()
         return {"machine": id, "started": now, "class": "node", "error": "HostError", "reason": exc.message}
-    if not (house.folders.run.is_dir() or house.folders.logs.is_dir()):
+    if not (runtime.folders.run.is_dir() or runtime.folders.logs.is_dir()):
         return {}
     from belljar.host.files import append_line
     from belljar.journal import JOB_KILLED, JOURNAL
     from belljar.machine.outside.registry import jobs_of
     from belljar.model import dumps
 
-    views = [view for view in house.machines.list() if job in jobs_of(view)]
+    views = [view for view in runtime.machines.list() if job in jobs_of(view)]
     for view in views if is_killed else ():
         append_line(view.folder / JOURNAL, dumps({"time": time.time(), "event": JOB_KILLED}))
-    done = ((view.id, house.reaper.end(view)) for view in views)
+    done = ((view.id, runtime.reaper.end(view)) for view in views)
     ended = {"ended": [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in done][:20]}
-    newest = house.machines.newest(job)
+    newest = runtime.machines.newest(job)
     if newest is None:
         return ended
     outcome = newest.outcome or {}
@@ -132,24 +134,24 @@ def finish(house: House, job: str, is_killed: bool = False) -> dict[str, Any]:
     return {"machine": newest.id, "started": newest.created, **end, **ended}
 
 
-def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
+def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) -> None:
     """Count it; close the node where it was one fault too many."""
     from belljar.batch.node import count
     from belljar.jobs.node import OUR_WORD, known
 
-    node = known(house, dialect, node_name)
+    node = known(runtime, dialect, node_name)
     with node.memory.locked():
-        now, is_to_be_closed = count(node.memory.read(), report, house.settings.batch.node_faults)
+        now, is_to_be_closed = count(node.memory.read(), report, runtime.settings.batch.node_faults)
         node.memory.write(now)
     if is_to_be_closed:
         node.close(f"{OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
-        log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", house.verbose)
+        log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", runtime.verbose)
 
 
 # -- hooks of a system's own ---------------------------------------------------------------------------------------------
 
 
-def own(system: str, words: list[str], house: House) -> int:
+def own(system: str, words: list[str], runtime: Runtime) -> int:
     """A program of one system only, mostly run as a job's user: the user's mistakes in the settings are the wrapper's
     to report."""
     from belljar.batch.system import Call
@@ -157,29 +159,29 @@ def own(system: str, words: list[str], house: House) -> int:
 
     name, *rest = words or [""]
     call = Call(
-        name, tuple(rest), os.environ, lambda: go_by_the_site(house), _asker,
-        client=lambda: client_of(house, system), images=lambda: _known_images(house),
+        name, tuple(rest), os.environ, lambda: go_by_the_site(runtime), _asker,
+        client=lambda: client_of(runtime, system), images=lambda: _known_images(runtime),
     )  # fmt: skip
     return batch.load(system).hook(name)(call)
 
 
-def go_by_the_site(house: House) -> Settings:
+def go_by_the_site(runtime: Runtime) -> Settings:
     """The settings of batch jobs; a user's own mistakes in them are left out."""
     try:
-        house.settings  # noqa: B018 - to see whether they can be read
+        runtime.settings  # noqa: B018 - to see whether they can be read
     except BelljarError:
-        if all(mistake.is_users for mistake in house.inspect().mistakes):
-            house.be_lenient()
-    settings: Settings = house.settings.batch
+        if all(mistake.is_users for mistake in runtime.inspect().mistakes):
+            runtime.be_lenient()
+    settings: Settings = runtime.settings.batch
     return settings
 
 
-def ask(system: str, house: House) -> int:
+def ask(system: str, runtime: Runtime) -> int:
     """How many running jobs the system knows, asked as any job's user would. Raises CommandFailed."""
     from belljar.batch.node import ask
     from belljar.jobs.node import runner
 
-    answer = ask(batch.load(system).dialect, runner(house, system, house.settings.batch.ask_timeout))
+    answer = ask(batch.load(system).dialect, runner(runtime, system, runtime.settings.batch.ask_timeout))
     if answer.living is None:
         raise CommandFailed(answer.trouble)
     return len(answer.living)
@@ -192,9 +194,9 @@ def _asker() -> Asker:
     return Asker.of(caller())
 
 
-def _known_images(house: House) -> list[str] | None:
+def _known_images(runtime: Runtime) -> list[str] | None:
     """The names of the site's images; None where its store cannot be seen from here (a submit host)."""
-    paths = house.settings.paths
+    paths = runtime.settings.paths
     try:
         return os.listdir((paths.site_store or paths.store) / "images/names")
     except OSError:

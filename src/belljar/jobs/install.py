@@ -20,7 +20,7 @@ from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.batch.install.commands import Client
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
 
 LONGEST_SHEBANG = 120  # of 127 that older kernels read
 
@@ -39,12 +39,12 @@ entry({commands!r})
 
 
 def installation(
-    system: str, house: House, *, prefix: str, folder: str, bins: str, variables: Mapping[str, str],
+    system: str, runtime: Runtime, *, prefix: str, folder: str, bins: str, variables: Mapping[str, str],
     options: Mapping[str, str], anew: bool,
 ) -> tuple[Installation, Client]:  # fmt: skip
     """What is empty, but for the prefix, is as at the last installation. *anew*: look for the system's commands again,
     first in *bins*, folders with colons between. Raises BadOption."""
-    site, settings = batch.load(system).site, house.settings
+    site, settings = batch.load(system).site, runtime.settings
     top = Path(prefix).absolute() if prefix else own_prefix()
     ours = folder_of(system, top)
     known = client.read(client.path_of(ours / "belljar"), system)
@@ -60,7 +60,7 @@ def installation(
         store=settings.paths.site_store or settings.paths.store, folder=where, options=options,
         run=lambda argv: now.run(argv, settings.batch.ask_timeout), node=settings.paths.node,
     )  # fmt: skip
-    config = ["--config", str(house.config_file.absolute())] if house.config_file else []
+    config = ["--config", str(runtime.config_file.absolute())] if runtime.config_file else []
     words = ["belljar", *config, "batch", "install", system, "--folder", str(where), "--prefix", str(top)]
     command = shlex.join([*words, *(f"--set={key}={value}" for key, value in options.items())])
     before = replace(place, folder=last, options=known.options) if known else None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from belljar.batch.install.commands import Client
     from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
     from belljar.model import Outcome, Share, Start
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
@@ -31,14 +31,14 @@ KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
 
 
-def runner(house: House, system: str, timeout: float) -> Run:
+def runner(runtime: Runtime, system: str, timeout: float) -> Run:
     """How a command of the system is run; where they are is looked up when there is one."""
-    return lambda argv: client_of(house, system).run(argv, timeout)
+    return lambda argv: client_of(runtime, system).run(argv, timeout)
 
 
-def client_of(house: House, system: str) -> Client:
+def client_of(runtime: Runtime, system: str) -> Client:
     """By the list that `batch install` made. Without one, by PATH: then a person asks."""
-    launcher = house.commands or folder_of(system, own_prefix()) / "belljar"
+    launcher = runtime.commands or folder_of(system, own_prefix()) / "belljar"
     known = client.read(client.path_of(launcher), system)
     return known or client.find(system, batch.load(system).site.needs, None, os.environ)
 
@@ -56,21 +56,21 @@ def own_prefix() -> Path:
     return Path(sys.prefix) if sys.prefix != "/usr" else Path("/usr/local")
 
 
-def memory_folder(house: House) -> Path:
+def memory_folder(runtime: Runtime) -> Path:
     """Where root remembers this node: below the node's folder where only root can put something, else in the store."""
-    paths = house.settings.paths
+    paths = runtime.settings.paths
     is_roots = paths.node is not None and paths.node.is_dir() and not os.stat(paths.node).st_mode & 0o022
     folder: Path = paths.node if is_roots else paths.store
     return folder / "batch"
 
 
-def make_folder(house: House, user: User) -> None:
+def make_folder(runtime: Runtime, user: User) -> None:
     """`NODE/UID`, 0700, the user's. NODE is root's, so nobody else can put anything there; where everybody may write to
     NODE, a link or another user's folder is refused."""
     from belljar.errors import UnsafeFolder
     from belljar.host.files import is_missing, private_folder
 
-    node = house.settings.paths.node
+    node = runtime.settings.paths.node
     assert node is not None
     if is_missing(node):
         private_folder(node, mode=0o711)
@@ -120,9 +120,9 @@ class Known:
             self.memory.write(replace(self.memory.read(), passes=0, **changes))
 
 
-def known(house: House, dialect: Dialect, name: str) -> Known:
-    memory = faults.Memory(memory_folder(house), dialect.name, name)
-    return Known(dialect, name, memory, runner(house, dialect.name, house.settings.batch.ask_timeout))
+def known(runtime: Runtime, dialect: Dialect, name: str) -> Known:
+    memory = faults.Memory(memory_folder(runtime), dialect.name, name)
+    return Known(dialect, name, memory, runner(runtime, dialect.name, runtime.settings.batch.ask_timeout))
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class Tested:
     passes: int  # in a row
 
 
-def test(house: House, node: Known) -> Tested:
+def test(runtime: Runtime, node: Known) -> Tested:
     """Start a small machine. Enough passes in a row reopen a node that belljar closed; too many failures in a row close
     it."""
-    settings, begin = house.settings.batch, time.monotonic()
+    settings, begin = runtime.settings.batch, time.monotonic()
     try:
-        as_a_job(house, settings.check_image or house.settings.image.default)
+        as_a_job(runtime, settings.check_image or runtime.settings.image.default)
         passed, reason = True, f"a machine ran in {time.monotonic() - begin:.1f} s"
     except (BelljarError, OSError) as exc:
         passed, reason = False, str(exc)
@@ -155,20 +155,20 @@ def test(house: House, node: Known) -> Tested:
     return Tested(passed, reason, opened, now.passes)
 
 
-def as_a_job(house: House, image: str) -> None:
+def as_a_job(runtime: Runtime, image: str) -> None:
     """The self-check, as root by an ordinary user in a folder below `paths.node`, where that is set: once root has the
     templates of the site's jobs. Raises CommandFailed when no machine could be started."""
-    for name in without_template(house):
+    for name in without_template(runtime):
         with suppress(BelljarError):  # then each user's first job boots one
-            self_check(house, name, shares=of_site(house.settings.batch.shares))
-    if os.geteuid() != 0 or house.settings.paths.node is None:
-        self_check(house, image)
+            self_check(runtime, name, shares=of_site(runtime.settings.batch.shares))
+    if os.geteuid() != 0 or runtime.settings.paths.node is None:
+        self_check(runtime, image)
         return
     from belljar.jobs.users import asked_as
 
     user = tester()
-    make_folder(house, user)
-    asked_as(house, user, lambda it: self_check(it, image).id, timeout=TEST_TIMEOUT + 30, what="start a machine")
+    make_folder(runtime, user)
+    asked_as(runtime, user, lambda it: self_check(it, image).id, timeout=TEST_TIMEOUT + 30, what="start a machine")
 
 
 def tester() -> User:
@@ -178,25 +178,25 @@ def tester() -> User:
     return user_of("nobody").with_groups()
 
 
-def without_template(house: House) -> list[str]:
+def without_template(runtime: Runtime) -> list[str]:
     """Images of the site's jobs of which root has no template that serves all users. Raises BelljarError."""
     from belljar.model import ShareKind, Start
 
-    settings = house.settings
+    settings = runtime.settings
     serves = settings.qemu.site_templates and settings.paths.site_store is None and os.geteuid() == 0
     if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
         return []
     ports = sum(share.kind is ShareKind.NINEP for share in of_site(settings.batch.shares))
-    templates = [template.facts for template in house.hypervisor.templates() if template.grows]
+    templates = [template.facts for template in runtime.hypervisor.templates() if template.grows]
     there = {facts["image_digest"] for facts in templates if str(facts["hardware"]).count("virtio-9p-pci") == ports}
     lacking = list[str]()
     for name in policy.images_of(settings.batch) or [settings.image.default]:
         with suppress(BelljarError):  # an image that is not here
-            lacking += [name] if house.images.resolve(name).digest not in there else []
+            lacking += [name] if runtime.images.resolve(name).digest not in there else []
     return lacking
 
 
-def self_check(house: House, image: str, start: Start | None = None, shares: tuple[Share, ...] = ()) -> Outcome:
+def self_check(runtime: Runtime, image: str, start: Start | None = None, shares: tuple[Share, ...] = ()) -> Outcome:
     """A machine of this image that ran `true`, started as the settings say unless told how. Raises CommandFailed."""
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
@@ -206,12 +206,12 @@ def self_check(house: House, image: str, start: Start | None = None, shares: tup
     null = StdinKind.NULL
     payload = Payload((b"true",), caller(), cwd=b"/", stdin=null, stdout=null, stderr=null)
     request = make_request(
-        house.settings, RunPayload(payload), image=image, cpus=1, start=start, name="self-check", requester="node test",
+        runtime.settings, RunPayload(payload), image=image, cpus=1, start=start, name="self-check", requester="node test",
         timeout=TEST_TIMEOUT, grace=1.0, shares=shares,
     )  # fmt: skip
     widen_limits()
-    house.reaper.quick()
-    outcome = attend(house, request)
+    runtime.reaper.quick()
+    outcome = attend(runtime, request)
     if outcome.exit_code != 0 or outcome.error:
         raise CommandFailed(outcome.reason or f"the machine ended with {outcome.exit_code}", hint=outcome.hint)
     return outcome

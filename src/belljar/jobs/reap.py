@@ -24,7 +24,7 @@ from belljar.reading import from_json
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
 
 MEMORY = "batch-gone.json"
 USER_TIMEOUT = 60.0  # seconds to look through one user's folders, or to end machines there
@@ -51,29 +51,29 @@ class Row:
     error: str = ""
 
 
-def reap(house: House, systems: Collection[str], *, dry: bool) -> tuple[list[Row], list[str]]:
+def reap(runtime: Runtime, systems: Collection[str], *, dry: bool) -> tuple[list[Row], list[str]]:
     """Finish what dead supervisors left, and end machines whose job these systems do not know any more. Returns what was
     done, and who could not be asked."""
-    rows, machines, trouble = look(house, dry=dry)
+    rows, machines, trouble = look(runtime, dry=dry)
     ours = [machine for machine in machines if machine.live.system in systems]
-    timeout, answers = house.settings.batch.ask_timeout, dict[str, Answer]()
+    timeout, answers = runtime.settings.batch.ask_timeout, dict[str, Answer]()
     for name in sorted({machine.live.system for machine in ours}):
-        answers[name] = ask(batch.load(name).dialect, runner(house, name, timeout))
+        answers[name] = ask(batch.load(name).dialect, runner(runtime, name, timeout))
         if answers[name].living is None:
             trouble.append(f"{name} cannot be asked, its machines are left alone: {answers[name].trouble}")
     if ours:
-        decision = judge(house, [machine.live for machine in ours], answers, dry=dry)
+        decision = judge(runtime, [machine.live for machine in ours], answers, dry=dry)
         concerned = (*decision.to_end, *decision.waiting)
-        rows += [result(house, machine, decision, dry=dry) for machine in ours if machine.live.key in concerned]
+        rows += [result(runtime, machine, decision, dry=dry) for machine in ours if machine.live.key in concerned]
     return rows, trouble
 
 
-def judge(house: House, live: list[Live], answers: dict[str, Answer], *, dry: bool) -> Decision:
+def judge(runtime: Runtime, live: list[Live], answers: dict[str, Answer], *, dry: bool) -> Decision:
     """Decide, with what is remembered from the time before."""
-    folder = memory_folder(house) if os.geteuid() == 0 else house.folders.run
+    folder = memory_folder(runtime) if os.geteuid() == 0 else runtime.folders.run
     path = folder / MEMORY
     now = time.clock_gettime(time.CLOCK_BOOTTIME)  # nobody sets it, and no machine outlives a boot
-    gone_after = house.settings.batch.gone_after
+    gone_after = runtime.settings.batch.gone_after
     if dry:
         return decide(live, answers, remembered(path), now, gone_after)
     private_folder(folder)
@@ -91,22 +91,22 @@ def remembered(path: Path) -> dict[str, float]:
     return {}
 
 
-def result(house: House, machine: Owned, decision: Decision, *, dry: bool) -> Row:
+def result(runtime: Runtime, machine: Owned, decision: Decision, *, dry: bool) -> Row:
     """What became of it; ends the machine where that was decided."""
     live, owner = machine.live, machine.user.name if machine.user else ""
     job, error = ", ".join(f"{live.system}:{id}" for id in sorted(live.jobs)[:3]), ""
     if live.key not in decision.to_end:
-        what = f"job unknown; ended when it is so in {house.settings.batch.gone_after:g} s again"
+        what = f"job unknown; ended when it is so in {runtime.settings.batch.gone_after:g} s again"
     elif dry:
         what = "would be ended"
     else:
 
-        def end(theirs: House) -> str:
+        def end(theirs: Runtime) -> str:
             views = [view for view in theirs.machines.list() if view.id == machine.id]
             return "ended" if all(theirs.reaper.end(view) for view in views) else "does not go away"
 
         try:
-            what = str(asked_as(house, machine.user, end, timeout=USER_TIMEOUT, what="end a machine"))[:80]
+            what = str(asked_as(runtime, machine.user, end, timeout=USER_TIMEOUT, what="end a machine"))[:80]
         except BelljarError as exc:
             what, error = "not ended", exc.message
     return Row(owner, machine.id, what, job, error)
@@ -123,14 +123,14 @@ class Seen:
     machines: dict[str, tuple[str, ...]]
 
 
-def look(house: House, *, dry: bool) -> tuple[list[Row], list[Owned], list[str]]:
+def look(runtime: Runtime, *, dry: bool) -> tuple[list[Row], list[Owned], list[str]]:
     """What dead supervisors left, finished unless *dry*, and the live machines of batch jobs, for root of every user; and
     who could not be asked."""
     rows, machines, trouble = list[Row](), list[Owned](), list[str]()
-    for user in (None, *users_of(house)):
+    for user in (None, *users_of(runtime)):
         owner = user.name if user else ""
         try:
-            looked = asked_as(house, user, partial(_look, dry=dry), timeout=USER_TIMEOUT, what="look for machines")
+            looked = asked_as(runtime, user, partial(_look, dry=dry), timeout=USER_TIMEOUT, what="look for machines")
             seen: Seen = from_json(Seen, looked)
         except (BelljarError, ValueError) as exc:
             trouble.append(f"{owner or 'machines'}: cannot be looked at: {exc}")
@@ -140,12 +140,12 @@ def look(house: House, *, dry: bool) -> tuple[list[Row], list[Owned], list[str]]
     return rows, machines, trouble
 
 
-def _look(house: House, *, dry: bool) -> dict[str, Any]:
+def _look(runtime: Runtime, *, dry: bool) -> dict[str, Any]:
     """A `Seen` in JSON; runs as the machines' owner."""
     from belljar.machine.outside.registry import jobs_of
 
-    left = house.reaper.leftovers() if dry else house.reaper.full()
-    jobs = {view.id: sorted(jobs_of(view))[:8] for view in house.machines.list() if view.alive}
+    left = runtime.reaper.leftovers() if dry else runtime.reaper.full()
+    jobs = {view.id: sorted(jobs_of(view))[:8] for view in runtime.machines.list() if view.alive}
     return {
         "left": [(undone.machine, undone.what, undone.path, undone.error) for undone in left],
         "machines": {id: names for id, names in jobs.items() if names},

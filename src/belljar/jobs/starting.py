@@ -17,7 +17,7 @@ from belljar.model import MachineSpec, Request, StdinKind, Work
 from belljar.records import fields
 
 if TYPE_CHECKING:
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
     from belljar.jobs.asked import Asked
 
 START_PATIENCE = 2.0  # seconds a start spends on what dead supervisors left, at most
@@ -48,9 +48,9 @@ def kind(number: int) -> StdinKind:
     return StdinKind.STDOUT if is_stdout else StdinKind.STREAM
 
 
-def check_folder(house: House) -> None:
+def check_folder(runtime: Runtime) -> None:
     """Raises HostError where this user cannot enter or make their folder below `paths.node`: that is the site's to mend."""
-    paths = house.settings.paths
+    paths = runtime.settings.paths
     for path in (paths.run, paths.scratch, paths.store, paths.logs):
         if paths.node in path.parents:
             try:
@@ -59,15 +59,15 @@ def check_folder(house: House) -> None:
                 raise HostError(exc.message, hint="`belljar doctor --only node` says what is wrong with it.") from exc
 
 
-def ensure_image(house: House, reference: str, *, public_only: bool = False) -> None:
+def ensure_image(runtime: Runtime, reference: str, *, public_only: bool = False) -> None:
     """See `Images.ensure`. Says on stderr why a newer image could not be had."""
-    if problem := house.images.ensure(reference, public_only=public_only):
+    if problem := runtime.images.ensure(reference, public_only=public_only):
         complain(f"{problem}; the image that was imported before is used", "")
 
 
-def finish_the_dead(house: House) -> None:
+def finish_the_dead(runtime: Runtime) -> None:
     """What dead supervisors left is cleared away at every start; what cannot be is not a reason not to start."""
-    stuck = {end.machine for end in house.reaper.quick(START_PATIENCE) if end.error}
+    stuck = {end.machine for end in runtime.reaper.quick(START_PATIENCE) if end.error}
     if stuck:
         complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
 

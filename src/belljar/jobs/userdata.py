@@ -11,14 +11,14 @@ from belljar.host.files import read_named
 from belljar.records import replace
 
 if TYPE_CHECKING:
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
     from belljar.model import Request
 
 SCHEMES = ("http://", "https://")
 
 
 def with_user_data(
-    request: Request, template: str, named_options: list[str], named_files: list[str], house: House
+    request: Request, template: str, named_options: list[str], named_files: list[str], runtime: Runtime
 ) -> Request:
     """The request with its user data. Raises BadUserData, DownloadFailed."""
     from belljar import __version__
@@ -29,9 +29,9 @@ def with_user_data(
     from belljar.model import RunPayload
 
     with_data: Callable[[bytes], Request] = lambda data: replace(request, work=replace(request.work, user_data=data))  # noqa: E731
-    settings = house.settings.context
+    settings = runtime.settings.context
     url = template if template.startswith(SCHEMES) else ""
-    image = house.images.resolve(request.machine.image)
+    image = runtime.images.resolve(request.machine.image)
     base = BASE_URL if has_metadata(with_data(b""), settings.metadata) else ""
     has_files = isinstance(request.work, RunPayload)
     about = About(
@@ -48,7 +48,7 @@ def with_user_data(
         raise BadUserData(f"--user-data-option {name} and --user-data-file {name}: one of them only")
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
         options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
-    text = _fetch(url, house) if url else _read(template, "--user-data")
+    text = _fetch(url, runtime) if url else _read(template, "--user-data")
     return with_data(filled_in(text, about, options, files))
 
 
@@ -79,12 +79,12 @@ def _read(path: str, option: str) -> bytes:
     return data
 
 
-def _fetch(url: str, house: House) -> bytes:
+def _fetch(url: str, runtime: Runtime) -> bytes:
     from belljar.context.userdata import LARGEST
     from belljar.errors import ImageTooLarge
     from belljar.image.intake.fetch import small_file
 
     try:
-        return small_file(url, LARGEST, patience=house.settings.image.stall_timeout)
+        return small_file(url, LARGEST, patience=runtime.settings.image.stall_timeout)
     except ImageTooLarge as exc:
         raise BadUserData(f"--user-data {exc.message}") from exc

@@ -16,17 +16,17 @@ from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine
 from belljar.host.privileges import User, as_user, become, user_of
 
 if TYPE_CHECKING:
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
     from belljar.machine import MachineView
 
-H = TypeVar("H", bound="House")
+H = TypeVar("H", bound="Runtime")
 MOST_ROWS = 1000  # of one user's machines, the newest
 LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders
 
 
-def users_of(house: House) -> list[User]:
+def users_of(runtime: Runtime) -> list[User]:
     """Everybody with a folder of their own below `paths.node`; nobody, where that is not set or this is not root."""
-    node = house.settings.paths.node
+    node = runtime.settings.paths.node
     if node is None or os.geteuid() != 0:
         return []
     users = dict[int, User]()
@@ -41,16 +41,16 @@ def users_of(house: House) -> list[User]:
     return list(users.values())
 
 
-def reach(house: H, reference: str) -> tuple[H, MachineView]:
-    """The machine, and the house it is in. Root finds the machines of all users of this node (`USER/ID`: of one), live
+def reach(runtime: H, reference: str) -> tuple[H, MachineView]:
+    """The machine, and the runtime it is in. Root finds the machines of all users of this node (`USER/ID`: of one), live
     ones first, and becomes that user. Raises NoSuchMachine, UsageError."""
-    users = users_of(house)
+    users = users_of(runtime)
     if not users:
-        return house, house.machines.find(reference)
+        return runtime, runtime.machines.find(reference)
     owner, slash, rest = reference.partition("/")
     name = rest if slash else reference
     owners = [user for user in (*users, None) if not slash or owner in _names(user)]
-    fits = [fit for user in owners if (fit := _look(house, user, name))]
+    fits = [fit for user in owners if (fit := _look(runtime, user, name))]
     chosen = [fit for fit in fits if fit.alive] or fits
     if len(chosen) > 1:
         names = ", ".join(f"{_names(fit.user)[0]}/{name}" for fit in chosen[:5])
@@ -59,9 +59,9 @@ def reach(house: H, reference: str) -> tuple[H, MachineView]:
         raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
     user, id = chosen[0].user, chosen[0].id
     if user is None:
-        return house, house.machines.find(id)
+        return runtime, runtime.machines.find(id)
     become(user.with_groups())
-    theirs = house.of_user(user.uid, user.home)
+    theirs = runtime.of_user(user.uid, user.home)
     return theirs, theirs.machines.find(id)
 
 
@@ -77,30 +77,32 @@ def _names(user: User | None) -> tuple[str, str]:
     return (user.name, str(user.uid)) if user else ("root", "0")
 
 
-def _look(house: House, user: User | None, name: str) -> Fit | None:
+def _look(runtime: Runtime, user: User | None, name: str) -> Fit | None:
     """What fits among this user's machines; None where nothing does or it cannot be told."""
 
-    def look(theirs: House) -> list[object]:
+    def look(theirs: Runtime) -> list[object]:
         with suppress(NoSuchMachine):
             view = theirs.machines.find(name)
             return [view.id, view.alive]
         return []
 
     with suppress(CommandFailed):
-        match asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="look for a machine"):
+        match asked_as(runtime, user, look, timeout=LOOK_TIMEOUT, what="look for a machine"):
             case [str(id), bool(alive)]:
                 return Fit(user, id[:100], alive)
     return None
 
 
-def asked_as(house: House, user: User | None, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
+def asked_as(
+    runtime: Runtime, user: User | None, look: Callable[[Runtime], object], *, timeout: float, what: str
+) -> Any:
     """What *look* finds as this user, in a child: JSON that the user may have forged. Without a user it looks here.
     Raises BelljarError."""
     if user is None:
-        return look(house)
+        return look(runtime)
 
     def work() -> bytes:
-        return json.dumps(look(house.of_user(user.uid, user.home))).encode()
+        return json.dumps(look(runtime.of_user(user.uid, user.home))).encode()
 
     try:
         return json.loads(as_user(user, work, timeout=timeout, what=what))
@@ -109,17 +111,17 @@ def asked_as(house: House, user: User | None, look: Callable[[House], object], *
 
 
 def rows_of_all(
-    house: House, describe: Callable[[MachineView], dict[str, Any]], *, ended: bool
+    runtime: Runtime, describe: Callable[[MachineView], dict[str, Any]], *, ended: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(what `ps` shows of every user's machines, what could not be looked at). Only text and numbers come back."""
     rows, trouble = list[dict[str, Any]](), list[str]()
 
-    def look(theirs: House) -> list[dict[str, Any]]:
+    def look(theirs: Runtime) -> list[dict[str, Any]]:
         return [describe(view) for view in theirs.machines.list(ended=ended)[-MOST_ROWS:]]
 
-    for user in users_of(house):
+    for user in users_of(runtime):
         try:
-            listed = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="list machines")
+            listed = asked_as(runtime, user, look, timeout=LOOK_TIMEOUT, what="list machines")
             listed = listed if isinstance(listed, list) else []
             rows += [{**row, "USER": user.name} for row in listed if isinstance(row, dict)]
         except BelljarError as exc:

@@ -36,7 +36,7 @@ from belljar.records import replace
 if TYPE_CHECKING:
     from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
-    from belljar.jobs import House
+    from belljar.jobs import Runtime
     from belljar.model import Request
 
 LARGEST_FILE = 16 << 20
@@ -45,33 +45,33 @@ DECIDES_THE_IMAGE = ("batch.default_image", "batch.queue_images")
 KEPT = ("HOME", "USER", "LOGNAME", "LANG", "TERM", "TZ")  # of the job's variables, for belljar itself and QEMU
 
 
-def run(system: str, words: list[str], house: House) -> int:
+def run(system: str, words: list[str], runtime: Runtime) -> int:
     dialect = batch.load(system).dialect
     here = surroundings(words)
     clear_environment(here)
     job = dialect.read(here)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
-    house.in_job = True
-    trouble, image = understood(house), job.image
-    settings = house.settings
+    runtime.in_job = True
+    trouble, image = understood(runtime), job.image
+    settings = runtime.settings
     try:
         from belljar.batch.job.policy import image_for
 
         image = image_for(job.image, job.queue, settings.batch)
-        if image and job.visitor and house.commands:
-            return become(here, replace(job, native=job.visitor(house.commands.parent)), house, settings.batch)
+        if image and job.visitor and runtime.commands:
+            return become(here, replace(job, native=job.visitor(runtime.commands.parent)), runtime, settings.batch)
         if not image and not (trouble and trouble.hides_the_image):
-            return become(here, job, house, settings.batch)
+            return become(here, job, runtime, settings.batch)
         if trouble:
             raise trouble.error
-        outcome = in_machine(here, job, image, house)
+        outcome = in_machine(here, job, image, runtime)
     except BelljarError as exc:
-        outcome = refused(exc, job, image, house)
+        outcome = refused(exc, job, image, runtime)
     except OSError as exc:
-        outcome = refused(HostError(in_words(exc)), job, image, house)
+        outcome = refused(HostError(in_words(exc)), job, image, runtime)
     from belljar.jobs.node import runner
 
-    return leave(dialect, job, outcome, settings.batch, runner(house, system, settings.batch.ask_timeout))
+    return leave(dialect, job, outcome, settings.batch, runner(runtime, system, settings.batch.ask_timeout))
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -84,19 +84,19 @@ class Trouble(NamedTuple):
     hides_the_image: bool  # which image a job gets cannot be told for certain
 
 
-def understood(house: House) -> Trouble | None:
-    """What is wrong with the settings; the house then goes by what can be understood of them. A mistake of the site fails
+def understood(runtime: Runtime) -> Trouble | None:
+    """What is wrong with the settings; the runtime then goes by what can be understood of them. A mistake of the site fails
     no job: jobs without a machine need no settings, and the others may run on another node."""
     try:
-        house.settings  # noqa: B018 - to see whether they can be read
+        runtime.settings  # noqa: B018 - to see whether they can be read
         return None
     except BelljarError as exc:
-        mistakes = house.inspect().mistakes
+        mistakes = runtime.inspect().mistakes
         own = [mistake for mistake in mistakes if mistake.is_users]
         hides = any(it.key in ("", "batch", *DECIDES_THE_IMAGE) and not it.is_users for it in mistakes)
         text = "; ".join(map(str, own or mistakes)) or exc.message
         sites = HostError(f"this node's settings: {text}", hint="The site has to correct them.")
-        house.be_lenient()
+        runtime.be_lenient()
         return Trouble(BadSetting(text) if own else sites, hides)
 
 
@@ -166,7 +166,7 @@ def _read(path: bytes) -> bytes:
 # -- without a machine ---------------------------------------------------------------------------------------------------
 
 
-def become(here: Surroundings, job: Job, house: House, settings: batch.Settings) -> int:
+def become(here: Surroundings, job: Job, runtime: Runtime, settings: batch.Settings) -> int:
     """Become what the system would have started. Returns only where the system has its own answer to a command that
     cannot be started. Python changed the handling of two signals; both are restored."""
     ignored = ignored_by_parent() if job.inherits_ignored else 0
@@ -189,7 +189,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
             from belljar.batch.job.verdict import carry_out
             from belljar.jobs.node import runner
 
-            run = runner(house, job.system, settings.ask_timeout)
+            run = runner(runtime, job.system, settings.ask_timeout)
             return end(carry_out(command.unstarted(exc), run)[0])
         complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
         os._exit(126 if exc.errno in (8, 13) else 127)
@@ -226,39 +226,39 @@ def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
 # -- in a machine --------------------------------------------------------------------------------------------------------
 
 
-def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcome:
+def in_machine(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Outcome:
     """Run the job in its machine. Raises BelljarError for what is refused before there is one."""
     from belljar.jobs.starting import START_PATIENCE, check_folder, widen_limits
 
-    check_folder(house)
-    request = make_request(here, job, image, house)
+    check_folder(runtime)
+    request = make_request(here, job, image, runtime)
     from belljar.batch.job.policy import Asker, may_be_own
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
 
     widen_limits()
-    house.reaper.quick(START_PATIENCE)  # what cannot be finished is for the site to mend, not for this job
+    runtime.reaper.quick(START_PATIENCE)  # what cannot be finished is for the site to mend, not for this job
     try:
-        house.images.settle(house.settings.image.default, own=True)  # the workshop's
-        house.images.settle(image, own=may_be_own(Asker.of(caller(), job.queue), house.settings.batch))
-        house.images.ensure(image)
-        house.images.resolve(image)
+        runtime.images.settle(runtime.settings.image.default, own=True)  # the workshop's
+        runtime.images.settle(image, own=may_be_own(Asker.of(caller(), job.queue), runtime.settings.batch))
+        runtime.images.ensure(image)
+        runtime.images.resolve(image)
     except ImageUnknown as exc:
         if job.image:
             raise
         raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
     command = job.inside if job.inside.argv else job.native
-    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
+    return attend(runtime, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
 
 
-def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:
+def make_request(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Request:
     from belljar.batch.job.request import Caller, build
     from belljar.host.caller import caller as own
     from belljar.host.caller import rlimits, umask
     from belljar.jobs.shares import of_site
     from belljar.jobs.starting import kind
 
-    settings = house.settings
+    settings = runtime.settings
     caller = Caller(
         account=own(), umask=umask(), rlimits=rlimits(),
         stdio=(kind(0), kind(1), kind(2)), shares=of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node", "")),
@@ -272,11 +272,11 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
 # -- the end -------------------------------------------------------------------------------------------------------------
 
 
-def refused(error: BelljarError, job: Job, image: str, house: House) -> Outcome:
+def refused(error: BelljarError, job: Job, image: str, runtime: Runtime) -> Outcome:
     """The outcome of a request that never became a machine, on record like all others."""
     from belljar.machine.planning.refusal import put_on_record
 
-    return put_on_record(error, f"{job.system}:{job.id}", image, house.folders)
+    return put_on_record(error, f"{job.system}:{job.id}", image, runtime.folders)
 
 
 def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:

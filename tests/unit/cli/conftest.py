@@ -1,4 +1,4 @@
-"""A house of paper: the reading verbs see machines that were never run."""
+"""A runtime of paper: the reading verbs see machines that were never run."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PaperReaper:
 
 
 @dataclass
-class PaperHouse:
-    """What verbs use of a House, over folders of the test."""
+class PaperRuntime:
+    """What verbs use of a Runtime, over folders of the test."""
 
     folder: Path
     reaper: PaperReaper = field(default_factory=PaperReaper)
@@ -101,19 +101,19 @@ class PaperHouse:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> PaperHouse:
-    return PaperHouse(tmp_path)
+def runtime(tmp_path: Path) -> PaperRuntime:
+    return PaperRuntime(tmp_path)
 
 
 @pytest.fixture
-def call(house: PaperHouse) -> Callable[..., int]:
-    """Call a verb as main does, in the paper house."""
+def call(runtime: PaperRuntime) -> Callable[..., int]:
+    """Call a verb as main does, in the paper runtime."""
 
     def call(verb: str, *words: str) -> int:
         args: argparse.Namespace = parser_of(verb).parse_args(list(words))
-        return int(args.carry_out(args, house))
+        return int(args.carry_out(args, runtime))
 
     return call
 
 
-__all__ = ["MachineView", "PaperHouse"]
+__all__ = ["MachineView", "PaperRuntime"]

@@ -16,7 +16,7 @@ import pytest
 from tests.unit.jobs.paper_node import make_node
 
 from belljar import batch
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import site as site_of_slurm
@@ -331,7 +331,7 @@ def test_a_share_that_is_not_there_is_found_by_check(tmp_path: Path) -> None:
 def test_a_template_that_users_first_jobs_would_boot_is_told_by_check(tmp_path: Path) -> None:
     shares = (f"{tmp_path}:rw",)
     settings = replace(
-        House().settings, batch=batch.Settings(shares=shares, queue_images=("night=el9", "day=debian12"))
+        Runtime().settings, batch=batch.Settings(shares=shares, queue_images=("night=el9", "day=debian12"))
     )
     digests = {"el9": "a" * 64, "debian12": "b" * 64}
     port = ["-device", "virtio-9p-pci-non-transitional,mount_tag=share0"]
@@ -340,12 +340,12 @@ def test_a_template_that_users_first_jobs_would_boot_is_told_by_check(tmp_path: 
         SimpleNamespace(facts={"image_digest": digests["debian12"], "hardware": []}, grows={"memory"}),
         SimpleNamespace(facts={"image_digest": digests["debian12"], "hardware": port}, grows=frozenset()),
     ]
-    house = SimpleNamespace(
+    runtime = SimpleNamespace(
         settings=settings, hypervisor=SimpleNamespace(templates=lambda: made),
         images=SimpleNamespace(resolve=lambda name: SimpleNamespace(digest=digests[name])),
     )  # fmt: skip
     place = Place(settings.batch, tmp_path / "wrap-slurm", tmp_path, tmp_path, tmp_path)
-    (told,) = (one for one in batch_look._images(house, place) if "template" in one.name)  # type: ignore[arg-type]
+    (told,) = (one for one in batch_look._images(runtime, place) if "template" in one.name)  # type: ignore[arg-type]
     assert (told.name, told.is_good) == ("template of debian12", True)
     assert "each user's first job boots; `belljar batch node slurm test` makes one" in told.text
 
@@ -413,8 +413,8 @@ def test_a_settings_file_that_a_user_could_change_is_found_by_check(tmp_path: Pa
 @pytest.mark.parametrize(("value", "is_said"), [("auto", True), ("off", False), ("required", False)])
 def test_a_bridge_without_rules_for_users_machines_is_found_by_check(value: str, is_said: bool) -> None:
     network = Network(bridges=("br7",), anti_spoofing=AntiSpoofing(value))
-    house = SimpleNamespace(settings=SimpleNamespace(network=network))
-    found = list(batch_look._bridges(house, "the settings"))  # type: ignore[arg-type]
+    runtime = SimpleNamespace(settings=SimpleNamespace(network=network))
+    found = list(batch_look._bridges(runtime, "the settings"))  # type: ignore[arg-type]
     assert [(one.is_good, "br7" in one.text) for one in found] == [(False, True)] * is_said
 
 
@@ -454,9 +454,9 @@ def test_a_hook_goes_by_the_site_whatever_its_user_has_set(
     monkeypatch.setattr("belljar.config.ETC", tmp_path / "etc")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setenv(variable, "nonsense")
-    house = House()
+    runtime = Runtime()
     if passes:
-        assert go_by_the_site(house).grace == 7.0
+        assert go_by_the_site(runtime).grace == 7.0
     else:
         with pytest.raises(BadSetting):
-            go_by_the_site(house)
+            go_by_the_site(runtime)

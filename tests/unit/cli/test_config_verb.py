@@ -24,8 +24,8 @@ def _nothing_else_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def file(house: Any, tmp_path: Path) -> Path:
-    house.config_file = tmp_path / "my.toml"
+def file(runtime: Any, tmp_path: Path) -> Path:
+    runtime.config_file = tmp_path / "my.toml"
     return tmp_path / "my.toml"
 
 

@@ -23,10 +23,10 @@ from belljar.records import replace
 def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any
 ) -> None:
-    def broken(house: object) -> Finding:
+    def broken(runtime: object) -> Finding:
         raise KeyError("x")
 
-    monkeypatch.setattr(doctor, "CHECKS", (broken, lambda house: ok("fine", "good")))
+    monkeypatch.setattr(doctor, "CHECKS", (broken, lambda runtime: ok("fine", "good")))
     assert call("doctor") == 1
     assert "fail  broken: the check broke" in (shown := capsys.readouterr().out) and "ok    fine: good\n" in shown
 
@@ -34,13 +34,13 @@ def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
 def test_warnings_alone_are_no_failure_and_come_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any
 ) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (lambda house: warn("slow", "slow", "buy another"),))
+    monkeypatch.setattr(doctor, "CHECKS", (lambda runtime: warn("slow", "slow", "buy another"),))
     assert call("doctor") == 0
     assert "-> buy another" in capsys.readouterr().out
 
 
 def test_json_tells_everything_about_each_check(monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", (lambda house: warn("a", "b", "c"),))
+    monkeypatch.setattr(doctor, "CHECKS", (lambda runtime: warn("a", "b", "c"),))
     call("doctor", "--format", "json")
     findings = [{"name": "a", "grade": "warn", "text": "b", "remedy": "c"}]
     assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": findings}
@@ -53,20 +53,20 @@ def test_one_check_can_be_asked_for_and_an_unknown_one_is_refused(call: Any, cap
         call("doctor", "--only", "nosuch")
 
 
-def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> None:
     monkeypatch.setattr(
         "belljar.host.commands.which", lambda name: None if name in ("qemu-img", "mmdebstrap") else "/x"
     )
-    finding = checks.programs(house)
+    finding = checks.programs(runtime)
     assert finding.grade is Grade.FAIL
     assert "qemu-img is missing" in finding.text and finding.remedy.endswith("mmdebstrap qemu-utils")
     monkeypatch.setattr("belljar.host.commands.which", lambda name: None if name == "mmdebstrap" else "/x")
-    assert checks.programs(house).grade is Grade.WARN
+    assert checks.programs(runtime).grade is Grade.WARN
     monkeypatch.setattr(
         "belljar.host.commands.which",
         lambda name: None if name in ("apt-get", "qemu-img", "mmdebstrap", "mke2fs") else "/x",
     )
-    assert checks.programs(house).remedy == "dnf install e2fsprogs qemu-img (some are in EPEL)"
+    assert checks.programs(runtime).remedy == "dnf install e2fsprogs qemu-img (some are in EPEL)"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
     ],
 )
 def test_qemu_is_judged_by_version_and_devices(
-    monkeypatch: pytest.MonkeyPatch, house: Any, version: str, devices: str, grade: Grade, text: str
+    monkeypatch: pytest.MonkeyPatch, runtime: Any, version: str, devices: str, grade: Grade, text: str
 ) -> None:
     def run(argv: list[str], **_: Any) -> Finished:
         out = {"--version": version, "-device": devices, "-M": "user\n"}[argv[1]]
@@ -97,7 +97,7 @@ def test_qemu_is_judged_by_version_and_devices(
 
     monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x")
     monkeypatch.setattr("belljar.host.commands.run", run)
-    finding = checks.qemu(house)
+    finding = checks.qemu(runtime)
     assert finding.grade is grade and text in finding.text
 
 
@@ -110,7 +110,7 @@ def test_qemu_is_judged_by_version_and_devices(
     ],
 )  # fmt: skip
 def test_that_jobs_can_be_cloned_is_proved_and_not_believed(
-    monkeypatch: pytest.MonkeyPatch, house: Any, clones: bool, boots: bool, grade: Grade | None, text: str
+    monkeypatch: pytest.MonkeyPatch, runtime: Any, clones: bool, boots: bool, grade: Grade | None, text: str
 ) -> None:
     def self_check(_: object, image: str, start: Start) -> Outcome:
         if not (clones if start is Start.CLONE else boots):
@@ -123,7 +123,7 @@ def test_that_jobs_can_be_cloned_is_proved_and_not_believed(
         )
 
     monkeypatch.setattr("belljar.jobs.node.self_check", self_check)
-    paper = SimpleNamespace(images=SimpleNamespace(resolve=lambda name: None), settings=house.settings)
+    paper = SimpleNamespace(images=SimpleNamespace(resolve=lambda name: None), settings=runtime.settings)
     if grade is None:
         with pytest.raises(CommandFailed, match=text):
             checks.clone(paper)  # type: ignore[arg-type]
@@ -132,106 +132,106 @@ def test_that_jobs_can_be_cloned_is_proved_and_not_believed(
         assert (finding.grade, finding.text) == (grade, text)
 
 
-def test_a_folder_open_to_others_fails(house: Any) -> None:
-    house.settings.paths.run.mkdir()
-    assert checks.folders(house).grade is Grade.OK
-    house.settings.paths.run.chmod(0o777)
-    finding = checks.folders(house)
+def test_a_folder_open_to_others_fails(runtime: Any) -> None:
+    runtime.settings.paths.run.mkdir()
+    assert checks.folders(runtime).grade is Grade.OK
+    runtime.settings.paths.run.chmod(0o777)
+    finding = checks.folders(runtime)
     assert finding.grade is Grade.FAIL and "others may write" in finding.text
 
 
-def test_little_space_names_the_setting_that_moves_it(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+def test_little_space_names_the_setting_that_moves_it(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> None:
     monkeypatch.setattr("belljar.host.files.free_bytes", lambda path: 5 * GIB if path.name != "store" else 1 << 20)
-    finding = checks.space(house)
+    finding = checks.space(runtime)
     assert finding.grade is Grade.WARN and "paths.store" in finding.remedy
 
 
 def test_a_missing_default_image_is_no_failure_as_it_is_built_on_first_use(
-    monkeypatch: pytest.MonkeyPatch, house: Any
+    monkeypatch: pytest.MonkeyPatch, runtime: Any
 ) -> None:
     def resolve(name: str) -> None:
         raise ImageUnknown(f"{name}: no image")
 
     images = SimpleNamespace(images=lambda: [], resolve=resolve)
-    paper = SimpleNamespace(images=images, settings=house.settings)
+    paper = SimpleNamespace(images=images, settings=runtime.settings)
     assert checks.images(paper).grade is Grade.WARN  # type: ignore[arg-type]
     assert checks.accelerator(paper).grade is Grade.WARN  # type: ignore[arg-type]
 
 
-def test_without_its_image_a_check_names_what_helps(house: Any) -> None:
+def test_without_its_image_a_check_names_what_helps(runtime: Any) -> None:
     """`belljar run` builds an image of the default name; any other one has to be made or named."""
 
     def resolve(name: str) -> None:
         raise ImageUnknown(f"no image is called {name!r}", hint="Make one.")
 
     for default, remedy in (("debian12", checks.BUILT), ("el9", "Make one.")):
-        image = replace(house.settings.image, default=default)
-        settings = SimpleNamespace(image=image, machine=house.settings.machine)
+        image = replace(runtime.settings.image, default=default)
+        settings = SimpleNamespace(image=image, machine=runtime.settings.machine)
         paper = SimpleNamespace(images=SimpleNamespace(images=lambda: [], resolve=resolve), settings=settings)
         for check in (checks.accelerator, checks.clone):
             found = check(paper)  # type: ignore[arg-type]
             assert found.remedy == remedy and f"no image is called {default!r}" in found.text
 
 
-def test_no_package_is_named_for_a_program_that_a_setting_names(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+def test_no_package_is_named_for_a_program_that_a_setting_names(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> None:
     monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x")
-    qemu = replace(house.settings.qemu, binary="/usr/bin/nosuch")
+    qemu = replace(runtime.settings.qemu, binary="/usr/bin/nosuch")
     paper = SimpleNamespace(settings=SimpleNamespace(qemu=qemu))
     assert checks.programs(paper).grade is Grade.OK  # type: ignore[arg-type]
     told = examine("qemu", lambda: checks.qemu(paper))  # type: ignore[arg-type]
     assert told.grade is Grade.FAIL and told.remedy == "Correct `qemu.binary` in the settings."
-    qemu = replace(house.settings.qemu, binary="/usr/bin/nosuch", virtiofsd="/usr/bin/nosuch")
+    qemu = replace(runtime.settings.qemu, binary="/usr/bin/nosuch", virtiofsd="/usr/bin/nosuch")
     monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x" if name != "mmdebstrap" else None)
     found = checks.programs(SimpleNamespace(settings=SimpleNamespace(qemu=qemu)))  # type: ignore[arg-type]
     assert found.remedy == "apt-get install --no-install-recommends mmdebstrap"
 
 
-def test_a_program_that_is_no_qemu_is_told_to_be_none(tmp_path: Path, house: Any) -> None:
+def test_a_program_that_is_no_qemu_is_told_to_be_none(tmp_path: Path, runtime: Any) -> None:
     program = tmp_path / "qemu"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
-    paper = SimpleNamespace(settings=SimpleNamespace(qemu=replace(house.settings.qemu, binary=str(program))))
+    paper = SimpleNamespace(settings=SimpleNamespace(qemu=replace(runtime.settings.qemu, binary=str(program))))
     found = checks.qemu(paper)  # type: ignore[arg-type]
     assert found.grade is Grade.FAIL and found.remedy == "Set `qemu.binary` to a QEMU for x86_64."
 
 
-def test_leftovers_are_listed_with_the_verb_that_clears_them(house: Any) -> None:
-    house.reaper.found = [Undone("aaaaaaaaaaaa", "domain without a machine", "pid 7")]
-    finding = checks.leftovers(house)
+def test_leftovers_are_listed_with_the_verb_that_clears_them(runtime: Any) -> None:
+    runtime.reaper.found = [Undone("aaaaaaaaaaaa", "domain without a machine", "pid 7")]
+    finding = checks.leftovers(runtime)
     assert finding.grade is Grade.WARN and "aaaaaaaaaaaa" in finding.text and "belljar reap" in finding.remedy
 
 
-def test_a_tight_limit_on_address_space_is_found(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+def test_a_tight_limit_on_address_space_is_found(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> None:
     monkeypatch.setattr(
         resource, "getrlimit", lambda which: (256 << 20, -1) if which == resource.RLIMIT_AS else (-1, -1)
     )
-    finding = checks.limits(house)
+    finding = checks.limits(runtime)
     assert finding.grade is Grade.WARN and "RLIMIT_AS" in finding.text
 
 
-def test_memory_tells_how_many_machines_there_is_room_for(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+def test_memory_tells_how_many_machines_there_is_room_for(monkeypatch: pytest.MonkeyPatch, runtime: Any) -> None:
     monkeypatch.setattr(room, "host_memory", lambda proc: (8 * GIB, 2 * GIB + 256 * MIB))
     monkeypatch.setattr(room, "own_groups", lambda proc: ())
-    assert "room for 3 machines of 512 MiB" in checks.memory(house).text
+    assert "room for 3 machines of 512 MiB" in checks.memory(runtime).text
     monkeypatch.setattr(room, "host_memory", lambda proc: (8 * GIB, 1 << 20))
-    assert checks.memory(house).grade is Grade.WARN
+    assert checks.memory(runtime).grade is Grade.WARN
 
 
-def test_wrong_settings_are_a_failed_check_not_a_crash(house: Any, tmp_path: Path) -> None:
-    house.config_file = tmp_path / "wrong.toml"
-    house.config_file.write_text("[machine]\ncpus = 'x'")
-    finding = doctor.settings(house)
+def test_wrong_settings_are_a_failed_check_not_a_crash(runtime: Any, tmp_path: Path) -> None:
+    runtime.config_file = tmp_path / "wrong.toml"
+    runtime.config_file.write_text("[machine]\ncpus = 'x'")
+    finding = doctor.settings(runtime)
     assert finding.grade is Grade.FAIL and "machine.cpus" in finding.text
 
 
-def test_no_check_sends_to_the_doctor_who_asks(house: Any) -> None:
+def test_no_check_sends_to_the_doctor_who_asks(runtime: Any) -> None:
     def fails() -> Finding:
         raise HostError("no room")
 
     assert "belljar doctor" not in examine("a", fails).remedy
 
 
-def test_examine_turns_an_error_of_ours_into_its_message_and_hint(house: Any) -> None:
+def test_examine_turns_an_error_of_ours_into_its_message_and_hint(runtime: Any) -> None:
     def fails() -> Finding:
         raise ImageUnknown("x")
 

@@ -24,7 +24,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]
     """Put a verb of the test's own in the place of `kill-all`."""
 
     def put(does: Callable[[], int]) -> None:
-        made = Verb("A test.", lambda args, house: does(), needs_house=False)
+        made = Verb("A test.", lambda args, runtime: does(), needs_runtime=False)
         monkeypatch.setitem(reap.VERBS, "kill-all", made)
 
     return put

@@ -27,11 +27,11 @@ def test_ps_of_a_host_that_never_ran_a_machine_is_an_empty_table(call: Call, cap
 
 
 def test_ps_shows_live_machines_and_with_a_the_ended_ones_and_how_they_ended(
-    call: Call, house: Any, capsys: Said
+    call: Call, runtime: Any, capsys: Said
 ) -> None:
-    house.machine("aaaaaaaaaaaa", name="first")
-    house.machine("bbbbbbbbbbbb", ended=True, outcome={"cause": "finished", "exit_code": 3, "signal": None})
-    house.machine("cccccccccccc", ended=True, outcome={"cause": "walltime", "exit_code": None, "signal": 15})
+    runtime.machine("aaaaaaaaaaaa", name="first")
+    runtime.machine("bbbbbbbbbbbb", ended=True, outcome={"cause": "finished", "exit_code": 3, "signal": None})
+    runtime.machine("cccccccccccc", ended=True, outcome={"cause": "walltime", "exit_code": None, "signal": 15})
     call("ps")
     only_live = capsys.readouterr().out
     assert "first" in only_live and "bbbbbbbbbbbb" not in only_live
@@ -41,17 +41,17 @@ def test_ps_shows_live_machines_and_with_a_the_ended_ones_and_how_they_ended(
     assert lines["cccccccccccc"].endswith("walltime signal 15")
 
 
-def test_ps_with_a_has_the_newest_machine_first(call: Call, house: Any, capsys: Said) -> None:
+def test_ps_with_a_has_the_newest_machine_first(call: Call, runtime: Any, capsys: Said) -> None:
     for number, id in enumerate(("bbbbbbbbbbbb", "cccccccccccc", "aaaaaaaaaaaa")):
-        folder = house.machine(id, ended=True)
+        folder = runtime.machine(id, ended=True)
         (folder / "journal.jsonl").unlink()
-        house.journal(folder, "claim", time=1.6e9 + number)
+        runtime.journal(folder, "claim", time=1.6e9 + number)
     call("ps", "-a", "-q")
     assert capsys.readouterr().out.split() == ["aaaaaaaaaaaa", "cccccccccccc", "bbbbbbbbbbbb"]
 
 
-def test_json_has_moments_as_people_write_them_beside_the_seconds(call: Call, house: Any, capsys: Said) -> None:
-    folder = house.machine("aaaaaaaaaaaa", ended=True, outcome={"started": 1.6e9 - 60.5, "phases": {"started": 0.5}})
+def test_json_has_moments_as_people_write_them_beside_the_seconds(call: Call, runtime: Any, capsys: Said) -> None:
+    folder = runtime.machine("aaaaaaaaaaaa", ended=True, outcome={"started": 1.6e9 - 60.5, "phases": {"started": 0.5}})
     (folder / "request.json").write_text(json.dumps({"id": "aaaaaaaaaaaa", "created": 0.0}))
     call("show", "aaa", "--format", "json")
     told = json.loads(capsys.readouterr().out)
@@ -60,40 +60,40 @@ def test_json_has_moments_as_people_write_them_beside_the_seconds(call: Call, ho
     assert "began_at" not in told and "created_at" not in told["request"]
 
 
-def test_show_tells_where_its_deadline_was_moved(call: Call, house: Any, capsys: Said) -> None:
-    folder = house.machine("aaaaaaaaaaaa")
+def test_show_tells_where_its_deadline_was_moved(call: Call, runtime: Any, capsys: Said) -> None:
+    folder = runtime.machine("aaaaaaaaaaaa")
     for at in (1.6e9, 1.7e9):
-        house.journal(folder, "deadline", at=at)
+        runtime.journal(folder, "deadline", at=at)
     call("show", "aaa")
     assert f"deadline       {moment(1.7e9)}\n" in capsys.readouterr().out
 
 
-def test_stop_at_a_moment_that_has_passed_is_refused(call: Call, house: Any) -> None:
-    house.machine("aaaaaaaaaaaa")
+def test_stop_at_a_moment_that_has_passed_is_refused(call: Call, runtime: Any) -> None:
+    runtime.machine("aaaaaaaaaaaa")
     with pytest.raises(BadOption, match="--at: this moment has passed"):
         call("stop", "--at", "2020-12-24T18:00", "aaa")
 
 
-def test_ps_marks_a_machine_whose_supervisor_is_dead(call: Call, house: Any, capsys: Said) -> None:
-    house.machine("aaaaaaaaaaaa")
+def test_ps_marks_a_machine_whose_supervisor_is_dead(call: Call, runtime: Any, capsys: Said) -> None:
+    runtime.machine("aaaaaaaaaaaa")
     call("ps")
     assert "(abandoned)" in capsys.readouterr().out
 
 
-def test_a_name_with_escape_sequences_is_shown_harmlessly(call: Call, house: Any, capsys: Said) -> None:
-    house.machine("aaaaaaaaaaaa", name="\x1b[2Jgone")
+def test_a_name_with_escape_sequences_is_shown_harmlessly(call: Call, runtime: Any, capsys: Said) -> None:
+    runtime.machine("aaaaaaaaaaaa", name="\x1b[2Jgone")
     call("ps")
     call("show", "aaa")
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_show_tells_what_was_asked_and_how_it_ended(call: Call, house: Any, capsys: Said) -> None:
+def test_show_tells_what_was_asked_and_how_it_ended(call: Call, runtime: Any, capsys: Said) -> None:
     outcome = {
         "cause": "finished", "class": "payload", "exit_code": 0, "phases": {"boot": 0.12345},
         "guest": {"user": 1.0, "system": 0.5, "peak_memory": 1 << 20}, "start": "clone", "accelerator": "tcg",
         "accelerator_reason": "/dev/kvm may not be used by uid 7",
     }  # fmt: skip
-    house.machine("aaaaaaaaaaaa", name="mine", ended=True, outcome=outcome)
+    runtime.machine("aaaaaaaaaaaa", name="mine", ended=True, outcome=outcome)
     assert call("show", "mine") == 0
     shown = capsys.readouterr().out
     for fact in (
@@ -110,17 +110,17 @@ def test_show_tells_what_was_asked_and_how_it_ended(call: Call, house: Any, caps
     assert json.loads(capsys.readouterr().out)["outcome"]["phases"] == {"boot": 0.12345}
 
 
-def test_show_tells_programs_what_it_tells_people(call: Call, house: Any, capsys: Said) -> None:
-    folder = house.machine("aaaaaaaaaaaa", ended=True)
-    house.journal(folder, "spawned", argv=["qemu", "-S"])
-    house.journal(folder, "network-refused", address="10.0.0.1", port=22, transport="tcp", reason="private", count=1)
+def test_show_tells_programs_what_it_tells_people(call: Call, runtime: Any, capsys: Said) -> None:
+    folder = runtime.machine("aaaaaaaaaaaa", ended=True)
+    runtime.journal(folder, "spawned", argv=["qemu", "-S"])
+    runtime.journal(folder, "network-refused", address="10.0.0.1", port=22, transport="tcp", reason="private", count=1)
     (folder / "virtiofsd.log").write_text("words")
     (folder / "overlay.qcow2").write_bytes(b"disk")
     call("show", "aaa")
     shown = capsys.readouterr().out
     assert "qemu -S" not in shown and "10.0.0.1:22/tcp (private)" in shown
     assert f"{folder}/virtiofsd.log (5 B)" in shown and f"{folder}/overlay.qcow2 (4 B)" in shown
-    house.verbose = True
+    runtime.verbose = True
     call("show", "aaa")
     assert "\nQEMU\n  started as     qemu -S\n" in capsys.readouterr().out
     call("show", "aaa", "--format", "json")
@@ -129,16 +129,16 @@ def test_show_tells_programs_what_it_tells_people(call: Call, house: Any, capsys
     assert {"what": "disk", "path": f"{folder}/overlay.qcow2", "size": 4} in told["records"]
 
 
-def test_show_lives_with_a_record_that_is_broken(call: Call, house: Any, capsys: Said) -> None:
-    folder = house.machine("aaaaaaaaaaaa")
+def test_show_lives_with_a_record_that_is_broken(call: Call, runtime: Any, capsys: Said) -> None:
+    folder = runtime.machine("aaaaaaaaaaaa")
     (folder / "request.json").write_text("{")
     (folder / "journal.jsonl").write_bytes(b"\xff\n{}\n[]\n")
     assert call("show", "aaa") == 0
 
 
-def test_an_unknown_or_ambiguous_machine_is_refused(call: Call, house: Any) -> None:
-    house.machine("aaaaaaaaaaaa")
-    house.machine("aaaaaaaaaaab")
+def test_an_unknown_or_ambiguous_machine_is_refused(call: Call, runtime: Any) -> None:
+    runtime.machine("aaaaaaaaaaaa")
+    runtime.machine("aaaaaaaaaaab")
     with pytest.raises(NoSuchMachine):
         call("show", "b")
     with pytest.raises(UsageError, match="fits"):
@@ -149,17 +149,17 @@ def test_an_unknown_or_ambiguous_machine_is_refused(call: Call, house: Any) -> N
 
 
 def test_logs_shows_journal_qemu_and_console_also_where_one_was_never_written(
-    call: Call, house: Any, capfd: Any
+    call: Call, runtime: Any, capfd: Any
 ) -> None:
-    folder = house.machine("aaaaaaaaaaaa", ended=True)
+    folder = runtime.machine("aaaaaaaaaaaa", ended=True)
     (folder / "console.log").write_bytes(b"Linux version 6\r\n\xff")
     assert call("logs", "aaa") == 0
     out = capfd.readouterr().out
     assert out.index("== journal ==") < out.index("claim") < out.index("== qemu ==") < out.index("Linux version 6")
 
 
-def test_logs_of_one_kind_are_the_bytes_themselves(call: Call, house: Any, capfdbinary: Any) -> None:
-    folder = house.machine("aaaaaaaaaaaa", ended=True)
+def test_logs_of_one_kind_are_the_bytes_themselves(call: Call, runtime: Any, capfdbinary: Any) -> None:
+    folder = runtime.machine("aaaaaaaaaaaa", ended=True)
     (folder / "console.log").write_bytes(b"\x1b[31mred\xff\x00")
     call("logs", "aaa", "--console")
     assert capfdbinary.readouterr().out == b"\x1b[31mred\xff\x00"
@@ -179,15 +179,15 @@ def test_an_event_is_one_line_whatever_its_facts_hold() -> None:
 
 
 @pytest.mark.parametrize("which", ["--journal", "--console", "--qemu"])
-def test_following_a_machine_that_has_ended_ends(call: Call, house: Any, which: str) -> None:
-    folder = house.machine("aaaaaaaaaaaa", ended=True)
+def test_following_a_machine_that_has_ended_ends(call: Call, runtime: Any, which: str) -> None:
+    folder = runtime.machine("aaaaaaaaaaaa", ended=True)
     (folder / "console.log").write_bytes(b"one\n")
     assert call("logs", "aaa", which, "-f") == 0
 
 
-def test_following_the_journal_ends_with_the_machine(call: Call, house: Any, capsys: Said) -> None:
-    folder = house.machine("aaaaaaaaaaaa")
-    house.journal(folder, "state", state="done")
+def test_following_the_journal_ends_with_the_machine(call: Call, runtime: Any, capsys: Said) -> None:
+    folder = runtime.machine("aaaaaaaaaaaa")
+    runtime.journal(folder, "state", state="done")
     lock = try_lock(folder / "lock")
     assert lock and call("logs", "aaa", "-f") == 0
     lock.release()
@@ -197,13 +197,13 @@ def test_following_the_journal_ends_with_the_machine(call: Call, house: Any, cap
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-def test_events_of_all_machines_come_in_the_order_of_time(call: Call, house: Any, capsys: Said) -> None:
+def test_events_of_all_machines_come_in_the_order_of_time(call: Call, runtime: Any, capsys: Said) -> None:
     import time
 
     now = time.time()
-    first, second = house.machine("aaaaaaaaaaaa"), house.machine("bbbbbbbbbbbb")
-    house.journal(second, "state", time=now - 1, state="booting")
-    house.journal(first, "state", time=now, state="ready")
+    first, second = runtime.machine("aaaaaaaaaaaa"), runtime.machine("bbbbbbbbbbbb")
+    runtime.journal(second, "state", time=now - 1, state="booting")
+    runtime.journal(first, "state", time=now, state="ready")
     call("events", "--format", "json")
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(event["machine"], event["state"]) for event in events] == [
@@ -224,42 +224,42 @@ def test_events_of_all_machines_come_in_the_order_of_time(call: Call, house: Any
         ({"exit_code": None, "signal": 9}, 137),
     ],
 )
-def test_wait_exits_as_the_payload_did(call: Call, house: Any, outcome: dict[str, Any], code: int) -> None:
-    house.machine("aaaaaaaaaaaa", ended=True, outcome=outcome)
+def test_wait_exits_as_the_payload_did(call: Call, runtime: Any, outcome: dict[str, Any], code: int) -> None:
+    runtime.machine("aaaaaaaaaaaa", ended=True, outcome=outcome)
     assert call("wait", "aaa") == code
 
 
-def test_wait_for_a_machine_that_never_ran_its_payload_says_why(call: Call, house: Any) -> None:
-    house.machine(
+def test_wait_for_a_machine_that_never_ran_its_payload_says_why(call: Call, runtime: Any) -> None:
+    runtime.machine(
         "aaaaaaaaaaaa", ended=True, outcome={"exit_code": None, "signal": None, "reason": "no agent", "hint": "h"}
     )
     with pytest.raises(BelljarError, match="no agent"):
         call("wait", "aaa")
 
 
-def test_wait_gives_up_at_its_deadline(call: Call, house: Any) -> None:
-    holder = try_lock(house.machine("aaaaaaaaaaaa") / "lock")
+def test_wait_gives_up_at_its_deadline(call: Call, runtime: Any) -> None:
+    holder = try_lock(runtime.machine("aaaaaaaaaaaa") / "lock")
     with pytest.raises(ending.NotEnded, match="still running after"):
         call("wait", "aaa", "--timeout", "0.01")
     assert holder
 
 
-def test_wait_for_a_machine_whose_keeper_was_killed_has_it_finished(call: Call, house: Any) -> None:
-    house.machine("aaaaaaaaaaaa")
+def test_wait_for_a_machine_whose_keeper_was_killed_has_it_finished(call: Call, runtime: Any) -> None:
+    runtime.machine("aaaaaaaaaaaa")
     with pytest.raises(BelljarError, match="cannot be finished"):  # this reaper only counts
         call("wait", "aaa")
-    assert house.reaper.reaped == 1
+    assert runtime.reaper.reaped == 1
 
 
 # -- reap --------------------------------------------------------------------------------------------------------------
 
 
 def test_reap_reports_what_was_undone_and_is_silent_when_there_was_nothing(
-    call: Call, house: Any, capsys: Said
+    call: Call, runtime: Any, capsys: Said
 ) -> None:
     assert call("reap") == 0
     assert capsys.readouterr().out == ""
-    house.reaper.found = [Undone("aaaaaaaaaaaa", "domain", "pid 7")]
+    runtime.reaper.found = [Undone("aaaaaaaaaaaa", "domain", "pid 7")]
     call("reap")
     assert "aaaaaaaaaaaa  domain  pid 7" in capsys.readouterr().out
     call("reap", "--format", "json")
@@ -269,9 +269,12 @@ def test_reap_reports_what_was_undone_and_is_silent_when_there_was_nothing(
 
 
 def test_what_could_not_be_cleared_away_is_in_the_table_and_in_the_exit_code(
-    call: Call, house: Any, capsys: Said
+    call: Call, runtime: Any, capsys: Said
 ) -> None:
-    house.reaper.found = [Undone("aaaaaaaaaaaa", "not finished", error="QEMU does not go away"), Undone("b", "machine")]
+    runtime.reaper.found = [
+        Undone("aaaaaaaaaaaa", "not finished", error="QEMU does not go away"),
+        Undone("b", "machine"),
+    ]
     assert call("reap") == 1
     said = capsys.readouterr().out
     assert "aaaaaaaaaaaa  not finished  QEMU does not go away" in said and "b             machine" in said
@@ -279,21 +282,21 @@ def test_what_could_not_be_cleared_away_is_in_the_table_and_in_the_exit_code(
     assert [one["error"] for one in json.loads(capsys.readouterr().out)] == ["QEMU does not go away", ""]
 
 
-def test_a_start_tells_what_could_not_be_cleared_away_in_one_line(house: Any, capsys: Said) -> None:
-    house.reaper.found = [Undone(id, "not finished", error="no") for id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")]
-    finish_the_dead(house)
+def test_a_start_tells_what_could_not_be_cleared_away_in_one_line(runtime: Any, capsys: Said) -> None:
+    runtime.reaper.found = [Undone(id, "not finished", error="no") for id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")]
+    finish_the_dead(runtime)
     assert capsys.readouterr().err == (
         "belljar: what is left of aaaaaaaaaaaa, bbbbbbbbbbbb cannot be cleared away; see `belljar reap`\n"
     )
-    house.reaper.found = [Undone("aaaaaaaaaaaa", "machine")]
-    finish_the_dead(house)
+    runtime.reaper.found = [Undone("aaaaaaaaaaaa", "machine")]
+    finish_the_dead(runtime)
     assert capsys.readouterr().err == ""
 
 
-def test_reap_can_only_look(call: Call, house: Any, capsys: Said) -> None:
-    house.reaper.found = [Undone("aaaaaaaaaaaa", "domain", "pid 7")]
+def test_reap_can_only_look(call: Call, runtime: Any, capsys: Said) -> None:
+    runtime.reaper.found = [Undone("aaaaaaaaaaaa", "domain", "pid 7")]
     call("reap", "--dry-run")
-    assert house.reaper.reaped == 0
+    assert runtime.reaper.reaped == 0
     assert "aaaaaaaaaaaa" in capsys.readouterr().out
 
 
@@ -301,10 +304,10 @@ def test_reap_can_only_look(call: Call, house: Any, capsys: Said) -> None:
 
 
 def test_several_machines_are_waited_for_each_by_itself(
-    house: Any, call: Call, capfd: pytest.CaptureFixture[str]
+    runtime: Any, call: Call, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for id, code in (("aaa", 0), ("bbb", 3), ("ccc", 4)):
-        house.machine(id, ended=True, outcome={"exit_code": code, "cause": "finished", "class": "payload"})
+        runtime.machine(id, ended=True, outcome={"exit_code": code, "cause": "finished", "class": "payload"})
     assert call("wait", "aaa", "bbb", "ccc", "aaa") == 3
     assert call("wait", "ccc", "nosuch", "bbb") == 4
     assert "nosuch" in capfd.readouterr().err
@@ -314,9 +317,9 @@ def test_several_machines_are_waited_for_each_by_itself(
     assert said.startswith("belljar: nosuch") and "hint: " in said
 
 
-def test_ids_alone(house: Any, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    house.machine("aaa", ended=True, outcome={"exit_code": 0})
-    house.machine("bbb")
+def test_ids_alone(runtime: Any, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    runtime.machine("aaa", ended=True, outcome={"exit_code": 0})
+    runtime.machine("bbb")
     assert call("ps", "-aq") == 0
     assert sorted(capsys.readouterr().out.split()) == ["aaa", "bbb"]
 
@@ -327,9 +330,9 @@ def test_an_option_whose_value_may_be_left_out_is_given_all_the_same() -> None:
 
 
 def test_the_files_that_a_guest_left_are_listed_and_shown(
-    house: Any, call: Call, capsys: pytest.CaptureFixture[str]
+    runtime: Any, call: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = house.machine("aaaa")
+    folder = runtime.machine("aaaa")
     (folder / "joboutputs").mkdir()
     (folder / "joboutputs/log").write_text("hello")
     assert call("logs", "--joboutputs", "aaaa") == 0

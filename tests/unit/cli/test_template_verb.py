@@ -35,8 +35,8 @@ class PaperStore:
 
 
 @dataclass
-class PaperHouse:
-    """What the verb uses of a House."""
+class PaperRuntime:
+    """What the verb uses of a Runtime."""
 
     hypervisor: FakeHypervisor
     images: PaperStore = field(default_factory=PaperStore)
@@ -48,7 +48,7 @@ class PaperHouse:
         nowhere = Path("/nowhere")
         return config.Settings(config.Paths(nowhere, nowhere, None, nowhere, nowhere))
 
-    def supervisor(self) -> PaperHouse:
+    def supervisor(self) -> PaperRuntime:
         return self
 
     async def make_template(self, request: Request, *, exact: bool) -> Template:
@@ -72,24 +72,26 @@ async def made(hypervisor: FakeHypervisor, spec: DomainSpec) -> Template:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> PaperHouse:
-    return PaperHouse(FakeHypervisor(tmp_path / "templates"))
+def runtime(tmp_path: Path) -> PaperRuntime:
+    return PaperRuntime(FakeHypervisor(tmp_path / "templates"))
 
 
 Call = Callable[..., int]
 
 
 @pytest.fixture
-def call(house: PaperHouse) -> Call:
+def call(runtime: PaperRuntime) -> Call:
     def do(*words: str) -> int:
         args = parser_of("template").parse_args(words)
-        return int(args.carry_out(args, house))
+        return int(args.carry_out(args, runtime))
 
     return do
 
 
-def test_the_list_names_image_size_and_age(house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    template = make(house.hypervisor)
+def test_the_list_names_image_size_and_age(
+    runtime: PaperRuntime, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = make(runtime.hypervisor)
     assert call("list") == 0
     head, row = capsys.readouterr().out.splitlines()
     assert head.split()[:2] == ["KEY", "IMAGE"]
@@ -105,20 +107,20 @@ def test_an_empty_list_is_no_error(call: Call, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_a_beginning_that_fits_none_or_several_is_refused(house: PaperHouse, call: Call) -> None:
+def test_a_beginning_that_fits_none_or_several_is_refused(runtime: PaperRuntime, call: Call) -> None:
     with pytest.raises(TemplateError, match="no template"):
         call("verify", "abc")
-    digits = [make(house.hypervisor, cpus=number).key[0] for number in range(1, 18)]  # one more than there are digits
+    digits = [make(runtime.hypervisor, cpus=number).key[0] for number in range(1, 18)]  # one more than there are digits
     with pytest.raises(TemplateError, match=r"[0-9] templates of this user's have a key that begins so"):
         call("verify", max(digits, key=digits.count))
 
 
 def test_verify_exits_one_when_something_is_wrong_and_says_what(
-    house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]
+    runtime: PaperRuntime, call: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good, bad = make(house.hypervisor), make(house.hypervisor, cpus=2)
+    good, bad = make(runtime.hypervisor), make(runtime.hypervisor, cpus=2)
     assert call("verify") == 0
-    house.hypervisor.damaged[bad.key] = "ram has other content than when it was made"
+    runtime.hypervisor.damaged[bad.key] = "ram has other content than when it was made"
     capsys.readouterr()
     assert call("verify") == 1
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -126,32 +128,32 @@ def test_verify_exits_one_when_something_is_wrong_and_says_what(
     assert call("verify", good.key) == 0
 
 
-def test_remove_wants_to_be_told_which(house: PaperHouse, call: Call) -> None:
-    one, two, three = (make(house.hypervisor, cpus=number) for number in (1, 2, 3))
+def test_remove_wants_to_be_told_which(runtime: PaperRuntime, call: Call) -> None:
+    one, two, three = (make(runtime.hypervisor, cpus=number) for number in (1, 2, 3))
     for words in ((), (one.key, "--all")):
         with pytest.raises(TemplateError, match="which templates"):
             call("remove", *words)
     assert call("remove", one.key) == 0
-    assert {left.key for left in house.hypervisor.templates()} == {two.key, three.key}
+    assert {left.key for left in runtime.hypervisor.templates()} == {two.key, three.key}
     assert call("remove", "--all") == 0
-    assert house.hypervisor.templates() == []
+    assert runtime.hypervisor.templates() == []
 
 
-def test_an_empty_key_names_no_template(house: PaperHouse, call: Call) -> None:
+def test_an_empty_key_names_no_template(runtime: PaperRuntime, call: Call) -> None:
     """`belljar template remove "$key"` with the variable unset removed the only one there was."""
-    only = make(house.hypervisor)
+    only = make(runtime.hypervisor)
     for act in ("remove", "verify"):
         with pytest.raises(TemplateError, match=r"'': no template of this user's has a key that begins so"):
             call(act, "")
-    assert house.hypervisor.templates() == [only]
+    assert runtime.hypervisor.templates() == [only]
 
 
 def test_build_asks_for_the_machine_that_was_described(
-    house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]
+    runtime: PaperRuntime, call: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("build", "--image", "other", "--cpus", "2", "--memory", "2G", "--network", "user", "--shares", "2") == 0
-    (spec,) = house.asked
-    assert house.exact == [False] and call("build", "--exact") == 0 and house.exact == [False, True]
+    (spec,) = runtime.asked
+    assert runtime.exact == [False] and call("build", "--exact") == 0 and runtime.exact == [False, True]
     assert (spec.image, spec.cpus, spec.memory, spec.network, len(spec.shares)) == (
         "other",
         2,
@@ -159,10 +161,10 @@ def test_build_asks_for_the_machine_that_was_described(
         NetworkMode.USER,
         2,
     )
-    assert house.hypervisor.templates()[0].key in capsys.readouterr().out
+    assert runtime.hypervisor.templates()[0].key in capsys.readouterr().out
 
 
-def test_build_without_words_asks_for_what_a_job_without_words_gets(house: PaperHouse, call: Call) -> None:
+def test_build_without_words_asks_for_what_a_job_without_words_gets(runtime: PaperRuntime, call: Call) -> None:
     call("build")
-    defaults = house.settings
-    assert (house.asked[0].image, house.asked[0].memory) == (defaults.image.default, defaults.machine.memory)
+    defaults = runtime.settings
+    assert (runtime.asked[0].image, runtime.asked[0].memory) == (defaults.image.default, defaults.machine.memory)

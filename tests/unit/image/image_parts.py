@@ -138,10 +138,10 @@ class Looking:
         await sink.write(self._target.read_bytes())
 
 
-def house(store: Store, root: Path | None = None) -> Any:
-    """What verbs for images use of a house; with a *root*, machines of the image `base` look into disks."""
+def runtime(store: Store, root: Path | None = None) -> Any:
+    """What verbs for images use of a runtime; with a *root*, machines of the image `base` look into disks."""
     settings = SimpleNamespace(image=replace(store.settings, default="base"))
     workshop = Looking(root, store.folder.parent / "told.tar") if root else None
-    house = SimpleNamespace(images=store, settings=settings, workshop=lambda: workshop)
-    store.surveyor = lambda *disk: survey(house, *disk)  # type: ignore[arg-type]
-    return house
+    runtime = SimpleNamespace(images=store, settings=settings, workshop=lambda: workshop)
+    store.surveyor = lambda *disk: survey(runtime, *disk)  # type: ignore[arg-type]
+    return runtime

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.image.image_parts import ext4, house
+from tests.unit.image.image_parts import ext4, runtime
 from tests.unit.image.site import Site
 
 from belljar.cli.image import image as verb
@@ -54,7 +54,7 @@ def typing(store: Store, root: Path | None = None) -> Typed:
         parser = Parser(prog="belljar image")
         parser.take(verb.VERBS["image"])
         args = parser.parse_args(words)
-        return int(args.carry_out(args, house(store, root)))
+        return int(args.carry_out(args, runtime(store, root)))
 
     return typed
 
@@ -157,11 +157,11 @@ def test_the_list_and_the_doctor_tell(store: Store, publish: Publish, capsys: py
     assert {one["names"][0]: (one["state"], bool(one["wrong"])) for one in rows(capsys)} == {
         "good": ("ready", False), "bad": ("corrupt", True),
     }  # fmt: skip
-    house: Any = SimpleNamespace(images=store, settings=SimpleNamespace(image=replace(Settings(), default="good")))
-    finding = checks.images(house)
+    runtime: Any = SimpleNamespace(images=store, settings=SimpleNamespace(image=replace(Settings(), default="good")))
+    finding = checks.images(runtime)
     assert finding.grade is Grade.WARN and "image bad" in finding.text and "--name bad" in finding.remedy
-    house.settings.image = replace(Settings(), default="bad")
-    finding = checks.images(house)
+    runtime.settings.image = replace(Settings(), default="bad")
+    finding = checks.images(runtime)
     assert finding.grade is Grade.FAIL and "--name bad" in finding.remedy
 
 

@@ -23,9 +23,9 @@ def typed() -> Typed:
     def typed(store: Store, *words: object) -> int:
         parser = Parser(prog="belljar image")
         parser.take(verb.VERBS["image"])
-        house = SimpleNamespace(images=store, settings=SimpleNamespace(image=store.settings))
+        runtime = SimpleNamespace(images=store, settings=SimpleNamespace(image=store.settings))
         args = parser.parse_args([str(word) for word in words])
-        return int(args.carry_out(args, house))
+        return int(args.carry_out(args, runtime))
 
     return typed
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.image import FakeOverlays, FakeStore
-from tests.unit.image.image_parts import ext4, house, system
+from tests.unit.image.image_parts import ext4, runtime, system
 
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
@@ -34,7 +34,7 @@ def typed(store: Store) -> Typed:
         parser = Parser(prog="belljar image")
         parser.take(verb.VERBS["image"])
         args = parser.parse_args(words)
-        return int(args.carry_out(args, house(store, root)))
+        return int(args.carry_out(args, runtime(store, root)))
 
     return typed
 

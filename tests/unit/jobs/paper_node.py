@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.batch import Settings
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
 from belljar.batch.slurm.site import SITE
@@ -99,7 +99,7 @@ class PaperDialect:
 
 @dataclass
 class Node:
-    """`house` is root's, with the site's settings."""
+    """`runtime` is root's, with the site's settings."""
 
     folder: Path
     dialect: PaperDialect = field(default_factory=PaperDialect)
@@ -119,13 +119,13 @@ class Node:
         self.config.chmod(0o644)
 
     @property
-    def house(self) -> House:
-        return House(str(self.config))
+    def runtime(self) -> Runtime:
+        return Runtime(str(self.config))
 
     def prolog(self, user: User) -> None:
         from belljar.jobs.node import make_folder
 
-        make_folder(self.house, user)
+        make_folder(self.runtime, user)
 
     def ended(
         self,
@@ -139,7 +139,7 @@ class Node:
     ) -> None:
         """A machine of this user's that ended with this outcome; abandoned: its supervisor died and left it."""
         self.prolog(user)
-        folders = self.house.of_user(user.uid, user.home).folders
+        folders = self.runtime.of_user(user.uid, user.home).folders
 
         def make() -> bytes:
             life = claim(request_for(id, requester, alias), folders, lambda point: None)
@@ -156,7 +156,7 @@ class Node:
     def living(self, user: User, id: str, requester: str) -> subprocess.Popen[bytes]:
         """A machine whose supervisor lives and does not answer."""
         self.prolog(user)
-        folders = self.house.of_user(user.uid, user.home).folders
+        folders = self.runtime.of_user(user.uid, user.home).folders
         paths = json.dumps([str(one) for one in (folders.run, folders.scratch, folders.store, folders.logs)])
         keeper = subprocess.Popen(
             [sys.executable, "-c", KEEPER, json.dumps(sys.path), paths, id, requester],

@@ -87,7 +87,7 @@ def test_root_gets_no_folder_there(node: Node) -> None:
 
 def ready(node: Node) -> bytes:
     """What a job's start finds, as its user: "ready", or whose fault it is."""
-    theirs = node.house.of_user(ALICE.uid, ALICE.home)
+    theirs = node.runtime.of_user(ALICE.uid, ALICE.home)
 
     def start() -> bytes:
         try:
@@ -137,12 +137,12 @@ def test_jobs_that_cannot_enter_the_nodes_folder_close_the_node(node: Node, mode
 
 @pytest.mark.parametrize("mode", [None, 0o700, 0o710, 0o777])
 def test_check_and_doctor_say_that_users_cannot_enter_it(node: Node, mode: int | None) -> None:
-    assert doctor.node(node.house).grade is Grade.OK
+    assert doctor.node(node.runtime).grade is Grade.OK
     if mode is None:
         node.node.rmdir()
     else:
         node.node.chmod(mode)
-    finding = doctor.node(node.house)
+    finding = doctor.node(node.runtime)
     assert finding.grade is Grade.FAIL and str(node.node) in finding.text
 
 
@@ -193,7 +193,7 @@ def test_what_a_job_put_into_the_hooks_environment_is_not_obeyed(node: Node, mon
 def test_what_a_dead_wrapper_left_is_finished_as_its_user(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.ended(ALICE, "0123456789ab", "slurm:7", None, abandoned=True)
     assert call(node, "epilog", "7", "nobody") == 0
-    folders = node.house.of_user(ALICE.uid, ALICE.home).folders
+    folders = node.runtime.of_user(ALICE.uid, ALICE.home).folders
     assert list(folders.machines.iterdir()) == []
     assert os.stat(folders.ended("0123456789ab") / "outcome.json").st_uid == ALICE.uid
     assert "machine 0123456789ab ended" in capsys.readouterr().err
@@ -203,7 +203,7 @@ def test_what_a_dead_wrapper_left_is_finished_as_its_user(node: Node, capsys: py
 def test_a_machine_that_was_killed_with_its_job_was_cancelled(node: Node, words: tuple[str, ...], klass: str) -> None:
     node.ended(ALICE, "0123456789ab", "slurm:7", None, abandoned=True)
     assert call(node, "epilog", "7", "nobody", *words) == 0
-    logs = node.house.of_user(ALICE.uid, ALICE.home).folders.logs
+    logs = node.runtime.of_user(ALICE.uid, ALICE.home).folders.logs
     outcome = json.loads((logs / "0123456789ab/outcome.json").read_text())
     (row,) = (json.loads(line) for path in logs.glob("ledger-*") for line in path.read_text().splitlines())
     assert outcome["class"] == row["class"] == klass and outcome["cause"] == row["cause"]
@@ -216,7 +216,7 @@ def test_a_supervisor_that_outlived_its_job_is_ended_and_those_of_other_jobs_are
     assert call(node, "epilog", "7", "nobody") == 0
     assert ours.wait(timeout=5) == -9
     assert other.poll() is None and strangers.poll() is None
-    folders = node.house.of_user(ALICE.uid, ALICE.home).folders
+    folders = node.runtime.of_user(ALICE.uid, ALICE.home).folders
     assert [one.name for one in folders.machines.iterdir()] == ["0123456789ac"]
 
 
@@ -328,17 +328,17 @@ def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_els
 ) -> None:
     from belljar.errors import CommandFailed
 
-    def fails(house: object, image: str) -> None:
+    def fails(runtime: object, image: str) -> None:
         raise CommandFailed("no machine")
 
     assert node.dialect.closed is not None
     node_verb(node, "close", "test")
-    monkeypatch.setattr(node_of_jobs, "as_a_job", lambda house, image: None)
+    monkeypatch.setattr(node_of_jobs, "as_a_job", lambda runtime, image: None)
     assert node_verb(node, "test") == 0
     assert node.dialect.closed.exists()
     monkeypatch.setattr(node_of_jobs, "as_a_job", fails)
     assert node_verb(node, "test") == 1
-    monkeypatch.setattr(node_of_jobs, "as_a_job", lambda house, image: None)
+    monkeypatch.setattr(node_of_jobs, "as_a_job", lambda runtime, image: None)
     assert [node_verb(node, "test"), node.dialect.closed.exists()] == [0, True], (
         "the failure between began the count anew"
     )
@@ -351,10 +351,10 @@ def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_els
 
 
 def test_where_users_may_write_to_the_nodes_folder_root_remembers_elsewhere(node: Node) -> None:
-    house = node.house
-    assert node_of_jobs.memory_folder(house) == node.node / "batch"
+    runtime = node.runtime
+    assert node_of_jobs.memory_folder(runtime) == node.node / "batch"
     node.node.chmod(0o1777)
-    assert node_of_jobs.memory_folder(house) == house.settings.paths.store / "batch"
+    assert node_of_jobs.memory_folder(runtime) == runtime.settings.paths.store / "batch"
 
 
 # -- hooks of one system alone -------------------------------------------------------------------------------------------

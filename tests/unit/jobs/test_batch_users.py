@@ -92,7 +92,7 @@ def test_two_users_who_say_that_a_job_is_theirs_are_told_apart_by_their_names(no
     node.ended(ALICE, "0123456789ab", "slurm:7", GOOD)
     node.ended(BOB, "0123456789ac", "slurm:7", GOOD)
     with pytest.raises(UsageError, match="fits bin/slurm:7, nobody/slurm:7"):
-        users.reach(node.house, "slurm:7")
+        users.reach(node.runtime, "slurm:7")
     assert "machine 0123456789ac" in root(node, "show", "bin/slurm:7").stdout
 
 
@@ -107,7 +107,7 @@ def test_a_live_machine_comes_before_old_records_of_anybody(node: Node) -> None:
 def test_what_is_not_there_is_said(node: Node, reference: str) -> None:
     node.ended(ALICE, "0123456789ab", "slurm:7", GOOD)
     with pytest.raises(NoSuchMachine):
-        users.reach(node.house, reference)
+        users.reach(node.runtime, reference)
     assert os.geteuid() == 0
 
 
@@ -119,8 +119,8 @@ def test_one_user_whose_records_hang_hides_nobody_elses(node: Node, monkeypatch:
     os.mkfifo(journal, 0o666)
     monkeypatch.setattr(users, "LOOK_TIMEOUT", 2.0)  # which is enough for whose do not
     monkeypatch.setattr(users, "become", lambda user: None)  # this process goes on
-    assert users.reach(node.house, "slurm:7")[1].id == "0123456789ab"
-    rows, trouble = users.rows_of_all(node.house, lambda view: {"ID": view.id}, ended=True)
+    assert users.reach(node.runtime, "slurm:7")[1].id == "0123456789ab"
+    rows, trouble = users.rows_of_all(node.runtime, lambda view: {"ID": view.id}, ended=True)
     assert ([row["ID"] for row in rows], trouble) == (["0123456789ac", "0123456789ab"], []), "a pipe hangs nobody"
 
     def describe(view: MachineView) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_one_user_whose_records_hang_hides_nobody_elses(node: Node, monkeypatch:
             signal.pause()  # as a look at a file system whose server is gone
         return {"ID": view.id}
 
-    rows, trouble = users.rows_of_all(node.house, describe, ended=True)
+    rows, trouble = users.rows_of_all(node.runtime, describe, ended=True)
     assert [row["ID"] for row in rows] == ["0123456789ab"]
     assert len(trouble) == 1 and trouble[0].startswith("bin: ")
 
@@ -143,7 +143,7 @@ def test_only_folders_that_are_a_users_own_are_looked_into(node: Node) -> None:
         (node.node / name).mkdir()
         os.chown(node.node / name, int(name.partition("-")[0]) % 4, -1)
     os.chown(node.node / "65534-word", 65534, -1)
-    assert sorted(user.uid for user in users.users_of(node.house)) == [3, 65534]
+    assert sorted(user.uid for user in users.users_of(node.runtime)) == [3, 65534]
 
 
 def test_hostile_names_are_shown_harmless(node: Node) -> None:
@@ -176,7 +176,7 @@ def test_who_is_not_root_cannot_list_everybodys(node: Node) -> None:
 
 def reap(node: Node, *words: str, batch: object = False) -> int:
     args = SimpleNamespace(batch=batch, dry_run="-n" in words, format="json")
-    return reaping.reap(args, node.house)  # type: ignore[arg-type]
+    return reaping.reap(args, node.runtime)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_one_system_alone_can_be_asked(quick: Node) -> None:
 def test_what_dead_supervisors_left_with_any_user_is_finished_on_the_way(quick: Node) -> None:
     quick.ended(ALICE, "0123456789ab", "slurm:7", None, abandoned=True)
     reap(quick)
-    folders = quick.house.of_user(ALICE.uid, ALICE.home).folders
+    folders = quick.runtime.of_user(ALICE.uid, ALICE.home).folders
     assert list(folders.machines.iterdir()) == []
 
 
@@ -254,8 +254,8 @@ def test_what_a_user_reports_is_read_as_a_strangers_word(node: Node, monkeypatch
     node.prolog(ALICE)
     nothing = {"left": [], "machines": {}}
     for report in ([], 1, {"machines": {}}, *({**nothing, "machines": it} for it in (["a"], {"a": "b"}, {"a": [7]}))):
-        monkeypatch.setattr(reaper, "_look", lambda house, dry, report=report: report if os.geteuid() else nothing)
-        rows, machines, (trouble,) = reaper.look(node.house, dry=True)
+        monkeypatch.setattr(reaper, "_look", lambda runtime, dry, report=report: report if os.geteuid() else nothing)
+        rows, machines, (trouble,) = reaper.look(node.runtime, dry=True)
         assert (rows, machines) == ([], []) and trouble.startswith("nobody: cannot be looked at: ")
     assert list(reaper._owned(reaper.Seen((), {"a": ("cli:7",), "b": ("slurm",)}), ALICE)) == []
     (machine,) = reaper._owned(reaper.Seen((), {"a": ("slurm:7", "x:9", "gridengine:3")}), ALICE)

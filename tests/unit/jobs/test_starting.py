@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from belljar import api
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli import parser_of
 from belljar.cli.machine import request as words
 from belljar.config import Settings, inspect
@@ -40,8 +40,8 @@ def test_no_two_requests_have_one_id(settings: Settings) -> None:
 
 
 def test_a_program_and_the_command_line_ask_for_the_same(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(House, "settings", settings)
-    monkeypatch.setattr(api, "_house", lambda: House())
+    monkeypatch.setattr(Runtime, "settings", settings)
+    monkeypatch.setattr(api, "_runtime", lambda: Runtime())
     line = ["--cpus", "2", "--memory", "1G", "--disk", "9G", "--timeout", "60s", "--grace", "3s", "--name", "mine"]
     typed = words.build(parser_of("run").parse_args([*line, "--cwd", "/", "--", "true"]), settings)
     called = api.request(["true"], **SAID)  # type: ignore[arg-type]

@@ -32,11 +32,11 @@ def built(*words: str) -> Request:
 
 def filled(*words: str, **context: Any) -> bytes:
     args = parsed(*words)
-    house = SimpleNamespace(
+    runtime = SimpleNamespace(
         settings=SimpleNamespace(context=Settings(**context), image=ImageSettings(stall_timeout=2.0)),
         images=SimpleNamespace(resolve=lambda name: SimpleNamespace(source="https://example.org/cernvm.iso")),
     )
-    made = userdata.with_user_data(built(*words), args.user_data, args.user_data_option, args.user_data_file, house)  # type: ignore[arg-type]
+    made = userdata.with_user_data(built(*words), args.user_data, args.user_data_option, args.user_data_file, runtime)  # type: ignore[arg-type]
     assert made.work.user_data is not None
     return made.work.user_data
 

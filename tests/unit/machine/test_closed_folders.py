@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.jobs.paper_node import ALICE, BOB, Node, make_node, request_for
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.errors import BelljarError
 from belljar.host.privileges import as_user
 from belljar.jobs.starting import finish_the_dead, widen_limits
@@ -27,8 +27,8 @@ def node() -> Iterator[Node]:
     made.close()
 
 
-def alices(node: Node, look: Callable[[House], object]) -> object:
-    theirs = node.house.of_user(ALICE.uid, ALICE.home)
+def alices(node: Node, look: Callable[[Runtime], object]) -> object:
+    theirs = node.runtime.of_user(ALICE.uid, ALICE.home)
     return json.loads(as_user(ALICE, lambda: json.dumps(look(theirs)).encode(), timeout=20, what="look"))
 
 
@@ -63,32 +63,32 @@ CLOSED = (closed, with_a_closed_journal, with_a_closed_lock)
 def test_a_broken_folder_keeps_no_other_machine_from_being_finished(node: Node, broken: Callable[[Path], None]) -> None:
     for id in (BROKEN, DEAD):
         node.ended(ALICE, id, f"slurm:{id}", None, abandoned=True)
-    machines = node.house.of_user(ALICE.uid, ALICE.home).folders.machines
+    machines = node.runtime.of_user(ALICE.uid, ALICE.home).folders.machines
     broken(machines / BROKEN)
-    assert alices(node, lambda house: [view.id for view in house.machines.list()]) == [BROKEN, DEAD]
+    assert alices(node, lambda runtime: [view.id for view in runtime.machines.list()]) == [BROKEN, DEAD]
     assert {BROKEN, DEAD} <= {row[0] for row in alices(node, leftovers)}  # type: ignore[attr-defined]
     alices(node, finish_the_dead)
     assert not (machines / DEAD).exists(), "a start finishes the others"
-    rows = alices(node, lambda house: [[one.machine, one.error] for one in house.reaper.full()])
+    rows = alices(node, lambda runtime: [[one.machine, one.error] for one in runtime.reaper.full()])
     if broken in CLOSED:
         assert rows and all(row == [BROKEN, "Permission denied"] for row in rows)  # type: ignore[attr-defined]
     else:
         assert not (machines / BROKEN).exists(), "what can be finished is"
 
 
-def leftovers(house: House) -> object:
-    return [[one.machine, one.what] for one in house.reaper.leftovers()]
+def leftovers(runtime: Runtime) -> object:
+    return [[one.machine, one.what] for one in runtime.reaper.leftovers()]
 
 
 def test_a_umask_that_denies_ourselves_everything_is_not_followed(node: Node) -> None:
     node.prolog(ALICE)
 
-    def start(house: House) -> object:
+    def start(runtime: Runtime) -> object:
         os.umask(0o777)
         widen_limits()
-        house.reaper.quick()
-        claim(request_for(DEAD, "slurm:7"), house.folders, lambda point: None).release()
-        return [one.machine for one in house.reaper.full() if one.what == "machine"]
+        runtime.reaper.quick()
+        claim(request_for(DEAD, "slurm:7"), runtime.folders, lambda point: None).release()
+        return [one.machine for one in runtime.reaper.full() if one.what == "machine"]
 
     assert alices(node, start) == [DEAD]
 
@@ -96,7 +96,7 @@ def test_a_umask_that_denies_ourselves_everything_is_not_followed(node: Node) ->
 def test_it_is_told_whose_machines_they_are_or_what_keeps_out(node: Node) -> None:
     """Not that they are somebody else's, where in truth a mode is in the way."""
     node.ended(ALICE, DEAD, "slurm:7", None, abandoned=True)
-    theirs = node.house.of_user(ALICE.uid, ALICE.home)
+    theirs = node.runtime.of_user(ALICE.uid, ALICE.home)
 
     def refusal() -> bytes:
         try:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.bait import Order, settings
 from belljar.bait.journal import read
 from belljar.bait.status import give_order, read_status
@@ -26,12 +26,12 @@ from belljar.jobs.shares import shares
 from belljar.pool import JobView, load, node_of
 
 
-def folder_of(args: Args, house: House) -> Path:
-    folder: Path = args.state or house.folders.store / "bait"
+def folder_of(args: Args, runtime: Runtime) -> Path:
+    folder: Path = args.state or runtime.folders.store / "bait"
     return folder
 
 
-def run(args: Args, house: House) -> None:
+def run(args: Args, runtime: Runtime) -> None:
     from belljar.bait.daemon import serve
     from belljar.bait.machines.keeper import Machines
     from belljar.service.telling import teller
@@ -40,10 +40,10 @@ def run(args: Args, house: House) -> None:
     pool = settings.pool_of(bait)
     keeper = Machines(bait, bait.name, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(bait, folder_of(args, house), pool, keeper, tell, _judge(house, bait.images[0])))
+    asyncio.run(serve(bait, folder_of(args, runtime), pool, keeper, tell, _judge(runtime, bait.images[0])))
 
 
-def _judge(house: House, usual: str) -> Callable[[JobView], str]:
+def _judge(runtime: Runtime, usual: str) -> Callable[[JobView], str]:
     """By the site's rules for jobs: who may use which image, and how much ([batch])."""
 
     def judge(job: JobView) -> str:
@@ -51,9 +51,9 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
             user = pwd.getpwnam(job.owner)
             account = describe(user.pw_uid, user.pw_gid, None)
             asker = policy.Asker(job.owner, (account.group, *(name for _, name in account.groups)), job.queue)
-            policy.check_allowed(job.image or usual, asker, house.settings.batch)
-            least = policy.smallest_limit(house.settings.batch)  # of a wrapped job, whose limit holds its machine
-            policy.check_limits(job.cpus, max(job.memory, least), job.disk or None, house.settings.batch)
+            policy.check_allowed(job.image or usual, asker, runtime.settings.batch)
+            least = policy.smallest_limit(runtime.settings.batch)  # of a wrapped job, whose limit holds its machine
+            policy.check_limits(job.cpus, max(job.memory, least), job.disk or None, runtime.settings.batch)
         except UsageError as exc:
             return exc.message
         except KeyError:
@@ -63,13 +63,13 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
     return judge
 
 
-def check(args: Args, house: House) -> int:
+def check(args: Args, runtime: Runtime) -> int:
     """A line for each thing a bait needs, and the remedy where it is not so; exit 1 then."""
     from belljar.bait.check import joins, needs
 
     def image(name: str) -> str:
         try:
-            added = house.images.resolve(name).facts.get("added")
+            added = runtime.images.resolve(name).facts.get("added")
         except BelljarError as exc:
             return exc.message
         missing = [package for package in pool.nodes.packages if added is not None and package not in added]
@@ -77,18 +77,18 @@ def check(args: Args, house: House) -> int:
 
     bait = settings.load(args.file)
     pool = settings.pool_of(bait)
-    mounts, has_addresses = shares(bait.shares, "bait.shares: "), bool(house.settings.network.bridge_addresses)
+    mounts, has_addresses = shares(bait.shares, "bait.shares: "), bool(runtime.settings.network.bridge_addresses)
     results = list(needs(bait, pool, image, mounts, has_addresses=has_addresses))
     if args.join and bait.system == "slurm" and all(result.is_good for result in results):
         results.append(asyncio.run(joins(bait, pool, mounts)))
     return show_findings(results, as_=args.format)
 
 
-def status(args: Args, house: House) -> int:
+def status(args: Args, runtime: Runtime) -> int:
     """Exit 1 where the bait takes no jobs, 2 where it is not there."""
     from belljar.bait.daemon import LOCK
 
-    folder = folder_of(args, house)
+    folder = folder_of(args, runtime)
     status, is_running = read_status(folder), is_locked(folder / LOCK)
     if status is None:
         hint = "Start it with `belljar bait run`, or name its --state."
@@ -103,13 +103,13 @@ def status(args: Args, house: House) -> int:
     return 2 if not is_running else 0 if status.state == "open" else 1
 
 
-def order(args: Args, house: House) -> None:
+def order(args: Args, runtime: Runtime) -> None:
     """Open or close it."""
-    give_order(folder_of(args, house), Order() if args.act == "open" else Order(False, args.reason))
+    give_order(folder_of(args, runtime), Order() if args.act == "open" else Order(False, args.reason))
 
 
-def jobs(args: Args, house: House) -> None:
-    folder, now, rows = folder_of(args, house), time.time(), []
+def jobs(args: Args, runtime: Runtime) -> None:
+    folder, now, rows = folder_of(args, runtime), time.time(), []
     entries, node_of = list(read(folder).values()), _nodes(folder)
     for entry in entries:
         nodes = " ".join(map(node_of, entry.machines))
@@ -117,8 +117,8 @@ def jobs(args: Args, house: House) -> None:
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
 
 
-def nodes(args: Args, house: House) -> None:
-    folder = folder_of(args, house)
+def nodes(args: Args, runtime: Runtime) -> None:
+    folder = folder_of(args, runtime)
     status, node_of = read_status(folder), _nodes(folder)
     states = status.nodes if status else {}
     values = [
@@ -130,10 +130,10 @@ def nodes(args: Args, house: House) -> None:
     show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
 
 
-def rules(args: Args, house: House) -> None:
+def rules(args: Args, runtime: Runtime) -> None:
     from belljar.bait.networks import classes
 
-    sys.stdout.write(classes.rules(settings.load(args.file), house.settings.network))
+    sys.stdout.write(classes.rules(settings.load(args.file), runtime.settings.network))
 
 
 def _nodes(folder: Path) -> Callable[[str], str]:
@@ -142,11 +142,11 @@ def _nodes(folder: Path) -> Callable[[str], str]:
     return lambda id: (status.names if status else {}).get(id) or node_of(id)
 
 
-def arrive(args: Args, house: House) -> None:
+def arrive(args: Args, runtime: Runtime) -> None:
     from belljar.bait.arrivals import tell
 
     client, began = load("slurm").client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
-    tell(folder_of(args, house), args.job, args.timeout, lambda: client.revoked(args.job, began, os.environ))
+    tell(folder_of(args, runtime), args.job, args.timeout, lambda: client.revoked(args.job, began, os.environ))
 
 
 STATE_OPTION = "--state DIR | folder in which the bait keeps its state; default: bait/ below `paths.store`"

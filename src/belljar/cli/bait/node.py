@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.bait import Settings, settings
 from belljar.bait.cloud import nodes as cloud
 from belljar.bait.cloud.nodes import hostnames
@@ -25,11 +25,11 @@ AS_ROOT = (
 )
 
 
-def node(args: Args, house: House) -> int:
+def node(args: Args, runtime: Runtime) -> int:
     """Exit 1 where a node gets no machine (slurmctld then sets it down, and requeues its job), or where one may live on a host that
     does not answer."""
     bait = _placing(args)
-    made = Made(_here(args), {}) if bait is None else asyncio.run(_placed(args, house, bait))
+    made = Made(_here(args), {}) if bait is None else asyncio.run(_placed(args, runtime, bait))
     rows = [(name, machine, made.hosts.get(name, "")) for name, machine in made.nodes.items()]
     value = {"nodes": made.nodes} | ({"hosts": made.hosts} if made.hosts else {})
     show(value, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
@@ -50,13 +50,13 @@ def _placing(args: Args) -> Settings | None:
     return None
 
 
-async def _placed(args: Args, house: House, bait: Settings) -> Made:
+async def _placed(args: Args, runtime: Runtime, bait: Settings) -> Made:
     """On the hosts of the placement list."""
 
     async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
         return await run_beside(argv, timeout=timeout, check=False)
 
-    place = Placement(bait, args.state or house.folders.store / "cloud", ask, hostnames)
+    place = Placement(bait, args.state or runtime.folders.store / "cloud", ask, hostnames)
     if args.act == "list":
         return await place.all()
     nodes = await hostnames(args.nodes)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from belljar import batch
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.batch import node as faults
 from belljar.batch.install.commands import Client
 from belljar.batch.install.engine import TO_DO, Installation
@@ -23,10 +23,10 @@ from belljar.jobs import complain, node, plain
 from belljar.jobs.install import installation
 
 
-def _site(args: Args, house: House) -> tuple[Installation, Client]:
+def _site(args: Args, runtime: Runtime) -> tuple[Installation, Client]:
     queue = {"queue": ",".join(args.queue)} if args.queue else {}
     return installation(
-        args.system, house, prefix=str(args.prefix or ""), folder=str(args.folder or ""), bins=":".join(map(str, args.commands)),
+        args.system, runtime, prefix=str(args.prefix or ""), folder=str(args.folder or ""), bins=":".join(map(str, args.commands)),
         variables=pairs(args.variable, "--variable"), options={**queue, **pairs(args.set, "--set")}, anew=args.act == "install",
     )  # fmt: skip
 
@@ -39,9 +39,9 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def install(args: Args, house: House) -> int:
+def install(args: Args, runtime: Runtime) -> int:
     """Show what is to be done, and do it; or only show it."""
-    site, commands = _site(args, house)
+    site, commands = _site(args, runtime)
     steps, stale, after = site.plan(), site.stale(), site.site.after(site.place)
     if args.print:
         rows = [row for step in steps for row in rows_of(step.piece)]
@@ -66,16 +66,16 @@ def install(args: Args, house: House) -> int:
     return 1 if trouble else 0
 
 
-def check(args: Args, house: House) -> int:
+def check(args: Args, runtime: Runtime) -> int:
     """Every finding, the bad ones with a remedy; exit 1 when there is one."""
-    site, commands = _site(args, house)
-    findings = chain(checks.commands(commands, site.place), site.check(), checks.findings(house, site.place))
+    site, commands = _site(args, runtime)
+    findings = chain(checks.commands(commands, site.place), site.check(), checks.findings(runtime, site.place))
     return show_findings(findings, as_=args.format)
 
 
-def uninstall(args: Args, house: House) -> None:
+def uninstall(args: Args, runtime: Runtime) -> None:
     """Take out what install put in."""
-    site, _ = _site(args, house)
+    site, _ = _site(args, runtime)
     done = site.uninstall()
     print_lines(done or ["Nothing of belljar's is installed there."])
     print_lines(f"not done, repeat it by hand: {line}" for line in (site.reread() if done else []))
@@ -122,7 +122,7 @@ def rows_of(piece: Piece) -> list[dict[str, object]]:
 # -- the node ------------------------------------------------------------------------------------------------------------
 
 
-def node_(args: Args, house: House) -> int:
+def node_(args: Args, runtime: Runtime) -> int:
     """Exit 1 where the system cannot be asked, or the self-check failed."""
     system = batch.load(args.system)
     name = args.node or faults.name_of(system.node_variable, os.environ, os.uname().nodename)
@@ -130,7 +130,7 @@ def node_(args: Args, house: House) -> int:
         one_node(name)
     except ValueError as exc:
         raise BadOption(str(exc), hint="Name one node, as its batch system does: --node NAME.") from exc
-    known = node.known(house, system.dialect, name)
+    known = node.known(runtime, system.dialect, name)
     if args.action == "close":
         if not args.reason:
             raise BadOption("close: wants a reason", hint="belljar batch node SYSTEM close 'broken disk'")
@@ -139,7 +139,7 @@ def node_(args: Args, house: House) -> int:
     if args.action == "open":
         known.reopen()
         return 0
-    facts, text, code = _test(known, house) if args.action == "test" else _status(known)
+    facts, text, code = _test(known, runtime) if args.action == "test" else _status(known)
     if args.format == "json":
         print(as_json({"node": name, **facts}))
     else:
@@ -166,9 +166,9 @@ def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
     return facts, [*text, f"kvm{'' if right.is_good else ' IS LOST'}: {right.text}"], code
 
 
-def _test(known: node.Known, house: House) -> tuple[dict[str, object], list[str], int]:
+def _test(known: node.Known, runtime: Runtime) -> tuple[dict[str, object], list[str], int]:
     """A small machine; exit 1: it failed."""
-    done = node.test(house, known)
+    done = node.test(runtime, known)
     end = f"{'passed' if done.passed else 'FAILED'}: {done.reason}{'; opened again' if done.opened else ''}"
     return {**vars(done)}, [end], 0 if done.passed else 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.parser import Args, Parser, Verb, add
 
 ACTS = ("wrap", "prolog", "epilog", "hook", "ask", "keep")
@@ -13,30 +13,30 @@ OPTIONS = f"""
 ARG ... @rest | the system's name, and what it gives"""
 
 
-def internal(args: Args, house: House) -> int:
+def internal(args: Args, runtime: Runtime) -> int:
     if args.act == "keep":
-        return _keep(args.rest, house)
+        return _keep(args.rest, runtime)
     system, *words = args.rest or [""]
     if args.act == "wrap":
         from belljar.jobs import wrap
 
-        return wrap.run(system, words, house)
+        return wrap.run(system, words, runtime)
     from belljar.jobs import hooks
 
     if args.act == "hook":
-        return hooks.own(system, words, house)
+        return hooks.own(system, words, runtime)
     if args.act == "ask":
-        print(f"it knows of {hooks.ask(system, house)} running jobs")
+        print(f"it knows of {hooks.ask(system, runtime)} running jobs")
         return 0
-    return hooks.run(args.act, system, words, house)
+    return hooks.run(args.act, system, words, runtime)
 
 
-def _keep(words: list[str], house: House) -> int:
+def _keep(words: list[str], runtime: Runtime) -> int:
     from belljar.cli.machine import keep
 
     parser = Parser(prog="belljar internal keep", description=keep.HELP)
     add(parser, keep.OPTIONS)
-    return keep.run(parser.parse_args(words), house)
+    return keep.run(parser.parse_args(words), runtime)
 
 
 VERBS = {

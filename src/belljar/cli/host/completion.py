@@ -10,12 +10,12 @@ from belljar.cli.parser import Args, Parser, Verb
 from belljar.errors import BelljarError
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
+    from belljar.assembly import Runtime
 
 FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR", "CMD")
 
 
-def completion(args: Args, house: House) -> None:
+def completion(args: Args, runtime: Runtime) -> None:
     from argcomplete import shellcode  # type: ignore[attr-defined]
 
     print(shellcode(["belljar"], shell=args.shell))
@@ -50,24 +50,24 @@ def _complete(parser: argparse.ArgumentParser) -> None:
             action.completer = names.get(action.dest, usual)  # type: ignore[attr-defined]
 
 
-def _house(parsed_args: Args) -> House:
-    from belljar.assembly import House
+def _runtime(parsed_args: Args) -> Runtime:
+    from belljar.assembly import Runtime
 
-    return House(getattr(parsed_args, "config_file", None), verbose=False, commands=None)
+    return Runtime(getattr(parsed_args, "config_file", None), verbose=False, commands=None)
 
 
 def _machines(parsed_args: Args, **_: object) -> list[str]:
     """IDs and names of the machines that run. With broken settings there is nothing to offer."""
     words: list[str] = []
     with suppress(BelljarError, OSError):
-        for machine in sorted(_house(parsed_args).machines.list(ended=False), key=lambda machine: machine.id):
+        for machine in sorted(_runtime(parsed_args).machines.list(ended=False), key=lambda machine: machine.id):
             words += [word for word in (machine.id, machine.name) if word and word.isprintable() and " " not in word]
     return words
 
 
 def _images(parsed_args: Args, **_: object) -> list[str]:
     with suppress(BelljarError, OSError):
-        return [name for image in _house(parsed_args).images.images() for name in image.names]
+        return [name for image in _runtime(parsed_args).images.images() for name in image.names]
     return []
 
 
@@ -77,6 +77,6 @@ VERBS = {
         "`source <(belljar completion zsh)` in ~/.zshrc; `belljar completion fish > ~/.config/fish/completions/belljar.fish`.",
         completion,
         "{bash,zsh,fish} @shell | the shell to make it for",
-        needs_house=False,
+        needs_runtime=False,
     )
 }

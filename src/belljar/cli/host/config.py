@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, Args, Verb
 from belljar.cli.render import as_json, setting, show
 from belljar.config import DEFAULT_ORIGIN, Loaded, every_setting, inspect
@@ -15,15 +15,15 @@ from belljar.jobs import plain
 from belljar.jobs.doctor import examine_node
 
 
-def config(args: Args, house: House) -> int:
-    loaded = inspect(house.config_file)
+def config(args: Args, runtime: Runtime) -> int:
+    loaded = inspect(runtime.config_file)
     if args.what == "check":
         from belljar.config.checking import all_mistakes, notes
 
         mistakes = (*all_mistakes(loaded), *_of_node(loaded))
         files = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})
         good = f"The settings are good ({', '.join(files) or 'defaults only'})."
-        return report(mistakes, notes(loaded, inspect(house.config_file, in_job=True)), good, args.format)
+        return report(mistakes, notes(loaded, inspect(runtime.config_file, in_job=True)), good, args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
         raise BadSetting.of(loaded.mistakes)

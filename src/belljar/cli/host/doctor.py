@@ -15,17 +15,17 @@ from belljar.findings import Finding, examine, fail, ok
 from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
+    from belljar.assembly import Runtime
 
 
-def doctor(args: argparse.Namespace, house: House) -> int:
-    house.be_lenient()  # a mistake in the settings is the first check's; the others look at what can be understood
+def doctor(args: argparse.Namespace, runtime: Runtime) -> int:
+    runtime.be_lenient()  # a mistake in the settings is the first check's; the others look at what can be understood
     checks = [look for look in CHECKS if not args.only or look.__name__ in args.only]
-    return show_findings((examine(look.__name__, partial(look, house)) for look in checks), as_=args.format)
+    return show_findings((examine(look.__name__, partial(look, runtime)) for look in checks), as_=args.format)
 
 
-def settings(house: Any) -> Finding:
-    loaded = inspect(house.config_file)
+def settings(runtime: Any) -> Finding:
+    loaded = inspect(runtime.config_file)
     if mistakes := all_mistakes(loaded):
         return fail("settings", "\n".join(map(str, mistakes)), "Correct them; `belljar config check` looks again.")
     return ok("settings", f"{len(loaded.origins)} set, the rest are defaults")

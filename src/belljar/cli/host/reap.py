@@ -15,14 +15,14 @@ from belljar.host import processes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from belljar.assembly import House
+    from belljar.assembly import Runtime
 
 MARK = re.compile(rb"(?:^|,)guest=belljar-([A-Za-z0-9._-]{1,80})(?:,|$)")
 FIRST = 2  # of real-time priorities; those that it kills have the one below
 DEADLINE = 10.0  # seconds until a killed process must be gone
 
 
-def reap(args: Args, house: House) -> int:
+def reap(args: Args, runtime: Runtime) -> int:
     """Exit 1 when a system or a user's folder could not be asked, or something of a machine could not be cleared away."""
     from belljar import batch
     from belljar.cli.render import show
@@ -33,7 +33,7 @@ def reap(args: Args, house: House) -> int:
     if args.batch and args.batch not in batch.names():
         raise BadOption(f"--batch {args.batch}: no such system", hint=f"Known are {', '.join(batch.names())}.")
     systems = () if args.batch is None else (args.batch,) if args.batch else batch.names()
-    rows, trouble = reaping.reap(house, systems, dry=args.dry_run)
+    rows, trouble = reaping.reap(runtime, systems, dry=args.dry_run)
     if rows or args.format == "json":
         cells = [(row.user, row.machine, row.what, row.where, row.error) for row in rows]
         show(rows, ("USER", "MACHINE", "WHAT", "WHERE", "ERROR"), cells, as_=args.format)
@@ -45,7 +45,7 @@ def reap(args: Args, house: House) -> int:
 # -- kill-all ------------------------------------------------------------------------------------------------------------
 
 
-def kill_all(args: Args, house: None) -> int:
+def kill_all(args: Args, runtime: None) -> int:
     """Each is killed as soon as it is found; all else comes after."""
     machines: list[tuple[str, int, int]] = []
 
@@ -110,6 +110,6 @@ VERBS = {
         f"""
         -n --dry-run | only say what would be killed
         {FORMAT}""",
-        needs_house=False,
+        needs_runtime=False,
     ),
 }

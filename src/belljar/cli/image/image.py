@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
@@ -29,14 +29,14 @@ SIZES = ("virtual_size", "stored", "least_memory")
 NOTHING_YET = "nothing has come from these sources yet. `belljar image sync --dry-run` shows what they offer"
 
 
-def build(args: Args, house: House) -> None:
+def build(args: Args, runtime: Runtime) -> None:
     from belljar.image.build.debian import DISK_SIZE, Recipe, build
 
     recipe = Recipe(args.suite, args.name, tuple(args.packages), tuple(args.run), args.disk or DISK_SIZE)
-    print(build(house.images, recipe).digest)
+    print(build(runtime.images, recipe).digest)
 
 
-def import_(args: Args, house: House) -> None:
+def import_(args: Args, runtime: Runtime) -> None:
     from belljar.image.intake.sources import Order, bring
 
     context = Context(args.context)
@@ -48,22 +48,22 @@ def import_(args: Args, house: House) -> None:
     def judge(facts: Mapping[str, Any], has_kernel: bool) -> None:
         choose(context, means_of(facts, has_kernel), args.name)
 
-    image = bring(house.images, order, None if context is Context.AUTO else judge)
+    image = bring(runtime.images, order, None if context is Context.AUTO else judge)
     if words := told_of(image):
         complain(words, "")
     print(image.digest)
 
 
-def list_(args: Args, house: House) -> None:
-    images = house.images.images()
-    values = [_described(house, image) for image in images]
+def list_(args: Args, runtime: Runtime) -> None:
+    images = runtime.images.images()
+    values = [_described(runtime, image) for image in images]
     rows = [_row(image, value) for image, value in zip(images, values, strict=True)]
     put(values, HEADS, rows, as_=args.format)
 
 
-def show(args: Args, house: House) -> None:
-    image = house.images.find(args.image)
-    value = _described(house, image)
+def show(args: Args, runtime: Runtime) -> None:
+    image = runtime.images.find(args.image)
+    value = _described(runtime, image)
     shown = {**value, **value["facts"], "created": moment(image.created)}
     del shown["facts"]
     rows = [(name, _cell(name, fact)) for name, fact in shown.items() if fact not in ("", None, [], ())]
@@ -76,9 +76,9 @@ def _cell(name: str, fact: Any) -> str:
     return ", ".join(map(str, fact)) if isinstance(fact, (list, tuple)) else str(fact)
 
 
-def verify(args: Args, house: House) -> int:
-    images = [house.images.find(reference) for reference in args.images] or house.images.images()
-    verdicts = [(image, house.images.verify(image)) for image in images]
+def verify(args: Args, runtime: Runtime) -> int:
+    images = [runtime.images.find(reference) for reference in args.images] or runtime.images.images()
+    verdicts = [(image, runtime.images.verify(image)) for image in images]
     values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in verdicts]
     rows = [
         (", ".join(image.names), image.digest[:SHORT], "; ".join(wrong) or "as it was stored")
@@ -87,36 +87,36 @@ def verify(args: Args, house: House) -> int:
     put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
     bad = [image for image, wrong in verdicts if wrong]
     for image in bad:
-        what = "is not started any more" if image.store == house.images.folder else "is damaged"
-        complain(f"image {image.called} {what}. {house.images.remedy(image.disk.parent, image.called)}", "")
+        what = "is not started any more" if image.store == runtime.images.folder else "is damaged"
+        complain(f"image {image.called} {what}. {runtime.images.remedy(image.disk.parent, image.called)}", "")
     return 1 if bad else 0
 
 
-def remove(args: Args, house: House) -> None:
-    house.images.drop(args.image, force=args.force)
+def remove(args: Args, runtime: Runtime) -> None:
+    runtime.images.drop(args.image, force=args.force)
 
 
-def gc(args: Args, house: House) -> None:
-    removed = [str(path) for path in house.images.gc(dry_run=args.dry_run)]
+def gc(args: Args, runtime: Runtime) -> None:
+    removed = [str(path) for path in runtime.images.gc(dry_run=args.dry_run)]
     put(removed, ("WOULD BE REMOVED" if args.dry_run else "REMOVED",), [(path,) for path in removed], as_=args.format)
 
 
-def tag(args: Args, house: House) -> None:
-    house.images.tag(house.images.resolve(args.image), args.name)
+def tag(args: Args, runtime: Runtime) -> None:
+    runtime.images.tag(runtime.images.resolve(args.image), args.name)
 
 
-def set_(args: Args, house: House) -> None:
+def set_(args: Args, runtime: Runtime) -> None:
     if args.context is None and args.firmware is None:
         raise BadOption("nothing to change", hint="Give --context or --firmware.")
     context = None if args.context is None else Context(args.context)
     firmware = None if args.firmware is None else Firmware(args.firmware)
-    image = house.images.resolve(args.image)
+    image = runtime.images.resolve(args.image)
     if context not in (None, Context.AUTO):
         choose(context, means_of(image.facts, image.kernel is not None), args.image)
-    house.images.amend(image, context=context, firmware=firmware)
+    runtime.images.amend(image, context=context, firmware=firmware)
 
 
-def extract(args: Args, house: House) -> None:
+def extract(args: Args, runtime: Runtime) -> None:
     """Copy paths of a disk to here."""
     if not disks.is_archive(args.output):
         names = [os.path.basename(os.path.normpath(path)) for path in args.paths]
@@ -125,10 +125,10 @@ def extract(args: Args, house: House) -> None:
             raise BadOption(f"two paths would be called {doubled[0]}", hint=hint)
         if not args.output.is_dir():
             raise OutputUnwritable(f"{args.output}: no such folder", hint="Make it, or name an archive: FILE.tar.")
-    disks.extract(house, args.disk, args.paths, args.output)
+    disks.extract(runtime, args.disk, args.paths, args.output)
 
 
-def insert(args: Args, house: House) -> None:
+def insert(args: Args, runtime: Runtime) -> None:
     """Make a new image of one, with files of this host."""
     from belljar.machine.workshop.workshop import Item
 
@@ -147,11 +147,11 @@ def insert(args: Args, house: House) -> None:
         if not os.path.exists(source):
             raise InputMissing(f"{source}: does not exist", hint="Correct SRC:DST.")
         items.append(Item(os.path.abspath(source), target, mode, owner))
-    print(disks.insert(house, args.image, items, args.name).digest)
+    print(disks.insert(runtime, args.image, items, args.name).digest)
 
 
-def agent(args: Args, house: House) -> None:
-    sys.stdout.buffer.write(agent_unit().encode() if args.unit else house.images.interpreter().path.read_bytes())
+def agent(args: Args, runtime: Runtime) -> None:
+    sys.stdout.buffer.write(agent_unit().encode() if args.unit else runtime.images.interpreter().path.read_bytes())
 
 
 def _row(image: Image, value: dict[str, Any]) -> tuple[Any, ...]:
@@ -162,18 +162,18 @@ def _row(image: Image, value: dict[str, Any]) -> tuple[Any, ...]:
     return names, image.digest[:SHORT], value["state"], image.os, how, *sizes, moment(image.created), image.source
 
 
-def _described(house: House, image: Image) -> dict[str, Any]:
+def _described(runtime: Runtime, image: Image) -> dict[str, Any]:
     """All that is known of it, with the bytes that it takes on the host's disk, and whether it is good."""
     files = [path for path in (image.disk, image.kernel, image.initrd) if path and path.exists()]
     value = {name: getattr(image, name) for name in image.__dataclass_fields__}
     value["stored"] = sum(path.stat().st_blocks * 512 for path in files)
-    return value | {"state": "corrupt" if house.images.complaint(image) else "ready"}
+    return value | {"state": "corrupt" if runtime.images.complaint(image) else "ready"}
 
 
 # -- the images of a site, from one repository to its hosts ---------------------------------------------------------------
 
 
-def publish(args: Args, house: House) -> None:
+def publish(args: Args, runtime: Runtime) -> None:
     """Make a repository, or change one."""
     from belljar.image.site import publish as act
 
@@ -184,7 +184,7 @@ def publish(args: Args, house: House) -> None:
         raise BadOption("nothing to publish", hint="Name an image; --refresh renews what expires.")
     if args.name and len(args.images) != 1:
         raise BadOption("--as gives one image its name", hint="Publish images with other names one by one.")
-    images = {args.name or image.called: image for image in map(house.images.resolve, args.images)}
+    images = {args.name or image.called: image for image in map(runtime.images.resolve, args.images)}
     with shown() as progress, act.opened(args.to, act.load_keys(args.key)) as repository:
         if args.delegate:
             role, names, *keys = [*map(str, args.delegate), ""]
@@ -192,7 +192,7 @@ def publish(args: Args, house: House) -> None:
         for name in args.unpublish:
             repository.remove(name)
         for name, image in images.items():
-            repository.put(house.images, name, image, progress)
+            repository.put(runtime.images, name, image, progress)
         if args.rotate:
             repository.rotate(args.rotate, args.key[0])
     for name, image in images.items():
@@ -201,16 +201,16 @@ def publish(args: Args, house: House) -> None:
         complain(note, "")
 
 
-def sync(args: Args, house: House) -> int:
+def sync(args: Args, runtime: Runtime) -> int:
     """Bring what is named, or what has changed."""
     from belljar.image.site import sync as act
 
-    sources = args.sources or house.settings.image.sources
+    sources = args.sources or runtime.settings.image.sources
     if not sources:
         raise BadOption("no source of images is known", hint="Set `image.sources`, or name one with --from.")
     if args.all and args.names:
         raise BadOption("--all together with names")
-    rows = act.sync(house.images, args.names, sources, everything=args.all, dry_run=args.dry_run)
+    rows = act.sync(runtime.images, args.names, sources, everything=args.all, dry_run=args.dry_run)
     table = [
         (row.name, row.digest[:SHORT], row.what, row.source, f"{row.error}: {row.why}" if row.error else row.why)
         for row in rows
@@ -221,7 +221,7 @@ def sync(args: Args, house: House) -> int:
     return 1 if any(row.what == act.FAILED for row in rows) else 0
 
 
-def key(args: Args, house: House) -> None:
+def key(args: Args, runtime: Runtime) -> None:
     """Print the public part of a key, made now where there is none."""
     from belljar.image.site.publish import make_key, public_word
 

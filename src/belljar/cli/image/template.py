@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.machine.request import above_zero
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
@@ -21,9 +21,9 @@ from belljar.machine.extras import caches
 from belljar.model import Context, NetworkMode, Payload, RunPayload, Share, ShareKind
 
 
-def show_all(args: Args, house: House) -> None:
-    templates = house.hypervisor.templates()
-    names = {image.digest: image.names for image in house.images.images()} if templates else {}
+def show_all(args: Args, runtime: Runtime) -> None:
+    templates = runtime.hypervisor.templates()
+    names = {image.digest: image.names for image in runtime.images.images()} if templates else {}
     values, rows = [], []
     for template in templates:
         facts, digest = template.facts, str(template.facts.get("image_digest", ""))
@@ -35,43 +35,43 @@ def show_all(args: Args, house: House) -> None:
     show(values, heads, rows, as_=args.format)
 
 
-def verify(args: Args, house: House) -> int:
-    chosen = _chosen(house, args.keys) if args.keys else house.hypervisor.templates()
-    verdicts = {template.key: house.hypervisor.verify_template(template) for template in chosen}
+def verify(args: Args, runtime: Runtime) -> int:
+    chosen = _chosen(runtime, args.keys) if args.keys else runtime.hypervisor.templates()
+    verdicts = {template.key: runtime.hypervisor.verify_template(template) for template in chosen}
     rows = [(key, "; ".join(wrong) or "whole") for key, wrong in verdicts.items()]
     show(verdicts, ("KEY", "STATE"), rows, as_=args.format)
     return 1 if any(verdicts.values()) else 0
 
 
-def remove(args: Args, house: House) -> None:
+def remove(args: Args, runtime: Runtime) -> None:
     if bool(args.keys) == args.all:
         raise TemplateError("which templates?", hint="Name templates by their keys, or say --all.")
-    for template in house.hypervisor.templates() if args.all else _chosen(house, args.keys):
-        house.hypervisor.remove_template(template.key)
+    for template in runtime.hypervisor.templates() if args.all else _chosen(runtime, args.keys):
+        runtime.hypervisor.remove_template(template.key)
         print(template.key)
 
 
-def build(args: Args, house: House) -> None:
+def build(args: Args, runtime: Runtime) -> None:
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     check_number("--shares and --virtiofs", len(shares))
     for option, value in (("--cpus", args.cpus), ("--memory", args.memory)):
         above_zero(option, value, ImpossibleSize)
     request = make_request(
-        house.settings, RunPayload(Payload((), caller())), requester="template build",
+        runtime.settings, RunPayload(Payload((), caller())), requester="template build",
         image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
         network=NetworkMode(args.network) if args.network else None, shares=tuple(shares),
         context=Context(args.context) if args.context else None,
     )  # fmt: skip
-    template = build_template(house, request, exact=args.exact)
+    template = build_template(runtime, request, exact=args.exact)
     print(as_json(_described(template)) if args.format == "json" else f"{template.key}  {size(template.size)}")
 
 
-def _chosen(house: House, prefixes: list[str]) -> list[Template]:
+def _chosen(runtime: Runtime, prefixes: list[str]) -> list[Template]:
     """The templates whose keys begin so. Raises TemplateError for a prefix that fits none or several."""
     chosen = []
     for prefix in prefixes:
-        fitting = [item for item in house.hypervisor.templates() if prefix and item.key.startswith(prefix)]
+        fitting = [item for item in runtime.hypervisor.templates() if prefix and item.key.startswith(prefix)]
         if len(fitting) != 1:
             what = "no template of this user's has" if not fitting else f"{len(fitting)} templates of this user's have"
             raise TemplateError(f"{prefix!r}: {what} a key that begins so")
@@ -88,9 +88,9 @@ def _described(template: Template) -> dict[str, Any]:
 # -- caches --------------------------------------------------------------------------------------------------------------
 
 
-def list_caches(args: Args, house: House) -> None:
+def list_caches(args: Args, runtime: Runtime) -> None:
     values, rows = [], []
-    for cache in caches.caches_of(house.folders):
+    for cache in caches.caches_of(runtime.folders):
         status, state = cache.path.stat(), cache.state()
         length, stored = status.st_size, status.st_blocks * 512
         values.append({"number": cache.number, "state": state, "size": length, "stored": stored, "path": cache.path})
@@ -98,8 +98,8 @@ def list_caches(args: Args, house: House) -> None:
     show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=args.format)
 
 
-def remove_caches(args: Args, house: House) -> None:
-    removed = list(caches.remove(house.folders))
+def remove_caches(args: Args, runtime: Runtime) -> None:
+    removed = list(caches.remove(runtime.folders))
     values = [{"number": cache.number, "path": cache.path} for cache in removed]
     show(values, ("REMOVED", "FILE"), [(cache.number, cache.path) for cache in removed], as_=args.format)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.lease.asking import DOOR, ask, public_key, watched
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, for_terminal, show
@@ -14,14 +14,14 @@ from belljar.lease.broker.document import load
 from belljar.model import to_json
 
 
-def check(args: Args, house: House) -> None:
+def check(args: Args, runtime: Runtime) -> None:
     cluster = load(args.file)
     rows = [(name, role.name, role.image) for role, name in cluster.seats]
     document = {"name": cluster.name, "machines": [name for _, name in cluster.seats]}
     show(document, ("NAME", "ROLE", "IMAGE"), rows, as_=args.format)
 
 
-def up(args: Args, house: House) -> None:
+def up(args: Args, runtime: Runtime) -> None:
     cluster = load(args.file)
     answer = ask(args.door, "cluster", act="up", cluster=to_json(cluster), public=public_key(args.key))
     if args.wait is not None:
@@ -29,7 +29,7 @@ def up(args: Args, house: House) -> None:
     print(as_json(answer) if args.format == "json" else f"{answer['name']} {answer['lease']}")
 
 
-def status(args: Args, house: House) -> None:
+def status(args: Args, runtime: Runtime) -> None:
     clusters = _clusters(args.door, args.name or "")
     rows, logs = [], []
     for cluster in clusters:
@@ -43,7 +43,7 @@ def status(args: Args, house: House) -> None:
         print("\n".join(logs))
 
 
-def release(args: Args, house: House) -> None:
+def release(args: Args, runtime: Runtime) -> None:
     for name in args.names:
         ask(args.door, "cluster", act="release", name=name)
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.lease import cluster
 from belljar.cli.lease.asking import DOOR, ask, connected, public_key, receive, send, watched
 from belljar.cli.machine.request import above_zero
@@ -30,29 +30,29 @@ ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed"
 SUMS, SUM_HEADS = ("core_seconds", "gb_seconds", "vm_minutes"), ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES")
 
 
-def serve(args: Args, house: House) -> None:
+def serve(args: Args, runtime: Runtime) -> None:
     from belljar.lease.service.start import serve
     from belljar.service.telling import teller
 
     def names() -> dict[str, tuple[float, int]]:
-        return {name: (image.created, image.virtual_size) for image in house.images.images() for name in image.names}
+        return {name: (image.created, image.virtual_size) for image in runtime.images.images() for name in image.names}
 
-    folder = args.state or house.folders.store / "lease"
+    folder = args.state or runtime.folders.store / "lease"
     asyncio.run(
         serve(lambda: settings.load(args.file), folder, teller(sys.stdout, as_json=args.format == "json"), names)
     )
 
 
-def pilot(args: Args, house: House) -> int:
+def pilot(args: Args, runtime: Runtime) -> int:
     from belljar.lease.pilot.start import run
 
-    return run(args.file, args.rank, house.folders.logs / "pilots", house.folders.scratch, os.environ)
+    return run(args.file, args.rank, runtime.folders.logs / "pilots", runtime.folders.scratch, os.environ)
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
 
 
-def run(args: Args, house: House) -> None:
+def run(args: Args, runtime: Runtime) -> None:
     wanted = _wanted(args) | {"token": args.token, "user_data": _user_data(args.user_data)}
     answer = ask(args.door, "run", wanted=wanted, public=public_key(args.key))
     if args.wait is not None:
@@ -60,7 +60,7 @@ def run(args: Args, house: House) -> None:
     _made(answer, args)
 
 
-def grow(args: Args, house: House) -> None:
+def grow(args: Args, runtime: Runtime) -> None:
     _made(ask(args.door, "grow", id=args.lease, count=int(args.count)), args)
 
 
@@ -70,7 +70,7 @@ def _made(answer: dict[str, Any], args: Args) -> None:
     show({"lease": lease, "machines": machines}, ("MACHINE", "LEASE"), rows, as_=args.format)
 
 
-def explain(args: Args, house: House) -> int:
+def explain(args: Args, runtime: Runtime) -> int:
     """1 where it would be denied."""
     steps = ask(args.door, "explain", wanted=_wanted(args))["steps"]
     rows = [("yes" if step["met"] else "NO", step["what"]) for step in steps]
@@ -99,7 +99,7 @@ def _user_data(path: Path | None) -> str:
     return data.decode("latin-1")
 
 
-def status(args: Args, house: House) -> None:
+def status(args: Args, runtime: Runtime) -> None:
     answer = ask(args.door, "status", lease=args.lease or "")
     rows = []
     for lease in answer["leases"]:
@@ -114,11 +114,11 @@ def status(args: Args, house: House) -> None:
     show(answer, heads, rows, as_=args.format)
 
 
-def extend(args: Args, house: House) -> None:
+def extend(args: Args, runtime: Runtime) -> None:
     ask(args.door, "extend", id=args.lease, seconds=float(args.time))
 
 
-def act_on(args: Args, house: House) -> None:
+def act_on(args: Args, runtime: Runtime) -> None:
     """Release or reboot."""
     for id in args.ids:
         ask(args.door, args.act, id=id)
@@ -142,11 +142,11 @@ def _until_running(door: Path, lease: str, limit: float) -> None:
 # -- into a machine ----------------------------------------------------------------------------------------------------
 
 
-def console(args: Args, house: House) -> None:
+def console(args: Args, runtime: Runtime) -> None:
     sys.stdout.buffer.write(ask(args.door, "console", id=args.machine)["text"].encode("latin-1"))
 
 
-def ssh(args: Args, house: House) -> int:
+def ssh(args: Args, runtime: Runtime) -> int:
     """OpenSSH's own client, which knows the host's keys from the service, and nobody else's."""
     machine, client = _running(args), which("ssh")
     if client is None or not machine["host_keys"]:
@@ -182,7 +182,7 @@ def _running(args: Args) -> dict[str, Any]:
     return running[0]
 
 
-def connect(args: Args, house: House) -> None:
+def connect(args: Args, runtime: Runtime) -> None:
     """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
     with connected(args.door) as door:
         send(door, "connect", id=args.machine)
@@ -206,7 +206,7 @@ def connect(args: Args, house: House) -> None:
 # -- keys, use, history ------------------------------------------------------------------------------------------------
 
 
-def key(args: Args, house: House) -> None:
+def key(args: Args, runtime: Runtime) -> None:
     if (args.do == "revoke") != bool(args.id):
         raise BadOption(f"`belljar lease key {args.do}`: an ID is given with revoke, and with nothing else")
     answer = ask(args.door, "keys", act=args.do, id=args.id or "", owner=args.owner)
@@ -222,7 +222,7 @@ def key(args: Args, house: House) -> None:
         print(f"AWS_ACCESS_KEY_ID={answer['id']}\nAWS_SECRET_ACCESS_KEY={answer['secret']}")
 
 
-def usage(args: Args, house: House) -> None:
+def usage(args: Args, runtime: Runtime) -> None:
     machines = ask(args.door, "usage", all=args.all, owner=args.owner, back=float(args.since or 0))["machines"]
     if args.machines:
         rows = [(row["owner"], row["machine"], *(row[name] for name in SUMS)) for row in machines]
@@ -240,7 +240,7 @@ def usage(args: Args, house: House) -> None:
     show({"owners": sums}, ("OWNER", "MACHINES", *SUM_HEADS), rows, as_=args.format)
 
 
-def events(args: Args, house: House) -> None:
+def events(args: Args, runtime: Runtime) -> None:
     events: list[dict[str, Any]] = []
     while more := ask(args.door, "events", lease=args.lease, after=events[-1]["position"] if events else 0)["events"]:
         events += more

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli import reported, with_hints
 from belljar.cli.parser import MACHINE, MACHINES, Args, Verb
 from belljar.cli.render import moment
@@ -27,20 +27,20 @@ class NotEnded(BelljarError):
     hint = "It goes on running; wait again, or end it with `belljar stop ID`."
 
 
-def wait(args: Args, house: House) -> int:
+def wait(args: Args, runtime: Runtime) -> int:
     """The exit code of each machine's payload, when it has ended."""
-    return each(args, lambda machine: wait_for(house, machine, args.timeout))
+    return each(args, lambda machine: wait_for(runtime, machine, args.timeout))
 
 
-def wait_for(house: House, reference: str, timeout: float | None) -> int:
-    house, machine = reach(house, reference)
-    outcome = until_ended(house, machine.id, timeout)
+def wait_for(runtime: Runtime, reference: str, timeout: float | None) -> int:
+    runtime, machine = reach(runtime, reference)
+    outcome = until_ended(runtime, machine.id, timeout)
     if outcome.shell_code is None:
         raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
     return outcome.shell_code
 
 
-def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
+def until_ended(runtime: Runtime, id: str, timeout: float | None) -> Outcome:
     """What came of the machine, once it has ended. Raises NotEnded after *timeout* seconds."""
     from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
 
@@ -50,7 +50,7 @@ def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
 
     async def ended() -> Outcome:
         async with asyncio.timeout(timeout):
-            return await house.machines.ended(id)
+            return await runtime.machines.ended(id)
 
     try:
         return asyncio.run(ended())
@@ -58,27 +58,27 @@ def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
         raise NotEnded(f"{id}: still running after {timeout:g} s") from None
 
 
-def stop(args: Args, house: House) -> int:
+def stop(args: Args, runtime: Runtime) -> int:
     if args.at is None:
-        return each(args, lambda machine: end(house, machine, "stop", grace=args.grace))
+        return each(args, lambda machine: end(runtime, machine, "stop", grace=args.grace))
     if args.grace is not None:
         raise BadOption("--grace with --at: at its deadline a machine has the grace it was begun with")
     if args.at <= time.time():
         raise BadOption("--at: this moment has passed", hint="Without --at the machine ends now.")
-    return each(args, lambda machine: move(house, machine, at=args.at))
+    return each(args, lambda machine: move(runtime, machine, at=args.at))
 
 
-def kill(args: Args, house: House) -> int:
-    return each(args, lambda machine: end(house, machine, "kill"))
+def kill(args: Args, runtime: Runtime) -> int:
+    return each(args, lambda machine: end(runtime, machine, "kill"))
 
 
-def extend(args: Args, house: House) -> None:
-    move(house, args.machine, by=args.by)
+def extend(args: Args, runtime: Runtime) -> None:
+    move(runtime, args.machine, by=args.by)
 
 
-def end(house: House, reference: str, do: str, **how: object) -> None:
+def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
-    house, view = reach(house, reference)
+    runtime, view = reach(runtime, reference)
     if view.ended:
         return
     if view.alive:
@@ -89,9 +89,9 @@ def end(house: House, reference: str, do: str, **how: object) -> None:
     except NoSuchMachine:
         if view.alive:
             raise
-        house.reaper.full()  # its supervisor is dead: finish what it left
+        runtime.reaper.full()  # its supervisor is dead: finish what it left
     else:
-        until_ended(house, view.id, None)
+        until_ended(runtime, view.id, None)
 
 
 def let_go_on(view: MachineView) -> None:
@@ -104,9 +104,9 @@ def let_go_on(view: MachineView) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def move(house: House, reference: str, **how: float) -> None:
+def move(runtime: Runtime, reference: str, **how: float) -> None:
     """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
-    house, view = reach(house, reference)
+    runtime, view = reach(runtime, reference)
     if not view.alive:
         raise NoSuchMachine(f"{view.id}: the machine has ended")
     with control.connect(view.folder) as connection:

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 
 from belljar import batch
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
 from belljar.cli.parser import MACHINE, Args, Verb
 from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing, OutputUnwritable
@@ -29,30 +29,30 @@ LEAVE = b"\x1d"  # Ctrl-]
 # -- exec ----------------------------------------------------------------------------------------------------------------
 
 
-def exec_(args: Args, house: House) -> int:
+def exec_(args: Args, runtime: Runtime) -> int:
     """A second process beside the payload, with the same contract."""
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
     if args.command == ["--"]:
         raise BadOption("nothing to run", hint=f"Put `--` before the command: belljar exec {args.machine} -- CMD.")
     if args.wait is not None:
-        asyncio.run(_running(house, args.machine, args.wait))
-    house, view = reach(house, args.machine)
+        asyncio.run(_running(runtime, args.machine, args.wait))
+    runtime, view = reach(runtime, args.machine)
     payload = _payload(args, view)
-    return _leave(in_loop(lambda loop: _attend(house, view, payload, loop)))
+    return _leave(in_loop(lambda loop: _attend(runtime, view, payload, loop)))
 
 
-async def _running(house: House, reference: str, longest: float) -> None:
+async def _running(runtime: Runtime, reference: str, longest: float) -> None:
     """Return when a machine of this reference runs, or *longest* seconds have passed."""
     with suppress(TimeoutError):
         async with asyncio.timeout(longest):
-            async for _ in house.machines.events():
+            async for _ in runtime.machines.events():
                 with suppress(NoSuchMachine):
-                    if house.machines.find(reference).state == State.RUNNING.value:
+                    if runtime.machines.find(reference).state == State.RUNNING.value:
                         return
 
 
-async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
+async def _attend(runtime: Runtime, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
     """Start the command, pass on what this process is sent, wait for its end."""
 
     async def pass_on() -> None:
@@ -65,7 +65,7 @@ async def _attend(house: House, view: MachineView, payload: Payload, loop: Stopp
                 case Pause(done=done):
                     done.set()  # this process stops; the machine belongs to somebody else and goes on
 
-    async with talk(view, house.converse) as guest:
+    async with talk(view, runtime.converse) as guest:
         terminal = RawTerminal() if payload.terminal else None
         orders = listen(loop, terminal)
         try:
@@ -112,7 +112,7 @@ class CannotStart(BelljarError):
 # -- cp ------------------------------------------------------------------------------------------------------------------
 
 
-def cp(args: Args, house: House) -> None:
+def cp(args: Args, runtime: Runtime) -> None:
     """Files into or out of a running machine."""
     source_id, source = split(args.source)
     target_id, target = split(args.target)
@@ -121,12 +121,12 @@ def cp(args: Args, house: House) -> None:
         raise BadOption("one of SRC and DST must be ID:PATH, the other a path here", hint=hint)
     if target_id and not os.path.lexists(source):
         raise InputMissing(f"{source}: does not exist", hint="Correct SRC.")
-    house, view = reach(house, source_id or target_id)
+    runtime, view = reach(runtime, source_id or target_id)
     if source_id and os.path.isdir(target):
         target = os.path.join(target, os.path.basename(source.rstrip("/")) or source_id)
     if source_id and not os.path.isdir(folder := os.path.dirname(target)):
         raise OutputUnwritable(f"{folder}: no such folder here", hint="Make it, or name another place.")
-    asyncio.run(_copy(house, view, source, target, args.user, into=bool(target_id)))
+    asyncio.run(_copy(runtime, view, source, target, args.user, into=bool(target_id)))
 
 
 def split(text: str) -> tuple[str, str]:
@@ -142,10 +142,10 @@ def split(text: str) -> tuple[str, str]:
     return id, path
 
 
-async def _copy(house: House, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
+async def _copy(runtime: Runtime, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
     account, cwd = _account(user, view), os.fsencode(str(view.payload.get("cwd") or "/"))
     try:
-        async with talk(view, house.converse) as guest:
+        async with talk(view, runtime.converse) as guest:
             if into:
                 await guest.put(Transfer(source, target), account, cwd)
             else:
@@ -157,9 +157,9 @@ async def _copy(house: House, view: MachineView, source: str, target: str, user:
 # -- console -------------------------------------------------------------------------------------------------------------
 
 
-def console(args: Args, house: House) -> None:
+def console(args: Args, runtime: Runtime) -> None:
     """The serial console, as it speaks; what is typed goes to it."""
-    house, view = reach(house, args.machine)
+    runtime, view = reach(runtime, args.machine)
     connection = control.connect(view.folder)
     control.ask(connection, "console")
     connection.settimeout(None)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli import is_reader_gone
 from belljar.cli.parser import Args
 from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError, in_words
@@ -35,11 +35,11 @@ OPTIONS = """
 --tied | end the machine when standard input is closed, and so with the process that holds its other end"""
 
 
-def run(args: Args, house: House) -> int:
+def run(args: Args, runtime: Runtime) -> int:
     """The part of whoever is asked: it ends with the answer, and the keeper is nobody's child."""
-    _make_ready(house)
+    _make_ready(runtime)
     try:
-        request = asked(args, house)
+        request = asked(args, runtime)
     except BelljarError as exc:
         print(json.dumps(answer_of(exc)), flush=True)
         return OUR_FAILURE
@@ -48,7 +48,7 @@ def run(args: Args, house: House) -> int:
     if child == 0:
         os.close(reader)
         os.setsid()
-        _keep(request, args.stdin, args.tied, writer, house)
+        _keep(request, args.stdin, args.tied, writer, runtime)
     os.close(writer)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))  # whoever asked gave up waiting
     with open(reader, "rb") as file:
@@ -57,17 +57,17 @@ def run(args: Args, house: House) -> int:
     return 0 if b'"id"' in answer[:6] else OUR_FAILURE
 
 
-def _make_ready(house: House) -> None:
+def _make_ready(runtime: Runtime) -> None:
     """Import what every request needs, before it comes. What is wrong with the settings is told to who asks."""
     from importlib import import_module
 
     for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work"):
         import_module(f"belljar.{name}")
     with suppress(BelljarError, OSError):
-        house.supervisor()
+        runtime.supervisor()
 
 
-def asked(args: Args, house: House) -> Request:
+def asked(args: Args, runtime: Runtime) -> Request:
     """The request on standard input, as a machine on its own can have it."""
     if args.tied and not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
         raise BadOption(
@@ -83,7 +83,7 @@ def asked(args: Args, house: House) -> Request:
             request = Request.from_json(json.loads(file.readline()))
     except ValueError as exc:
         raise BadRequest(f"standard input: {exc}") from exc
-    if any(folder.exists() for folder in (house.folders.machine(request.id), house.folders.ended(request.id))):
+    if any(folder.exists() for folder in (runtime.folders.machine(request.id), runtime.folders.ended(request.id))):
         raise BadRequest(f"id: {request.id!r}: there is, or was, a machine of this id", hint="Draw another one.")
     if not isinstance(request.work, RunPayload):
         return request
@@ -105,7 +105,7 @@ def _died(child: int) -> BelljarError:
 # -- the keeper ------------------------------------------------------------------------------------------------------
 
 
-def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: House) -> NoReturn:
+def _keep(request: Request, stdin: int | None, tied: bool, writer: int, runtime: Runtime) -> NoReturn:
     """The keeper's whole life."""
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
@@ -113,20 +113,20 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
         from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
         widen_limits()
-        finish_the_dead(house)
-        ensure_image(house, request.machine.image, public_only=request.machine.public_image)
-        house.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
+        finish_the_dead(runtime)
+        ensure_image(runtime, request.machine.image, public_only=request.machine.public_image)
+        runtime.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
         if is_reader_gone(1):  # while an image was fetched or built
             raise HostError("who asked for the machine is gone", hint="It was not begun: nobody would know of it.")
 
         def claimed() -> None:
             nonlocal writer
             with suppress(OSError):
-                _leave_the_asker(request, house.folders.machine(request.id), tied)
+                _leave_the_asker(request, runtime.folders.machine(request.id), tied)
             _tell(writer, {"id": request.id})
             writer = -1
 
-        outcome = attend_alone(house, request, _streams(request, stdin, house), claimed, tie=0 if tied else None)
+        outcome = attend_alone(runtime, request, _streams(request, stdin, runtime), claimed, tie=0 if tied else None)
         if outcome.error:  # else it was cancelled
             answer = {"error": outcome.error, "message": outcome.reason, "hint": outcome.hint}
     except BelljarError as exc:
@@ -165,10 +165,10 @@ def _leave_the_asker(request: Request, folder: Path, tied: bool) -> None:
     os.close(log)
 
 
-def _streams(request: Request, stdin: int | None, house: House) -> Streams:
+def _streams(request: Request, stdin: int | None, runtime: Runtime) -> Streams:
     if not isinstance(request.work, RunPayload):
         return Streams(None, None, None)
-    folder, limit = house.folders.machine(request.id), house.settings.machine.output_limit
+    folder, limit = runtime.folders.machine(request.id), runtime.settings.machine.output_limit
     carried = request.work.payload.stderr is StdinKind.STREAM
     return Streams(
         None if stdin is None else FdSource(stdin),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json, for_terminal, moment
 from belljar.errors import OutputMissing
@@ -24,8 +24,8 @@ from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
 CHUNK = 1 << 16
 
 
-def logs(args: Args, house: House) -> None:
-    house, machine = reach(house, args.machine)
+def logs(args: Args, runtime: Runtime) -> None:
+    runtime, machine = reach(runtime, args.machine)
     folder = machine.folder
     if args.joboutput or args.which == JOBOUTPUTS:
         return _joboutputs(folder, args.joboutput)
@@ -127,14 +127,14 @@ def _write(chunks: Iterable[bytes]) -> None:
 # -- events --------------------------------------------------------------------------------------------------------------
 
 
-def events(args: Args, house: House) -> None:
+def events(args: Args, runtime: Runtime) -> None:
     import asyncio
 
     begin = time.time() - args.since
     # Those to come are watched before those so far are read: nothing falls between.
-    stream = house.machines.events() if args.follow else None
+    stream = runtime.machines.events() if args.follow else None
     shown = set()
-    for event in past(house, begin):
+    for event in past(runtime, begin):
         shown.add(_key(event))
         _print(event, args.format)
 
@@ -147,10 +147,10 @@ def events(args: Args, house: House) -> None:
         asyncio.run(follow(stream))
 
 
-def past(house: House, begin: float) -> list[Event]:
+def past(runtime: Runtime, begin: float) -> list[Event]:
     """The events of all machines since then, live and ended, by time."""
     events = []
-    for machine in house.machines.list(ended=True):
+    for machine in runtime.machines.list(ended=True):
         if machine.ended is None or machine.ended >= begin:
             events += [{**event, "machine": machine.id} for event in read(machine.folder)]
     return sorted((event for event in events if event.get("time", 0.0) >= begin), key=lambda event: event["time"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.parser import Args, Verb
 from belljar.errors import OUR_FAILURE, BadOption
 from belljar.host.descriptors import CLOSED
@@ -15,19 +15,19 @@ from belljar.jobs import complain, tell_troubles
 from belljar.model import Cause, Context, Outcome, OwnWork, Request, RunPayload, Start, dumps
 
 
-def run(args: Args, house: House) -> int:
+def run(args: Args, runtime: Runtime) -> int:
     from belljar.cli.machine import request
     from belljar.jobs.attend import attend
     from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
-    order = request.build(args, house.settings)
+    order = request.build(args, runtime.settings)
     if args.detach:
-        return detach(order, args, house)
+        return detach(order, args, runtime)
     report = None if args.report is None else open_report(args.report)
     widen_limits()
-    finish_the_dead(house)
-    ensure_image(house, order.machine.image)
-    outcome = attend(house, _with_user_data(order, args, house))
+    finish_the_dead(runtime)
+    ensure_image(runtime, order.machine.image)
+    outcome = attend(runtime, _with_user_data(order, args, runtime))
     if report is not None:
         write_report(report, args.report, outcome)
     tell_troubles(outcome)
@@ -36,7 +36,7 @@ def run(args: Args, house: House) -> int:
     return leave(outcome)
 
 
-def detach(order: Request, args: Args, house: House) -> int:
+def detach(order: Request, args: Args, runtime: Runtime) -> int:
     """Have the machine kept by a process of its own, and say which it is."""
     import stat
 
@@ -45,10 +45,10 @@ def detach(order: Request, args: Args, house: House) -> int:
     for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):
         if is_given:
             raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
-    order = _with_user_data(order, args, house)
+    order = _with_user_data(order, args, runtime)
     reads = isinstance(order.work, RunPayload) and not args.no_input
     stdin = 0 if reads and stat.S_ISREG(os.fstat(0).st_mode) else None
-    id = detached.Keeper(config_file=house.config_file, stdin=stdin).take(order)
+    id = detached.Keeper(config_file=runtime.config_file, stdin=stdin).take(order)
     try:
         print(id, flush=True)
         is_told = 1 not in CLOSED
@@ -59,12 +59,12 @@ def detach(order: Request, args: Args, house: House) -> int:
     return 0
 
 
-def _with_user_data(order: Request, args: Args, house: House) -> Request:
+def _with_user_data(order: Request, args: Args, runtime: Runtime) -> Request:
     if args.user_data is None:
         return order
     from belljar.jobs.userdata import with_user_data
 
-    return with_user_data(order, args.user_data, args.user_data_option, args.user_data_file, house)
+    return with_user_data(order, args.user_data, args.user_data_option, args.user_data_file, runtime)
 
 
 def leave(outcome: Outcome) -> int:

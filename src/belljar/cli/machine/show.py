@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.machine.logs import joboutputs
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json, duration, moment
@@ -28,31 +28,31 @@ SHOWN = ("cause", "class", "exit_code", "signal", "reason", "hint")  # of an out
 Facts = list[tuple[str, Any]]
 
 
-def ps(args: Args, house: House) -> int:
+def ps(args: Args, runtime: Runtime) -> int:
     if args.all_users and args.quiet:
         raise BadOption("--quiet with --all-users: an id without its user names no machine")
-    machines, now = house.machines.list(ended=args.all)[:: -1 if args.all else 1], time.time()
+    machines, now = runtime.machines.list(ended=args.all)[:: -1 if args.all else 1], time.time()
     rows = [row(machine, now) for machine in machines]
     if args.all_users:
-        return _of_all(house, rows, args)
+        return _of_all(runtime, rows, args)
     if args.quiet:
         print("".join(f"{machine.id}\n" for machine in machines), end="")
         return 0
     put(machines, HEADS, rows, as_=args.format)
     if args.format == "table" and any(machine.alive for machine in machines):
-        room = room_now(house.folders, house.settings.host)
+        room = room_now(runtime.folders, runtime.settings.host)
         cpus = "" if room.cpus == float("inf") else f" of {room.cpus:g}"
         memory = f"{size(room.memory_reserved)} of memory ({size(room.memory)} left)"
         print(f"reserved: {memory}, {room.cpus_taken}{cpus} cpus")
     return 0
 
 
-def _of_all(house: House, own: list[tuple[object, ...]], args: Args) -> int:
+def _of_all(runtime: Runtime, own: list[tuple[object, ...]], args: Args) -> int:
     """Exit 1 when some user's machines could not be listed."""
     if os.geteuid() != 0:
         raise NotPermitted("--all-users: only root sees everybody's machines")
     now = time.time()
-    theirs, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
+    theirs, trouble = rows_of_all(runtime, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
     rows = [dict(zip(("USER", *HEADS), ("root", *line), strict=True)) for line in own] + theirs
     put(rows, ("USER", *HEADS), [tuple(map(line.get, ("USER", *HEADS))) for line in rows], as_=args.format)
     for line in trouble:
@@ -85,33 +85,33 @@ def result(machine: MachineView) -> str:
 # -- show ----------------------------------------------------------------------------------------------------------------
 
 
-def show(args: Args, house: House) -> None:
-    house, machine = reach(house, args.machine)
+def show(args: Args, runtime: Runtime) -> None:
+    runtime, machine = reach(runtime, args.machine)
     if args.format == "json":
-        print(as_json(_described(machine, house)))
+        print(as_json(_described(machine, runtime)))
         return
-    for title, facts in sections(machine, house):
+    for title, facts in sections(machine, runtime):
         lines = [f"  {name:<14} {plain(str(value))}" for name, value in facts if value not in ("", None, [], {})]
         if lines:
             print("\n".join((title, *lines)))
 
 
-def _described(machine: MachineView, house: House) -> dict[str, Any]:
+def _described(machine: MachineView, runtime: Runtime) -> dict[str, Any]:
     """What the table shows, for programs."""
     return {
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
         "network": _events(machine, "network", "network-refused"),
         "records": [{"what": what, "path": path, "size": path.stat().st_size} for what, path in _files(machine)],
         "qemu": _last(machine, "spawned", "argv") or [],
-        "other_starts": [start.id for start in _same_job(machine, house)],
+        "other_starts": [start.id for start in _same_job(machine, runtime)],
     }
 
 
-def sections(machine: MachineView, house: House) -> list[tuple[str, Facts]]:
+def sections(machine: MachineView, runtime: Runtime) -> list[tuple[str, Facts]]:
     """What the table shows, by heading; empty facts are left out when it is printed."""
     phases = (machine.outcome or {}).get("phases", {})
-    argv = shlex.join(map(str, _last(machine, "spawned", "argv") or ())) if house.verbose else ""
-    starts = _same_job(machine, house)
+    argv = shlex.join(map(str, _last(machine, "spawned", "argv") or ())) if runtime.verbose else ""
+    starts = _same_job(machine, runtime)
     return [
         (f"machine {machine.id}", _machine(machine)),
         ("job", _job(machine)),
@@ -154,10 +154,10 @@ def _machine(machine: MachineView) -> Facts:
     ]
 
 
-def _same_job(machine: MachineView, house: House) -> list[MachineView]:
+def _same_job(machine: MachineView, runtime: Runtime) -> list[MachineView]:
     """The machines that the same batch job had before, or has elsewhere on this node."""
     jobs = jobs_of(machine)
-    others = house.machines.list(ended=True) if jobs else []
+    others = runtime.machines.list(ended=True) if jobs else []
     return [other for other in others if jobs_of(other) & jobs and other.id != machine.id]
 
 

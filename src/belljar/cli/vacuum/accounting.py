@@ -9,7 +9,7 @@ from pathlib import Path
 
 from belljar.accounting import CloudRecord
 from belljar.accounting.publish import Publisher
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.lease.asking import DOOR, ask
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import show, utc
@@ -18,13 +18,13 @@ DAY = 86400.0
 SHOWN = ("LocalJobId", "Queue", "LocalUserId", "Processors", "WallDuration", "CpuDuration", "ServiceLevel")
 
 
-def publish(args: Args, house: House) -> None:
+def publish(args: Args, runtime: Runtime) -> None:
     from belljar.journal import Ledger
 
     if args.leases:
-        done = Publisher(house.settings.accounting).publish_cloud(lambda position: _leased(args.door, position))
+        done = Publisher(runtime.settings.accounting).publish_cloud(lambda position: _leased(args.door, position))
     else:
-        done = Publisher(house.settings.accounting).publish(Ledger(house.folders.logs), from_start=args.from_start)
+        done = Publisher(runtime.settings.accounting).publish(Ledger(runtime.folders.logs), from_start=args.from_start)
     row = (done.rows, done.archived, done.queued, done.unreported)
     show(done, ("ROWS READ", "ARCHIVED", "QUEUED", "NOT REPORTABLE"), [row], as_=args.format)
 
@@ -42,22 +42,22 @@ def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str
         yield None, position
 
 
-def sync(args: Args, house: House) -> None:
+def sync(args: Args, runtime: Runtime) -> None:
     now = time.time()
     months = args.months or [month_of(now - DAY)]
-    made = [(month, str(path)) for month in months for path in Publisher(house.settings.accounting).count(month, now)]
+    made = [(month, str(path)) for month in months for path in Publisher(runtime.settings.accounting).count(month, now)]
     show([{"month": month, "file": path} for month, path in made], ("MONTH", "FILE"), made, as_=args.format)
 
 
-def list_records(args: Args, house: House) -> None:
-    records = Publisher(house.settings.accounting).records(args.month or month_of(time.time()))
+def list_records(args: Args, runtime: Runtime) -> None:
+    records = Publisher(runtime.settings.accounting).records(args.month or month_of(time.time()))
     heads = ("END", "JOB", "TYPE", "FACTORY", "CPUS", "WALL", "CPU", "BENCHMARK")
     rows = [(utc(int(record["EndTime"])), *(record.get(key, "") for key in SHOWN)) for record in records]
     show(records, heads, rows, as_=args.format)
 
 
-def republish(args: Args, house: House) -> None:
-    counts = [(month, Publisher(house.settings.accounting).republish(month)) for month in args.months]
+def republish(args: Args, runtime: Runtime) -> None:
+    counts = [(month, Publisher(runtime.settings.accounting).republish(month)) for month in args.months]
     show([{"month": month, "queued": count} for month, count in counts], ("MONTH", "QUEUED"), counts, as_=args.format)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import duration, moment, show
 from belljar.host.files import read_secret
@@ -18,7 +18,7 @@ from belljar.vacuum.protocol.query import QUERIES
 from belljar.vacuum.settings.settings import FILE, inspect, load
 
 
-def ask(args: Args, house: House) -> int:
+def ask(args: Args, runtime: Runtime) -> int:
     """Exit 1 where a factory did not answer, or not whole."""
     import asyncio
 

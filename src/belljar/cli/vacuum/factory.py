@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import duration, moment, show
 from belljar.cli.vacuum import asking, settings
@@ -22,17 +22,17 @@ from belljar.vacuum.factory.state import STATUS, Status, decision_at
 DAY = 86400.0
 
 
-def folder_of(args: Args, house: House) -> Path:
-    folder: Path = args.state or house.folders.store / "vacuum"
+def folder_of(args: Args, runtime: Runtime) -> Path:
+    folder: Path = args.state or runtime.folders.store / "vacuum"
     return folder
 
 
-def run(args: Args, house: House) -> None:
+def run(args: Args, runtime: Runtime) -> None:
     from belljar.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(args.file, folder_of(args, house), tell, metrics=_address(args.metrics)))
+    asyncio.run(serve(args.file, folder_of(args, runtime), tell, metrics=_address(args.metrics)))
 
 
 def _address(text: str | None) -> tuple[str, int] | None:
@@ -44,11 +44,11 @@ def _address(text: str | None) -> tuple[str, int] | None:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def drain(args: Args, house: House) -> None:
+def drain(args: Args, runtime: Runtime) -> None:
     from belljar.vacuum.factory.daemon import Order, give_order
     from belljar.vacuum.factory.keeper import Machines
 
-    folder = folder_of(args, house)
+    folder = folder_of(args, runtime)
     if args.off:
         if args.by is not None:
             raise BadOption("--off with --by: one of them only")
@@ -71,12 +71,12 @@ def _until(then: float) -> str:
     return f"{moment(then)} ({'tomorrow, ' * is_tomorrow}in {duration(max(then - time.time(), 0))})"
 
 
-def explain(args: Args, house: House) -> None:
+def explain(args: Args, runtime: Runtime) -> None:
     now = time.time()
     at = (
         now - (args.ago or 0.0) if args.at is None else args.at - DAY * (args.at > now)
     )  # 14:05 is the last, not the next
-    decision = decision_at(folder_of(args, house), at)
+    decision = decision_at(folder_of(args, runtime), at)
     if decision is None:
         hint = "Is the factory started? `belljar vacuum check` tells."
         raise BadOption("no decision is known of that time", hint=hint)
@@ -97,8 +97,8 @@ def _row(verdict: dict[str, Any]) -> tuple[object, ...]:
     return verdict["machinetype"], *use, verdict["why"], until
 
 
-def check(args: Args, house: House) -> int:
-    level, line = monitor.check(kept.read(folder_of(args, house) / state.STATUS, state.Status), time.time())
+def check(args: Args, runtime: Runtime) -> int:
+    level, line = monitor.check(kept.read(folder_of(args, runtime) / state.STATUS, state.Status), time.time())
     print(line)
     return int(level)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from belljar.assembly import House
+from belljar.assembly import Runtime
 from belljar.cli.host.config import report
 from belljar.cli.parser import FORMAT, Args, acts
 from belljar.cli.render import setting, show
@@ -22,9 +22,9 @@ from belljar.vacuum.settings.settings import FILE, REMEDY, Loaded, inspect, keys
 LONGEST_CELL = 60
 
 
-def config(args: Args, house: House) -> None:
+def config(args: Args, runtime: Runtime) -> None:
     """The space as it is understood, pipes as they were last seen."""
-    loaded, copies = _loaded(args, house, asks=False)
+    loaded, copies = _loaded(args, runtime, asks=False)
     space, _ = with_pipes(loaded.space, copies)
     ages = {name: copy.age(time.time()) if copy.document is not None else None for name, copy in copies.items()}
     value = {"space": space, "origins": loaded.origins, "pipes": ages}
@@ -33,13 +33,13 @@ def config(args: Args, house: House) -> None:
         raise BadSetting.of(loaded.mistakes, hint=REMEDY)
 
 
-def check(args: Args, house: House) -> int:
+def check(args: Args, runtime: Runtime) -> int:
     """Every mistake, and what does not fit this host; exit 1 where there is one."""
-    loaded, copies = _loaded(args, house, asks=args.pipes)
+    loaded, copies = _loaded(args, runtime, asks=args.pipes)
     space, notes = with_pipes(loaded.space, copies)
     mistakes = loaded.mistakes or tuple(
         Mistake(loaded.origins.get(key, str(loaded.files[0])), key, what, hint)
-        for key, what, hint in wrong_here(space, house.images.resolve)
+        for key, what, hint in wrong_here(space, runtime.images.resolve)
     )
     now = time.time()
     told_of_pipes = [line for name, copy in copies.items() if (line := copy.told(f"pipe {name}", now))]
@@ -48,10 +48,10 @@ def check(args: Args, house: House) -> int:
     return report(mistakes, [*told_of_pipes, *map(str, notes)], good, args.format)
 
 
-def _loaded(args: Args, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
+def _loaded(args: Args, runtime: Runtime, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
     """The settings, and the documents of their pipes: as they are kept, or asked for now."""
     loaded = inspect(args.file or FILE)
-    folder = house.settings.paths.store / FOLDER
+    folder = runtime.settings.paths.store / FOLDER
     if asks and loaded.space.pipes:
         private_folder(folder)
     now = time.time()

@@ -86,7 +86,18 @@ def ask(binary: str, memory: Path) -> Abilities:
     if missing := [device for device in NEEDED if device not in devices]:
         raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
     # By default TCG takes a buffer of up to 1 GiB, which a job's limit on data may not have.
-    without = ("-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-accel", "tcg,tb-size=8", "-accel", "kvm")
+    without = (
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-M",
+        "none",
+        "-accel",
+        "tcg,tb-size=8",
+        "-accel",
+        "kvm",
+    )
     asking = [binary, *without, "-qmp", "stdio"]
     features = read_schema(run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, hasty=True).out)  # it quits, read or not
     answers = {"name": name, "devices": sorted(devices), "features": sorted(features)}
