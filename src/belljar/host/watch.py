@@ -110,9 +110,7 @@ def growth(path: Path) -> Iterator[bytes]:
         watch.add(path.parent, IN_MOVE_SELF | IN_DELETE_SELF)  # the file is told nothing when its folder is renamed
         with open(path, "rb", buffering=0) as file:
             while True:
-                is_last = not is_still_there(
-                    path, file.fileno()
-                )  # asked before reading: what was written before counts
+                is_last = not is_still_there(path, file.fileno())  # asked before reading: nothing comes after it
                 while data := file.read(CHUNK):
                     yield data
                 if is_last:

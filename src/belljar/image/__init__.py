@@ -66,9 +66,7 @@ class Image:
     created: float
     os: str = ""  # PRETTY_NAME, where known
     store: Path = Path()  # the folder it lies in
-    facts: dict[str, Any] = field(
-        default_factory=dict
-    )  # what the import found: docs/reference/files.md; a missing fact is not known
+    facts: dict[str, Any] = field(default_factory=dict)  # what the import saw, by docs/reference/files.md
     wrong: tuple[str, ...] = ()  # what `verify` found; the image is not started until it is replaced
 
     @property

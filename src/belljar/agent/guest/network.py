@@ -27,9 +27,7 @@ ROUTE, RTF_UP_GATEWAY = struct.Struct("@L16s16s16sH62x"), 3  # of `struct rtentr
 
 def configure_card(mac: str, address: str, gateway: str) -> str:
     """Give the guest's one card its MAC, and its address where it has one. Returns the MAC that the kernel then has."""
-    control = _socket.socket(
-        _socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC
-    )  # closed with its last reference
+    control = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
     name = card_name().encode()
 
     def ask(request: int, value: bytes = b"") -> bytes:

@@ -86,9 +86,7 @@ class TarSource:
 class Unpacker:
     def __init__(self, source: TarSource, target: bytes, name: bytes, mask: int, exchange: Exchange | None) -> None:
         self.source, self.name, self.mask, self.exchange = source, name, mask, exchange
-        self.target = os.path.realpath(
-            target
-        )  # links of the target's own path are followed once, before the stream is read
+        self.target = os.path.realpath(target)  # links in its own path are followed once, before the stream is read
         self.top = -1
         self.leaf = b""
         self.open: list[tuple[bytes, int, tuple[int, int] | None]] = []  # (name, fd, (mode, mtime) to set)
