@@ -87,8 +87,7 @@ class Runtime:
     def hypervisor(self) -> Hypervisor:
         from belljar.hypervisor import load
 
-        settings = self.settings
-        paths = settings.paths
+        settings, paths = self.settings, self.settings.paths
         return load(settings.qemu, paths.store, settings.machine.hypervisor, settings.libvirt, paths.site_store)
 
     @cached_property

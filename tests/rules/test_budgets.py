@@ -28,7 +28,7 @@ BUDGETS = {
     "lease": 6660,
     "api": 400,
     "config": 430,
-    "assembly": 180,
+    "assembly": 170,
     "cli": 4370,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
