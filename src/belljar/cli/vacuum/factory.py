@@ -73,9 +73,8 @@ def _until(then: float) -> str:
 
 def explain(args: Args, runtime: Runtime) -> None:
     now = time.time()
-    at = (
-        now - (args.ago or 0.0) if args.at is None else args.at - DAY * (args.at > now)
-    )  # 14:05 is the last, not the next
+    at = now - (args.ago or 0.0) if args.at is None else args.at
+    at -= DAY * (at > now)  # 14:05 is the last, not the next
     decision = decision_at(folder_of(args, runtime), at)
     if decision is None:
         hint = "Is the factory started? `belljar vacuum check` tells."

@@ -142,8 +142,8 @@ class Libc:
         there = ctypes.create_string_buffer(struct.pack("QQ", address, size))
         count, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
         self._libc.process_vm_readv.restype = ctypes.c_ssize_t
-        words = ctypes.c_int(pid), here, count, there, count, flags
-        return data.raw[: self._checked(self._libc.process_vm_readv(*words))]
+        length = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, count, there, count, flags))
+        return data.raw[:length]
 
     def connect(self, fd: int, address: bytes) -> None:
         self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))

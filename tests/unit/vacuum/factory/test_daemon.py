@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from tests.unit.image import http_server
 from tests.unit.vacuum.factory.site import until
 
-from belljar.errors import BadOption, BadSetting, HostError
+from belljar.errors import BadSetting, HostError
 from belljar.host.locks import try_lock
 from belljar.records import replace
 from belljar.service.systemd import notify, serving
@@ -285,14 +284,3 @@ async def test_one_factory_works_in_a_folder(tmp_path: Path) -> None:
     again = try_lock(tmp_path / LOCK)
     assert again is not None
     again.release()
-
-
-def test_moments_of_the_past() -> None:
-    from belljar.cli.vacuum.factory import before
-
-    now = time.time()
-    assert before("10m") == pytest.approx(now - 600, abs=5) == before("-10m")
-    assert all(now - 86400 - 60 <= before(f"{hour:02}:00") <= now for hour in range(24))
-    assert before("2026-01-02T03:04") < now
-    with pytest.raises(BadOption, match="not a moment"):
-        before("noon")
