@@ -54,7 +54,7 @@ def test_a_pilot_reads_its_user_data_works_and_says_how_it_went(cernvm: Belljar,
     console = cernvm("logs", machine, "--console").stdout.decode()
     assert "disk=empty:2097152" in console and "HTTP/1.1 413" in console and "HTTP/1.1 403" in console
     assert cernvm("logs", machine, "--joboutputs").stdout.split() == [b"24", b"shutdown_message"]
-    assert cernvm("logs", machine, "--joboutputs", "shutdown_message").stdout == b"501 not the disk I need\n"
+    assert cernvm("logs", machine, "--joboutput", "shutdown_message").stdout == b"501 not the disk I need\n"
     assert b"shutdown_message (24 B)" in cernvm("show", machine).stdout
     assert cernvm.leftovers() == [str(cernvm.scratch / "caches")]
 

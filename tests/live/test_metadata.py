@@ -42,7 +42,7 @@ def test_a_payload_finds_its_user_data_and_leaves_files(belljar: Belljar, tmp_pa
         "joboutputs": "http://169.254.169.253/joboutputs", "user_data": f"for belljar-{machine}\xff\n", "id": machine, "same": True,
         "kept": 201, "climbs": [400, 403, 403], "big": 413, "many": True, "beside": "Network is unreachable",
     }  # fmt: skip
-    assert belljar("logs", machine, "--joboutputs", "result").stdout == b"x" * 300000
+    assert belljar("logs", machine, "--joboutput", "result").stdout == b"x" * 300000
     outcome = json.loads((belljar.logs / machine / "outcome.json").read_text())
     assert (outcome["start"], outcome["context"]) == ("clone", "ramdisk")
     assert belljar.leftovers() == []

@@ -297,7 +297,7 @@ def test_templates_that_cannot_be_trusted_are_refused(users: list[User], how: st
     done = other.run("--report", "r", "--", "echo", "ran", env={"BELLJAR_PATHS_STORE": str(store)})
     assert (done.returncode, done.stdout) == (125, b"")
     says = "others may write to it" if how == "open to others" else f"templates: belongs to uid {owner.uid}"
-    assert says.encode() in done.stderr and b"\nhint: Remove it or correct its owner and mode" in done.stderr
+    assert says.encode() in done.stderr and b"\nhint: Remove it, or make it yours" in done.stderr
     told = report(other.home / "r")
     assert (told["error"], told["cause"], told["class"]) == ("UnsafeFolder", "node-fault", "user")
     assert other.leftovers() == []

@@ -104,7 +104,7 @@ def test_machines_end_as_they_may_and_as_they_must(belljar: Belljar, tmp_path: P
     (row,) = [row for row in space.rows() if row["id"] == long]
     assert (row["cause"], row["shutdown_code"], row["shutdown_message"]) == ("walltime", 100, "Stopped")
     assert at - 2 <= row["ended"] <= at + 25
-    until_then = int(belljar("logs", long, "--joboutputs", "until").stdout)
+    until_then = int(belljar("logs", long, "--joboutput", "until").stdout)
     assert at - 2 < until_then <= at  # rounded to the safe side
     stop(space)
 

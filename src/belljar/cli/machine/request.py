@@ -48,6 +48,8 @@ def build(args: Args, settings: Settings) -> Request:
     network, network_name = (None, "") if args.network is None else network_of(args.network)
     folders = shares(args.share)
     _refuse_twice("--share", [item.target for item in folders] + ([] if args.scratch is None else [SCRATCH_PLACE]))
+    if args.image is not None and not args.image.strip():
+        raise BadOption(f"--image {args.image!r}: the name is missing", hint="`belljar image list` shows the names.")
     return make_request(
         settings, _work(args, account_of(args.user)),
         image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
