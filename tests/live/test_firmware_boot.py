@@ -84,6 +84,7 @@ def belljar(tmp_path: Path) -> Iterator[Belljar]:
     shutil.rmtree(command.folder / "store", ignore_errors=True)
 
 
+@pytest.mark.slow  # a minute of a boot loader
 def test_a_disk_with_its_own_boot_loader_runs_jobs_cold_and_as_a_clone(belljar: Belljar, tmp_path: Path) -> None:
     image = Store(STORE, None, Settings()).resolve("debian12")
     (tmp_path / "init").write_text(INIT.format(command=command(AGENT_PATH), folder=AGENT_PATH))

@@ -27,7 +27,7 @@ from belljar.hypervisor import LibvirtSettings, Settings
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-SLOW_KILL = pytest.param(KILL, marks=pytest.mark.slow)
+SLOW_KILL, SLOW_STOP = (pytest.param(number, marks=pytest.mark.slow) for number in (KILL, STOP))
 GOLDEN = Path(__file__).parents[1] / "unit/hypervisor/libvirt/golden"
 QUICK = {"BELLJAR_LIBVIRT_TIMEOUT": "4s", "BELLJAR_LIBVIRT_START_TIMEOUT": "6s"}
 SOON = 20.0  # seconds for what libvirt does by itself
@@ -184,7 +184,7 @@ def test_a_daemon_lost_before_the_payload_has_ended_is_a_node_fault(
     next_job_works(belljar, daemon)
 
 
-@pytest.mark.parametrize("number", [SLOW_KILL, STOP])
+@pytest.mark.parametrize("number", [SLOW_KILL, SLOW_STOP])
 def test_a_daemon_lost_while_it_starts_the_domain(
     belljar: Belljar, daemon: Daemon, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -12,7 +12,6 @@ from tests.live.conftest import Belljar
 from tests.live.libvirt_lab import Daemon
 
 ALWAYS = (
-    "test_all_exit_codes_come_back_from_one_machine",
     "test_stdout_and_stderr_stay_apart_and_stdin_arrives_with_its_end",
     "test_words_and_variables_arrive_to_the_byte",
 )

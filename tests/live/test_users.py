@@ -364,6 +364,7 @@ def test_the_api_is_imported_from_an_install_as_the_page_says(user: User) -> Non
         assert done.stdout.split() == [str(user.uid).encode()], done.stderr.decode()
 
 
+@pytest.mark.slow  # a minute: test_virtiofs.py has the shares themselves
 def test_a_user_shares_a_folder_by_virtiofs(user: User) -> None:
     (user.home / "shared").mkdir()
     os.chown(user.home / "shared", user.uid, user.uid)
