@@ -97,7 +97,7 @@ def test_the_remedy_of_check_done_word_for_word_ends_with_check_green(cell: Cell
     hook.write_text(hook.read_text() + "# by hand\n")
     found = cell.belljar(*check, check=False)
     assert found.returncode == 1 and found.stdout.count(b"fail ") == 1
-    remedy = found.stdout.partition(b"remedy: ")[2].partition(b"\n")[0].decode()
+    remedy = found.stdout.partition(b"-> ")[2].partition(b"\n")[0].decode()
     cell.lab.run("sh", "-c", f'PATH="{cell.site.top}:$PATH" {remedy}')
     assert b"fail " not in cell.belljar(*check).stdout
 
