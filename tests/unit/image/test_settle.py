@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def test_for_a_batch_job_a_private_image_does_not_stand_before_the_sites(
     assert (found.digest, found.store, found.names) == (public.digest, site.folder, ("base",))
     site.untag("base")
     assert user.resolve("base").digest == public.digest, "settled is settled"
+
+
+@pytest.mark.usefixtures("as_user")
+def test_a_private_copy_under_the_digest_of_a_sites_image_is_not_taken(
+    site: Store, user: Store, publish: Publish
+) -> None:
+    """Whoever can write a disk can write one that is not what its folder's name says."""
+    public = publish("base", b"site", to=site)
+    shutil.copytree(public.disk.parent, user.folder / public.disk.parent.name)
+    user.settle("base", own=False)
+    assert user.resolve("base").store == user.resolve(public.digest).store == site.folder
 
 
 @pytest.mark.usefixtures("as_user")

@@ -342,7 +342,8 @@ class Store:
             raise ImageUnknown(f"more than one image has a digest that begins with {digits}", hint="Give more digits.")
         if not fits:
             raise ImageUnknown(f"no image has a name or digest {reference!r}")
-        return fits[0], tuple(_names(fits[0].parent).get(fits[0].name, ()))
+        folder = fits[-1]  # the site's where both have it: what a user could write under a digest is not that digest's
+        return folder, tuple(_names(folder.parent).get(folder.name, ()))
 
 
 def firmware_of(image: Image) -> Firmware:
