@@ -16,7 +16,7 @@ BUDGETS = {
     "network": 960,
     "context": 850,
     "guest": 1430,
-    "agent": 3190,
+    "agent": 3200,
     "batch": 5140,
     "pool": 1660,
     "machine": 5030,
