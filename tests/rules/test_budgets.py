@@ -20,7 +20,7 @@ BUDGETS = {
     "batch": 5140,
     "pool": 1660,
     "machine": 5030,
-    "jobs": 2520,
+    "jobs": 2530,
     "service": 1510,
     "vacuum": 3260,
     "accounting": 460,

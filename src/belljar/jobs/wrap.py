@@ -220,7 +220,17 @@ def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
 
 
 def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
-    os.execve(path, argv, {name: value for name, value in here.env if name})  # Python takes no entry `=x`
+    """Python refuses an entry `=x`, which has no name and which a job may have all the same; nor can it say a name twice."""
+    if len(env := dict(here.env)) == len(here.env) and b"" not in env:
+        os.execve(path, argv, env)
+    import ctypes
+
+    def words(texts: list[bytes]) -> object:
+        return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+
+    pairs = [name + b"=" + value for name, value in here.env]
+    ctypes.CDLL(None, use_errno=True).execve(path, words(argv), words(pairs))
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 # -- in a machine --------------------------------------------------------------------------------------------------------

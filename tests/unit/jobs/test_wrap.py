@@ -100,14 +100,14 @@ def test_a_job_without_a_machine_is_what_it_would_have_been(tmp_path: Path, stdi
     assert run(wrapped(b"--", python, *argv, **given())) == run(native)
 
 
-def test_an_entry_without_a_name_is_left_out() -> None:
-    """Python passes none on; a job that has one is started all the same."""
+def test_an_entry_without_a_name_is_passed_on_as_it_came() -> None:
+    """By a program that can make one: Python cannot."""
     look = "import sys; sys.stdout.buffer.write(open('/proc/self/environ', 'rb').read())"
     path = ":".join(sys.path)
     code = f"import sys; sys.path[:] = {path!r}.split(':')\n{FAKE}"
     words = [sys.executable, "-IS", "-c", code, "-", "--", sys.executable, "python", "-ISc", look]
     done = subprocess.run(["env", "-i", "=x", "A=1", *words], stdout=subprocess.PIPE, timeout=60, check=True)
-    assert done.stdout == b"A=1\0"
+    assert done.stdout == b"=x\0A=1\0"
     missing = subprocess.run(["env", "-i", "=x", *words[:6], "/no/such", "x"], timeout=60, check=False)
     assert missing.returncode == 127
 
