@@ -21,7 +21,7 @@ BUDGETS = {
     "pool": 1660,
     "machine": 5030,
     "jobs": 2530,
-    "service": 1510,
+    "service": 1520,
     "vacuum": 3260,
     "accounting": 460,
     "bait": 2890,

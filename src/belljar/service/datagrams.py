@@ -162,10 +162,21 @@ def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
     return sock
 
 
-def own_sockets(listen: Iterable[str], name: str, port: int) -> list[socket.socket]:
-    """At the addresses the site named; else at *name* where that is an address; else at every address of this host, which may have
-    no IPv6. Raises HostError."""
-    hosts = tuple(listen) or ((name,) if is_numeric(name) else EVERYWHERE)
+async def own_sockets(listen: Iterable[str], name: str, port: int) -> list[socket.socket]:
+    """At the addresses the site named; else at those of this host's name, where that names it as others see it; else at every
+    address of this host. Raises HostError."""
+    if named := tuple(listen) or (name,) * is_numeric(name):
+        return _all_bound(named, port)
+    hosts = [str(address[0]) for address in await addresses_of(name, port)]
+    outside = [host for host in hosts if not ip_address(host.partition("%")[0]).is_loopback]
+    with suppress(HostError):  # a name that leads elsewhere
+        if outside:
+            return _all_bound(outside, port)
+    return _all_bound(EVERYWHERE, port)
+
+
+def _all_bound(hosts: Iterable[str], port: int) -> list[socket.socket]:
+    """At each of these; of every address one is enough, for a host may have no IPv6."""
     sockets, problems = list[socket.socket](), list[str]()
     for host in hosts:
         try:

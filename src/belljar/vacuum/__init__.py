@@ -218,7 +218,7 @@ class Space:
     port: int = of_space(995, "UDP port of all factories", minimum=1, maximum=65535)
     poll_silence: float = of_space(2.0, "a round of questions ends after such a silence", unit="seconds", minimum=0.001)
     poll_limit: float = of_space(12.0, "and all rounds together after so long", unit="seconds", minimum=0.001)
-    listen: tuple[str, ...] = of_factory((), "addresses where questions are answered; empty: all, or its name")
+    listen: tuple[str, ...] = of_factory((), "addresses where questions are answered; empty: those of its name")
     allow: tuple[str, ...] = of_space((), "networks whose questions are answered; empty: everybody's")
     key_file: Path | None = of_space(None, "file with a secret of the space that signs questions and answers")
     signed_only: bool = of_space(False, "what is not signed by that secret is refused; factories of Vac cannot sign")

@@ -86,7 +86,7 @@ async def responding(
     """Answers at this factory's own addresses until the end of the context. Raises HostError."""
     answering = Answering(space, snapshot, tell, key=key, factories=factories)
     with ExitStack() as sockets:
-        for sock in own_sockets(space.listen, space.factory, space.port):
+        for sock in await own_sockets(space.listen, space.factory, space.port):
             sockets.enter_context(closing(_listening(sock, answering)))
         yield answering
 

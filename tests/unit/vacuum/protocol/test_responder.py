@@ -300,7 +300,8 @@ async def test_it_listens_where_it_is_told_or_where_its_name_is() -> None:
             pass
 
 
-async def test_a_name_means_every_address() -> None:
+async def test_a_name_for_this_host_alone_means_every_address() -> None:
+    """Debian gives a host's own name 127.0.1.1, which nobody else could ask."""
     port = free_port("0.0.0.0", "::")
     here = replace(space(port, "localhost", ONE), factory="localhost")
     async with responding(here, lambda: snapshot_of(ONE), silent):
