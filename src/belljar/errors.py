@@ -98,16 +98,6 @@ class LockTimeout(
     """Another belljar process held a lock for longer than the deadline: nobody's fault but that process's."""
 
 
-class NoGuard(
-    HostError, hint='It takes Linux 5.9; `network.egress = "open"` lets machines go where their host may, loopback too.'
-):
-    """The kernel, or the container belljar runs in, does not let it guard what a machine sends into the network."""
-
-
-class NoFolderServer(HostError, hint="Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/data.md."):
-    """The program that serves a folder by virtiofs cannot be run on this host."""
-
-
 class ShareLost(
     HostError, hint="`belljar logs ID --virtiofsd` shows what it said.", retry=Retry.LATER, cause=Cause.GUEST_LOST
 ):
@@ -144,7 +134,7 @@ class QmpError(HypervisorError):
 
 
 class PlugRefused(HypervisorError, hint="Ask for another size; `belljar template build --exact` makes this one."):
-    """A clone could not be given the processors or the memory that its template does not have."""
+    """A clone could not be given what its template does not have: processors, memory, ssh host keys of its own."""
 
 
 class QmpTimeout(HypervisorError, hint="Is the host overloaded? See `belljar logs ID --qemu`.", cause=Cause.NODE_FAULT):
@@ -189,10 +179,6 @@ class GuestRebooted(GuestError):
     """The guest rebooted, as it may: it is started again from its disk."""
 
 
-class ProtocolViolation(GuestError):
-    """The other side of the channel sent something the protocol does not allow."""
-
-
 class AgentTooOld(
     GuestError,
     hint="Install the agent of this belljar in the image (`belljar image agent --tar`), and import the image again.",
@@ -208,18 +194,8 @@ class IdentityRefused(
     """A clone did not prove that it is nobody's twin, so it gets no payload."""
 
 
-class HostKeysRefused(IdentityRefused, hint="Put our agent and ssh-keygen into the image, or add `--start cold`."):
-    """A clone that others reach could not give its ssh server keys that its template has not."""
-
-
 class GuestRefused(GuestError, retry=Retry.NEVER, cause=Cause.REFUSED):
     """The agent could not do one thing it was asked."""
-
-
-class NoFileSystem(
-    GuestRefused, hint="Share it the other way (`virtiofs:SRC`, `SRC` alone), use `--in` and `--out`, or another image."
-):
-    """The guest's kernel cannot mount a shared folder: it lacks 9p, or virtiofs."""
 
 
 class NoPackedFolders(GuestRefused, hint="Use an image with the modules `squashfs` and `overlay` (and `modprobe`)."):
@@ -247,12 +223,8 @@ class BadSetting(UsageError, hint="Correct the file, then run `belljar config ch
         return cls("\n".join(map(str, mistakes)), hint=hint)
 
 
-class UnreadableScript(UsageError, hint="Give a readable file, or put `--` before a command that exists in the guest."):
-    """The script to run cannot be read."""
-
-
 class InputMissing(UsageError, hint="Correct `--in PATH[:DST]`."):
-    """A file to copy in does not exist or cannot be read."""
+    """A file to copy in, or a script to run, does not exist or cannot be read."""
 
 
 class OutputMissing(UsageError, hint="Check what the job writes, or drop the `--out` option."):
@@ -263,42 +235,20 @@ class OutputUnwritable(UsageError, hint="Correct `--out PATH[:DST]`: a folder yo
     """A file copied out of the guest cannot be written to its place on the host."""
 
 
-class ImpossibleSize(UsageError, hint="Ask for less; `belljar doctor` shows what this host has."):
-    """More memory, cpus or disk than this host or image can ever give, or less than it needs."""
-
-
-class BadUserData(UsageError, hint="See docs/pilots.md for what user data may be, and how it gets to a guest."):
-    """User data cannot be read, is too large, or has no way to the guest."""
-
-
-class DriverLacks(UsageError, hint="Ask for a machine without it; docs/libvirt.md tells what libvirt's machines lack."):
-    """Something of the machine that the site's hypervisor driver cannot give."""
-
-
-class NoSuchNetwork(
-    UsageError, hint="`--network` takes none, user, bridge, bridge:NAME (of `network.bridges`), or isolated:GROUP."
-):
-    """Machines of this host may not use the network that was asked for."""
-
-
 class NoSuchMachine(UsageError, hint="`belljar ps -a` lists the machines of this user, ended ones too."):
     """No machine has this id, id prefix or name."""
 
 
 class MachineBusy(UsageError, hint="`belljar show ID` tells the machine's state."):
-    """The machine is not in a state in which this can be done."""
+    """The machine or lease is not in a state in which this can be done."""
 
 
 class NotInAJob(UsageError, hint="The batch system calls this; to run something by hand, use `belljar run`."):
     """`belljar internal wrap` was called where no batch system started it."""
 
 
-class ImageNotAllowed(UsageError, hint="Ask for another image, or ask your site for this one."):
-    """The site does not let this user or queue have that image."""
-
-
-class OverLimit(UsageError, hint="Change what the job asks for, or use another queue."):
-    """A batch job asks for more than the site gives to one machine, or for less than a machine needs."""
+class OverLimit(UsageError, hint="Ask for another size; `belljar doctor` shows what this host has."):
+    """More memory, cpus, disk or time than this host, the image or the site gives to a machine, or less than one needs."""
 
 
 class LeaseDenied(UsageError, hint="Ask for less, wait until machines of yours have ended, or ask your site for more."):
@@ -314,10 +264,6 @@ class NoSuchLease(UsageError, hint="Ask for the list of leases; ended ones are i
     """No lease or machine with this id is this user's."""
 
 
-class LeaseEnded(UsageError, hint="The list of leases has the state of each."):
-    """The lease or machine is not in a state in which this can be done."""
-
-
 class NoSuchKeyPair(UsageError, hint="Make or import one under that name first."):
     """No key pair with this name is this user's."""
 
@@ -326,12 +272,8 @@ class KeyPairExists(UsageError, hint="Delete it first, or choose another name.")
     """This user has a key pair of that name."""
 
 
-class NotOurs(UsageError, hint="Do what it says there, then run it again; `belljar batch install --print` shows ours."):
-    """The site has something of its own where ours is to be. Nothing was changed."""
-
-
 class NotPermitted(UsageError, hint="Ask its owner, or run as root."):
-    """This belongs to somebody else."""
+    """This belongs to somebody else, or the site does not give it to this user or queue."""
 
 
 class ImageError(BelljarError, hint="`belljar image list` shows the images that can be used.", cause=Cause.IMAGE_FAULT):
@@ -350,8 +292,10 @@ class ImageInUse(
     """An image that a machine or a template runs on cannot be removed."""
 
 
-class ImageMismatch(ImageError, hint="Correct the digest, or ask the image's publisher.", retry=Retry.NEVER):
-    """The bytes that arrived are not the image that was ordered."""
+class ImageMismatch(
+    ImageError, hint="Correct the digest or `--signer`, or ask the image's publisher.", retry=Retry.NEVER
+):
+    """The bytes that arrived are not the image that was ordered, or do not carry the signature that was asked for."""
 
 
 class ImageCorrupt(ImageError, hint="Sync, import or build the image again.", retry=Retry.ELSEWHERE):
@@ -372,7 +316,3 @@ class DownloadFailed(ImageError, hint="Check the address, then try again: a brok
 
 class RepositoryRefused(ImageError, hint="Its publisher has to do it again, by `belljar image publish`."):
     """What a repository of images says is expired, older than what was seen, or not signed by enough keys of its role."""
-
-
-class SignatureRefused(ImageError, hint="Correct `--signer`, or ask the image's maker to sign it.", retry=Retry.NEVER):
-    """An image does not carry the signature that was asked for."""

@@ -13,7 +13,7 @@ import pytest
 from tests.batch.lab import lease_checks
 from tests.batch.lab.lease import IMAGE, LeaseSite
 
-from belljar.errors import LeaseEnded
+from belljar.errors import MachineBusy
 from belljar.host.commands import printed
 from belljar.lease import Settings
 from belljar.lease.service.jobs import Jobs
@@ -130,7 +130,7 @@ def test_an_account_that_is_not_an_operator_is_told_what_slurm_says(site: LeaseS
         "",
         lambda argv: printed(("runuser", "-u", "nobody", "--", *env, *argv), timeout=30),
     )
-    with pytest.raises(LeaseEnded, match="permission denied"):
+    with pytest.raises(MachineBusy, match="permission denied"):
         asyncio.run(jobs.extend(job, 1200))
     assert lab.job(job)["TimeLimit"] == "00:10:00"
     lab.run("scancel", job)

@@ -15,7 +15,7 @@ from tests.contracts.payloads import IDENTITY, ME, begin, is_running, ran, said,
 from tests.fakes.guest import FakeGuest, Script
 from tests.rehearsal import rehearse
 
-from belljar.errors import AgentLost, NoFileSystem
+from belljar.errors import AgentLost, GuestRefused
 from belljar.guest import Guest
 from belljar.model import MIB, Share, Transfer
 
@@ -33,7 +33,7 @@ def channel() -> Iterator[socket]:
 @asynccontextmanager
 async def a_guest(kind: str) -> AsyncIterator[Guest]:
     if kind == "fake":
-        guest = FakeGuest(Script(boots_in=0.0, exit_code=3, stdout=b"said\n", refuses={"mount": NoFileSystem("no 9p")}))
+        guest = FakeGuest(Script(boots_in=0.0, exit_code=3, stdout=b"said\n", refuses={"mount": GuestRefused("no 9p")}))
         await guest.greet()
         yield guest
     else:
@@ -97,7 +97,7 @@ async def test_signalling_what_has_ended_is_success(kind: str) -> None:
 @each_guest
 async def test_a_kernel_without_9p_is_an_error_of_its_own(kind: str) -> None:
     async with a_guest(kind) as guest:
-        with pytest.raises(NoFileSystem):
+        with pytest.raises(GuestRefused):
             await guest.mount(Share("/data", "/mnt", readonly=True), "share0")
 
 

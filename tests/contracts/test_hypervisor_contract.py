@@ -17,7 +17,7 @@ from belljar.errors import (
     DomainDied,
     HypervisorError,
     ImageCorrupt,
-    ImpossibleSize,
+    OverLimit,
     QmpError,
     QmpTimeout,
     TemplateError,
@@ -331,7 +331,7 @@ Impostor = Callable[..., tuple[QemuHypervisor, DomainSpec]]
 async def test_a_qemu_that_ends_at_once_is_explained_by_its_last_words(impostor: Impostor) -> None:
     hypervisor, spec = impostor("echo 'qemu-system-x86_64: Invalid SMP CPUs 9. The max CPUs' >&2; exit 1")
     async with started(hypervisor, spec) as domain:
-        with pytest.raises(ImpossibleSize, match="Invalid SMP CPUs 9"):
+        with pytest.raises(OverLimit, match="Invalid SMP CPUs 9"):
             await domain.connect()
         assert [event.kind for event in await collect(domain)] == [EventKind.EXITED]
     assert b"Invalid SMP" in (spec.folder / "qemu.log").read_bytes()

@@ -9,7 +9,7 @@ import pytest
 from belljar.errors import (
     BadRequest,
     LeaseDenied,
-    LeaseEnded,
+    MachineBusy,
     NoSuchKeyPair,
     NoSuchLease,
     NotPermitted,
@@ -331,7 +331,7 @@ def test_a_running_machine_stops_and_its_lease_follows(site: Site) -> None:
     assert site.desk.reboot(ADA, [machines[0].id])[0][1].do is Do.REBOOT
     site.desk.terminate(ADA, [machines[0].id])
     assert states(site) == ["stopping"]
-    with pytest.raises(LeaseEnded, match="is stopping"):
+    with pytest.raises(MachineBusy, match="is stopping"):
         site.desk.reboot(ADA, [machines[0].id])
 
 
@@ -346,7 +346,7 @@ def test_a_released_lease_is_released_once(site: Site) -> None:
 def test_an_extension_moves_every_end_and_counts_as_reserved(store: Store) -> None:
     site = Site(store, Settings(), Policy("hours", users=("*",), reserved=1))
     lease, (machine,) = site.desk.run(ADA, WANTED)  # 1200 of 3600 core-seconds
-    with pytest.raises(LeaseEnded, match="is requested"):
+    with pytest.raises(MachineBusy, match="is requested"):
         site.desk.extend(ADA, lease.id, 600)
     site.starts(lease.id)
     before = site.store.read(lambda book: book.case(lease.id))
@@ -398,7 +398,7 @@ def test_a_lease_grows_by_machines_like_its_own_that_end_when_it_does_and_shrink
     lease, (first, second) = site.desk.run(
         ADA, replace(WANTED, count=2, user_data=b"#!", token="t", tags=(("a", "b"),))
     )
-    with pytest.raises(LeaseEnded, match="requested"):
+    with pytest.raises(MachineBusy, match="requested"):
         site.desk.grow(ADA, lease.id, 1)
     site.starts(lease.id)
     site.moment += 200

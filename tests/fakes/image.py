@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from belljar.errors import BelljarError, ImageUnknown, ImpossibleSize
+from belljar.errors import BelljarError, ImageUnknown, OverLimit
 from belljar.host.python.interpreter import Interpreter
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image
 from belljar.model import GIB, Context, MachineId
@@ -83,7 +83,7 @@ class FakeOverlays:
 
     def size(self, image: Image, wanted: int | None) -> int:
         if wanted is not None and wanted < image.virtual_size:
-            raise ImpossibleSize(f"a disk of {wanted} bytes is smaller than the image's {image.virtual_size}")
+            raise OverLimit(f"a disk of {wanted} bytes is smaller than the image's {image.virtual_size}")
         return wanted or image.virtual_size
 
     def discard(self, path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.live import tiny
 from tests.live.tiny import Talk, Tiny
 
-from belljar.errors import BelljarError, HostError, ImageCorrupt, ImpossibleSize, NoMemory, QmpTimeout
+from belljar.errors import BelljarError, HostError, ImageCorrupt, NoMemory, OverLimit, QmpTimeout
 from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Nic, Settings, SharedFolder
 from belljar.hypervisor.qemu.driver import QemuHypervisor
 from belljar.model import GIB, MIB, NetworkMode
@@ -216,8 +216,8 @@ def close(domain: Domain) -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "kind"),
     [
-        ({"memory": 1 << 50}, {}, (ImpossibleSize, NoMemory)),
-        ({"cpus": 5000}, {}, ImpossibleSize),
+        ({"memory": 1 << 50}, {}, (OverLimit, NoMemory)),
+        ({"cpus": 5000}, {}, OverLimit),
         ({}, {"cpu": "no-such-processor"}, HostError),
     ],
     ids=["memory", "cpus", "processor"],

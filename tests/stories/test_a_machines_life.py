@@ -16,10 +16,10 @@ from tests.stories.conftest import ALL_STATES, Runtime
 from belljar.errors import (
     BelljarError,
     DomainDied,
-    HostKeysRefused,
+    GuestRefused,
     ImageCorrupt,
-    NoFileSystem,
     NoSpace,
+    PlugRefused,
     QmpError,
     QmpTimeout,
     TemplateError,
@@ -118,7 +118,7 @@ def test_a_template_is_not_given_up_for_what_its_image_lacks(runtime: Runtime) -
     runtime.run()
     (template,) = runtime.hypervisor.templates()
     for _ in range(5):
-        judge(HostKeysRefused("no ssh-keygen"), template, runtime.domain().spec, runtime.hypervisor)
+        judge(PlugRefused("no ssh-keygen"), template, runtime.domain().spec, runtime.hypervisor)
     assert runtime.hypervisor.templates() == [template]
 
 
@@ -339,9 +339,9 @@ def test_an_overlay_without_room_leaves_nothing(runtime: Runtime) -> None:
 
 
 def test_a_share_on_a_kernel_without_9p_names_the_alternative(runtime: Runtime, tmp_path: Path) -> None:
-    runtime.plan(Script(refuses={"mount": NoFileSystem("no 9p")}))
+    runtime.plan(Script(refuses={"mount": GuestRefused("no 9p")}))
     outcome = runtime.run(runtime.request(machine={"start": Start.COLD, "shares": (Share(str(tmp_path), "/data"),)}))
-    assert outcome.error == "NoFileSystem" and "--in" in outcome.hint and outcome.klass is OutcomeClass.USER
+    assert outcome.error == "GuestRefused" and "--in" in outcome.hint and outcome.klass is OutcomeClass.USER
 
 
 def test_a_guest_out_of_memory_ends_as_the_oom_killer_ends_it(runtime: Runtime) -> None:

@@ -108,7 +108,7 @@ def test_a_guest_that_cannot_use_a_scratch_disk_starts_no_payload(runtime: Runti
 
 def test_a_size_that_cannot_be_is_the_askers_mistake(runtime: Runtime) -> None:
     outcome = runtime.run(runtime.request(machine={"scratch": 1000}))
-    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "ImpossibleSize")
+    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "OverLimit")
     assert runtime.leftovers() == [] and "after-attachments" not in runtime.passed
 
 

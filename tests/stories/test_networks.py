@@ -86,7 +86,7 @@ def test_a_machine_of_a_group_has_its_number_and_gives_it_back(networked: Runtim
 
 def test_a_network_that_cannot_be_joined_starts_nothing(networked: Runtime) -> None:
     outcome = networked.run(networked.request(machine=machine(NetworkMode.BRIDGE)))
-    assert (outcome.cause, outcome.klass, outcome.error) == (Cause.REFUSED, OutcomeClass.USER, "NoSuchNetwork")
+    assert (outcome.cause, outcome.klass, outcome.error) == (Cause.REFUSED, OutcomeClass.USER, "BadOption")
     assert networked.hypervisor.domains == []
 
 
@@ -129,5 +129,5 @@ def test_a_clone_that_gets_no_keys_of_its_own_runs_no_payload(networked: Runtime
     runtime = networked
     runtime.plan(Script(), Script(refuses={"renew_keys": GuestRefused("no keys")}))
     outcome = runtime.run(runtime.request(machine=machine(NetworkMode.ISOLATED, "blue", start=Start.CLONE)))
-    assert (outcome.cause, outcome.error) == (Cause.BOOT_FAILED, "HostKeysRefused"), outcome.reason
+    assert (outcome.cause, outcome.error) == (Cause.BOOT_FAILED, "PlugRefused"), outcome.reason
     assert "start" not in runtime.guests[-1].done and runtime.leftovers() == []

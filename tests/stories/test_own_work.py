@@ -213,7 +213,7 @@ def test_features_over_http_are_those_of_the_files(networked: Runtime) -> None:
 
 def test_user_data_that_nothing_would_bring_is_refused(runtime: Runtime) -> None:
     outcome = runtime.run(runtime.request(user_data=b"x"))
-    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "BadUserData")
+    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "BadOption")
     assert "--network user" in outcome.hint and runtime.hypervisor.domains == []
 
 

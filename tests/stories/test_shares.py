@@ -32,7 +32,7 @@ def test_a_payload_never_starts_without_its_mount(runtime: Runtime, tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "mounts", "error"),
     [
-        (ShareKind.NINEP, ["virtiofs"], "NoFileSystem"), (ShareKind.VIRTIOFS, ["9p"], "NoFileSystem"),
+        (ShareKind.NINEP, ["virtiofs"], "GuestRefused"), (ShareKind.VIRTIOFS, ["9p"], "GuestRefused"),
         (ShareKind.NINEP, ["9p"], ""), (ShareKind.NINEP, None, ""),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.guest import Script
 from tests.stories.conftest import Runtime
 
-from belljar.errors import CommandMissing, NoFileSystem, NoFolderServer
+from belljar.errors import CommandMissing, GuestRefused, HostError
 from belljar.hypervisor import EventKind
 from belljar.model import Cause, OutcomeClass, Share, ShareKind, Start
 
@@ -57,11 +57,9 @@ def test_a_host_without_virtiofsd_refuses_before_it_makes_anything(runtime: Runt
 
 
 def test_a_folder_that_cannot_be_served_costs_no_template(runtime: Runtime, tmp_path: Path) -> None:
-    runtime.hypervisor.faults.start_clone.append(
-        NoFolderServer("--share virtiofs:/data: namespaces: Permission denied")
-    )
+    runtime.hypervisor.faults.start_clone.append(HostError("--share virtiofs:/data: namespaces: Permission denied"))
     outcome = runtime.run(runtime.request(machine=machine(tmp_path, start=Start.AUTO)))
-    assert (outcome.error, outcome.klass) == ("NoFolderServer", OutcomeClass.NODE)
+    assert (outcome.error, outcome.klass) == ("HostError", OutcomeClass.NODE)
     assert len(runtime.hypervisor.templates()) == 1 and runtime.leftovers() == []
 
 
@@ -74,9 +72,9 @@ def test_one_that_ends_while_a_clone_boots_costs_no_template_either(runtime: Run
 
 
 def test_a_kernel_without_virtiofs_names_the_alternative(runtime: Runtime, tmp_path: Path) -> None:
-    runtime.plan(Script(refuses={"mount": NoFileSystem("no virtiofs")}))
+    runtime.plan(Script(refuses={"mount": GuestRefused("no virtiofs")}))
     outcome = runtime.run(runtime.request(machine=machine(tmp_path)))
-    assert outcome.error == "NoFileSystem" and outcome.klass is OutcomeClass.USER
+    assert outcome.error == "GuestRefused" and outcome.klass is OutcomeClass.USER
     assert "`SRC` alone" in outcome.hint
 
 

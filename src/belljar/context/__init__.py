@@ -123,7 +123,7 @@ class Seed(Protocol):
 
 
 def filled_in(template: bytes, about: About, options: Mapping[str, bytes], files: Mapping[str, bytes]) -> bytes:
-    """The user data of one machine: a template whose `##user_data_...##` patterns have their values. Raises BadUserData."""
+    """The user data of one machine: a template whose `##user_data_...##` patterns have their values. Raises BadOption."""
     from belljar.context.userdata import fill_in, patterns
 
     return fill_in(template, patterns(about, options, files))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from belljar.context import About
-from belljar.errors import BadUserData
+from belljar.errors import BadOption
 
 LARGEST = 1 << 20
 PATTERN = re.compile(rb"##user_data_([a-z0-9_,]*)##")
@@ -37,7 +37,7 @@ def patterns(about: About, options: Mapping[str, bytes], files: Mapping[str, byt
 
 
 def fill_in(template: bytes, values: Mapping[str, bytes]) -> bytes:
-    """The user data of one machine. Raises BadUserData when it, or the template, is larger than a MiB."""
+    """The user data of one machine. Raises BadOption when it, or the template, is larger than a MiB."""
     check_size(template, "the template")
     if template.startswith(PACKED):
         return template  # nothing can be replaced in it, and nothing of it may be
@@ -48,10 +48,12 @@ def fill_in(template: bytes, values: Mapping[str, bytes]) -> bytes:
 
 def check_size(data: bytes, what: str) -> None:
     if len(data) > LARGEST:
-        raise BadUserData(f"user data: {what} has {len(data)} bytes; at most {LARGEST}")
+        raise BadOption(
+            f"user data: {what} has {len(data)} bytes; at most {LARGEST}", hint="A short script can fetch the rest."
+        )
 
 
 def check_option(name: str) -> None:
-    """Raises BadUserData for a name that no pattern can have."""
+    """Raises BadOption for a name that no pattern can have."""
     if not OPTION.fullmatch(name):
-        raise BadUserData(f"user data: {name[:80]!r} is no name of an option: small letters, digits and _ only")
+        raise BadOption(f"user data: {name[:80]!r} is no name of an option: small letters, digits and _ only")

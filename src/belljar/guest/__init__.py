@@ -15,6 +15,8 @@ from belljar.records import dataclass
 if TYPE_CHECKING:
     import socket
 
+OTHER_SHARE = "Share it the other way (`virtiofs:SRC`, `SRC` alone), use `--in` and `--out`, or another image."
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -127,7 +129,7 @@ class Guest(Protocol):
     """A guest whose agent answers."""
 
     async def greet(self) -> Hello:
-        """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, ProtocolViolation."""
+        """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, GuestError."""
 
     async def identify(self, identity: Identity) -> IdentityProof: ...
     async def renew_keys(self) -> None:
@@ -145,7 +147,7 @@ class Guest(Protocol):
         """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""
 
     async def mount(self, share: Share, tag: str) -> None:
-        """Mount a folder of the host's. Raises NoFileSystem, GuestRefused."""
+        """Mount a folder of the host's. Raises GuestRefused."""
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises GuestRefused."""

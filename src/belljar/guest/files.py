@@ -19,12 +19,12 @@ from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, TransferError, h
 from belljar.agent.transfer.untar import unpack
 from belljar.errors import (
     BelljarError,
+    GuestError,
     GuestRefused,
     InputMissing,
     NoSpace,
     OutputMissing,
     OutputUnwritable,
-    ProtocolViolation,
 )
 from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
@@ -129,7 +129,7 @@ def _about_output(trouble: TransferError) -> BelljarError:
         return NoSpace(trouble.message)
     if trouble.kind == "refused":
         return OutputUnwritable(trouble.message)
-    return ProtocolViolation(f"the guest sent {trouble.message}" if trouble.kind == "unsafe" else trouble.message)
+    return GuestError(f"the guest sent {trouble.message}" if trouble.kind == "unsafe" else trouble.message)
 
 
 class Bridge:

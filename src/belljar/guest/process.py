@@ -12,11 +12,15 @@ from contextlib import suppress
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
-from belljar.guest import ExitStatus, Sink, Source, Streams
+from belljar.guest import OTHER_SHARE, ExitStatus, Sink, Source, Streams
 from belljar.guest.channel import Channel
 from belljar.model import Usage
 
 LONGEST_MESSAGE = 1000
+REMEDIES = {  # by the agent's word for what the guest lacks
+    "no-disk": "Use an image whose kernel has virtio_blk and looks at the PCI bus anew when told; or add `--start cold`.",
+    "no-filesystem": OTHER_SHARE,
+}
 LONGEST_TIME = 1e12  # seconds
 Send = Callable[[bytes], None]
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # EIO: a terminal that hung up
@@ -239,13 +243,9 @@ def refusal(body: bytes) -> GuestError:
     message = message or "the agent gave no reason"
     if kind == "protocol":
         return AgentLost(f"the agent ended the conversation: {message}")
-    if kind == "no-disk":
-        hint = (
-            "Use an image whose kernel has virtio_blk and looks at the PCI bus anew when told; or add `--start cold`."
-        )
-        return errors.GuestRefused(message, hint=hint)
-    by_kind = {"no-filesystem": errors.NoFileSystem, "no-overlay": errors.NoPackedFolders}
-    return by_kind.get(kind, errors.GuestRefused)(message)
+    if kind == "no-overlay":
+        return errors.NoPackedFolders(message)
+    return errors.GuestRefused(message, hint=REMEDIES.get(kind))
 
 
 def sink_error(index: int, error: OSError) -> HostError:

@@ -326,11 +326,11 @@ class Hypervisor(Protocol):
         HostError when the settings insist on one that does not work."""
 
     def check(self, spec: DomainSpec) -> None:
-        """Refuse what this driver or this host cannot give a machine. Raises DriverLacks, CommandMissing, HostError."""
+        """Refuse what this driver or this host cannot give a machine. Raises UsageError, CommandMissing, HostError."""
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> Domain:
         """Start cold, or as a clone: then the guest goes on where the template stood. Returns as soon as the process runs.
-        Cancelled, it leaves nothing that `discard` does not find. Raises NotPermitted and NoFolderServer, too."""
+        Cancelled, it leaves nothing that `discard` does not find. Raises NotPermitted and HostError, too."""
 
     def abandoned_templates(self) -> list[Path]:
         """Folders of templates in the making whose maker is dead."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, ImageNotAllowed, ImageUnknown, NoStore
+from belljar.errors import BelljarError, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import read_json, write_whole
 from belljar.host.locks import try_lock
@@ -56,7 +56,7 @@ class Images(Store):
     def settle(self, reference: str, *, own: bool) -> None:
         """For a batch job: from now on this name means the image in the site's store, even where a private one has the same name.
         Where the site has none: a private image with *own*, else only one that a source offers. Nothing is built or imported
-        from now on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
+        from now on. Raises ImageUnknown, NotPermitted, NoStore."""
         self._is_of_job = True
         if self.shared:
             return
@@ -72,7 +72,7 @@ class Images(Store):
             self._settled[reference] = pull(self, reference).digest
         except ImageUnknown:
             self._find(reference)
-            raise ImageNotAllowed(
+            raise NotPermitted(
                 f"image {reference}: the site has no image of this name, and its rules do not allow your own",
                 hint="Ask for an image of the site, or ask your site for a rule `user:NAME *` (batch.allow).",
             ) from None

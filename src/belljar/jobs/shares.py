@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from belljar.errors import BadOption, BadSetting, NoSuchNetwork
+from belljar.errors import BadOption, BadSetting
 from belljar.model import NetworkMode, Share, ShareKind
 
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
@@ -66,14 +66,15 @@ def share(text: str, before: str = "--share ") -> Share:
 
 
 def network_of(text: str) -> tuple[NetworkMode, str]:
-    """none, user, bridge, bridge:NAME or isolated:GROUP. Raises NoSuchNetwork; whether it exists is seen later."""
+    """none, user, bridge, bridge:NAME or isolated:GROUP. Raises BadOption; whether it exists is seen later."""
     kind, colon, name = text.partition(":")
     try:
         mode = NetworkMode(kind)
     except ValueError:
-        raise NoSuchNetwork(f"--network {text[:80]!r}: no such kind of network") from None
+        hint = "Give none, user, bridge, bridge:NAME (of `network.bridges`), or isolated:GROUP."
+        raise BadOption(f"--network {text[:80]!r}: no such kind of network", hint=hint) from None
     if colon and (mode not in (NetworkMode.BRIDGE, NetworkMode.ISOLATED) or not name):
-        raise NoSuchNetwork(f"--network {text[:80]!r}: {'no name may follow' if name else 'the name is missing'}")
+        raise BadOption(f"--network {text[:80]!r}: {'no name may follow' if name else 'the name is missing'}")
     if mode is NetworkMode.ISOLATED and not name:
-        raise NoSuchNetwork("--network isolated: the name of the group is missing")
+        raise BadOption("--network isolated: the name of the group is missing")
     return mode, name

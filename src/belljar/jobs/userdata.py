@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from belljar.errors import BadUserData
+from belljar.errors import BadOption
 from belljar.host.files import read_named
 from belljar.records import replace
 
@@ -20,7 +20,7 @@ SCHEMES = ("http://", "https://")
 def with_user_data(
     request: Request, template: str, named_options: list[str], named_files: list[str], runtime: Runtime
 ) -> Request:
-    """The request with its user data. Raises BadUserData, DownloadFailed."""
+    """The request with its user data. Raises BadOption, DownloadFailed."""
     from belljar import __version__
     from belljar.context import About, filled_in
     from belljar.hypervisor import guest_uuid
@@ -45,7 +45,7 @@ def with_user_data(
     files = {name: _read(path, "--user-data-file") for name, path in _pairs("--user-data-file", named_files).items()}
     options = {name: os.fsencode(text) for name, text in _pairs("--user-data-option", named_options).items()}
     for name in files.keys() & options.keys():
-        raise BadUserData(f"--user-data-option {name} and --user-data-file {name}: one of them only")
+        raise BadOption(f"--user-data-option {name} and --user-data-file {name}: one of them only")
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
         options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
     text = _fetch(url, runtime) if url else _read(template, "--user-data")
@@ -59,10 +59,10 @@ def _pairs(option: str, words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise BadUserData(f"{option} {word[:80]}: not of the form K=...")
+            raise BadOption(f"{option} {word[:80]}: not of the form K=...")
         check_option(name)
         if name in pairs:
-            raise BadUserData(f"{option} {name}: given twice")
+            raise BadOption(f"{option} {name}: given twice")
         pairs[name] = value
     return pairs
 
@@ -74,7 +74,7 @@ def _read(path: str, option: str) -> bytes:
     try:
         data = read_named(path, LARGEST)
     except OSError as exc:
-        raise BadUserData(f"{option} {path}: {exc.strerror}") from exc
+        raise BadOption(f"{option} {path}: {exc.strerror}") from exc
     check_size(data, path)
     return data
 
@@ -87,4 +87,4 @@ def _fetch(url: str, runtime: Runtime) -> bytes:
     try:
         return small_file(url, LARGEST, patience=runtime.settings.image.stall_timeout)
     except ImageTooLarge as exc:
-        raise BadUserData(f"--user-data {exc.message}") from exc
+        raise BadOption(f"--user-data {exc.message}") from exc

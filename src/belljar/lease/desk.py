@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 
-from belljar.errors import BadRequest, LeaseDenied, LeaseEnded, NoSuchKeyPair, NoSuchLease, OverLimit
+from belljar.errors import BadRequest, LeaseDenied, MachineBusy, NoSuchKeyPair, NoSuchLease, OverLimit
 from belljar.lease import LARGEST_USER_DATA, Instance, KeyPair, Lease, Pairs, Settings, Slot, Tag, Token, Wanted, new_id
 from belljar.lease.belongings import owned
 from belljar.lease.decisions import policy as policies
@@ -30,6 +30,7 @@ from belljar.records import dataclass, replace
 
 L, I = LeaseState, InstanceState  # noqa: E741
 MOST = 1000  # machines of one lease
+STATES = "`belljar lease status` has the state of each."
 LONGEST_TOKEN, LARGEST = 64, 1 << 50  # bytes of memory, or disk; processors: a million
 Made = tuple[Lease, list[Instance]]
 Also = Callable[[Book, Lease], None]
@@ -97,10 +98,10 @@ class Desk:
 
     def grow(self, owner: Owner, id: str, count: int) -> Made:
         """So many machines more, as a lease of their own that is like this one and has the time that is left to it. Raises what
-        `run` does, NoSuchLease, LeaseEnded."""
+        `run` does, NoSuchLease, MachineBusy."""
         lease, now = self.store.read(lambda book: case_of(book, owner, id)).lease, self.now()
         if lease.state is not L.ACTIVE or lease.left(now) < 60:
-            raise LeaseEnded(f"{id} is {lease.state.value}: an active lease with a minute left can grow")
+            raise MachineBusy(f"{id} is {lease.state.value}: an active lease with a minute left can grow", hint=STATES)
         wanted = lease.wanted
         if wanted.images or address_of(self.settings, wanted.network, 0):
             what = "a cluster, and machines of a private network, are those that they began with"
@@ -244,11 +245,11 @@ class Desk:
         return self.store.write(change)
 
     def reboot(self, owner: Owner, ids: Sequence[str]) -> list[tuple[str, Order]]:
-        """Orders for slots: of all of these machines, or of none. Raises NoSuchLease, LeaseEnded."""
+        """Orders for slots: of all of these machines, or of none. Raises NoSuchLease, MachineBusy."""
         known = self.store.read(lambda book: owned(book, owner.name, ids, Instance))
         for one in known:
             if one.state is not I.RUNNING:
-                raise LeaseEnded(f"{one.id} is {one.state.value}: only a running machine can be rebooted")
+                raise MachineBusy(f"{one.id} is {one.state.value}: only a running machine can be rebooted", hint=STATES)
         return [(one.slot, Order(Do.REBOOT, one.id)) for one in known]
 
     def longer(self, owner: Owner, id: str, more: float) -> tuple[str, int]:
@@ -259,7 +260,7 @@ class Desk:
 
     def extend(self, owner: Owner, id: str, more: float) -> list[tuple[str, Order]]:
         """Each machine of the lease runs so many seconds longer. Returns orders for slots. The batch system's limit is not changed
-        here: see `longer`. Raises NoSuchLease, LeaseEnded, OverLimit, LeaseDenied."""
+        here: see `longer`. Raises NoSuchLease, MachineBusy, OverLimit, LeaseDenied."""
 
         def change(book: Book) -> list[tuple[str, Order]]:
             book.lock(f"owner {owner.name}")
@@ -274,7 +275,7 @@ class Desk:
         case, now = case_of(book, owner, id), self.now()
         lease = case.lease
         if lease.state is not L.ACTIVE:
-            raise LeaseEnded(f"{id} is {lease.state.value}: only an active lease can be extended")
+            raise MachineBusy(f"{id} is {lease.state.value}: only an active lease can be extended", hint=STATES)
         wanted = replace(lease.wanted, seconds=lease.wanted.seconds + more)
         longest = self.settings.longest_time
         if not 0 < more <= longest or wanted.seconds > longest:

@@ -99,7 +99,7 @@ class Networks:
     async def join(
         self, mode: NetworkMode, name: str, id: MachineId, *, uid: int, intend: Intend, answers: Iterable[Place] = ()
     ) -> Joined:
-        """Join a network. *answers*: places that the machine's supervisor answers for. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
+        """Join a network. *answers*: places that the machine's supervisor answers for. Raises BadOption, NetworkFailed, BadSetting, CommandMissing."""
         settings, link = self._settings, plan(mode, id)
         if mode is NetworkMode.USER:
             from belljar.network.egress import egress_of
@@ -130,7 +130,7 @@ def discard(run: Path, id: MachineId, what: str, path: Path) -> None:
 
 
 def part_of(run: Path, group: str, numbers: Iterable[int]) -> Part:
-    """This host's part of a group, for who carries frames to machines *numbers* of others. Raises NoSuchNetwork, NetworkFailed."""
+    """This host's part of a group, for who carries frames to machines *numbers* of others. Raises BadOption, NetworkFailed."""
     from belljar.network.parts import Part
 
     return Part(run / FOLDER, group, numbers)

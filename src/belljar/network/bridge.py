@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
-from belljar.errors import BadSetting, BelljarError, NetworkFailed, NoSuchNetwork
+from belljar.errors import BadOption, BadSetting, BelljarError, NetworkFailed
 from belljar.host.commands import run, which
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.model import MachineId
@@ -38,13 +38,13 @@ def obstacle(*, is_root: bool) -> str:
 
 
 def bridge_of(settings: Settings, name: str) -> str:
-    """The bridge that is meant. Raises NoSuchNetwork for one the site did not name."""
+    """The bridge that is meant. Raises BadOption for one the site did not name."""
+    hint = "The site names its bridges in `network.bridges`."
     if not settings.bridges:
-        hint = "The site names its bridges in `network.bridges`."
-        raise NoSuchNetwork("this site lets no machine onto a bridge", hint=hint)
+        raise BadOption("this site lets no machine onto a bridge", hint=hint)
     chosen = name or settings.bridges[0]
     if chosen not in settings.bridges:
-        raise NoSuchNetwork(f"bridge {chosen!r}: the site lets machines onto {', '.join(settings.bridges)} only")
+        raise BadOption(f"bridge {chosen!r}: the site lets machines onto {', '.join(settings.bridges)} only", hint=hint)
     if not INTERFACE.fullmatch(chosen):
         raise BadSetting(f"network.bridges: {chosen!r} cannot be the name of a bridge")
     return chosen
@@ -63,7 +63,7 @@ async def join_bridge(
     settings: Settings, link: Link, bridge: str, id: MachineId, intend: Intend, wish: str = ""
 ) -> OnBridge:
     """A tap on *bridge*. *wish*: an address of this host's, where not any that is free will do. Raises NetworkFailed,
-    BadSetting, NoSuchNetwork; nothing is left then."""
+    BadSetting, BadOption; nothing is left then."""
     if not os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK):
         raise NetworkFailed(f"this host has no bridge {bridge}", hint="Make it, or correct `network.bridges`.")
     is_root, tap = os.geteuid() == 0, f"bj{id}"
@@ -102,7 +102,7 @@ class OnBridge(Joined):
             offered = [address for address in offered if address.startswith(f"{wish}/")]
             if not offered:
                 hint = "The site names them in `network.bridge_addresses`."
-                raise NoSuchNetwork(f"{wish[:40]!r} is not an address that this host gives to machines", hint=hint)
+                raise BadOption(f"{wish[:40]!r} is not an address that this host gives to machines", hint=hint)
         if offered:
             # Not the first that is free: that is the last machine's, which others believe to be there for a while.
             start = int(self._id, 16) % len(offered)

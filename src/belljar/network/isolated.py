@@ -24,7 +24,7 @@ from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
-from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
+from belljar.errors import BadOption, BadSetting, NetworkFailed
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
 from belljar.host.quick_imports import sha256
@@ -41,7 +41,7 @@ Hear = Callable[[int, bytes], None]  # a machine's number, and a frame to it
 
 
 def join_group(settings: Settings, folder: Path, link: Link, name: str, uid: int, intend: Intend) -> Port:
-    """A port in the group of this user, named GROUP or GROUP@ADDRESS. Raises NoSuchNetwork, BadSetting, NetworkFailed."""
+    """A port in the group of this user, named GROUP or GROUP@ADDRESS. Raises BadOption, BadSetting, NetworkFailed."""
     group, at, address = name.partition("@")
     usual = subnet(settings.isolated_net)
     net, number = _seat(address, usual) if at else (usual, 0)
@@ -54,7 +54,7 @@ def join_group(settings: Settings, folder: Path, link: Link, name: str, uid: int
 
 def place_of(folder: Path, uid: int, group: str) -> Path:
     if not GROUP.fullmatch(group):
-        raise NoSuchNetwork(f"--network isolated:{group}: a group's name has at most 32 of A-Z, a-z, 0-9 and ._-")
+        raise BadOption(f"--network isolated:{group}: a group's name has at most 32 of A-Z, a-z, 0-9 and ._-")
     return folder / f"{uid}-{group}"
 
 
@@ -65,7 +65,7 @@ def _seat(text: str, usual: IPv4Network) -> tuple[IPv4Network, int]:
         number = int(seat.ip) - int(seat.network.network_address)
         if 1 <= number <= MOST and seat.network.prefixlen <= 24 and ("/" in text or seat.network == usual):
             return seat.network, number
-    raise NoSuchNetwork(
+    raise BadOption(
         f"{text[:40]!r} is no address of an isolated group: one of the first {MOST} of {usual}, or ADDRESS/PREFIX",
         hint="`network.isolated_net` is the network of isolated groups.",
     )

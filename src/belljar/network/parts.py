@@ -25,7 +25,7 @@ class Part:
     """A host's part: a socket stands in for each machine of the others. Made in any thread, used in an event loop."""
 
     def __init__(self, folder: Path, group: str, numbers: Iterable[int]) -> None:
-        """Raises NoSuchNetwork, NetworkFailed. A number that a machine of this part has is left to it."""
+        """Raises BadOption, NetworkFailed. A number that a machine of this part has is left to it."""
         place = private_folder(place_of(folder, os.geteuid(), group))
         self._prefix, self._ends = prefix(place.name), Ends(place)
         self._wires: dict[int, Wire] = {}  # by the number of the machine

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.stories.lease.house import SITE_KEY, Running
 
-from belljar.errors import CommandFailed, LeaseEnded, NoSpace
+from belljar.errors import CommandFailed, MachineBusy, NoSpace
 from belljar.lease import Instance, Lease, LeaseState, Settings, Size, Token, Wanted, jobfile
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.desk import Desk, Owner
@@ -450,7 +450,7 @@ async def test_the_door_answers_what_can_be_asked_and_refuses_the_rest(tmp_path:
             assert (await knock(tmp_path / "door", line))["error"] == "NoSuchLease"
         assert (await knock(tmp_path / "door", b'{"do":"usage","back":"x"}\n'))["error"] == "BadRequest"
         connect = json.dumps({"do": "connect", "id": lease["id"]}).encode() + b"\n"
-        assert (await knock(tmp_path / "door", connect))["error"] == "LeaseEnded"
+        assert (await knock(tmp_path / "door", connect))["error"] == "MachineBusy"
         assert os.stat(tmp_path / "door").st_mode & 0o777 == 0o666
         server.close()
 
@@ -488,5 +488,5 @@ async def test_a_limit_that_the_batch_system_does_not_move_is_no_extension(tmp_p
         raise CommandFailed("scontrol: exit 1: Access/permission denied for job 7")
 
     jobs = Jobs(Settings(), pilots_of("slurm"), SITE_KEY, "0" * 64, refuse)
-    with pytest.raises(LeaseEnded, match="permission denied"):
+    with pytest.raises(MachineBusy, match="permission denied"):
         await jobs.extend("7", 7200.0)

@@ -16,11 +16,11 @@ from tests.rehearsal import Rehearsal
 from belljar.agent import wire
 from belljar.agent.guest.system import Refused
 from belljar.agent.loop.loop import Agent
-from belljar.errors import GuestError, GuestRefused, NoFileSystem
+from belljar.errors import GuestError, GuestRefused
 from belljar.guest.process import refusal
 
 
-@pytest.mark.parametrize(("kind", "error"), [("no-filesystem", NoFileSystem), ("other", GuestRefused)])
+@pytest.mark.parametrize(("kind", "error"), [("no-filesystem", GuestRefused), ("other", GuestRefused)])
 def test_each_kind_of_refusal_is_an_error_of_its_own(kind: str, error: type[GuestError]) -> None:
     assert type(refusal(f"{kind}\0why".encode())) is error
 

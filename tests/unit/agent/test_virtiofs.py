@@ -14,7 +14,7 @@ from belljar.agent.guest import mounts, system
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words
-from belljar.errors import NoFileSystem
+from belljar.errors import GuestRefused
 from belljar.guest.process import refusal
 
 
@@ -106,7 +106,7 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
     with pytest.raises(Refused) as caught:
         mount()
     assert caught.value.kind == "no-filesystem"
-    assert isinstance(refusal(b"no-filesystem\0the guest's kernel has no virtiofs file system"), NoFileSystem)
+    assert isinstance(refusal(b"no-filesystem\0the guest's kernel has no virtiofs file system"), GuestRefused)
 
 
 def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:

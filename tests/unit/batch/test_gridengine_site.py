@@ -17,7 +17,7 @@ from belljar.batch import Settings
 from belljar.batch.gridengine.hooks import value, with_complexes, with_verifier, without_complexes, without_verifier
 from belljar.batch.gridengine.site import SITE, fingerprint
 from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, Place
-from belljar.errors import BadOption, CommandFailed, NotOurs
+from belljar.errors import BadOption, CommandFailed, UsageError
 
 COMPLEXES = """#name               shortcut   type        relop   requestable consumable default  urgency
 #----------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_complexes_come_and_go_and_the_sites_stay() -> None:
     assert without_complexes(once) == without_complexes(COMPLEXES)
     assert "mem_free mf MEMORY" in without_complexes(once)
     for line in ("vm_image vmi RESTRING == YES NO NONE 0", "other vmi STRING == YES NO NONE 0"):
-        with pytest.raises(NotOurs):
+        with pytest.raises(UsageError):
             with_complexes(COMPLEXES + line + "\n")
 
 
@@ -123,7 +123,7 @@ def test_the_verifier_comes_and_goes_and_a_sites_own_stays() -> None:
     assert value(without_verifier(ours, "/x/belljar-jsv"), "jsv_url") == "NONE"
     theirs = ours.replace("/x/belljar-jsv", "/site/jsv")
     assert without_verifier(theirs, "/x/belljar-jsv") == theirs
-    with pytest.raises(NotOurs):
+    with pytest.raises(UsageError):
         with_verifier(theirs, "/x/belljar-jsv")
 
 

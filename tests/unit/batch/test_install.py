@@ -16,7 +16,7 @@ from belljar.batch.install import pieces as install_pieces
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.engine import Installation
 from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place
-from belljar.errors import BadOption, BelljarError, CommandFailed, CommandMissing, NotOurs
+from belljar.errors import BadOption, BelljarError, CommandFailed, CommandMissing, UsageError
 from belljar.findings import Finding, fail
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"
@@ -156,7 +156,7 @@ def test_a_file_of_the_sites_is_never_overwritten(bench: Bench) -> None:
     (bench.etc / "hook.sh").write_bytes(b"theirs\n")
     bench.site.made = [bench.lines(), bench.file(), bench.change()]
     before = bench.files()
-    with pytest.raises(NotOurs, match=r"hook.sh: the site's own: move it away"):
+    with pytest.raises(UsageError, match=r"hook.sh: the site's own: move it away"):
         bench.engine().install()
     assert bench.files() == before and bench.system.values == {}
     bench.engine().uninstall()
@@ -167,7 +167,7 @@ def test_a_folder_of_somebody_elses_is_never_replaced(bench: Bench) -> None:
     """Slurm itself may have been installed to PREFIX/libexec/slurm."""
     bench.ours.mkdir(parents=True)
     (bench.ours / "cr_start.sh").write_bytes(b"theirs\n")
-    with pytest.raises(NotOurs, match="choose another --prefix"):
+    with pytest.raises(UsageError, match="choose another --prefix"):
         bench.engine().install()
     bench.engine().uninstall()
     assert (bench.ours / "cr_start.sh").read_bytes() == b"theirs\n"
@@ -176,7 +176,7 @@ def test_a_folder_of_somebody_elses_is_never_replaced(bench: Bench) -> None:
 def test_a_setting_of_the_sites_that_clashes_with_ours_is_named_with_its_line(bench: Bench) -> None:
     bench.conf.write_bytes(CONF + b"  wrap = other\n")
     bench.site.made = [bench.lines("Wrap=yes", clashes=(r"wrap\s*=",))]
-    with pytest.raises(NotOurs, match=r"paper\.conf: line 4: wrap = other: take it out"):
+    with pytest.raises(UsageError, match=r"paper\.conf: line 4: wrap = other: take it out"):
         bench.engine().install()
     assert bench.conf.read_bytes() == CONF + b"  wrap = other\n" and not bench.ours.exists()
 
@@ -188,7 +188,7 @@ def test_a_clash_below_our_own_lines_is_found_and_our_own_lines_are_none(bench: 
     assert bench.states() == ["there", "there"]
     with bench.conf.open("ab") as file:
         file.write(b"Wrap=later\n")
-    with pytest.raises(NotOurs, match=r"line 8: Wrap=later"):
+    with pytest.raises(UsageError, match=r"line 8: Wrap=later"):
         bench.engine().install()
 
 
@@ -203,7 +203,7 @@ def test_a_clash_below_our_own_lines_is_found_and_our_own_lines_are_none(bench: 
 def test_marks_that_do_not_pair_are_for_a_person(bench: Bench, text: bytes) -> None:
     bench.conf.write_bytes(text)
     bench.site.made = [bench.lines()]
-    with pytest.raises(NotOurs, match="do not pair"):
+    with pytest.raises(UsageError, match="do not pair"):
         bench.engine().install()
     assert bench.conf.read_bytes() == text
 

@@ -18,7 +18,7 @@ from belljar.batch.job.policy import Asker
 from belljar.batch.job.terms import Ending, Surroundings, Verdict
 from belljar.batch.lsf.dialect import DIALECT, Job, memory_of
 from belljar.batch.lsf.hooks import Changes, esub, parameters, wants
-from belljar.errors import BadOption, ImageNotAllowed, NotInAJob, OverLimit
+from belljar.errors import BadOption, NotInAJob, NotPermitted, OverLimit
 from belljar.model import GIB, KIB, MIB, Cause, Outcome, OutcomeClass
 
 RECORDINGS = Path(__file__).parents[2] / "recordings/lsf"
@@ -282,8 +282,8 @@ def test_a_queue_that_is_an_environment_needs_no_word() -> None:
 @pytest.mark.parametrize(
     ("words", "settings", "error", "says"),
     [
-        (("image=debian12",), {"allow": ("group:chemistry *",)}, ImageNotAllowed, "not allowed for alice in queue normal"),
-        (("image=$(id)",), {}, ImageNotAllowed, "not a name of an image"),
+        (("image=debian12",), {"allow": ("group:chemistry *",)}, NotPermitted, "not allowed for alice in queue normal"),
+        (("image=$(id)",), {}, NotPermitted, "not a name of an image"),
         (("image=debian12",), {"max_cpus": 1}, OverLimit, "at most 1"),
         (("image=debian12",), {"max_memory": 512 * MIB}, OverLimit, "at most 512"),
         (("image=debian12", "disk=1T"), {"max_disk": GIB}, OverLimit, "at most 1024"),
@@ -314,6 +314,6 @@ def test_the_word_among_others(additional: str, expected: dict[str, str]) -> Non
 def test_no_submission_breaks_the_esub(data: bytes, words: list[str]) -> None:
     try:
         changes = esub(words, parameters(data), {}, ALICE, SETTINGS)
-    except (BadOption, ImageNotAllowed, OverLimit):
+    except (BadOption, NotPermitted, OverLimit):
         return
     assert not any(set(value) & set('"\n\\$`') for value in (*changes.env.values(), *changes.options.values()))

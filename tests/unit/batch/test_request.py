@@ -11,7 +11,7 @@ from belljar.batch import Settings
 from belljar.batch.job import request as making
 from belljar.batch.job.request import Caller, build, measure
 from belljar.batch.job.terms import Command, Job, Staged, Surroundings
-from belljar.errors import ImageNotAllowed, OverLimit, UnreadableScript, UsageError
+from belljar.errors import InputMissing, NotPermitted, OverLimit, UsageError
 from belljar.model import GIB, MIB, Account, NetworkMode, Payload, Request, RunPayload, Share, Start, StdinKind
 
 BOB = Account("bob", os.getuid(), os.getgid(), "bob", groups=((2000, "physics"),), home="/home/bob", shell="/bin/bash")
@@ -61,7 +61,7 @@ def made(job: Job = JOB, cwd: Path | str = "/tmp", caller: Caller = CALLER, **se
 
 
 def test_an_image_that_is_not_allowed_is_refused_on_the_node_too() -> None:
-    with pytest.raises(ImageNotAllowed, match="not allowed for bob in queue night"):
+    with pytest.raises(NotPermitted, match="not allowed for bob in queue night"):
         made(allow=("group:chemistry *",))
     assert made(allow=("group:physics *",)).machine.image == "debian12"
 
@@ -78,13 +78,13 @@ def test_too_little_memory_is_refused() -> None:
 
 
 def test_a_script_that_vanished_is_told_by_its_path() -> None:
-    with pytest.raises(UnreadableScript, match="/spool/gone: No such file"):
+    with pytest.raises(InputMissing, match="/spool/gone: No such file"):
         made(replace(JOB, script=b"/spool/gone"))
 
 
 def test_a_script_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "LARGEST_SCRIPT", 10)
-    with pytest.raises(UnreadableScript, match="larger than"):
+    with pytest.raises(InputMissing, match="larger than"):
         made()
 
 

@@ -25,7 +25,7 @@ from belljar.batch.job.policy import (
 from belljar.batch.job.request import for_guest
 from belljar.batch.job.terms import Job, Verdict
 from belljar.batch.job.verdict import delay, judge, why
-from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
+from belljar.errors import BadSetting, NotPermitted, OverLimit
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 
 HOSTILE = [
@@ -36,7 +36,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", [one for one in HOSTILE if one])
 def test_what_is_no_name_of_an_image_is_refused_before_anything_looks_for_it(name: str) -> None:
-    with pytest.raises(ImageNotAllowed, match="not a name of an image") as caught:
+    with pytest.raises(NotPermitted, match="not a name of an image") as caught:
         image_for(name, "", Settings())
     assert "\n" not in caught.value.message and len(caught.value.message) < 200
 
@@ -83,7 +83,7 @@ def test_a_rule_gives_an_image_to_whom_it_names(rule: str, is_allowed: bool) -> 
     if is_allowed:
         check_allowed("debian12", BOB, settings)
     else:
-        with pytest.raises(ImageNotAllowed, match="image debian12: not allowed for bob in queue night"):
+        with pytest.raises(NotPermitted, match="image debian12: not allowed for bob in queue night"):
             check_allowed("debian12", BOB, settings)
 
 
@@ -101,7 +101,7 @@ def test_rules_are_about_the_sites_images_and_only_a_lone_star_means_ones_own(
 
 
 def test_a_refusal_tells_what_would_be_allowed() -> None:
-    with pytest.raises(ImageNotAllowed) as caught:
+    with pytest.raises(NotPermitted) as caught:
         check_allowed("el9", BOB, Settings(allow=("group:physics debian*", "user:alice el9")))
     assert caught.value.hint == "Allowed are: debian*."
 

@@ -12,7 +12,7 @@ import pytest
 from belljar.cli import parser_of
 from belljar.cli.machine import request
 from belljar.config import Settings, default_paths
-from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, NoSuchNetwork, UnreadableScript
+from belljar.errors import BadOption, BelljarError, InputMissing, OverLimit
 from belljar.model import MIB, NetworkMode, Payload, Request, RunPayload, Start, StdinKind
 
 Build = Callable[..., Request]
@@ -196,10 +196,10 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
     [
         ((), BadOption, "nothing to run"),
         (("--",), BadOption, "nothing to run"),
-        (("--cpus", "0", "--", "true"), ImpossibleSize, "--cpus 0"),
-        (("--memory", "0", "--", "true"), ImpossibleSize, "--memory 0: must be more than nothing"),
-        (("--disk", "0", "--", "true"), ImpossibleSize, "--disk 0: must be more than nothing"),
-        (("--network", "", "--", "true"), NoSuchNetwork, "--network ''"),
+        (("--cpus", "0", "--", "true"), OverLimit, "--cpus 0"),
+        (("--memory", "0", "--", "true"), OverLimit, "--memory 0: must be more than nothing"),
+        (("--disk", "0", "--", "true"), OverLimit, "--disk 0: must be more than nothing"),
+        (("--network", "", "--", "true"), BadOption, "--network ''"),
         (("--timeout", "1:70:00", "--", "true"), BadOption, "--timeout: '1:70:00' is not a duration"),
         (("--out", "/a:x", "--out", "/b:./x", "--", "true"), BadOption, "--out: two of them at "),
         (("--out", "/a/x", "--out", "/b/x", "--", "true"), BadOption, "--out: two of them at"),
@@ -213,10 +213,10 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("--memory", "-1", "--", "true"), BadOption, "--memory"),
         (("--memory", "lots", "--", "true"), BadOption, "--memory"),
         (("--timeout", "0", "--", "true"), BadOption, "--timeout"),
-        (("--network", "wan", "--", "true"), NoSuchNetwork, "--network 'wan'"),
-        (("--network", "none:x", "--", "true"), NoSuchNetwork, "no name may follow"),
-        (("--network", "bridge:", "--", "true"), NoSuchNetwork, "the name is missing"),
-        (("--network", "isolated", "--", "true"), NoSuchNetwork, "the group is missing"),
+        (("--network", "wan", "--", "true"), BadOption, "--network 'wan'"),
+        (("--network", "none:x", "--", "true"), BadOption, "no name may follow"),
+        (("--network", "bridge:", "--", "true"), BadOption, "the name is missing"),
+        (("--network", "isolated", "--", "true"), BadOption, "the group is missing"),
         (("--start", "warm", "--", "true"), BadOption, "--start"),
         (("--share", "/tmp:relative", "--", "true"), BadOption, "--share /tmp:relative"),
         (("--share", "/tmp:/", "--", "true"), BadOption, "guest's own"),
@@ -234,8 +234,8 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("--name", "$(id)", "--", "true"), BadOption, "--name"),
         (("--tty", "--", "true"), BadOption, "not a terminal"),
         (("--nonsense", "--", "true"), BadOption, "nonsense"),
-        (("/no/such/script",), UnreadableScript, "/no/such/script"),
-        (("/tmp",), UnreadableScript, "/tmp"),
+        (("/no/such/script",), InputMissing, "/no/such/script"),
+        (("/tmp",), InputMissing, "/tmp"),
     ],
 )
 def test_what_means_nothing_is_refused_with_the_word_at_fault(
@@ -248,7 +248,7 @@ def test_what_means_nothing_is_refused_with_the_word_at_fault(
 
 def test_what_is_too_little_is_not_told_to_ask_for_less(build: Build) -> None:
     for words in (("--memory", "0"), ("--cpus", "0"), ("--disk", "0")):
-        with pytest.raises(ImpossibleSize) as caught:
+        with pytest.raises(OverLimit) as caught:
             build(*words, "--", "true")
         assert caught.value.hint == f"Give {words[0]} a larger value."
 
@@ -265,7 +265,7 @@ def test_a_file_goes_into_a_folder_that_is_named_with_a_slash(
 
 
 def test_the_name_of_a_guests_program_without_dashes_gets_the_right_hint(build: Build) -> None:
-    with pytest.raises(UnreadableScript) as caught:
+    with pytest.raises(InputMissing) as caught:
         build("uname", "-a")
     assert "belljar run -- uname" in caught.value.hint
 
@@ -275,7 +275,7 @@ def test_a_script_larger_than_the_limit_is_refused(
 ) -> None:
     monkeypatch.setattr(request, "LARGEST_SCRIPT", 10)
     (tmp_path / "huge").write_bytes(b"#" * 11)
-    with pytest.raises(UnreadableScript, match="larger"):
+    with pytest.raises(InputMissing, match="larger"):
         build(str(tmp_path / "huge"))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from belljar.context import About
 from belljar.context.userdata import LARGEST, check_option, fill_in, patterns
-from belljar.errors import BadUserData
+from belljar.errors import BadOption
 
 ABOUT = About(
     uuid="0f0e", hostname="belljar-0f", machinetype="prod", manager="belljar 1", manager_hostname="node1", space="vac.example",
@@ -58,13 +58,13 @@ def test_an_option_stands_before_a_file_of_its_name() -> None:
 
 def test_a_mebibyte_is_taken_and_a_byte_more_is_not() -> None:
     assert len(fill_in(b"x" * LARGEST, VALUES)) == LARGEST
-    with pytest.raises(BadUserData, match="the template has 1048577 bytes"):
+    with pytest.raises(BadOption, match="the template has 1048577 bytes"):
         fill_in(b"x" * (LARGEST + 1), VALUES)
-    with pytest.raises(BadUserData, match="filled in"):
+    with pytest.raises(BadOption, match="filled in"):
         fill_in(b"##user_data_option_big##" * 2, patterns(ABOUT, {"big": b"x" * (LARGEST // 2 + 1)}, {}))
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "a b", "a##", "ä"])
 def test_a_name_that_no_pattern_can_have_is_refused(name: str) -> None:
-    with pytest.raises(BadUserData):
+    with pytest.raises(BadOption):
         check_option(name)

@@ -8,10 +8,10 @@ from belljar.errors import (
     DomainDied,
     HostError,
     ImageCorrupt,
-    ImpossibleSize,
     NoMemory,
     NoSpace,
     NotPermitted,
+    OverLimit,
     TemplateError,
 )
 from belljar.hypervisor.qemu.process.complaints import explain, last_line
@@ -25,8 +25,8 @@ HEARD: list[tuple[str, type[BelljarError]]] = [
     (Q + "Could not access KVM kernel module: No such file or directory\n" + Q + "failed to initialize kvm: No such file or directory", HostError),
     (Q + "error: failed to set MSR 0x10a to 0x0", HostError),
     (Q + "-accel kvm: invalid accelerator kvm", HostError),
-    (Q + "Invalid SMP CPUs 1000. The max CPUs supported by machine 'pc-q35-7.2' is 288", ImpossibleSize),
-    (Q + "Address space limit 0x3ff < 0x40 phys-bits too low (40)", ImpossibleSize),
+    (Q + "Invalid SMP CPUs 1000. The max CPUs supported by machine 'pc-q35-7.2' is 288", OverLimit),
+    (Q + "Address space limit 0x3ff < 0x40 phys-bits too low (40)", OverLimit),
     (Q + "-device virtio-blk-pci,drive=disk0: Failed to get \"write\" lock\nIs another process using the image [/x]?", HostError),
     (Q + "-blockdev {}: Image is not in qcow2 format", ImageCorrupt),
     (Q + "-blockdev {}: qcow2: Marking image as corrupt: L1 entry out of range", ImageCorrupt),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from belljar.errors import CommandMissing, NoGuard
+from belljar.errors import CommandMissing, NetworkFailed
 from belljar.host.guard.egress import Egress, is_own, rule
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor.qemu.guard import QemuGuard, prove
@@ -226,7 +226,7 @@ def test_its_threads_and_descriptors_end_with_the_child() -> None:
 
 def test_a_kernel_without_listeners_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.host.guard.seccomp.SYS_SECCOMP", 9999)
-    with pytest.raises(NoGuard, match="no listener"):
+    with pytest.raises(NetworkFailed, match="no listener"):
         QemuGuard(Egress(), lambda item: True).spawn([sys.executable], [], 2)
 
 

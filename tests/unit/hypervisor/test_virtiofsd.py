@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 
-from belljar.errors import BelljarError, CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
+from belljar.errors import BelljarError, CommandMissing, HostError, NotPermitted, ShareLost, UsageError
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, load
 from belljar.hypervisor.qemu import virtiofs
@@ -90,7 +90,7 @@ def test_the_refusal_comes_before_anything_is_made(tmp_path: Path, spec: DomainS
 
 def test_a_machine_by_libvirt_has_none(tmp_path: Path, spec: DomainSpec) -> None:
     hypervisor = load(Settings(), tmp_path / "store", "libvirt:qemu:///system")
-    with pytest.raises(DriverLacks) as caught:
+    with pytest.raises(UsageError) as caught:
         hypervisor.check(spec)
     assert "virtiofs" in caught.value.message and "without `virtiofs:`" in caught.value.hint
 
@@ -113,7 +113,7 @@ def test_the_one_in_rust_is_taken_and_no_other(tmp_path: Path, line: str, is_tak
     if is_taken:
         assert virtiofs.find(str(program)) == str(program)
         return
-    with pytest.raises(NoFolderServer, match="need the virtiofsd in Rust") as caught:
+    with pytest.raises(HostError, match="need the virtiofsd in Rust") as caught:
         virtiofs.find(str(program))
     assert line[:40] in caught.value.message and "on Debian 12 share the folder by 9p" in caught.value.hint
 
@@ -184,11 +184,11 @@ async def test_what_it_said_last_is_why_it_is_lost(spec: DomainSpec, program: st
     [
         ("ERROR virtiofsd] /data does not exist", NotPermitted, "the payload's user must be able to enter"),
         ("virtiofsd] Error entering sandbox: OpenNewRoot(Os { code: 13 })", NotPermitted, "able to enter"),
-        ("unshare: unshare failed: No space left on device", NoFolderServer, "user.max_user_namespaces"),
-        ("unshare: write failed /proc/self/uid_map: Operation not permitted", NoFolderServer, "user namespaces"),
-        ("virtiofsd] Error entering sandbox: MountProc(Os { code: 1 })", NoFolderServer, "user namespaces"),
-        ("env: 'virtiofsd': Permission denied", NoFolderServer, "Correct `qemu.virtiofsd`"),
-        ("something new", NoFolderServer, "without `virtiofs:`"),
+        ("unshare: unshare failed: No space left on device", HostError, "user.max_user_namespaces"),
+        ("unshare: write failed /proc/self/uid_map: Operation not permitted", HostError, "user namespaces"),
+        ("virtiofsd] Error entering sandbox: MountProc(Os { code: 1 })", HostError, "user namespaces"),
+        ("env: 'virtiofsd': Permission denied", HostError, "Correct `qemu.virtiofsd`"),
+        ("something new", HostError, "without `virtiofs:`"),
     ],
 )
 async def test_one_that_never_answers_says_why_and_none_is_left(
@@ -233,7 +233,7 @@ async def test_one_that_never_answers_is_not_waited_for_for_ever(
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(0o755)
     monkeypatch.setattr(virtiofs, "READY_TIMEOUT", 0.1)
-    with pytest.raises(NoFolderServer, match=r"waited 0\.1 s for virtiofsd"):
+    with pytest.raises(HostError, match=r"waited 0\.1 s for virtiofsd"):
         await serve(spec, str(program))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.unit.image.image_parts import system
 
-from belljar.errors import BadOption, CommandMissing, ImageError, ImpossibleSize, NoSpace
+from belljar.errors import BadOption, CommandMissing, ImageError, NoSpace, OverLimit
 from belljar.host import commands
 from belljar.image import Image
 from belljar.image.build import debian as build
@@ -95,8 +95,8 @@ def test_the_drivers_a_guest_needs_are_kept() -> None:
         (Recipe("bookworm", packages=("--force",)), BadOption),
         (Recipe("bookworm", packages=("a,b",)), BadOption),
         (Recipe("bookworm", packages=("a b",)), BadOption),
-        (Recipe("bookworm", disk_size=1), ImpossibleSize),
-        (Recipe("bookworm", disk_size=1 << 60), ImpossibleSize),
+        (Recipe("bookworm", disk_size=1), OverLimit),
+        (Recipe("bookworm", disk_size=1 << 60), OverLimit),
     ],
 )
 def test_a_recipe_that_cannot_be_built_is_refused_at_once(store: Store, recipe: Recipe, error: type[Exception]) -> None:

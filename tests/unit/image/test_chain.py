@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.image.authority import DAY, NOW, Holder, authority, holder
 
-from belljar.errors import SignatureRefused
+from belljar.errors import ImageMismatch
 from belljar.image.intake.signature import check_chain
 
 DN = "/DC=org/DC=grid/CN=image signer"
@@ -18,7 +18,7 @@ def name_of(folder: Path, *holders: Holder) -> str:
 
 
 def refused(folder: Path, *holders: Holder) -> str:
-    with pytest.raises(SignatureRefused) as caught:
+    with pytest.raises(ImageMismatch) as caught:
         name_of(folder, *holders)
     return caught.value.message
 
@@ -44,7 +44,7 @@ def test_certificates_that_are_no_good_are_refused(tmp_path: Path) -> None:
     assert "vouches" in refused(tmp_path, ca.issue(DN, signs=False))  # a key for encryption
     assert "a chain of 20" in refused(tmp_path, *[plain] * 20)
     assert "could be mistaken" in refused(tmp_path, holder_with_slashes(ca))
-    with pytest.raises(SignatureRefused, match="cannot be read"):
+    with pytest.raises(ImageMismatch, match="cannot be read"):
         check_chain(["not a certificate"], tmp_path / "ca", NOW)
 
 

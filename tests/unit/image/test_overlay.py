@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import ImpossibleSize, NoSpace
+from belljar.errors import NoSpace, OverLimit
 from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.store import qcow2
@@ -35,7 +35,7 @@ def test_a_disk_is_as_large_as_asked_in_whole_sectors(
 def test_a_disk_smaller_than_the_image_or_beyond_all_measure_is_impossible(
     tmp_path: Path, settings: Settings, publish: Publish, size: int
 ) -> None:
-    with pytest.raises(ImpossibleSize):
+    with pytest.raises(OverLimit):
         Overlays(settings).create(tmp_path / "overlay.qcow2", publish("base"), size)
     assert not (tmp_path / "overlay.qcow2").exists()
 

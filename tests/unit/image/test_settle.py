@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import ImageNotAllowed, ImageUnknown, NoStore
+from belljar.errors import ImageUnknown, NoStore, NotPermitted
 from belljar.image import Image, Settings
 from belljar.image.images import Images
 from belljar.image.store import manifest
@@ -70,7 +70,7 @@ def test_a_private_image_passes_where_ones_own_are_meant_and_else_not(
     user.settle("debian-mine", own=True)
     assert user.resolve("debian-mine").digest == own.digest
     for reference in ("debian-mine", own.digest, own.digest[:9]):
-        with pytest.raises(ImageNotAllowed, match=f"image {reference}: the site has no image of this name"):
+        with pytest.raises(NotPermitted, match=f"image {reference}: the site has no image of this name"):
             user.settle(reference, own=False)
     with pytest.raises(ImageUnknown):
         user.settle("nothing", own=False)

@@ -15,7 +15,7 @@ from belljar.cli import parser_of, split
 from belljar.cli.machine import request
 from belljar.config import inspect
 from belljar.context import Settings
-from belljar.errors import BadOption, BadUserData, DownloadFailed
+from belljar.errors import BadOption, DownloadFailed
 from belljar.image import Settings as ImageSettings
 from belljar.jobs import userdata
 from belljar.model import OwnWork, Probe, Request, RunPayload, Sign
@@ -118,7 +118,7 @@ def test_options_come_from_words_files_and_the_site(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(template: str, words: list[str], why: str) -> None:
     words = [word.replace("=T", f"={template}") if word != "T" else template for word in words]
-    with pytest.raises((BadUserData, BadOption), match=why):
+    with pytest.raises((BadOption, BadOption), match=why):
         filled(*words)
 
 
@@ -126,7 +126,7 @@ def test_a_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(b"")
     os.truncate(path, 1 << 40)
-    with pytest.raises(BadUserData, match="at most 1048576"):
+    with pytest.raises(BadOption, match="at most 1048576"):
         filled("--user-data", str(path))
 
 
@@ -134,7 +134,7 @@ def test_an_address_is_fetched_and_told() -> None:
     with serving() as server:
         url = server.put("/t", b"from ##user_data_url## of ##user_data_root_image_url##")
         assert filled("--user-data", url) == f"from {url} of https://example.org/cernvm.iso".encode()
-        with pytest.raises(BadUserData, match="1048576"):
+        with pytest.raises(BadOption, match="1048576"):
             filled("--user-data", server.put("/large", b"x" * ((1 << 20) + 1)))
         with pytest.raises(DownloadFailed, match="404"):
             filled("--user-data", server.put("/none", status=404))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import ImpossibleSize, NoMemory, NotPermitted, UsageError
+from belljar.errors import NoMemory, NotPermitted, OverLimit, UsageError
 from belljar.image import Image
 from belljar.machine.planning import refusal
 from belljar.machine.planning.boot_plan import qemu_owner
@@ -33,15 +33,15 @@ def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "says"),
     [
-        ({"cpus": 0}, ImpossibleSize, "0 cpus"),
-        ({"cpus": 5}, ImpossibleSize, "this host has 4"),
-        ({"memory": 1 * MIB}, ImpossibleSize, "at least 64 MiB"),
-        ({"memory": 5 * GIB}, ImpossibleSize, "this host has 4096 MiB"),
+        ({"cpus": 0}, OverLimit, "0 cpus"),
+        ({"cpus": 5}, OverLimit, "this host has 4"),
+        ({"memory": 1 * MIB}, OverLimit, "at least 64 MiB"),
+        ({"memory": 5 * GIB}, OverLimit, "this host has 4096 MiB"),
         ({"memory": 2 * GIB}, NoMemory, "only 1024 MiB are free"),
-        ({"cache": 0}, ImpossibleSize, "at least 16 MiB"),
-        ({"cache": 16 * MIB - 1}, ImpossibleSize, "a cache disk of 16777215 bytes"),
-        ({"cache": 1 << 60}, ImpossibleSize, "at most 4096 GiB"),
-        ({"scratch": 1 << 60}, ImpossibleSize, "a scratch disk"),
+        ({"cache": 0}, OverLimit, "at least 16 MiB"),
+        ({"cache": 16 * MIB - 1}, OverLimit, "a cache disk of 16777215 bytes"),
+        ({"cache": 1 << 60}, OverLimit, "at most 4096 GiB"),
+        ({"scratch": 1 << 60}, OverLimit, "a scratch disk"),
     ],
 )
 @pytest.mark.usefixtures("small_host")
@@ -58,7 +58,7 @@ def test_an_image_that_knows_its_least_memory_is_given_no_less() -> None:
     refusal.check_memory(request(replace(SPEC, memory=96 * MIB)), known)
     refusal.check_memory(request(replace(SPEC, memory=64 * MIB)), image)  # an older manifest does not know
     with pytest.raises(
-        ImpossibleSize, match="64 MiB of memory: the image debian12 does not start with less than 96 MiB"
+        OverLimit, match="64 MiB of memory: the image debian12 does not start with less than 96 MiB"
     ) as caught:
         refusal.check_memory(request(replace(SPEC, memory=64 * MIB, image="debian12")), known)
     assert "more" in caught.value.hint

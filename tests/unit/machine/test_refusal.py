@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.fakes.hypervisor import FakeHypervisor
 
-from belljar.errors import BootTimeout, ImageNotAllowed, ImageUnfit, NoSpace
+from belljar.errors import BootTimeout, ImageUnfit, NoSpace, NotPermitted
 from belljar.image import Image
 from belljar.machine import Folders
 from belljar.machine.cleaning.reaper import Reaper
@@ -53,7 +53,7 @@ def test_a_host_that_cannot_write_still_gives_an_outcome(tmp_path: Path) -> None
 
 def test_it_is_found_by_its_batch_id(tmp_path: Path) -> None:
     places = folders(tmp_path)
-    outcome = put_on_record(ImageNotAllowed("not that one"), "slurm:4711", "../../x", places)
+    outcome = put_on_record(NotPermitted("not that one"), "slurm:4711", "../../x", places)
     machines = Machines(places, Reaper(places, FakeHypervisor(tmp_path / "fake")))
     view = machines.find("slurm:4711")
     assert (view.id, view.state, view.cause, view.image) == (outcome.id, "done", Cause.REFUSED.value, "../../x")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from belljar.errors import NetworkFailed, NoSuchNetwork
+from belljar.errors import BadOption, NetworkFailed
 from belljar.host.threads import in_thread
 from belljar.model import NetworkMode
 from belljar.network import Link, Settings, bridge, mistakes
@@ -88,7 +88,7 @@ def test_a_machine_may_ask_for_one_of_this_hosts_addresses() -> None:
     with pytest.raises(NetworkFailed, match="in use"):
         second.claim(settings, "10.9.9.3")
     for wanted, known in (("10.9.9.1", settings), ("10.9.9.3/24", settings), ("10.9.9.3", Settings())):
-        with pytest.raises(NoSuchNetwork, match="not an address that this host gives"):
+        with pytest.raises(BadOption, match="not an address that this host gives"):
             second.claim(known, wanted)
     first.close()
     second.claim(settings, "10.9.9.3")

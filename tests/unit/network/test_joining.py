@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
+from belljar.errors import BadOption, BadSetting, NetworkFailed
 from belljar.model import NetworkMode
 from belljar.network import (
     AntiSpoofing,
@@ -70,7 +70,7 @@ def test_only_bridges_the_site_named() -> None:
         (Settings(bridges=("br0",)), "../br0"),
         (Settings(bridges=("br0",)), "eth0"),
     ):
-        with pytest.raises(NoSuchNetwork):
+        with pytest.raises(BadOption):
             bridge_of(settings, name)
     with pytest.raises(BadSetting):
         bridge_of(Settings(bridges=("../etc",)), "")
@@ -299,7 +299,7 @@ async def test_a_deep_folder_does_not_matter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "x" * 33, "é", "a b", "-x"])
 async def test_a_name_that_cannot_be_a_group(tmp_path: Path, name: str) -> None:
-    with pytest.raises(NoSuchNetwork):
+    with pytest.raises(BadOption):
         await join(Networks(Settings(), tmp_path), NetworkMode.ISOLATED, name)
     assert os.listdir(tmp_path) == []
 
@@ -335,7 +335,7 @@ async def test_a_machine_may_ask_for_its_address(tmp_path: Path) -> None:
     with pytest.raises(NetworkFailed, match=r"group blue: a machine has the address 10\.98\.0\.5"):
         await cards(tmp_path, "blue@10.98.0.5")
     for wrong in ("10.98.1.5", "10.98.0.0", "10.98.0.255", "x", "", "10.98.0.5/30", "10.98.0.5/x", "::1"):
-        with pytest.raises(NoSuchNetwork, match="no address of an isolated group"):
+        with pytest.raises(BadOption, match="no address of an isolated group"):
             await cards(tmp_path, f"blue@{wrong}")
     for card in (first, fifth, own_net):
         card.close()

@@ -15,7 +15,7 @@ from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, SHELL
 from belljar.batch.install.commands import Client
 from belljar.batch.system import Call
-from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs
+from belljar.errors import BadOption, BelljarError, CommandFailed, UsageError
 
 TIMEOUT = 20.0
 # name shortcut type relop requestable consumable default urgency, sge_complex(5)
@@ -48,7 +48,7 @@ def run(call: Call) -> int:
 
 
 def with_complexes(text: str) -> str:
-    """The list of complexes with ours at its end, where they are missing. Raises NotOurs where a name is taken."""
+    """The list of complexes with ours at its end, where they are missing. Raises UsageError where a name is taken."""
     rows = [line.split() for line in _lines(text)]
     for name, line in COMPLEXES.items():
         ours = line.split()
@@ -56,7 +56,8 @@ def with_complexes(text: str) -> str:
         if not present:
             rows.append(ours)
         elif [row[:6] for row in present] != [ours[:6]]:
-            raise NotOurs(f"complex {present[0][0]}: there is one, but not as belljar needs it: {line}")
+            what = f"complex {present[0][0]}: there is one, but not as belljar needs it: {line}"
+            raise UsageError(what, hint="Change it or give it another name, then install again.")
     return "".join(f"{' '.join(row)}\n" for row in rows)
 
 
@@ -66,11 +67,11 @@ def without_complexes(text: str, names: Collection[str] = COMPLEXES) -> str:
 
 
 def with_verifier(text: str, path: str) -> str:
-    """The global configuration with our verifier. Raises NotOurs where the site has its own."""
+    """The global configuration with our verifier. Raises UsageError where the site has its own."""
     own = value(text, "jsv_url")
     if own.lower() not in ("", "none", path):
         hint = "Let it start belljar's, or use `qsub -jsv`."
-        raise NotOurs(f"jsv_url: the site has its own verifier, {own}", hint=hint)
+        raise UsageError(f"jsv_url: the site has its own verifier, {own}", hint=hint)
     allowed = [word for word in value(text, "jsv_allowed_mod").split(",") if word]
     if ALLOWED not in allowed:
         allowed.insert(0, ALLOWED)

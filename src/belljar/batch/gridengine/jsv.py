@@ -15,7 +15,7 @@ from belljar.batch import Settings
 from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, memory, reserved_memory, seconds
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
 from belljar.batch.system import Call
-from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
+from belljar.errors import BadSetting, BelljarError, NotPermitted
 from belljar.host.caller import describe
 from belljar.host.privileges import user_of
 from belljar.model import GIB
@@ -127,7 +127,7 @@ class Verifier:
         known = self._images()
         if known is not None and image not in known:
             names = ", ".join(sorted(known)[:20]) or "none"
-            raise ImageNotAllowed(f"image {image}: there is none of this name", hint=f"There are: {names}.")
+            raise NotPermitted(f"image {image}: there is none of this name", hint=f"There are: {names}.")
         slots = _slots(params)
         limit, reserved = memory(hard.get("h_vmem", "")), reserved_memory(wishes.get(MEMORY, ""), slots)
         space = -1 if limit is None else limit * slots
@@ -146,7 +146,7 @@ def resources(text: str) -> dict[str, str]:
 def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
     """qsh, qrsh and qlogin: never in a machine, and only in queues without our prolog."""
     if image:
-        raise ImageNotAllowed(
+        raise NotPermitted(
             "qsh, qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
         )
     return [] if hard.get(SHELL) == "1" else [f"PARAM l_hard {_joined({**hard, SHELL: '1'})}"]

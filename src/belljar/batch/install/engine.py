@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from belljar.batch.install.pieces import Change, OurFile, OurFolder, Piece, Place, SiteOfSystem, Status, Step
-from belljar.errors import BadOption, BelljarError, NotOurs
+from belljar.errors import BadOption, BelljarError, UsageError
 from belljar.findings import Finding, expect, fail
 from belljar.records import dataclass
 
@@ -48,14 +48,15 @@ class Installation:
         return [piece for piece in self.pieces(self.before) if piece.name not in names]
 
     def install(self) -> list[Step]:
-        """Put in place what is missing or different. Returns what was done. Raises NotOurs."""
+        """Put in place what is missing or different. Returns what was done. Raises UsageError."""
         if not self.place.folder.is_dir():
             raise BadOption(f"{self.place.folder}: no such folder", hint="Name the system's folder with --folder.")
         steps, stale = self.plan(), self.stale()
         self._must_answer([*stale, *(step.piece for step in steps)])
         clashes = [step for step in steps if step.status is Status.CLASH]
         if clashes:
-            raise NotOurs("\n".join(f"{step.piece.name}: {step.detail}" for step in clashes))
+            hint = "Do what it says there, then run it again; `belljar batch install --print` shows ours."
+            raise UsageError("\n".join(f"{step.piece.name}: {step.detail}" for step in clashes), hint=hint)
         for piece in reversed(stale):
             piece.take(self.place)
         done = [step for step in steps if step.status in TO_DO]

@@ -13,7 +13,7 @@ from typing import Any
 from belljar.batch import Settings
 from belljar.batch.job import judge
 from belljar.batch.job.judge import IMAGE_NAME
-from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
+from belljar.errors import BadSetting, NotPermitted, OverLimit
 from belljar.model import MIB, Account
 from belljar.records import dataclass
 
@@ -44,7 +44,7 @@ class Asker:
 
 
 def image_for(asked: str, queue: str, settings: Settings) -> str:
-    """The image a job gets, "" for none. Raises ImageNotAllowed for what can be no image's name."""
+    """The image a job gets, "" for none. Raises NotPermitted for what can be no image's name."""
     if asked:
         check_name(asked)
         return asked
@@ -52,9 +52,9 @@ def image_for(asked: str, queue: str, settings: Settings) -> str:
 
 
 def check_name(image: str) -> None:
-    """Raises ImageNotAllowed unless this can be an image's name."""
+    """Raises NotPermitted unless this can be an image's name."""
     if wrong := judge.misnamed(image):
-        raise ImageNotAllowed(wrong, hint=judge.NAME_HINT)
+        raise NotPermitted(wrong, hint=judge.NAME_HINT)
 
 
 def queue_images(settings: Settings) -> dict[str, str]:
@@ -84,10 +84,10 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
 
 
 def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
-    """Raises ImageNotAllowed unless some rule gives this image to this asker."""
+    """Raises NotPermitted unless some rule gives this image to this asker."""
     wrong, hint = judge.forbidden(image, _offered(asker, settings), asker.user, asker.queue)
     if wrong:
-        raise ImageNotAllowed(wrong, hint=hint)
+        raise NotPermitted(wrong, hint=hint)
 
 
 def may_be_own(asker: Asker, settings: Settings) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, guest_memory
 from belljar.batch.job.terms import Command, Job, Surroundings
-from belljar.errors import UnreadableScript, UsageError
+from belljar.errors import InputMissing, UsageError
 from belljar.model import (
     MIB,
     SCRATCH_PLACE,
@@ -66,7 +66,7 @@ class Caller:
 
 
 def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
-    """The request for this job's machine. Raises ImageNotAllowed, OverLimit, UnreadableScript, UsageError."""
+    """The request for this job's machine. Raises NotPermitted, OverLimit, InputMissing, UsageError."""
     check_allowed(image, Asker.of(caller.account, job.queue), settings)
     check_limits(job.cpus, job.memory, job.disk, settings)
     machine = MachineSpec(
@@ -157,18 +157,16 @@ def files(here: Surroundings, job: Job, inside: Iterable[str]) -> Iterator[Plain
 
 
 def script_text(here: Surroundings, job: Job) -> bytes:
-    """The user's script. Raises UnreadableScript."""
+    """The user's script. Raises InputMissing."""
     name = os.fsdecode(job.script)
     try:
         text = here.read(job.script)
     except OSError as exc:
-        raise UnreadableScript(
-            f"{name}: {exc.strerror}", hint="The batch system spooled it there; see its log."
-        ) from exc
+        raise InputMissing(f"{name}: {exc.strerror}", hint="The batch system spooled it there; see its log.") from exc
     if job.script_skips_line:
         text = text.partition(b"\n")[2]
     if len(text) > LARGEST_SCRIPT:
-        raise UnreadableScript(
+        raise InputMissing(
             f"{name}: larger than {LARGEST_SCRIPT // MIB} MiB", hint="Keep the data in a file that the script reads."
         )
     return text

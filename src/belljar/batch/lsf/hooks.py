@@ -57,7 +57,7 @@ def run(call: Call) -> int:
 def esub(
     words: Sequence[str], asked: Mapping[str, str], env: Mapping[str, str], asker: Asker, settings: Settings
 ) -> Changes:
-    """What to change for a submission. Raises ImageNotAllowed, OverLimit, BadOption with the sentence for the user."""
+    """What to change for a submission. Raises NotPermitted, OverLimit, BadOption with the sentence for the user."""
     wishes = wants(words, asked.get("LSB_SUB_ADDITIONAL", ""))
     asker = Asker(asker.user, asker.groups, asked.get("LSB_SUB_QUEUE", ""))
     image = image_for(wishes.get("image", ""), asker.queue, settings)

@@ -7,7 +7,7 @@ import pwd
 import re
 
 from belljar.cli.parser import Args
-from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
+from belljar.errors import BadOption, BelljarError, InputMissing, OverLimit
 from belljar.hints import TYPE_CHECKING
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.host.files import read_named
@@ -43,7 +43,7 @@ def build(args: Args, settings: Settings) -> Request:
     if args.name and not re.fullmatch(NAME, args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
     for option in ("cpus", "memory", "disk"):
-        above_zero(f"--{option}", getattr(args, option), ImpossibleSize)
+        above_zero(f"--{option}", getattr(args, option), OverLimit)
     above_zero("--timeout", args.timeout)
     network, network_name = (None, "") if args.network is None else network_of(args.network)
     folders = shares(args.share)
@@ -132,17 +132,18 @@ def command(words: list[str]) -> tuple[tuple[bytes, ...], bytes | None]:
 
 
 def read_script(path: str) -> bytes:
-    """The script's bytes. Raises UnreadableScript with what to do about it."""
+    """The script's bytes. Raises InputMissing with what to do about it."""
     try:
         script = read_named(path, LARGEST_SCRIPT)
     except OSError as exc:
         from shutil import which
 
-        is_command = "/" not in path and which(path) is not None
-        hint = f"To run the guest's own {path}, write: belljar run -- {path} ..." if is_command else None
-        raise UnreadableScript(f"{path}: {exc.strerror}", hint=hint) from exc
+        hint = "Give a readable file, or put `--` before a command that exists in the guest."
+        if "/" not in path and which(path) is not None:
+            hint = f"To run the guest's own {path}, write: belljar run -- {path} ..."
+        raise InputMissing(f"{path}: {exc.strerror}", hint=hint) from exc
     if len(script) > LARGEST_SCRIPT:
-        raise UnreadableScript(
+        raise InputMissing(
             f"{path}: larger than {LARGEST_SCRIPT >> 20} MiB", hint="Copy it in with `--in` and name it after `--`."
         )
     return script

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
-from belljar.errors import NoGuard
+from belljar.errors import NetworkFailed
 from belljar.records import dataclass
 
 AUDIT_ARCH_X86_64 = 0xC000003E
@@ -27,6 +27,7 @@ SYS_SECCOMP, SYS_PIDFD_GETFD = 317, 438
 SET_MODE_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 1 << 3, 1 << 5
 PR_SET_NO_NEW_PRIVS = 38
 NOTICE_SIZE = 80
+UNGUARDED = 'It takes Linux 5.9; `network.egress = "open"` lets machines go where their host may, loopback too.'
 RECV, SEND, ID_VALID, ADDFD = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 SETFD = 1
 ANY = 0xFFFFFFFF  # the mask of a whole argument
@@ -110,15 +111,15 @@ class Libc:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def install(self, program: bytes) -> int:
-        """Put the filter on the calling thread and what it starts, for good. Returns the listener. Raises NoGuard."""
+        """Put the filter on the calling thread and what it starts, for good. Returns the listener. Raises NetworkFailed."""
         if os.uname().machine != "x86_64":
-            raise NoGuard(f"a network cannot be guarded on {os.uname().machine} processors")
+            raise NetworkFailed(f"a network cannot be guarded on {os.uname().machine} processors", hint=UNGUARDED)
         count = len(program) // 8
         text = ctypes.create_string_buffer(program, len(program))
         head = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", count, ctypes.addressof(text)))
         zero = ctypes.c_ulong(0)
         if self._libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero):
-            raise NoGuard(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
+            raise NetworkFailed(f"no_new_privs: {os.strerror(ctypes.get_errno())}", hint=UNGUARDED)
         for flags in (NEW_LISTENER | WAIT_KILLABLE, NEW_LISTENER):  # the first from Linux 5.19 on
             words = ctypes.c_long(SYS_SECCOMP), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags), head
             listener = self._libc.syscall(*words)
@@ -126,7 +127,8 @@ class Libc:
                 return int(listener)
             if ctypes.get_errno() != errno.EINVAL:
                 break
-        raise NoGuard(f"this kernel gives no listener for system calls: {os.strerror(ctypes.get_errno())}")
+        why = os.strerror(ctypes.get_errno())
+        raise NetworkFailed(f"this kernel gives no listener for system calls: {why}", hint=UNGUARDED)
 
     def take_descriptor(self, pidfd: int, number: int) -> int:
         """A descriptor of ours for another process's open file."""

@@ -10,12 +10,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, DomainDied, DriverLacks, LibvirtRefused, TemplateError
+from belljar.errors import BelljarError, DomainDied, LibvirtRefused, TemplateError, UsageError
 from belljar.host.processes import owner
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Templates, Traces
 from belljar.hypervisor.libvirt.connection import Connection, read_driver
 from belljar.hypervisor.libvirt.domain import LibvirtDomain, append, remove_locks
-from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
+from belljar.hypervisor.libvirt.xml import LACKS, NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.driver import uses_uefi
 from belljar.hypervisor.qemu.host import QemuHost
@@ -43,14 +43,16 @@ class LibvirtHypervisor(QemuHost):
 
     def check(self, spec: DomainSpec) -> None:
         if spec.warm:
-            raise DriverLacks(
+            raise UsageError(
                 "a folder shared by virtiofs: not with machines by libvirt",
                 hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",
             )
         if spec.nic is not None and spec.nic.mode is not NetworkMode.USER:
-            raise DriverLacks(f"--network {spec.nic.mode.value}: by libvirt there is `none` and an open `user`")
+            raise UsageError(
+                f"--network {spec.nic.mode.value}: by libvirt there is `none` and an open `user`", hint=LACKS
+            )
         if spec.nic is not None and spec.nic.egress is not None:
-            raise DriverLacks(
+            raise UsageError(
                 "a user network with a guard or a metadata service: libvirt has no guard",
                 hint='Ask for no network, or let the site set `network.egress = "open"` and `context.metadata = "off"`.',
             )

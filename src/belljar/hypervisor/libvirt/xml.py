@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
-from belljar.errors import DriverLacks
+from belljar.errors import UsageError
 from belljar.hypervisor import Accelerator, DomainSpec, guest_uuid
 from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS
 from belljar.model import KIB, NetworkMode
@@ -22,6 +22,7 @@ FIRST_SLOT, LAST_SLOT = 2, 0x1E  # below it the host bridge's and by custom the 
 MODERN = "virtio-non-transitional"
 QEMU_NAMES = {"host": "host-passthrough", "max": "maximum"}  # QEMU's words for processors, and libvirt's
 UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
+LACKS = "Ask for a machine without it; docs/libvirt.md tells what libvirt's machines lack."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -39,7 +40,7 @@ class Ends:
 
 def domain_xml(spec: DomainSpec, ends: Ends) -> str:
     """The document for a transient domain. Nobody is given a reboot; a guest that crashed stays for the event to be heard.
-    Raises DriverLacks for what cannot be written in it."""
+    Raises UsageError for what cannot be written in it."""
     is_tcg, slots = spec.accelerator is Accelerator.TCG, count(FIRST_SLOT)
     buffer = f'<tcg><tb-cache unit="MiB">{TRANSLATIONS}</tb-cache></tcg>' if is_tcg else ""
     text = f"""<domain type="{"qemu" if is_tcg else "kvm"}">
@@ -76,7 +77,7 @@ def domain_xml(spec: DomainSpec, ends: Ends) -> str:
 </domain>
 """
     if UNWRITABLE.search(text):
-        raise DriverLacks("a path with control characters, or not in UTF-8: libvirt cannot be given it")
+        raise UsageError("a path with control characters, or not in UTF-8: libvirt cannot be given it", hint=LACKS)
     return text
 
 
@@ -93,7 +94,7 @@ def system(spec: DomainSpec, ends: Ends) -> str:
 
 def processor(cpu: str, count: int) -> str:
     if "," in cpu:
-        raise DriverLacks(f"the processor {cpu!r}: by libvirt only a model can be named, without features")
+        raise UsageError(f"the processor {cpu!r}: by libvirt only a model can be named, without features", hint=LACKS)
     topology = f'<topology sockets="1" cores="{count}" threads="1"/>'
     if cpu in QEMU_NAMES:
         return f'<cpu mode="{QEMU_NAMES[cpu]}" check="none">{topology}</cpu>'
@@ -157,7 +158,7 @@ def card(spec: DomainSpec, slots: Iterator[int]) -> str:
 def place(slots: Iterator[int]) -> str:
     """On the root bus: a port for each device would cost a second of boot time under emulation."""
     if (slot := next(slots)) > LAST_SLOT:
-        raise DriverLacks("so many disks and shares: by libvirt there is room for some 25 together")
+        raise UsageError("so many disks and shares: by libvirt there is room for some 25 together", hint=LACKS)
     return f'<address type="pci" domain="0x0000" bus="0x00" slot="{slot:#04x}" function="0x0"/>'
 
 

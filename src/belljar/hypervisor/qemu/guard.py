@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from belljar.errors import NoGuard
+from belljar.errors import NetworkFailed
 from belljar.host.guard import seccomp
 from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
@@ -74,7 +74,7 @@ class QemuGuard:
         self._calls: dict[int, Callable[[Notice], int]] = {CONNECT: self._connect, SENDTO: self._send}
 
     def spawn(self, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
-        """Start a program under guard. Raises NoGuard, and what the plain `spawn` raises."""
+        """Start a program under guard. Raises NetworkFailed, and what the plain `spawn` raises."""
         inherited, has_started = list(fds), threading.Event()
         filter = program([fd for fd in inherited if stat.S_ISSOCK(os.fstat(fd).st_mode)])
         start = partial(spawn, argv, inherited, stderr)
@@ -255,7 +255,7 @@ def prove(confine: Callable[[list[str]], list[str]]) -> str:
     try:
         argv = confine(["/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9"])
         pid = QemuGuard(Egress(), tell).spawn(argv, [], silence)
-    except NoGuard as exc:
+    except NetworkFailed as exc:
         return exc.message
     finally:
         os.close(silence)

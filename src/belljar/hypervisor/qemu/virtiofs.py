@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, CommandFailed, NoFolderServer, NotPermitted, ShareLost
+from belljar.errors import BelljarError, CommandFailed, HostError, NotPermitted, ShareLost
 from belljar.host.commands import program, run
 from belljar.hypervisor import DomainSpec, SharedFolder
-from belljar.hypervisor.qemu.process.complaints import last_line
+from belljar.hypervisor.qemu.process.complaints import BY_9P, last_line
 from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
 from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId
 
@@ -52,17 +52,17 @@ HINTS = (
 
 
 def find(setting: str) -> str:
-    """The path of a virtiofsd that is new enough. Raises CommandMissing, NoFolderServer."""
+    """The path of a virtiofsd that is new enough. Raises CommandMissing, HostError."""
     path = path_of(setting)
     try:
         answer = run([path, "--version"], timeout=QUESTION_TIMEOUT, check=False)
     except CommandFailed as exc:
-        raise NoFolderServer(exc.message, hint=HINTS[0][1]) from exc
+        raise HostError(exc.message, hint=HINTS[0][1]) from exc
     line = (answer.out or answer.err).decode(errors="replace").partition("\n")[0].strip()
     version = re.match(r"virtiofsd (\d+)\.(\d+)", line)
     if version is None or (int(version[1]), int(version[2])) < LEAST:
         what = f"{path}: {line[:60]!r}: shares by virtiofs need the virtiofsd in Rust, version 1.13"
-        raise NoFolderServer(what, hint=INSTALL)
+        raise HostError(what, hint=INSTALL)
     return path
 
 
@@ -110,7 +110,7 @@ class FolderServer:
             self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self.over.set_result, spawn)
 
     async def ready(self) -> None:
-        """Returns when it answers. Raises NotPermitted, NoFolderServer."""
+        """Returns when it answers. Raises NotPermitted, HostError."""
         loop = asyncio.get_running_loop()
         self.line.setblocking(False)
         try:
@@ -121,7 +121,7 @@ class FolderServer:
                         return self.line.setblocking(True)
                 await asyncio.shield(self.over)
         except TimeoutError as exc:
-            raise NoFolderServer(f"waited {READY_TIMEOUT:g} s for {NAME}", hint="The host is overloaded.") from exc
+            raise HostError(f"waited {READY_TIMEOUT:g} s for {NAME}", hint="The host is overloaded.") from exc
         raise self._impossible(self._child.last_words())
 
     def usage(self) -> tuple[float, float, int]:
@@ -146,11 +146,11 @@ class FolderServer:
             return NotPermitted(f"{share}: access denied to uid {self._uid}", hint=hint)
         why = last_line(words) or ended(self._child.status or 0)
         hints = (hint for pattern, hint in HINTS if re.search(pattern, words))
-        return NoFolderServer(f"{share}: {why}", hint=next(hints, None))
+        return HostError(f"{share}: {why}", hint=next(hints, BY_9P))
 
 
 async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
-    """One for each folder, all running. Raises NotPermitted, NoFolderServer, CommandMissing; then none is left."""
+    """One for each folder, all running. Raises NotPermitted, HostError, CommandMissing; then none is left."""
     servers: list[FolderServer] = []
     try:
         for share in spec.served:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from belljar.errors import BadOption, CommandMissing, HostError, ImageError, ImageUnknown, ImpossibleSize, NoSpace
+from belljar.errors import BadOption, CommandMissing, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.image import Image
@@ -134,7 +134,7 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
 
 
 def check(recipe: Recipe) -> None:
-    """Raise BadOption or ImpossibleSize for what cannot be built."""
+    """Raise BadOption or OverLimit for what cannot be built."""
     from belljar.image.store.store import check_name
 
     if recipe.suite not in SUITES:
@@ -144,7 +144,7 @@ def check(recipe: Recipe) -> None:
         if not PACKAGE.fullmatch(package):
             raise BadOption(f"{package!r} cannot be the name of a Debian package")
     if not SMALLEST_DISK <= recipe.disk_size <= LARGEST_DISK:
-        raise ImpossibleSize(
+        raise OverLimit(
             f"a disk of {recipe.disk_size // MIB} MiB: from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB",
             hint="Ask for another size with --disk.",
         )

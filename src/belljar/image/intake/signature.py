@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BadOption, SignatureRefused, UnsafeFolder
+from belljar.errors import BadOption, ImageMismatch, UnsafeFolder
 from belljar.host.files import read_capped
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def signer_of(text: str) -> tuple[Path, str]:
 
 def verify(path: Path, signer: str, now: datetime) -> str:
     """The distinguished name of the one who signed the image in *path*. Only the last 32 KiB of the file are interpreted. *signer*: as
-    for `signer_of`; *now*: in UTC, without a time zone. Raises SignatureRefused, BadOption."""
+    for `signer_of`; *now*: in UTC, without a time zone. Raises ImageMismatch, BadOption."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import padding, rsa, utils
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -59,21 +59,21 @@ def verify(path: Path, signer: str, now: datetime) -> str:
     signature, certificates = read_block(path)
     key, dn = check_chain(certificates, folder, now)
     if not re.fullmatch(pattern, dn):
-        raise SignatureRefused(f"{path.name}: signed by {dn}, which is not the signer that was asked for")
+        raise ImageMismatch(f"{path.name}: signed by {dn}, which is not the signer that was asked for")
     if not isinstance(key, rsa.RSAPublicKey):
-        raise SignatureRefused(f"{path.name}: signed with a key of an unknown kind ({type(key).__name__})")
+        raise ImageMismatch(f"{path.name}: signed with a key of an unknown kind ({type(key).__name__})")
     try:
         key.verify(signature, _digest(path), padding.PKCS1v15(), utils.Prehashed(SHA256()))
     except InvalidSignature as exc:
-        raise SignatureRefused(f"{path.name}: its signature is wrong: this is not what was signed") from exc
+        raise ImageMismatch(f"{path.name}: its signature is wrong: this is not what was signed") from exc
     return dn
 
 
 def read_block(path: Path) -> tuple[bytes, list[str]]:
     """What the signature block says: the signature and the chain of certificates (PEM, the signer's first). Raises
-    SignatureRefused when there is none."""
+    ImageMismatch when there is none."""
     if (size := path.stat().st_size) <= 2 * BLOCK:
-        raise SignatureRefused(f"{path.name}: too small to carry a signature ({size} bytes)")
+        raise ImageMismatch(f"{path.name}: too small to carry a signature ({size} bytes)")
     with open(path, "rb") as file:
         file.seek(size - BLOCK)
         text = file.read(BLOCK).rstrip(b"\0")
@@ -82,9 +82,9 @@ def read_block(path: Path) -> tuple[bytes, list[str]]:
         signature = base64.b64decode(value["signature"], validate=True)
         certificates = PEM.findall(base64.b64decode(value["certificate"]).decode("ascii"))
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise SignatureRefused(f"{path.name}: carries no signature that can be read: {exc}") from exc
+        raise ImageMismatch(f"{path.name}: carries no signature that can be read: {exc}") from exc
     if not certificates:
-        raise SignatureRefused(f"{path.name}: its signature block has no certificate")
+        raise ImageMismatch(f"{path.name}: its signature block has no certificate")
     return signature, certificates
 
 
@@ -104,23 +104,23 @@ def _digest(path: Path) -> bytes:
 
 def check_chain(chain: Sequence[str], folder: Path, now: datetime) -> tuple[Any, str]:
     """The public key and the name of the signer of a chain of PEM certificates, the signer's first, for whom an authority in
-    *folder* vouches. *now*: in UTC. Raises SignatureRefused."""
+    *folder* vouches. *now*: in UTC. Raises ImageMismatch."""
     from cryptography import x509
     from cryptography.x509 import verification as rules
 
     if not 1 <= len(chain) <= LONGEST_CHAIN:
-        raise SignatureRefused(f"a chain of {len(chain)} certificates")
+        raise ImageMismatch(f"a chain of {len(chain)} certificates")
     try:
         signer, *between = [x509.load_pem_x509_certificate(pem.encode()) for pem in chain]
     except ValueError as exc:
-        raise SignatureRefused(f"its certificate cannot be read: {exc}") from exc
+        raise ImageMismatch(f"its certificate cannot be read: {exc}") from exc
     dn = one_line(signer.subject)
     authorities: list[x509.Certificate] = []
     for data in _read(folder, CERTIFICATES):
         with suppress(ValueError):  # one broken file of a hundred does not matter
             authorities += x509.load_pem_x509_certificates(data)
     if not authorities:
-        raise SignatureRefused(f"{folder}: no certificate of an authority is there")
+        raise ImageMismatch(f"{folder}: no certificate of an authority is there")
     either = rules.Criticality.AGNOSTIC
     anything = rules.ExtensionPolicy.permit_all()
     of_authorities = anything.require_present(x509.BasicConstraints, either, _is_authority).may_be_present(
@@ -132,7 +132,7 @@ def check_chain(chain: Sequence[str], folder: Path, now: datetime) -> tuple[Any,
     try:
         verified = verifier.verify(signer, between)
     except (rules.VerificationError, ValueError) as exc:
-        raise SignatureRefused(f"no authority in {folder} vouches for {dn}: {exc}") from exc
+        raise ImageMismatch(f"no authority in {folder} vouches for {dn}: {exc}") from exc
     _refuse_revoked(verified.chain, folder)
     return signer.public_key(), dn
 
@@ -143,7 +143,7 @@ def one_line(name: x509.Name) -> str:
     for attribute in name:
         text = str(attribute.value)
         if LOOKS_LIKE_A_PART.search(text) or not text.isprintable():
-            raise SignatureRefused(f"the name {text!r} in a certificate could be mistaken for another name")
+            raise ImageMismatch(f"the name {text!r} in a certificate could be mistaken for another name")
         is_email = attribute.oid.dotted_string == EMAIL
         parts.append(f"/{'emailAddress' if is_email else attribute.rfc4514_attribute_name}={text}")
     return "".join(parts)
@@ -175,7 +175,7 @@ def _refuse_revoked(chain: list[x509.Certificate], folder: Path) -> None:
                 if revoked.issuer != certificate.issuer or not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
                     continue
                 if revoked.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
-                    raise SignatureRefused(f"the certificate of {one_line(certificate.subject)} was revoked")
+                    raise ImageMismatch(f"the certificate of {one_line(certificate.subject)} was revoked")
 
 
 def _read(folder: Path, endings: tuple[str, ...]) -> Iterator[bytes]:

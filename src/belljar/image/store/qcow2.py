@@ -10,7 +10,7 @@ import os
 import struct
 from pathlib import Path
 
-from belljar.errors import ImageCorrupt, ImageTooLarge, ImpossibleSize, NoSpace
+from belljar.errors import ImageCorrupt, ImageTooLarge, NoSpace, OverLimit
 from belljar.host.files import free_bytes, no_space_as_error, write_all
 from belljar.image import Image, Settings
 from belljar.model import GIB, MIB
@@ -102,20 +102,20 @@ class Overlays:
         self.settings = settings
 
     def size(self, image: Image, asked: int | None) -> int:
-        """The size a machine's disk gets, in bytes. Raises ImpossibleSize."""
+        """The size a machine's disk gets, in bytes. Raises OverLimit."""
         size = image.virtual_size if asked is None else -(-asked // SECTOR) * SECTOR
         if size < image.virtual_size:
-            raise ImpossibleSize(
+            raise OverLimit(
                 f"a disk of {size // MIB} MiB is too small: the image's has {image.virtual_size // MIB} MiB",
                 hint="Ask for a larger --disk, or none.",
             )
         if size > LARGEST_DISK:
-            raise ImpossibleSize(f"a disk of {size // GIB} GiB is too large: at most {LARGEST_DISK // GIB} GiB")
+            raise OverLimit(f"a disk of {size // GIB} GiB is too large: at most {LARGEST_DISK // GIB} GiB")
         return size
 
     def create(self, path: Path, image: Image, size: int | None) -> int:
         """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
-        Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
+        Raises OverLimit when smaller than the image, NoSpace when the host has no room for it."""
         size = self.size(image, size)
         self.check_room(path.parent)
         with no_space_as_error(path):

@@ -16,7 +16,7 @@ STATUS = {
 CODES = {
     "OverLimit": "InvalidParameterValue", "BadRequest": "InvalidParameterValue",
     "NoSuchKeyPair": "InvalidKeyPair.NotFound", "KeyPairExists": "InvalidKeyPair.Duplicate", "NoSuchLease": "InvalidInstanceID.NotFound",
-    "LeaseEnded": "IncorrectInstanceState", "RecordsLost": "Unavailable", "NoSpace": "Unavailable",
+    "MachineBusy": "IncorrectInstanceState", "RecordsLost": "Unavailable", "NoSpace": "Unavailable",
 }  # fmt: skip
 # What XML 1.0 cannot say cannot be answered either.
 UNSPEAKABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from belljar.errors import BadRequest, BelljarError, HostError, KeyPairExists, LeaseEnded, NoSuchLease
+from belljar.errors import BadRequest, BelljarError, HostError, KeyPairExists, MachineBusy, NoSuchLease
 from belljar.host.threads import in_thread
 from belljar.lease import Do, Instance, KeyPair, Order, Size, Wanted, belongings, new_id
 from belljar.lease.clerk import Clerk, number
@@ -199,7 +199,7 @@ class Door:
         """Bytes to and from the machine's ssh server."""
         one = await self._machine(owner, str(asked.get("id", "")))
         if one.state is not InstanceState.RUNNING:
-            raise LeaseEnded(f"{one.id} is {one.state.value}", hint="`belljar lease status` tells when it runs.")
+            raise MachineBusy(f"{one.id} is {one.state.value}", hint="`belljar lease status` tells when it runs.")
         async with self._channel.stream(one.slot, Order(Do.STREAM, one.id)) as (far_reader, far_writer, early):
             writer.write(b'{"ok":true}\n' + early)
             await first_of(pump(reader, far_writer), pump(far_reader, writer))  # one direction's end is the session's

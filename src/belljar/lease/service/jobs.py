@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from belljar.errors import CommandFailed, LeaseEnded
+from belljar.errors import CommandFailed, MachineBusy
 from belljar.host.commands import printed
 from belljar.host.files import private_folder, write_whole
 from belljar.host.threads import in_thread
@@ -92,11 +92,11 @@ class Jobs:
         await self._command(self._pilots.cancel(job))
 
     async def extend(self, job: str, seconds: float) -> None:
-        """A running job's limit is this now. Raises LeaseEnded where the batch system does not allow it."""
+        """A running job's limit is this now. Raises MachineBusy where the batch system does not allow it."""
         try:
             await self._command(self._pilots.extend(job, seconds))
         except (ValueError, CommandFailed) as exc:
-            raise LeaseEnded(f"the batch system does not let job {job} last longer: {exc}",
+            raise MachineBusy(f"the batch system does not let job {job} last longer: {exc}",
                              hint="Ask for a new lease. What the site can do: docs/lease/operation.md.") from exc  # fmt: skip
 
     def sweep(self, live: Container[str]) -> None:

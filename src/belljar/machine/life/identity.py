@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from belljar.errors import GuestRefused, HostKeysRefused, IdentityRefused, PlugRefused
+from belljar.errors import GuestRefused, IdentityRefused, PlugRefused
 from belljar.guest import Guest, Identity, IdentityProof
 from belljar.hypervisor import DomainSpec
 from belljar.machine.life.life import Lifecycle
@@ -32,7 +32,8 @@ async def prove(guest: Guest, link: Link, life: Lifecycle, *, is_clone: bool = F
         try:
             await guest.renew_keys()
         except GuestRefused as error:
-            raise HostKeysRefused(f"the clone's ssh server has its template's keys: {error.message}") from error
+            hint = "Put our agent and ssh-keygen into the image, or add `--start cold`."
+            raise PlugRefused(f"the clone's ssh server has its template's keys: {error.message}", hint=hint) from error
     life.prove(hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from belljar.context import Chosen
-from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
+from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template
 from belljar.image import Image
@@ -152,7 +152,7 @@ class Planner:
         files = context.files
         if request.work.user_data is not None and not (equipment.answers or context.private):
             hint = "Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`."
-            raise BadUserData(f"image {machine.image}: nothing would bring the user data to the guest", hint=hint)
+            raise BadOption(f"image {machine.image}: nothing would bring the user data to the guest", hint=hint)
         boot = Boot(files.kernel, files.initrd, files.append, context.digest, files.firmware, image.is_disc)
         accelerator, why = await in_thread(lambda: services.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)

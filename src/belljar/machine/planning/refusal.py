@@ -6,7 +6,8 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import BelljarError, ImageUnfit, ImpossibleSize, NoFileSystem, NoMemory, UsageError, about
+from belljar.errors import BelljarError, GuestRefused, ImageUnfit, NoMemory, OverLimit, UsageError, about
+from belljar.guest import OTHER_SHARE
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.image import Image
@@ -39,18 +40,18 @@ def check_size(request: Request) -> None:
     machine, (total, available) = request.machine, host_memory()
     size = f"{machine.memory // MIB} MiB of memory"
     if not 1 <= machine.cpus <= (os.cpu_count() or 1):
-        raise ImpossibleSize(f"{machine.cpus} cpus: this host has {os.cpu_count()}")
+        raise OverLimit(f"{machine.cpus} cpus: this host has {os.cpu_count()}")
     if machine.memory < SMALLEST_MEMORY:
-        raise ImpossibleSize(f"{size}: a machine needs at least {SMALLEST_MEMORY // MIB} MiB", hint=MORE)
+        raise OverLimit(f"{size}: a machine needs at least {SMALLEST_MEMORY // MIB} MiB", hint=MORE)
     if machine.memory > total:
-        raise ImpossibleSize(f"{size}: this host has {total // MIB} MiB")
+        raise OverLimit(f"{size}: this host has {total // MIB} MiB")
     if machine.memory > available:
         raise NoMemory(f"{size}: only {available // MIB} MiB are free now")
     for what, disk, least in (("scratch", machine.scratch, SMALLEST_SCRATCH), ("cache", machine.cache, SMALLEST_CACHE)):
         if disk is not None and not least <= disk <= LARGEST_DISK:
             bounds = f"at least {least // MIB} MiB, at most {LARGEST_DISK // GIB} GiB"
             hint = f"Ask for another size with --{what}."
-            raise ImpossibleSize(f"a {what} disk of {disk} bytes: {bounds}", hint=hint)
+            raise OverLimit(f"a {what} disk of {disk} bytes: {bounds}", hint=hint)
 
 
 def check_memory(request: Request, image: Image) -> None:
@@ -58,12 +59,12 @@ def check_memory(request: Request, image: Image) -> None:
     machine, least = request.machine, image.facts.get("least_memory", 0)
     if isinstance(least, int) and machine.memory < least:
         problem = f"the image {machine.image} does not start with less than {least // MIB} MiB"
-        raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: {problem}", hint=MORE)
+        raise OverLimit(f"{machine.memory // MIB} MiB of memory: {problem}", hint=MORE)
 
 
 def check_shares(request: Request, image: Image) -> None:
     """Refuse what cannot be shared, and, before its boot, what the image's kernel cannot mount, where its import found that
-    out. Raises UsageError, NoFileSystem."""
+    out. Raises UsageError, GuestRefused."""
     kinds = image.facts.get("mounts")
     for share in request.machine.shares:
         # A site shares /home with all jobs: what each may write to there is for the files' own modes to say.
@@ -77,7 +78,7 @@ def check_shares(request: Request, image: Image) -> None:
             raise UsageError(f"--share {share.source}: {problem}", hint=hint)
         if isinstance(kinds, list) and share.kind.value not in kinds:
             problem = f"the kernel of the image {image.called} has no {share.kind.value}"
-            raise NoFileSystem(f"--share {share.source}: {problem}")
+            raise GuestRefused(f"--share {share.source}: {problem}", hint=OTHER_SHARE)
 
 
 def put_on_record(error: BelljarError, requester: str, image: str, folders: Folders) -> Outcome:

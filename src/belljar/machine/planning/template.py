@@ -176,7 +176,7 @@ def judge(error: errors.BelljarError, template: Template, spec: DomainSpec, hype
     newest = hypervisor.cloning.find_template(spec)
     if newest is not None and newest.created != template.created:
         return
-    if isinstance(error, (errors.HostKeysRefused, errors.PlugRefused)):
+    if isinstance(error, errors.PlugRefused):
         return  # the image lacks something, or the host; the next template would be no better
     if not isinstance(error, (errors.BootTimeout, errors.AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
         hypervisor.remove_template(template.key)

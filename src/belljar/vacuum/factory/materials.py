@@ -10,7 +10,7 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.context import About, filled_in
-from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
+from belljar.errors import BadOption, BelljarError, HostError, NoCredentials
 from belljar.host.files import PRIVATE_FOLDER, read_capped, write_whole
 from belljar.host.values import is_url
 from belljar.hypervisor import guest_uuid
@@ -36,7 +36,7 @@ class Material:
 
 
 def make_user_data(space: Space, kind: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
-    """The user data of the machine that gets this id, and lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
+    """The user data of the machine that gets this id, and lives until then at most. Blocks. Raises BadOption, NoCredentials."""
     if kind.user_data in strange_addresses(kind, space):
         fetch = fetch_public
     is_served = kind.network == NetworkMode.USER.value
@@ -50,7 +50,7 @@ def user_data(
     space: Space, kind: MachineType, material: Material, *, uuid: str, hostname: str, manager: str, base_url: str
 ) -> bytes:
     """The user data of one machine. *base_url*: where it finds its features and leaves its outputs; "": nowhere. *manager*: name and
-    version of belljar. Raises BadUserData."""
+    version of belljar. Raises BadOption."""
     about = About(
         uuid=uuid, hostname=hostname, machinetype=kind.name, manager=manager, manager_hostname=space.factory,
         space=space.name, site=space.site, url=kind.user_data if "://" in kind.user_data else "",
@@ -85,7 +85,7 @@ def renew(kind: MachineType, folder: Path, now: float, until: float) -> bool:
 
 
 def gather(kind: MachineType, now: float, until: float, fetch: Fetch) -> Material:
-    """All of it, for a machine that lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
+    """All of it, for a machine that lives until then at most. Blocks. Raises BadOption, NoCredentials."""
     files = {name: _read(path, f"option_files.{name}", kind) for name, path in kind.option_files}
     return Material(_template(kind, fetch), files, credentials(kind, now, until))
 
@@ -108,7 +108,7 @@ def _template(kind: MachineType, fetch: Fetch) -> bytes:
     try:
         return fetch(kind.user_data, LARGEST)
     except BelljarError as exc:
-        raise BadUserData(f"machinetype {kind.name}: user_data: {exc.message}", hint=exc.hint) from exc
+        raise BadOption(f"machinetype {kind.name}: user_data: {exc.message}", hint=exc.hint) from exc
 
 
 def _read(path: Path, key: str, kind: MachineType) -> bytes:
@@ -117,4 +117,4 @@ def _read(path: Path, key: str, kind: MachineType) -> bytes:
     except (OSError, HostError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc.message
         what = f"machinetype {kind.name}: {key}: {path}: {why}"
-        raise BadUserData(what, hint="`belljar vacuum check-config` names every file that cannot be read.") from exc
+        raise BadOption(what, hint="`belljar vacuum check-config` names every file that cannot be read.") from exc

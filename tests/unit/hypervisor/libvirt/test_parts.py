@@ -15,10 +15,10 @@ from belljar.errors import (
     BadSetting,
     BelljarError,
     DomainDied,
-    DriverLacks,
     LibvirtRefused,
     NoSpace,
     TemplateError,
+    UsageError,
 )
 from belljar.host.guard.egress import Egress
 from belljar.hypervisor import LibvirtSettings, Nic, Settings, load
@@ -105,7 +105,7 @@ def test_a_domain_of_libvirts_lives_as_long_as_its_connection_is_held(
 )
 def test_a_network_that_libvirt_does_not_have_is_refused_by_name(tmp_path: Path, nic: Nic, named: str) -> None:
     hypervisor = load(Settings(), tmp_path, SYSTEM)
-    with pytest.raises(DriverLacks, match=named):
+    with pytest.raises(UsageError, match=named):
         hypervisor.check(replace(COLD, nic=nic))
     hypervisor.check(replace(COLD, nic=Nic(NetworkMode.USER, MAC)))
 

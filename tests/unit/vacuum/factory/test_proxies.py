@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from belljar import __version__
-from belljar.errors import BadUserData, DownloadFailed, NoCredentials
+from belljar.errors import BadOption, DownloadFailed, NoCredentials
 from belljar.records import replace
 from belljar.service.credentials.proxies import LEAST, PROXY_CERT_INFO, ProxyKey, limited_proxy, load_source
 from belljar.vacuum import MachineType, Space
@@ -251,7 +251,7 @@ def test_a_machine_s_material_is_read_anew_and_what_is_missing_is_named(tmp_path
     made = gather(one, NOW, NOW + DAY, no_net)
     assert (made.template, made.files, made.credentials) == (b"template", {"cert": b"PEM"}, {})
     (tmp_path / "cert").unlink()
-    with pytest.raises(BadUserData, match=rf"machinetype a: option_files.cert: {tmp_path}/cert: No such file"):
+    with pytest.raises(BadOption, match=rf"machinetype a: option_files.cert: {tmp_path}/cert: No such file"):
         gather(one, NOW, NOW + DAY, no_net)
 
 
@@ -261,7 +261,7 @@ def test_a_template_comes_from_its_address(tmp_path: Path) -> None:
         gather(one, NOW, NOW + DAY, lambda url, largest: f"{url} {largest}".encode()).template
         == b"https://example.org/ud 1048576"
     )
-    with pytest.raises(BadUserData, match=r"machinetype a: user_data: https://example.org/ud: no route"):
+    with pytest.raises(BadOption, match=r"machinetype a: user_data: https://example.org/ud: no route"):
         gather(one, NOW, NOW + DAY, no_net)
     assert gather(MachineType("b"), NOW, NOW + DAY, no_net).template == b""
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.errors import BadUserData
+from belljar.errors import BadOption
 from belljar.vacuum import MachineType, Space
 from belljar.vacuum.factory.materials import PROXY, TOKEN, Material, user_data
 
@@ -77,7 +77,7 @@ def test_a_proxy_stands_before_an_option_of_its_name() -> None:
 
 
 def test_more_than_a_mebibyte_is_refused() -> None:
-    with pytest.raises(BadUserData):
+    with pytest.raises(BadOption):
         told(b"##user_data_option_x509_proxy##", material=Material(b"", {}, {PROXY: b"x" * (1 << 20) + b"x"}))
 
 

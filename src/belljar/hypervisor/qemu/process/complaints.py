@@ -14,17 +14,17 @@ from belljar.errors import (
     DomainDied,
     HostError,
     ImageCorrupt,
-    ImpossibleSize,
-    NoFolderServer,
     NoMemory,
     NoSpace,
     NotPermitted,
+    OverLimit,
     TemplateError,
 )
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor.qemu.process.launch import ended
 
 NO_KVM = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
+BY_9P = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/data.md."
 MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
 
 COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
@@ -32,8 +32,8 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
      NoMemory, MORE_ADDRESSES),
     (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
     (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
-    (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", ImpossibleSize, None),
-    (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),
+    (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", OverLimit, None),
+    (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", OverLimit, None),
     (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", HostError, NO_KVM),
     (r"No space left on device", NoSpace, None),
     (r"qemu_thread_create: Resource temporarily", HostError, MORE_THREADS),
@@ -43,7 +43,7 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
     (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
     (r"unable to find CPU model", HostError, "Correct `qemu.cpu` in the settings: `qemu-system-x86_64 -cpu help` lists what there is."),
     (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
-    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", NoFolderServer, None),
+    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", HostError, BY_9P),
     (r"seccomp|sandbox", HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
     (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", NotPermitted, "Correct `qemu.user` in the settings."),
     (r"setpriv: failed to execute", CommandMissing, "Correct `qemu.binary`, or install QEMU."),
