@@ -247,7 +247,7 @@ class Node:
         memory = node.Memory(self.top / "store/batch", "slurm", NODE)
         with own_process(self._null, self._out):
             runtime = FakeRuntime(self.config, Case("reopen"))
-            known = Known(load("slurm").dialect, NODE, memory, runner(runtime, "slurm", 20.0))
+            known = Known(load("slurm").dialect, NODE, memory, runner(runtime, "slurm"))
             known.reopen()
 
     def files(self) -> dict[str, int]:

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.accounting import CloudRecord, Settings, UsageRecord
+from belljar.accounting import CloudRecord, Settings, UsageRecord, word
 from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
-from belljar.accounting.records import record_of
 from belljar.errors import PositionLost
 from belljar.host.files import append_line, private_folder, read_capped, write_whole
 from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
+from belljar.host.values import amount
 from belljar.journal import Ledger
+from belljar.model import Outcome
 from belljar.records import dataclass, replace
 
 POSITION, LOCK = "position", "lock"
 LARGEST_RECORD = 1 << 14
 REPORTABLE = "ServiceLevel"  # the key that only records have that were to be sent
 PATIENCE = 60.0  # seconds for another pass to end
+BEGAN = "run"  # the phase that a guest at work has
+# Label, and its name in a record; the first that is there counts.
+BENCHMARKS = (("hepscore", "HEPscore23"), ("hs06", "HEPSPEC"))
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Publisher:
             for row, position in self._rows(ledger, from_start):
                 rows += 1
                 if (record := record_of(row)) is not None:
-                    is_new, is_sent = self._account(record)
+                    text = message(record, self._settings.version)
+                    is_new, is_sent = self._keep(name_of(record), text, record.is_reportable)
                     archived, queued = archived + is_new, queued + is_sent
                     unreported += is_new and not record.is_reportable
                     if self._settings.logs:
@@ -94,9 +99,6 @@ class Publisher:
                 f"{self.folder / POSITION}: {exc.message}",
                 hint="`belljar accounting publish --from-start` reads all of it. What is archived is not accounted again.",
             ) from exc
-
-    def _account(self, record: UsageRecord) -> tuple[bool, bool]:
-        return self._keep(name_of(record), message(record, self._settings.version), record.is_reportable)
 
     def _keep(self, name: str, message: str, is_reportable: bool) -> tuple[bool, bool]:
         """Is it new in the archive; was it moved to the queue?"""
@@ -163,6 +165,32 @@ class Publisher:
             private_folder(self.folder / name, mode=0o755)
         with locked(self.folder / LOCK, timeout=PATIENCE, what="write usage records"):
             yield
+
+
+def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
+    """The usage record of a row of the ledger; None for one that is not accounted, or not a machine's.
+
+    A machine is accounted when its row has the labels `space`, `factory` and `machinetype`, its guest began to work, and it did not
+    end within its type's fizzle time. Other labels: `site`, `fqan`, `hs06` or `hepscore` (of one processor), `fizzle`
+    (seconds), `wall_limit` (seconds)."""
+    try:
+        outcome = Outcome.from_json(row)
+    except ValueError:
+        return None
+    labels = {name: word(text) for name, text in outcome.labels}
+    start, end = int(outcome.started), int(outcome.ended)
+    is_counted = labels.get("space") and labels.get("factory") and labels.get("machinetype") and BEGAN in outcome.phases
+    if not is_counted or end < start or end - start < amount(labels.get("fizzle")):
+        return None
+    measured = ((name, amount(labels.get(label))) for label, name in BENCHMARKS)
+    benchmark, power = next((measure for measure in measured if measure[1] > 0), ("", 1.0))
+    guest, host = outcome.guest, outcome.host
+    return UsageRecord(
+        outcome.id, labels["machinetype"], labels["space"], labels["factory"], start, end,
+        cpu=round(guest.user + guest.system or host.user + host.system), processors=outcome.cpus, memory=outcome.memory,
+        memory_used=host.peak_memory, site=labels.get("site", ""), fqan=labels.get("fqan", ""),
+        benchmark=benchmark, power=power, wall_limit=int(amount(labels.get("wall_limit"))),
+    )  # fmt: skip
 
 
 def _log(folder: Path, record: UsageRecord, known: dict[Path, bytes]) -> None:

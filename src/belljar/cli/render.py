@@ -69,11 +69,6 @@ def show_findings(findings: Iterable[Finding], *, as_: str) -> int:
     return 0 if is_good else 1
 
 
-def for_terminal(text: str) -> str:
-    """Lines of a guest that show escape sequences instead of obeying them."""
-    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
-
-
 def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]], *, as_: str) -> None:
     """Print *value* as JSON or *rows* as a table, by the verb's --format."""
     print(as_json(value) if as_ == "json" else table(heads, rows))

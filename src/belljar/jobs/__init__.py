@@ -5,8 +5,8 @@
     reap.py      what dead supervisors left, and orphans            users.py    root among the users of a node
     attend.py    signals, streams and the clock of who keeps        starting.py what comes before a machine: the request, limits
 
-No words of the command line are read here. The parts of belljar are handed in: `Runtime` says which. What is said on stderr
-beside a job's own words is one line and a hint.
+No words of the command line are read here. The parts of belljar are handed in, as a `Runtime`. What is said on stderr beside
+a job's own words is one line and a hint.
 """
 
 from __future__ import annotations
@@ -14,55 +14,16 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from belljar.hints import TYPE_CHECKING, Any, Protocol
+from belljar.hints import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Self
-
-    from belljar.hypervisor import Hypervisor
-    from belljar.machine import Folders
-    from belljar.machine.supervisor import Supervisor
+if TYPE_CHECKING:  # every part of belljar, as it is handed in
+    from belljar.assembly import Runtime as Runtime
     from belljar.model import Outcome
 
 
-class Runtime(Protocol):
-    """The parts that jobs work with."""
-
-    config_file: Path | None
-    commands: Path | None  # the launcher's list of its system's commands
-    verbose: bool
-    in_job: bool  # only what the site leaves open is the user's to set
-
-    @property
-    def settings(self) -> Any: ...
-    @property
-    def folders(self) -> Folders: ...
-    @property
-    def machines(self) -> Any: ...
-    @property
-    def images(self) -> Any: ...
-    @property
-    def reaper(self) -> Any: ...
-    @property
-    def overlays(self) -> Any: ...
-    @property
-    def hypervisor(self) -> Hypervisor: ...
-    def workshop(self) -> Any: ...
-    def supervisor(self) -> Supervisor: ...
-    def inspect(self) -> Any:
-        """The settings as far as they can be understood, and the mistakes in them."""
-
-    def be_lenient(self) -> None:
-        """From now on go by what can be understood of the settings."""
-
-    def of_user(self, uid: int, home: str) -> Self:
-        """Another user's parts, for a process that became this user."""
-
-
-def plain(text: str) -> str:
-    """*text* without what could steer a terminal: names, reasons and logs may come from a guest."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+def plain(text: str, also: str = "") -> str:
+    """*text* without what could steer a terminal, but for the characters of *also*: names, reasons and logs may come from a guest."""
+    return "".join(char if char.isprintable() or char in also else repr(char)[1:-1] for char in text)
 
 
 def size(count: int) -> str:

@@ -154,7 +154,7 @@ class ArchiveSink:
 def _held(runtime: Runtime, reference: str, held: ExitStack) -> Image:
     """The image of this name, or the kept disk of this machine, held while it is worked on."""
     with suppress(ImageUnknown):
-        image: Image = runtime.images.resolve(reference)
+        image = runtime.images.resolve(reference)
         held.enter_context(runtime.images.hold(image, "extract"))
         return image
     try:

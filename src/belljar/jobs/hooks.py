@@ -172,8 +172,7 @@ def go_by_the_site(runtime: Runtime) -> Settings:
     except BelljarError:
         if all(mistake.is_users for mistake in runtime.inspect().mistakes):
             runtime.be_lenient()
-    settings: Settings = runtime.settings.batch
-    return settings
+    return runtime.settings.batch
 
 
 def ask(system: str, runtime: Runtime) -> int:
@@ -181,7 +180,7 @@ def ask(system: str, runtime: Runtime) -> int:
     from belljar.batch.node import ask
     from belljar.jobs.node import runner
 
-    answer = ask(batch.load(system).dialect, runner(runtime, system, runtime.settings.batch.ask_timeout))
+    answer = ask(batch.load(system).dialect, runner(runtime, system))
     if answer.living is None:
         raise CommandFailed(answer.trouble)
     return len(answer.living)

@@ -31,9 +31,9 @@ KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
 
 
-def runner(runtime: Runtime, system: str, timeout: float) -> Run:
+def runner(runtime: Runtime, system: str) -> Run:
     """How a command of the system is run; where they are is looked up when there is one."""
-    return lambda argv: client_of(runtime, system).run(argv, timeout)
+    return lambda argv: client_of(runtime, system).run(argv, runtime.settings.batch.ask_timeout)
 
 
 def client_of(runtime: Runtime, system: str) -> Client:
@@ -59,9 +59,9 @@ def own_prefix() -> Path:
 def memory_folder(runtime: Runtime) -> Path:
     """Where root remembers this node: below the node's folder where only root can put something, else in the store."""
     paths = runtime.settings.paths
-    is_roots = paths.node is not None and paths.node.is_dir() and not os.stat(paths.node).st_mode & 0o022
-    folder: Path = paths.node if is_roots else paths.store
-    return folder / "batch"
+    if paths.node is not None and paths.node.is_dir() and not os.stat(paths.node).st_mode & 0o022:
+        return paths.node / "batch"
+    return paths.store / "batch"
 
 
 def make_folder(runtime: Runtime, user: User) -> None:
@@ -122,7 +122,7 @@ class Known:
 
 def known(runtime: Runtime, dialect: Dialect, name: str) -> Known:
     memory = faults.Memory(memory_folder(runtime), dialect.name, name)
-    return Known(dialect, name, memory, runner(runtime, dialect.name, runtime.settings.batch.ask_timeout))
+    return Known(dialect, name, memory, runner(runtime, dialect.name))
 
 
 @dataclass(frozen=True)

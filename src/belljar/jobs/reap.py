@@ -56,9 +56,9 @@ def reap(runtime: Runtime, systems: Collection[str], *, dry: bool) -> tuple[list
     done, and who could not be asked."""
     rows, machines, trouble = look(runtime, dry=dry)
     ours = [machine for machine in machines if machine.live.system in systems]
-    timeout, answers = runtime.settings.batch.ask_timeout, dict[str, Answer]()
+    answers = dict[str, Answer]()
     for name in sorted({machine.live.system for machine in ours}):
-        answers[name] = ask(batch.load(name).dialect, runner(runtime, name, timeout))
+        answers[name] = ask(batch.load(name).dialect, runner(runtime, name))
         if answers[name].living is None:
             trouble.append(f"{name} cannot be asked, its machines are left alone: {answers[name].trouble}")
     if ours:

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine, UsageError
 from belljar.host.privileges import User, as_user, become, user_of
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from belljar.jobs import Runtime
     from belljar.machine import MachineView
 
-H = TypeVar("H", bound="Runtime")
 MOST_ROWS = 1000  # of one user's machines, the newest
 LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders
 
@@ -41,7 +40,7 @@ def users_of(runtime: Runtime) -> list[User]:
     return list(users.values())
 
 
-def reach(runtime: H, reference: str) -> tuple[H, MachineView]:
+def reach(runtime: Runtime, reference: str) -> tuple[Runtime, MachineView]:
     """The machine, and the runtime it is in. Root finds the machines of all users of this node (`USER/ID`: of one), live
     ones first, and becomes that user. Raises NoSuchMachine, UsageError."""
     users = users_of(runtime)

@@ -59,19 +59,20 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
 
         image = image_for(job.image, job.queue, settings.batch)
         if image and job.visitor and runtime.commands:
-            return become(here, replace(job, native=job.visitor(runtime.commands.parent)), runtime, settings.batch)
+            return become(here, replace(job, native=job.visitor(runtime.commands.parent)), runtime)
         if not image and not (trouble and trouble.hides_the_image):
-            return become(here, job, runtime, settings.batch)
+            return become(here, job, runtime)
         if trouble:
             raise trouble.error
         outcome = in_machine(here, job, image, runtime)
-    except BelljarError as exc:
-        outcome = refused(exc, job, image, runtime)
-    except OSError as exc:
-        outcome = refused(HostError(in_words(exc)), job, image, runtime)
+    except (BelljarError, OSError) as exc:
+        from belljar.machine.planning.refusal import put_on_record
+
+        error = HostError(in_words(exc)) if isinstance(exc, OSError) else exc
+        outcome = put_on_record(error, f"{job.system}:{job.id}", image, runtime.folders)
     from belljar.jobs.node import runner
 
-    return leave(dialect, job, outcome, settings.batch, runner(runtime, system, settings.batch.ask_timeout))
+    return leave(dialect, job, outcome, settings.batch, runner(runtime, system))
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def _read(path: bytes) -> bytes:
 # -- without a machine ---------------------------------------------------------------------------------------------------
 
 
-def become(here: Surroundings, job: Job, runtime: Runtime, settings: batch.Settings) -> int:
+def become(here: Surroundings, job: Job, runtime: Runtime) -> int:
     """Become what the system would have started. Returns only where the system has its own answer to a command that
     cannot be started. Python changed the handling of two signals; both are restored."""
     ignored = ignored_by_parent() if job.inherits_ignored else 0
@@ -189,8 +190,7 @@ def become(here: Surroundings, job: Job, runtime: Runtime, settings: batch.Setti
             from belljar.batch.job.verdict import carry_out
             from belljar.jobs.node import runner
 
-            run = runner(runtime, job.system, settings.ask_timeout)
-            return end(carry_out(command.unstarted(exc), run)[0])
+            return end(carry_out(command.unstarted(exc), runner(runtime, job.system))[0])
         complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
         os._exit(126 if exc.errno in (8, 13) else 127)
 
@@ -280,13 +280,6 @@ def make_request(here: Surroundings, job: Job, image: str, runtime: Runtime) -> 
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------
-
-
-def refused(error: BelljarError, job: Job, image: str, runtime: Runtime) -> Outcome:
-    """The outcome of a request that never became a machine, on record like all others."""
-    from belljar.machine.planning.refusal import put_on_record
-
-    return put_on_record(error, f"{job.system}:{job.id}", image, runtime.folders)
 
 
 def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:

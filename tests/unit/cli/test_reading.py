@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from belljar.cli import parser_of
-from belljar.cli.machine import ending
 from belljar.cli.machine.logs import story
-from belljar.cli.render import for_terminal, moment
+from belljar.cli.render import moment
 from belljar.errors import BadOption, BelljarError, NoSuchMachine, OutputMissing, UsageError
 from belljar.host.locks import try_lock
+from belljar.jobs import plain
 from belljar.jobs.starting import finish_the_dead
 from belljar.machine.cleaning.reaper import Undone
 
@@ -168,7 +168,7 @@ def test_logs_of_one_kind_are_the_bytes_themselves(call: Call, runtime: Any, cap
 
 
 def test_a_guests_console_cannot_steer_the_terminal_that_shows_it() -> None:
-    assert for_terminal("ok\n\x1b]0;title\x07\x9b�\tend\r") == "ok\n\\x1b]0;title\\x07\\x9b�\tend\\r"
+    assert plain("ok\n\x1b]0;title\x07\x9b�\tend\r", "\n\t") == "ok\n\\x1b]0;title\\x07\\x9b�\tend\\r"
 
 
 def test_an_event_is_one_line_whatever_its_facts_hold() -> None:
@@ -239,7 +239,7 @@ def test_wait_for_a_machine_that_never_ran_its_payload_says_why(call: Call, runt
 
 def test_wait_gives_up_at_its_deadline(call: Call, runtime: Any) -> None:
     holder = try_lock(runtime.machine("aaaaaaaaaaaa") / "lock")
-    with pytest.raises(ending.NotEnded, match="still running after"):
+    with pytest.raises(BelljarError, match="still running after"):
         call("wait", "aaa", "--timeout", "0.01")
     assert holder
 

@@ -8,8 +8,9 @@ from typing import Any
 from belljar.assembly import Runtime
 from belljar.cli.lease.asking import DOOR, ask, public_key, watched
 from belljar.cli.parser import FORMAT, Args, Verb, acts
-from belljar.cli.render import as_json, for_terminal, show
+from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, HostError
+from belljar.jobs import plain
 from belljar.lease.broker.document import load
 from belljar.model import to_json
 
@@ -37,7 +38,8 @@ def status(args: Args, runtime: Runtime) -> None:
         for node in cluster["nodes"]:
             rows.append((f"  {node['name']}", *(node[key] for key in ("state", "machine", "address", "why"))))
             if node["state"] == "failed":
-                logs.append(f"\n{node['name']}, the last that its scripts wrote:\n{for_terminal(node['log'])}")
+                text = plain(node["log"], "\n\t")
+                logs.append(f"\n{node['name']}, the last that its scripts wrote:\n{text}")
     show({"clusters": clusters}, ("NAME", "STATE", "LEASE OR MACHINE", "ADDRESS", "WHY"), rows, as_=args.format)
     if logs and args.format == "table":
         print("\n".join(logs))

@@ -21,12 +21,6 @@ from belljar.machine.life import control
 from belljar.model import Outcome
 
 
-class NotEnded(BelljarError):
-    """The machine did not end within --timeout."""
-
-    hint = "It goes on running; wait again, or end it with `belljar stop ID`."
-
-
 def wait(args: Args, runtime: Runtime) -> int:
     """The exit code of each machine's payload, when it has ended."""
     return each(args, lambda machine: wait_for(runtime, machine, args.timeout))
@@ -41,7 +35,7 @@ def wait_for(runtime: Runtime, reference: str, timeout: float | None) -> int:
 
 
 def until_ended(runtime: Runtime, id: str, timeout: float | None) -> Outcome:
-    """What came of the machine, once it has ended. Raises NotEnded after *timeout* seconds."""
+    """What came of the machine, once it has ended. Raises BelljarError after *timeout* seconds."""
     from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
 
     import asyncio
@@ -55,7 +49,8 @@ def until_ended(runtime: Runtime, id: str, timeout: float | None) -> Outcome:
     try:
         return asyncio.run(ended())
     except TimeoutError:
-        raise NotEnded(f"{id}: still running after {timeout:g} s") from None
+        hint = "It goes on running; wait again, or end it with `belljar stop ID`."
+        raise BelljarError(f"{id}: still running after {timeout:g} s", hint=hint) from None
 
 
 def stop(args: Args, runtime: Runtime) -> int:

@@ -95,18 +95,13 @@ def _account(user: str | None, view: MachineView) -> Account:
 
 def _leave(status: ExitStatus) -> int:
     if status.error:
-        refusal = CannotStart(f"the command could not be started: {status.message or status.error}")
+        why = f"the command could not be started: {status.message or status.error}"
+        refusal = BelljarError(why, hint="Check the command's path inside the guest.")
         refusal.exit_code = status.exit_code or refusal.exit_code
         raise refusal
     if status.signal is not None:
         die_by(status.signal)
     return status.exit_code or 0
-
-
-class CannotStart(BelljarError):
-    """The guest could not start the command."""
-
-    hint = "Check the command's path inside the guest."
 
 
 # -- cp ------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
-from belljar.cli.render import as_json, for_terminal, moment
+from belljar.cli.render import as_json, moment
 from belljar.errors import OutputMissing
 from belljar.jobs import plain
 from belljar.jobs.users import reach
@@ -33,24 +33,25 @@ def logs(args: Args, runtime: Runtime) -> None:
         "console": CONSOLE_LOG, "qemu": QEMU_LOG, "virtiofsd": VIRTIOFSD_LOG, "stdout": STDOUT_LOG, "stderr": STDERR_LOG,
         "collected": COLLECTED,
     }  # fmt: skip
-    path = folder / names[args.which] if args.which in names else None
-    if args.which == "collected" and path is not None and not path.exists():
+    follows = args.follow and machine.alive
+    if args.which == "collected" and not (folder / COLLECTED).exists():
         hint = "Name folders with `belljar run --collect PATH`, or in `batch.collect` for batch jobs."
         raise OutputMissing(f"{folder.name}: nothing was collected of this machine", hint=hint)
     if args.which in ("stdout", "stderr"):
-        _write(kept(folder / names[args.which], follow=args.follow and machine.alive))
-    elif args.follow and machine.alive:
-        _follow(folder, path)
-    elif path is not None:
-        _copy(path)
-    else:
-        if args.which is None:
-            print("== journal ==")
-        for event in read(folder):
-            print(story(event))
-        for which in ("qemu", "console") if args.which is None else ():
-            print(f"== {which} ==")
-            _copy(folder / names[which])
+        return _write(kept(folder / names[args.which], follow=follows))
+    if args.which in names:
+        from belljar.host.watch import changes
+
+        path = folder / names[args.which]
+        return _write(changes(path)) if follows else _copy(path)
+    is_all = args.which is None and not follows
+    if is_all:
+        print("== journal ==")
+    for event in follow(folder) if follows else read(folder):
+        print(story(event), flush=True)
+    for which in ("qemu", "console") if is_all else ():
+        print(f"== {which} ==")
+        _copy(folder / names[which])
 
 
 def story(event: Event) -> str:
@@ -101,23 +102,12 @@ def joboutputs(folder: Path) -> list[Path]:
         return []
 
 
-def _follow(folder: Path, path: Path | None) -> None:
-    """Print what is there, then what comes, until the machine ends. No polling: the kernel tells of each change."""
-    from belljar.host.watch import changes
-
-    if path is not None:
-        _write(changes(path))
-        return
-    for event in follow(folder):
-        print(story(event), flush=True)
-
-
 def _write(chunks: Iterable[bytes]) -> None:
     """Bytes as they are into a file or pipe; on a terminal, without what a guest could do to it."""
     sys.stdout.flush()
     for chunk in chunks:
         if sys.stdout.isatty():
-            sys.stdout.write(for_terminal(chunk.decode(errors="replace").replace("\r\n", "\n")))
+            sys.stdout.write(plain(chunk.decode(errors="replace").replace("\r\n", "\n"), "\n\t"))
             sys.stdout.flush()
         else:
             sys.stdout.buffer.write(chunk)
