@@ -207,7 +207,7 @@ class UsageError(BelljarError, hint="See `belljar --help`.", retry=Retry.NEVER, 
 
 
 class BadOption(UsageError, hint="`belljar VERB --help` tells the forms an option takes."):
-    """An option has a value that means nothing, or two options exclude each other."""
+    """An option has a value that means nothing, or names a place that cannot be used, or two options exclude each other."""
 
 
 class BadRequest(UsageError, hint="See `belljar VERB --help`; docs/detached.md shows what a request looks like."):
@@ -229,10 +229,6 @@ class InputMissing(UsageError, hint="Correct `--in PATH[:DST]`."):
 
 class OutputMissing(UsageError, hint="Check what the job writes, or drop the `--out` option."):
     """The payload did not leave a file that was to be copied out."""
-
-
-class OutputUnwritable(UsageError, hint="Correct `--out PATH[:DST]`: a folder you may write to, no special file."):
-    """A file copied out of the guest cannot be written to its place on the host."""
 
 
 class NoSuchMachine(UsageError, hint="`belljar ps -a` lists the machines of this user, ended ones too."):

@@ -178,7 +178,7 @@ class Guest(Protocol):
 
     async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         """Copy a guest file or folder to the host. Never writes outside of its place there, whatever the guest sends. Raises
-        OutputMissing, GuestRefused, OutputUnwritable, NoSpace."""
+        OutputMissing, GuestRefused, BadOption, NoSpace."""
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
         """Write these, as root finds them, to *sink* as one tar archive. Raises GuestRefused, AgentLost."""

@@ -18,13 +18,13 @@ from belljar.agent.guest.system import shown
 from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.errors import (
+    BadOption,
     BelljarError,
     GuestError,
     GuestRefused,
     InputMissing,
     NoSpace,
     OutputMissing,
-    OutputUnwritable,
 )
 from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
@@ -128,7 +128,8 @@ def _about_output(trouble: TransferError) -> BelljarError:
     if trouble.kind == "space":
         return NoSpace(trouble.message)
     if trouble.kind == "refused":
-        return OutputUnwritable(trouble.message)
+        hint = "Correct `--out PATH[:DST]`: a folder you may write to, no special file."
+        return BadOption(trouble.message, hint=hint)
     return GuestError(f"the guest sent {trouble.message}" if trouble.kind == "unsafe" else trouble.message)
 
 

@@ -49,10 +49,6 @@ class Taken:
     memory: int = 0
     scratch: int = 0
 
-    @property
-    def untouched(self) -> int:
-        return max(0, self.need.memory - self.memory)
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -64,7 +60,8 @@ class Bound:
 
     def left(self, taken: Iterable[Taken]) -> int:
         """Without what those may still take who are counted here, too."""
-        return max(0, self.free - sum(machine.untouched for machine in taken if self._holds(machine.need)))
+        untouched = (max(0, machine.need.memory - machine.memory) for machine in taken if self._holds(machine.need))
+        return max(0, self.free - sum(untouched))
 
     def _holds(self, need: Need) -> bool:
         if not self.path:

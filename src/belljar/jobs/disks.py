@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.context import choose
-from belljar.errors import ImageUnknown, MachineBusy, NoSuchMachine, OutputUnwritable
+from belljar.errors import BadOption, ImageUnknown, MachineBusy, NoSuchMachine
 from belljar.host import commands
 from belljar.host.files import named_when_whole, write_all
 from belljar.host.threads import in_thread
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from belljar.jobs import Runtime
 
 KEPT_FACTS = ("context", "suite", "added")
+ARCHIVE = "Name an archive, FILE.tar or FILE.tar.gz, in a folder you may write to."
 TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
 NOT_LOOKED_INTO = (
     "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"
@@ -42,7 +43,7 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(runtime: Runtime, disk: str, paths: Sequence[str], target: Path) -> None:
-    """Copy these paths of an image or a kept machine's disk into a folder or a new archive. Raises OutputUnwritable,
+    """Copy these paths of an image or a kept machine's disk into a folder or a new archive. Raises BadOption,
     ImageUnknown, MachineBusy."""
     with ExitStack() as held:
         if is_archive(target):
@@ -113,23 +114,23 @@ def _origin(image: Image, name: str) -> intake.Origin:
 
 @contextmanager
 def _named_when_whole(output: Path) -> Iterator[int]:
-    """Raises OutputUnwritable."""
+    """Raises BadOption."""
     if output.is_dir():
-        raise OutputUnwritable(f"{output}: Is a directory")
+        raise BadOption(f"{output}: Is a directory", hint=ARCHIVE)
     try:
         with named_when_whole(output) as descriptor:
             yield descriptor
     except OSError as exc:
-        raise OutputUnwritable(f"{output}: {exc.strerror}") from exc
+        raise BadOption(f"{output}: {exc.strerror}", hint=ARCHIVE) from exc
 
 
 @contextmanager
 def _archive(runtime: Runtime, descriptor: int, *, is_packed: bool = False) -> Iterator[ArchiveSink]:
-    """Everything is in the file at the end. Raises OutputUnwritable when it is not."""
+    """Everything is in the file at the end. Raises BadOption when it is not."""
     sink = ArchiveSink(descriptor, is_packed, runtime.settings.image.max_size)
     yield sink
     if sink.left < 0:
-        raise OutputUnwritable("the archive is larger than `image.max_size`", hint="Name fewer paths.")
+        raise BadOption("the archive is larger than `image.max_size`", hint="Name fewer paths.")
     write_all(descriptor, sink.packer.flush() if sink.packer else b"")
     os.fsync(descriptor)
 

@@ -10,7 +10,7 @@ from socket import socket
 import pytest
 from tests.rehearsal import rehearse
 
-from belljar.errors import AgentLost, GuestRefused, InputMissing, OutputMissing, OutputUnwritable
+from belljar.errors import AgentLost, BadOption, GuestRefused, InputMissing, OutputMissing
 from belljar.guest import Settings
 from belljar.guest.conversation import Conversation
 from belljar.model import Account, Transfer
@@ -84,7 +84,7 @@ async def test_a_place_on_the_host_that_cannot_be_written_is_named(channel: sock
     os.mkfifo(tmp_path / "pipe")
     async with talking(channel) as guest:
         for target in (tmp_path / "file/below", tmp_path / "pipe"):
-            with pytest.raises(OutputUnwritable, match=target.name if target.name == "pipe" else "file"):
+            with pytest.raises(BadOption, match=target.name if target.name == "pipe" else "file"):
                 await guest.get(Transfer(str(target), str(tmp_path / "file")), ME, None)
 
 

@@ -20,7 +20,6 @@ from belljar.errors import (
     InputMissing,
     LockTimeout,
     NotPermitted,
-    OutputUnwritable,
     RepositoryRefused,
 )
 from belljar.host import commands
@@ -245,7 +244,7 @@ def test_a_key_is_its_owners_alone_and_never_written_over(tmp_path: Path) -> Non
     for name in ("noise", "none"):
         with pytest.raises(InputMissing, match="not a private key"):
             publish.load_keys([tmp_path / name])
-    with pytest.raises(OutputUnwritable):
+    with pytest.raises(BadOption):
         publish.make_key(tmp_path / "none/key")
 
 
@@ -268,7 +267,7 @@ def test_a_folder_without_this_repository_is_refused(site: Site, tmp_path: Path)
         with publish.opened(f"{site.folder}#sha256={'0' * 64}", []):
             pass
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputUnwritable):
+    with pytest.raises(BadOption):
         publish.init(tmp_path / "file/below", tmp_path / "k", 0.0)
 
 

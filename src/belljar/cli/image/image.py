@@ -14,7 +14,7 @@ from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
-from belljar.errors import BadOption, InputMissing, OutputUnwritable
+from belljar.errors import BadOption, InputMissing
 from belljar.image import Image, agent_unit
 from belljar.image.progress import shown
 from belljar.image.store.store import check_name
@@ -124,7 +124,7 @@ def extract(args: Args, runtime: Runtime) -> None:
             hint = "Extract them one by one, or into an archive."
             raise BadOption(f"two paths would be called {doubled[0]}", hint=hint)
         if not args.output.is_dir():
-            raise OutputUnwritable(f"{args.output}: no such folder", hint="Make it, or name an archive: FILE.tar.")
+            raise BadOption(f"{args.output}: no such folder", hint="Make it, or name an archive: FILE.tar.")
     disks.extract(runtime, args.disk, args.paths, args.output)
 
 

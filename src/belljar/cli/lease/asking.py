@@ -45,16 +45,13 @@ def connected(path: Path) -> socket.socket:
     try:
         door.connect(str(path))
         door.settimeout(ANSWER)  # not before: a full backlog would be an error then
-    except PermissionError as exc:
-        door.close()
-        raise NotPermitted(f"{path}: {exc.strerror}") from exc
+        return door
     except OSError as exc:
         door.close()
-        raise HostError(
-            f"{path}: {exc.strerror or exc}",
-            hint="Is `belljar lease serve` up on this host? --door names another socket.",
-        ) from exc
-    return door
+        if isinstance(exc, PermissionError):
+            raise NotPermitted(f"{path}: {exc.strerror}") from exc
+        hint = "Is `belljar lease serve` up on this host? --door names another socket."
+        raise HostError(f"{path}: {exc.strerror or exc}", hint=hint) from exc
 
 
 def send(door: socket.socket, do: str, **facts: Any) -> None:

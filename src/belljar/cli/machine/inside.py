@@ -12,7 +12,7 @@ from belljar import batch
 from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
 from belljar.cli.parser import MACHINE, Args, Verb
-from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing, OutputUnwritable
+from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing
 from belljar.guest import ExitStatus
 from belljar.host.processes import die_by
 from belljar.jobs.attend import RawTerminal, StoppableLoop, in_loop, listen, streams_of
@@ -120,7 +120,7 @@ def cp(args: Args, runtime: Runtime) -> None:
     if source_id and os.path.isdir(target):
         target = os.path.join(target, os.path.basename(source.rstrip("/")) or source_id)
     if source_id and not os.path.isdir(folder := os.path.dirname(target)):
-        raise OutputUnwritable(f"{folder}: no such folder here", hint="Make it, or name another place.")
+        raise BadOption(f"{folder}: no such folder here", hint="Make it, or name another place.")
     asyncio.run(_copy(runtime, view, source, target, args.user, into=bool(target_id)))
 
 

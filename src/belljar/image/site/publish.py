@@ -65,13 +65,13 @@ def load_keys(paths: Sequence[Path]) -> list[CryptoSigner]:
 
 
 def make_key(path: Path) -> CryptoSigner:
-    """The Ed25519 key in a file, made now where there is none. Raises OutputUnwritable."""
+    """The Ed25519 key in a file, made now where there is none. Raises BadOption."""
     if not path.exists():
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
                 file.write(CryptoSigner.generate_ed25519().private_bytes)
         except OSError as exc:
-            raise errors.OutputUnwritable(f"{path}: {exc.strerror}", hint="Name a new file.") from exc
+            raise errors.BadOption(f"{path}: {exc.strerror}", hint="Name a new file.") from exc
     return load_keys([path])[0]
 
 
@@ -124,7 +124,7 @@ def _our_words(folder: Path) -> Iterator[None]:
             yield
     except OSError as exc:
         hint = "Name a folder you may write to, with --to."
-        raise errors.OutputUnwritable(f"{folder}: {exc.strerror}", hint=hint) from exc
+        raise errors.BadOption(f"{folder}: {exc.strerror}", hint=hint) from exc
     except (RepositoryError, DownloadError) as exc:
         raise errors.RepositoryRefused(f"{folder}: {exc}") from exc
 
