@@ -71,7 +71,7 @@ def run_until_broken(belljar: Belljar, point: str, trigger: Path, *words: str) -
 
 
 def rows(belljar: Belljar) -> list[tuple[object, object, object]]:
-    return [(row["cause"], row["class"], row["exit_code"]) for row in Ledger(belljar.logs).rows()]
+    return [(row["cause"], row["class"], row["exit_code"]) for row, _ in Ledger(belljar.logs).since()]
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -115,7 +115,7 @@ def test_a_node_whose_only_disk_turned_read_only_delivers_what_ended_well(bellja
         assert report(tmp_path / "r")["exit_code"] == 3
         repaired(node)
         assert belljar("reap").returncode == 0
-        (row,) = Ledger(node / "logs").rows()  # nothing of it could be written when it was known
+        (row,) = [row for row, _ in Ledger(node / "logs").since()]  # nothing of it could be written when it was known
         assert str(row["reason"]).endswith("the payload had ended with exit code 3")
         assert list((node / "run/machines").iterdir()) == [] and list((node / "scratch").iterdir()) == []
 

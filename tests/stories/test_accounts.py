@@ -29,7 +29,7 @@ def asked(runtime: Runtime) -> Request:
 
 
 def row(runtime: Runtime) -> dict[str, Any]:
-    (only,) = Ledger(runtime.folders.logs).rows()
+    (only,) = [row for row, _ in Ledger(runtime.folders.logs).since()]
     return only
 
 

@@ -27,7 +27,7 @@ def power_cut(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(runtime: Runtime) -> list[tuple[str, str]]:
-    return [(row["id"], row["cause"]) for row in Ledger(runtime.folders.logs).rows()]
+    return [(row["id"], row["cause"]) for row, _ in Ledger(runtime.folders.logs).since()]
 
 
 def test_a_machine_that_a_power_cut_ended_has_its_end_its_row_once_and_no_disk(

@@ -33,7 +33,7 @@ COLD = {"machine": {"start": Start.COLD}}
 
 
 def rows(runtime: Runtime) -> list[dict[str, Any]]:
-    return [row for row in Ledger(runtime.folders.logs).rows() if row["id"] == ID]
+    return [row for row, _ in Ledger(runtime.folders.logs).since() if row["id"] == ID]
 
 
 def facts(outcome: Outcome) -> tuple[object, ...]:

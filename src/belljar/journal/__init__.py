@@ -118,12 +118,6 @@ class Ledger:
         """Add a row, on a line of its own, on disk when this returns. Others may do so at the same time. Raises NoSpace if not whole."""
         append_line(self.folder / _file_of(now), dumps(row), durable=True)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row, oldest first."""
-        for path in self._files():
-            with open(path, "rb") as file:
-                yield from _objects(file)
-
     def row(self, id: str, since: float) -> dict[str, Any] | None:
         """The row of a machine that began at *since*; None where there is none."""
         text = f'"{id}"'.encode()

@@ -196,9 +196,9 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
     [
         ((), BadOption, "nothing to run"),
         (("--",), BadOption, "nothing to run"),
-        (("--cpus", "0", "--", "true"), OverLimit, "--cpus 0"),
-        (("--memory", "0", "--", "true"), OverLimit, "--memory 0: must be more than nothing"),
-        (("--disk", "0", "--", "true"), OverLimit, "--disk 0: must be more than nothing"),
+        (("--cpus", "0", "--", "true"), BadOption, "--cpus 0"),
+        (("--memory", "0", "--", "true"), BadOption, "--memory 0: must be more than nothing"),
+        (("--disk", "0", "--", "true"), BadOption, "--disk 0: must be more than nothing"),
         (("--network", "", "--", "true"), BadOption, "--network ''"),
         (("--timeout", "1:70:00", "--", "true"), BadOption, "--timeout: '1:70:00' is not a duration"),
         (("--out", "/a:x", "--out", "/b:./x", "--", "true"), BadOption, "--out: two of them at "),

@@ -106,7 +106,7 @@ def test_half_a_line_of_the_ledger_spoils_no_other(tmp_path: Path) -> None:
     with files_of_at_most(path.stat().st_size + 5), pytest.raises(NoSpace):
         ledger.append({"id": "torn"}, 0.0)
     ledger.append({"id": "b"}, 0.0)
-    assert [row["id"] for row in ledger.rows()] == ["a", "b"]
+    assert [row["id"] for row, _ in ledger.since()] == ["a", "b"]
 
 
 def test_a_follower_sees_what_was_and_what_comes_and_stops_at_the_end(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_ledger_keeps_one_line_per_machine_and_survives_a_torn_one(tmp_path:
     with open(tmp_path / "ledger-1970-01.jsonl", "ab") as file:
         file.write(b'{"id": "to\n')
     ledger.append({"id": "b"}, 86400.0 * 40)
-    assert [row["id"] for row in ledger.rows()] == ["a", "b"]
+    assert [row["id"] for row, _ in ledger.since()] == ["a", "b"]
     assert len(list(tmp_path.iterdir())) == 2
 
 

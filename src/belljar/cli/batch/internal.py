@@ -34,7 +34,7 @@ def internal(args: Args, runtime: Runtime) -> int:
 def _keep(words: list[str], runtime: Runtime) -> int:
     from belljar.cli.machine import keep
 
-    parser = Parser(prog="belljar internal keep", description=keep.HELP)
+    parser = Parser(prog="belljar internal keep")
     add(parser, keep.OPTIONS)
     return keep.run(parser.parse_args(words), runtime)
 

@@ -10,7 +10,7 @@ from belljar.assembly import Runtime
 from belljar.cli.machine.request import above_zero
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
-from belljar.errors import OverLimit, TemplateError
+from belljar.errors import TemplateError
 from belljar.host.caller import caller
 from belljar.hypervisor import Template
 from belljar.jobs import size
@@ -56,7 +56,7 @@ def build(args: Args, runtime: Runtime) -> None:
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     check_number("--shares and --virtiofs", len(shares))
     for option, value in (("--cpus", args.cpus), ("--memory", args.memory)):
-        above_zero(option, value, OverLimit)
+        above_zero(option, value)
     request = make_request(
         runtime.settings, RunPayload(Payload((), caller())), requester="template build",
         image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,

@@ -1,4 +1,5 @@
-"""`belljar internal keep`: take a request on standard input, and become the keeper of its machine. For programs, not for people."""
+"""`belljar internal keep`: read a request as one line of JSON from standard input, keep its machine in a process of its own, and
+print one line of JSON once it is claimed: {"id": ...}, or {"error": class, "message": ..., "hint": ...}. For programs, not for people."""
 
 from __future__ import annotations
 
@@ -23,10 +24,6 @@ from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 from belljar.records import replace
 
-HELP = (
-    "Read a request as one line of JSON from standard input, keep its machine in a process of its own, and print one line of "
-    'JSON once it is claimed: {"id": ...}, or {"error": class, "message": ..., "hint": ...}.'
-)
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 

@@ -7,7 +7,7 @@ import pwd
 import re
 
 from belljar.cli.parser import Args
-from belljar.errors import BadOption, BelljarError, InputMissing, OverLimit
+from belljar.errors import BadOption, InputMissing
 from belljar.hints import TYPE_CHECKING
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.host.files import read_named
@@ -42,9 +42,8 @@ def build(args: Args, settings: Settings) -> Request:
     """The request these arguments make, of this caller, in this place."""
     if args.name and not re.fullmatch(NAME, args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
-    for option in ("cpus", "memory", "disk"):
-        above_zero(f"--{option}", getattr(args, option), OverLimit)
-    above_zero("--timeout", args.timeout)
+    for option in ("cpus", "memory", "disk", "timeout"):
+        above_zero(f"--{option}", getattr(args, option))
     network, network_name = (None, "") if args.network is None else network_of(args.network)
     folders = shares(args.share)
     _refuse_twice("--share", [item.target for item in folders] + ([] if args.scratch is None else [SCRATCH_PLACE]))
@@ -248,6 +247,6 @@ def _refuse_twice(option: str, places: list[str]) -> None:
             raise BadOption(f"{option}: two of them at {place}", hint="Give one of them another DST.")
 
 
-def above_zero(option: str, value: float | None, kind: type[BelljarError] = BadOption) -> None:
+def above_zero(option: str, value: float | None) -> None:
     if value is not None and value <= 0:
-        raise kind(f"{option} {value:g}: must be more than nothing", hint=f"Give {option} a larger value.")
+        raise BadOption(f"{option} {value:g}: must be more than nothing", hint=f"Give {option} a larger value.")
