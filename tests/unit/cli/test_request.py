@@ -12,7 +12,7 @@ import pytest
 from belljar.cli import parser_of
 from belljar.cli.machine import request
 from belljar.config import Settings, default_paths
-from belljar.errors import BadOption, BelljarError, InputMissing, OverLimit
+from belljar.errors import BadOption, BelljarError, InputMissing
 from belljar.model import MIB, NetworkMode, Payload, Request, RunPayload, Start, StdinKind
 
 Build = Callable[..., Request]
@@ -248,7 +248,7 @@ def test_what_means_nothing_is_refused_with_the_word_at_fault(
 
 def test_what_is_too_little_is_not_told_to_ask_for_less(build: Build) -> None:
     for words in (("--memory", "0"), ("--cpus", "0"), ("--disk", "0")):
-        with pytest.raises(OverLimit) as caught:
+        with pytest.raises(BadOption) as caught:
             build(*words, "--", "true")
         assert caught.value.hint == f"Give {words[0]} a larger value."
 
