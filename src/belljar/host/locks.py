@@ -18,8 +18,7 @@ from belljar.host.files import is_still_there
 class Lock:
     """One lock. Held by the open file: released by `release` or at the end of a `with`, by the end of the process, by nothing else."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def release(self) -> None:
@@ -103,7 +102,7 @@ def _lock(path: Path, shared: bool, *, wait: bool) -> Lock:
         try:
             _take(descriptor, shared, wait=wait)
             if is_still_there(path, descriptor):
-                return Lock(path, descriptor)
+                return Lock(descriptor)
         except BaseException:
             os.close(descriptor)
             raise

@@ -12,8 +12,8 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 
 from belljar.guest import Streams
 from belljar.guest.stdio import BytesSource, FdSink, FdSource
@@ -94,16 +94,12 @@ def attend(
     payload = request.work.payload if isinstance(request.work, RunPayload) else None
 
     async def keep(loop: StoppableLoop) -> Outcome:
-        terminal = RawTerminal() if payload and payload.terminal else None
-        orders = listen(loop, terminal, alone, notice)
-        streams = streams_of(payload) if payload else Streams(None, None, None)
-        if stdin is not None:
-            streams = replace(streams, stdin=BytesSource(stdin))
-        try:
+        with raw_terminal(payload is not None and payload.terminal) as terminal:
+            orders = listen(loop, terminal, alone, notice)
+            streams = streams_of(payload) if payload else Streams(None, None, None)
+            if stdin is not None:
+                streams = replace(streams, stdin=BytesSource(stdin))
             return await runtime.supervisor().keep(request, streams, orders)
-        finally:
-            if terminal is not None:
-                terminal.restore()
 
     return in_loop(keep)
 
@@ -226,6 +222,17 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
     if terminal is not None:
         terminal.enter()
         tell_size(orders)  # of a change while we were stopped only those in the foreground were told
+
+
+@contextmanager
+def raw_terminal(is_wanted: bool) -> Iterator[RawTerminal | None]:
+    """The caller's terminal for a while, where it is wanted."""
+    terminal = RawTerminal() if is_wanted else None
+    try:
+        yield terminal
+    finally:
+        if terminal is not None:
+            terminal.restore()
 
 
 class RawTerminal:

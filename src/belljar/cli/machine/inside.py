@@ -15,7 +15,7 @@ from belljar.cli.parser import MACHINE, Args, Verb
 from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing
 from belljar.guest import ExitStatus
 from belljar.host.processes import die_by
-from belljar.jobs.attend import RawTerminal, StoppableLoop, in_loop, listen, streams_of
+from belljar.jobs.attend import StoppableLoop, in_loop, listen, raw_terminal, streams_of
 from belljar.jobs.users import reach
 from belljar.machine import MachineView
 from belljar.machine.life import control
@@ -66,9 +66,8 @@ async def _attend(runtime: Runtime, view: MachineView, payload: Payload, loop: S
                     done.set()  # this process stops; the machine belongs to somebody else and goes on
 
     async with talk(view, runtime.converse) as guest:
-        terminal = RawTerminal() if payload.terminal else None
-        orders = listen(loop, terminal)
-        try:
+        with raw_terminal(payload.terminal) as terminal:
+            orders = listen(loop, terminal)
             await guest.add_account(payload.account)
             process = await guest.start(payload, streams_of(payload))
             passing = asyncio.ensure_future(pass_on())
@@ -76,9 +75,6 @@ async def _attend(runtime: Runtime, view: MachineView, payload: Payload, loop: S
                 return await process.wait()
             finally:
                 passing.cancel()
-        finally:
-            if terminal is not None:
-                terminal.restore()
 
 
 def _payload(args: Args, view: MachineView) -> Payload:
@@ -158,15 +154,10 @@ def console(args: Args, runtime: Runtime) -> None:
     connection = control.connect(view.folder)
     control.ask(connection, "console")
     connection.settimeout(None)
-    terminal = None
-    if os.isatty(0):
+    if is_typed := os.isatty(0):
         print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
-        terminal = RawTerminal()
-    try:
+    with raw_terminal(is_typed):
         _pump(connection.fileno())
-    finally:
-        if terminal is not None:
-            terminal.restore()
 
 
 def _pump(console: int) -> None:
