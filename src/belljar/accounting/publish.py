@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.accounting import CloudRecord, Settings, UsageRecord, word
-from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
-from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
+from belljar.accounting.apel import blah_file, blah_line, cloud, message, name_of, pbs_file, pbs_line, sync, sync_name
 from belljar.errors import PositionLost
 from belljar.host.files import append_line, private_folder, read_capped, write_whole
 from belljar.host.files import sync as sync_names
@@ -135,11 +134,11 @@ class Publisher:
         """Queue messages that say how many records of this month (YYYYMM) were sent, one for each site and factory in it. Empty:
         there were none."""
         with self._locked():
-            sent = [facts for facts in self.records(month) if REPORTABLE in facts]
-            found = Counter((facts.get("Site", ""), facts.get("SubmitHost", "")) for facts in sent)
+            sent = [record for record in self.records(month) if REPORTABLE in record]
+            counts = Counter((record.get("Site", ""), record.get("SubmitHost", "")) for record in sent)
             return [
-                self._queue(sync_name(now + number / 1000), sync(*who, jobs, int(month[:4]), int(month[4:])).encode())
-                for number, (who, jobs) in enumerate(sorted(found.items()))
+                self._queue(sync_name(now + number / 1000), sync(*place, jobs, int(month[:4]), int(month[4:])).encode())
+                for number, (place, jobs) in enumerate(sorted(counts.items()))
             ]
 
     def republish(self, month: str) -> int:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from belljar.accounting import CloudRecord, Settings, UsageRecord, Version
-from belljar.accounting.apel import cloud, message, name_of, sync, sync_name
-from belljar.accounting.logs import blah_line, pbs_line
+from belljar.accounting.apel import blah_line, cloud, message, name_of, pbs_line, sync, sync_name
 from belljar.accounting.publish import Publisher, record_of
 from belljar.cli import parser_of
 from belljar.cli.vacuum.accounting import DAY, month_of
