@@ -179,6 +179,10 @@ class GuestRebooted(GuestError):
     """The guest rebooted, as it may: it is started again from its disk."""
 
 
+class ProtocolViolation(GuestError):
+    """The other side of the channel sent something the protocol does not allow."""
+
+
 class AgentTooOld(
     GuestError,
     hint="Install the agent of this belljar in the image (`belljar image agent --tar`), and import the image again.",

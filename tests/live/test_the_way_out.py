@@ -207,5 +207,5 @@ def test_an_agent_replaced_by_the_payload_is_the_guests_fault_when_the_job_is_re
     _, err = keeper.communicate(timeout=60)
     told = report(tmp_path / "r")
     assert keeper.returncode == 125 and b"not the agent's protocol" in err and b"defect" not in err, err
-    assert (told["error"], told["cause"], told["class"]) == ("GuestError", "guest-lost", "transient")
+    assert (told["error"], told["cause"], told["class"]) == ("ProtocolViolation", "guest-lost", "transient")
     next_job_works(belljar)

@@ -129,7 +129,7 @@ class Guest(Protocol):
     """A guest whose agent answers."""
 
     async def greet(self) -> Hello:
-        """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, GuestError."""
+        """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, ProtocolViolation."""
 
     async def identify(self, identity: Identity) -> IdentityProof: ...
     async def renew_keys(self) -> None:

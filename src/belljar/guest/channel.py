@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 
 from belljar.agent.wire import Parser, WireError
-from belljar.errors import AgentLost, GuestError
+from belljar.errors import AgentLost, GuestError, ProtocolViolation
 
 READS = 16  # of the socket, before other callbacks of the loop have their turn
 TOGETHER = 1 << 18  # bytes read at once
@@ -81,7 +81,7 @@ class Channel:
                     return
                 self._receive(*received)
         except WireError as exc:
-            self._fail(GuestError(f"what came over the channel is not the agent's protocol: {exc}"))
+            self._fail(ProtocolViolation(f"what came over the channel is not the agent's protocol: {exc}"))
         except GuestError as exc:
             self._fail(exc)
 

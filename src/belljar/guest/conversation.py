@@ -169,7 +169,7 @@ class Conversation:
     async def _call(
         self, name: bytes, *words: bytes, answers: int | None = None, patience: float = 1, more: float = 0.0
     ) -> list[str]:
-        """Ask and wait for the answer, of so many words. Raises GuestRefused, AgentLost, GuestError."""
+        """Ask and wait for the answer, of so many words. Raises GuestRefused, AgentLost, ProtocolViolation."""
         channel, call = self.open_channel(), Call(self.next_number(), answers)
         self.register(call.number, call)
         channel.send(request(call.number, name, *words))

@@ -20,11 +20,11 @@ from belljar.agent.transfer.untar import unpack
 from belljar.errors import (
     BadOption,
     BelljarError,
-    GuestError,
     GuestRefused,
     InputMissing,
     NoSpace,
     OutputMissing,
+    ProtocolViolation,
 )
 from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
@@ -130,7 +130,7 @@ def _about_output(trouble: TransferError) -> BelljarError:
     if trouble.kind == "refused":
         hint = "Correct `--out PATH[:DST]`: a folder you may write to, no special file."
         return BadOption(trouble.message, hint=hint)
-    return GuestError(f"the guest sent {trouble.message}" if trouble.kind == "unsafe" else trouble.message)
+    return ProtocolViolation(f"the guest sent {trouble.message}" if trouble.kind == "unsafe" else trouble.message)
 
 
 class Bridge:

@@ -39,7 +39,7 @@ from belljar.agent.wire import (
     frame,
     join,
 )
-from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
+from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused, ProtocolViolation
 from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation
 from belljar.guest.process import one_line
@@ -124,7 +124,7 @@ async def test_an_agent_of_another_protocol_is_too_old() -> None:
 async def test_a_hello_that_says_nothing_is_a_violation(hello: bytes) -> None:
     async with pair() as (guest, agent):
         answering = asyncio.ensure_future(agent.answer_greeting(hello))
-        with pytest.raises(GuestError):
+        with pytest.raises(ProtocolViolation):
             await guest.greet()
         await answering
 
@@ -249,9 +249,9 @@ async def test_an_answer_with_other_words_than_asked_for_is_a_violation_and_the_
         asking = asyncio.ensure_future(asked[ask]())
         number, _, _ = await agent.call()
         await agent.say(frame(REPLY, number, answer))
-        with pytest.raises(GuestError, match="words where"):
+        with pytest.raises(ProtocolViolation, match="words where"):
             await asking
-        with pytest.raises(GuestError) as lost:
+        with pytest.raises(ProtocolViolation) as lost:
             await process.wait()
         assert (lost.value.cause, class_of_error(lost.value)) == (Cause.GUEST_LOST, OutcomeClass.TRANSIENT)
 
@@ -280,7 +280,7 @@ async def test_an_end_that_makes_no_sense_is_a_violation(told: bytes) -> None:
     async with greeted() as (guest, agent):
         process, number = await started(guest, agent, Streams(None, None, None))
         await agent.say(frame(EXIT, number, told))
-        with pytest.raises(GuestError):
+        with pytest.raises(ProtocolViolation):
             await process.wait()
 
 
@@ -292,7 +292,7 @@ async def test_more_output_than_credit_is_a_violation_and_not_a_cost() -> None:
     async with greeted() as (guest, agent):
         process, number = await started(guest, agent, Streams(None, Stuck(), None))
         flood = frame(DATA, 4 * number + 1, bytes(MAX_DATA)) * (WINDOW // MAX_DATA + 1)
-        with pytest.raises(GuestError, match="without credit"):
+        with pytest.raises(ProtocolViolation, match="without credit"):
             await asyncio.gather(process.wait(), agent.say(flood))
 
 
@@ -337,7 +337,7 @@ async def test_too_much_credit_is_a_violation() -> None:
     async with greeted() as (guest, agent):
         rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         process, number = await started(guest, agent, Streams(Bytes(b"", rest), None, None))
-        with pytest.raises(GuestError, match="too much credit"):
+        with pytest.raises(ProtocolViolation, match="too much credit"):
             await asyncio.gather(process.wait(), agent.say(frame(CREDIT, 4 * number, U32.pack(MAX_CREDIT))))
 
 
