@@ -24,6 +24,7 @@ from belljar.errors import (
     QmpTimeout,
     TemplateError,
 )
+from belljar.guest import OTHER_SHARE
 from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
 from belljar.machine.extras import inputs
@@ -339,7 +340,7 @@ def test_an_overlay_without_room_leaves_nothing(runtime: Runtime) -> None:
 
 
 def test_a_share_on_a_kernel_without_9p_names_the_alternative(runtime: Runtime, tmp_path: Path) -> None:
-    runtime.plan(Script(refuses={"mount": GuestRefused("no 9p")}))
+    runtime.plan(Script(refuses={"mount": GuestRefused("no 9p", hint=OTHER_SHARE)}))
     outcome = runtime.run(runtime.request(machine={"start": Start.COLD, "shares": (Share(str(tmp_path), "/data"),)}))
     assert outcome.error == "GuestRefused" and "--in" in outcome.hint and outcome.klass is OutcomeClass.USER
 

@@ -10,6 +10,7 @@ from tests.fakes.guest import Script
 from tests.stories.conftest import Runtime
 
 from belljar.errors import CommandMissing, GuestRefused, HostError
+from belljar.guest import OTHER_SHARE
 from belljar.hypervisor import EventKind
 from belljar.model import Cause, OutcomeClass, Share, ShareKind, Start
 
@@ -72,7 +73,7 @@ def test_one_that_ends_while_a_clone_boots_costs_no_template_either(runtime: Run
 
 
 def test_a_kernel_without_virtiofs_names_the_alternative(runtime: Runtime, tmp_path: Path) -> None:
-    runtime.plan(Script(refuses={"mount": GuestRefused("no virtiofs")}))
+    runtime.plan(Script(refuses={"mount": GuestRefused("no virtiofs", hint=OTHER_SHARE)}))
     outcome = runtime.run(runtime.request(machine=machine(tmp_path)))
     assert outcome.error == "GuestRefused" and outcome.klass is OutcomeClass.USER
     assert "`SRC` alone" in outcome.hint

@@ -154,7 +154,10 @@ def folders(runtime: Runtime) -> Finding:
 
 def node(runtime: Runtime) -> Finding:
     """jobs' users can enter the folder of this node (`paths.node`), and change nothing of others in it"""
-    folder = runtime.settings.paths.node
+    return examine_node(runtime.settings.paths.node)
+
+
+def examine_node(folder: Path | None) -> Finding:
     mode = f"0711 {folder} (1777 for HTCondor)"
     if folder is None:
         return ok("node", "not set: each job's machine lives in its user's own folders")

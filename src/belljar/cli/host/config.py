@@ -12,7 +12,7 @@ from belljar.config import DEFAULT_ORIGIN, Loaded, every_setting, inspect
 from belljar.errors import BadSetting
 from belljar.host.toml import Mistake
 from belljar.jobs import plain
-from belljar.jobs.doctor import node
+from belljar.jobs.doctor import examine_node
 
 
 def config(args: Args, runtime: Runtime) -> int:
@@ -20,7 +20,7 @@ def config(args: Args, runtime: Runtime) -> int:
     if args.what == "check":
         from belljar.config.checking import all_mistakes, notes
 
-        mistakes = (*all_mistakes(loaded), *_of_node(loaded, runtime))
+        mistakes = (*all_mistakes(loaded), *_of_node(loaded))
         files = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})
         good = f"The settings are good ({', '.join(files) or 'defaults only'})."
         return report(mistakes, notes(loaded, inspect(runtime.config_file, in_job=True)), good, args.format)
@@ -61,10 +61,9 @@ def _locked(name: str, loaded: Loaded) -> str:
     return "always" if is_locked(name, always) else "in batch jobs" if is_locked(name, lock) else ""
 
 
-def _of_node(loaded: Loaded, runtime: Runtime) -> Iterator[Mistake]:
+def _of_node(loaded: Loaded) -> Iterator[Mistake]:
     """What doctor finds wrong with the folder that `paths.node` names."""
-    runtime.be_lenient()
-    seen = node(runtime)
+    seen = examine_node(loaded.settings.paths.node)
     if not seen.is_good:
         yield Mistake(loaded.origins["paths.node"], "paths.node", seen.text, seen.remedy)
 
