@@ -26,18 +26,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Hello:
-    """What the agent says of itself and its guest when a conversation begins."""
-
-    version: int
-    agent: str  # belljar version
-    boot_nonce: str  # drawn once per boot by the agent: equal in all clones of a template until `identify`
-    os: str
-    kernel: str
-    nine_p: bool
-
-
-@dataclass(frozen=True)
 class Identity:
     """Who a guest is told to be."""
 
@@ -126,7 +114,7 @@ class Process(Protocol):
 class Guest(Protocol):
     """A guest whose agent answers."""
 
-    async def greet(self) -> Hello:
+    async def greet(self) -> None:
         """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, ProtocolViolation."""
 
     async def identify(self, identity: Identity) -> IdentityProof: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -51,6 +53,12 @@ def _stat(pid: int) -> list[bytes]:
     with suppress(*GONE):
         return (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
     return []
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """For the process at the other end of a unix socket."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 def owner(pid: int) -> int | None:

@@ -15,8 +15,8 @@ from belljar.agent.guest.cgroups import Box, Cgroup, Family
 from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, renew_host_keys
-from belljar.agent.guest.system import has_filesystem, libc, load_filesystems, now, read_file, write_file, write_quietly
-from belljar.agent.wire import MIB, PROTOCOL, VERSION, Patience, Words, join
+from belljar.agent.guest.system import libc, load_filesystems, now, read_file, write_file, write_quietly
+from belljar.agent.wire import MIB, Patience, Words
 
 LongCall = tuple[int, str, Callable[[], bytes | None]]  # seconds for it, how a late one is refused, and what may block
 RUN = "/run/belljar"
@@ -48,7 +48,6 @@ class Guest(Mounts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.boot_nonce = os.urandom(16).hex()
         self.known: set[bytes] = set()
         self.names: dict[str, int] = {}
         self.kept: dict[bytes, int] = {}
@@ -116,16 +115,6 @@ class Guest(Mounts):
 
         late = f"the guest did not take what it was given into use within {Patience.GROW} s"
         return Patience.GROW, late, work
-
-    def describe(self) -> bytes:
-        """The words of a HELLO."""
-        lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
-        system = [value.strip("\"'") for key, _, value in lines if key == "PRETTY_NAME"] or [""]
-        kernel = os.uname().release
-        folders = (f"/lib/modules/{kernel}/kernel/fs/9p", "/sys/module/9p")
-        has_9p = has_filesystem("9p") or any(map(os.path.exists, folders))
-        texts = (str(PROTOCOL), VERSION, self.boot_nonce, system[0], kernel, "9p" if has_9p else "")
-        return join(*(text.encode("utf-8", "replace").replace(b"\0", b"?") for text in texts))
 
     def identify(self, words: Words) -> bytes:
         """Become who the host says; answer what the kernel then says."""

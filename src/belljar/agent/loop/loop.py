@@ -17,7 +17,7 @@ from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
-from belljar.agent.wire import CALL, GREETING, HELLO, OF_PROCESS, PING, PONG, REPLY, WireError, Words, greeting
+from belljar.agent.wire import CALL, GREETING, OF_PROCESS, PING, PONG, REPLY, WireError, Words, welcome
 
 
 class Agent(Channel):
@@ -33,7 +33,6 @@ class Agent(Channel):
         self.zygote: Zygote | None = None
         own = {b"add_account": self._add_account, b"place": self._place, b"settle": self._settle}
         self.calls = guest.calls | own
-        self.hello = guest.describe()
         self.began, self.has_put = 0, False
         self._catch_signals()
 
@@ -72,9 +71,8 @@ class Agent(Channel):
         elif kind == GREETING:
             self._end_conversation()
             self.began, self.has_put = 0, False
-            self.out = [greeting(body)]
+            self.out = [welcome(body)]
             self.out_size = len(self.out[0])
-            self.send(HELLO, 0, self.hello)
         else:
             process = self.processes.get(number if kind in OF_PROCESS else number >> 2)
             if process is not None:  # else the frame crossed its end on the way

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.errors import ImageError, OutputMissing
 from belljar.guest import Sink, Streams
+from belljar.guest.stdio import BytesSink
 from belljar.hypervisor import ExtraDisk
 from belljar.image import Image
 from belljar.machine import DISK_NOT_WHOLE
@@ -121,7 +122,7 @@ class Workshop:
         )  # fmt: skip
         id, spec, work = os.urandom(6).hex(), MachineSpec(self._image, cpus=1, memory=MEMORY), RunPayload(payload)
         request = Request(id, spec, work, requester="workshop", created=time.time(), timeout=PATIENCE)
-        stderr = _Words()
+        stderr = BytesSink(MOST_WORDS)
         outcome = await self._keep(
             request, Streams(None, stdout, stderr), Orders(), [ForeignDisk(disk, self._overlays)]
         )
@@ -130,27 +131,12 @@ class Workshop:
                 raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
             return
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
-            raise ImageError(stderr.last() or f"the work in machine {id} ended with {outcome.exit_code}", hint=FAILED)
+            lines = stderr.data.decode(errors="replace").strip().splitlines()
+            reason = lines[-1][:500] if lines else f"the work in machine {id} ended with {outcome.exit_code}"
+            raise ImageError(reason, hint=FAILED)
         if outcome.error == OutputMissing.__name__:
             raise OutputMissing(f"machine {id}: {outcome.reason}", hint=outcome.hint or None)
         raise ImageError(f"machine {id}: {outcome.reason}", hint=outcome.hint or FAILED)
-
-
-class _Words:
-    """Keeps the end of the output."""
-
-    def __init__(self) -> None:
-        self._kept = b""
-
-    async def write(self, data: bytes) -> None:
-        self._kept = (self._kept + data)[-MOST_WORDS:]
-
-    async def close(self) -> None:
-        pass
-
-    def last(self) -> str:
-        lines = self._kept.decode(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else ""
 
 
 def kept_disk(overlay: Path, size: int) -> Image:
