@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 
 from belljar.assembly import Runtime
 from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
-from belljar.guest import Guest, Streams
-from belljar.guest.stdio import BytesSink, BytesSource
+from belljar.guest import BytesSink, BytesSource, Guest, Streams
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread, to_its_end

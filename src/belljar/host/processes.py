@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -56,9 +55,8 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """For the process at the other end of a unix socket."""
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
+    """For the process at the other end of a unix socket, from the kernel's pid, uid and gid of it."""
+    return memoryview(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)).cast("i")[1]
 
 
 def owner(pid: int) -> int | None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import ImageError, OutputMissing
-from belljar.guest import Sink, Streams
-from belljar.guest.stdio import BytesSink
+from belljar.guest import BytesSink, Sink, Streams
 from belljar.hypervisor import ExtraDisk
 from belljar.image import Image
 from belljar.machine import DISK_NOT_WHOLE
