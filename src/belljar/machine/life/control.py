@@ -148,12 +148,12 @@ async def talk(view: MachineView, converse: Callable[[socket.socket], Guest]) ->
 
 def account_of(view: MachineView) -> Account | None:
     """Whose payload the machine runs, as its record tells; None where there is none."""
-    try:
-        value = view.payload["account"]
-        groups = tuple((int(gid), str(name)) for gid, name in value["groups"])
-        return Account(**{**value, "groups": groups})
-    except (KeyError, TypeError, ValueError):
-        return None
+    from belljar.reading import from_json
+
+    with suppress(KeyError, ValueError):
+        account: Account = from_json(Account, view.payload["account"])
+        return account
+    return None
 
 
 @contextmanager
