@@ -18,7 +18,7 @@ from belljar.agent.guest.network import SSH, configure_card, host_keys_since, re
 from belljar.agent.guest.system import libc, load_filesystems, now, read_file, write_file, write_quietly
 from belljar.agent.wire import MIB, Patience, Words
 
-LongCall = tuple[int, str, Callable[[], bytes | None]]  # seconds for it, how a late one is refused, and what may block
+LongCall = tuple[int, Callable[[], bytes | None]]  # seconds for it, and what may block
 RUN = "/run/belljar"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
@@ -113,8 +113,7 @@ class Guest(Mounts):
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
             return b"%d\0%d" % (len(os.sched_getaffinity(0)), total)
 
-        late = f"the guest did not take what it was given into use within {Patience.GROW} s"
-        return Patience.GROW, late, work
+        return Patience.GROW, work
 
     def identify(self, words: Words) -> bytes:
         """Become who the host says; answer what the kernel then says."""
@@ -211,8 +210,7 @@ class Guest(Mounts):
     def renew_keys(self, words: Words) -> LongCall:
         """Give the ssh server keys that no other clone has. Making keys takes a while."""
         old, self.host_keys = self.host_keys, []
-        late = f"the guest had no ssh host keys of its own within {Patience.KEYS} s"
-        return Patience.KEYS, late, lambda: renew_host_keys(old, SSH)
+        return Patience.KEYS, lambda: renew_host_keys(old, SSH)
 
     def mount_packed(self, words: Words) -> LongCall:
         """Lay a packed folder at its place, as the user for a while."""
@@ -221,9 +219,8 @@ class Guest(Mounts):
         self.add_account(account)
         cwd = cwd or account.home_path
         self.make_place(cwd, account)
-        late = f"the packed folder was not mounted within {Patience.PACKED} s"
         target = os.path.join(cwd, inside)
-        return Patience.PACKED, late, lambda: mount_packed(name, device, checked_target(target), account)
+        return Patience.PACKED, lambda: mount_packed(name, device, checked_target(target), account)
 
     def add_account(self, account: Account) -> None:
         if account.key in self.known or account.is_plain_root():

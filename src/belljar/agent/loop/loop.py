@@ -106,7 +106,7 @@ class Agent(Channel):
         if name in self.calls:
             return self.calls[name](words)
         if name in self.guest.errands:
-            Errand(self, self.errands, number, self.guest.errands[name](words))
+            Errand(self, self.errands, number, name, self.guest.errands[name](words))
             return None
         if name == b"end_payload":
             self.ending.append(number)

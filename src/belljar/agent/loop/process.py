@@ -11,7 +11,7 @@ import time
 from _collections_abc import Callable
 
 from belljar.agent.guest.guest import Guest, LongCall
-from belljar.agent.guest.system import Refused, kill_quietly
+from belljar.agent.guest.system import Refused, kill_quietly, shown
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow
@@ -187,8 +187,9 @@ class Process:
 class Errand:
     """Work that may block, in a child: its call is answered when it is done, or out of time."""
 
-    def __init__(self, agent: Channel, errands: list[Errand], number: int, call: LongCall) -> None:
-        seconds, self.late, work = call
+    def __init__(self, agent: Channel, errands: list[Errand], number: int, name: bytes, call: LongCall) -> None:
+        seconds, work = call
+        self.late = f"{shown(name)}: not done in the guest within {seconds} s"
         self.agent, self.errands, self.number = agent, errands, number
         self.deadline = time.monotonic() + seconds
         self.reading, writing = os.pipe()
