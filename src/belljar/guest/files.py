@@ -14,18 +14,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from belljar import errors
 from belljar.agent.guest.system import shown
 from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
-from belljar.errors import (
-    BelljarError,
-    GuestRefused,
-    InputMissing,
-    NoSpace,
-    OutputMissing,
-    OutputUnwritable,
-    ProtocolViolation,
-)
 from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
 from belljar.model import Account, Transfer
@@ -47,7 +39,7 @@ async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None,
     try:
         os.stat(source)
     except OSError as exc:
-        raise InputMissing(f"{item.outside}: {exc.strerror}") from exc
+        raise errors.InputMissing(f"{item.outside}: {exc.strerror}") from exc
     if by is not None and not await in_thread(lambda: has_large(source)):
         by = None
     bridge = Bridge(by)
@@ -55,7 +47,7 @@ async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None,
     process = await begin(order, account, cwd, Streams(bridge, None, None))
     status, trouble = await _both_ends(process, bridge, lambda: bridge.pack(source, item.skip))
     if trouble is not None:
-        raise InputMissing(trouble.message)
+        raise errors.InputMissing(trouble.message)
     _check(status, f"{shown(target)} in the guest")
 
 
@@ -82,7 +74,7 @@ async def collect(begin: Begin, paths: Sequence[str], sink: Sink) -> None:
     finally:
         await process.signal(signal.SIGKILL)
     if status.error != BROKEN_OFF and status.exit_code != 0 and status.signal != signal.SIGPIPE:
-        raise GuestRefused(status.message or f"the archive in the guest ended with {status}")
+        raise errors.GuestRefused(status.message or f"the archive in the guest ended with {status}")
 
 
 async def _both_ends(process: Running, bridge: Bridge, ours: Ours) -> tuple[ExitStatus, TransferError | None]:
@@ -107,19 +99,20 @@ def _check(status: ExitStatus, what: str) -> None:
     """Raise what the guest's end of the copy met."""
     message = status.message or f"{what}: the copy ended with {status}"
     if status.error == "missing":
-        raise OutputMissing(message)
+        raise errors.OutputMissing(message)
     if status.error == "space":
-        raise GuestRefused(f"{message} (in the guest)", hint="Ask for a larger disk with `--disk`.")
+        raise errors.GuestRefused(f"{message} (in the guest)", hint="Ask for a larger disk with `--disk`.")
     if status.exit_code != 0:
-        raise GuestRefused(message)
+        raise errors.GuestRefused(message)
 
 
-def _about_output(trouble: TransferError) -> BelljarError:
+def _about_output(trouble: TransferError) -> errors.BelljarError:
     if trouble.kind == "space":
-        return NoSpace(trouble.message)
+        return errors.NoSpace(trouble.message)
     if trouble.kind == "refused":
-        return OutputUnwritable(trouble.message)
-    return ProtocolViolation(f"the guest sent {trouble.message}" if trouble.kind == "unsafe" else trouble.message)
+        return errors.OutputUnwritable(trouble.message)
+    sent = "the guest sent " if trouble.kind == "unsafe" else ""
+    return errors.ProtocolViolation(sent + trouble.message)
 
 
 class Bridge:

@@ -17,19 +17,13 @@ from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow
 from belljar.agent.wire import CREDIT, DATA, END, EOF, EXIT, LEADER, REPLY, RESET, RESIZE, SIGNAL, STDIN, WINDOW_SIZE
 
+Gone = Callable[["Process"], None]
+
 
 class Process:
     """A payload, or a file copy: one child, its streams, its box. Before its EXIT all is dead, and every byte sent."""
 
-    def __init__(
-        self,
-        agent: Channel,
-        guest: Guest,
-        number: int,
-        job: Job,
-        zygote: Zygote | None,
-        gone: Callable[[Process], None],
-    ) -> None:
+    def __init__(self, agent: Channel, guest: Guest, number: int, job: Job, zygote: Zygote | None, gone: Gone) -> None:
         self.agent, self.guest, self.number, self.job, self.gone = agent, guest, number, job, gone
         self.pid = 0
         self.inflows: dict[int, Inflow] = {}

@@ -37,6 +37,7 @@ ROOT = Account("root", 0, 0, "root", home="/root")
 MEMORY = 512 << 20
 MOST_WORDS = 64 << 10
 PATIENCE = 3600.0  # seconds for one task
+Disk = Path | Image  # an overlay that is changed, or an image that is only read
 Task = dict[str, Any]
 Transfers = tuple[Transfer, ...]
 FAILED = "Check that the image has a file system belljar's default image knows, and that the paths are there."
@@ -56,7 +57,7 @@ class ForeignDisk(Extra):
     """The disk to work on. An overlay is changed, and stays when the machine is gone; an image is only read, for writes go
     into an overlay of the machine's own."""
 
-    def __init__(self, disk: Path | Image, overlays: Overlays) -> None:
+    def __init__(self, disk: Disk, overlays: Overlays) -> None:
         self._disk, self._overlays = disk, overlays
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
@@ -104,12 +105,7 @@ class Workshop:
         await self._work(overlay, task, (Transfer(str(agent[1]), f"{IN}/0/it"),))
 
     async def _work(
-        self,
-        disk: Path | Image,
-        task: Task,
-        inputs: Transfers = (),
-        outputs: Transfers = (),
-        stdout: Sink | None = None,
+        self, disk: Disk, task: Task, inputs: Transfers = (), outputs: Transfers = (), stdout: Sink | None = None
     ) -> None:
         names = (f"{IN}/{number}".encode() for number in range(len(inputs)))
         words = PlainFile(TASK, json.dumps({"disk": FOREIGN, **task}).encode("ascii"), 0o600, is_users=False)
