@@ -96,28 +96,27 @@ class Stream:
         loop.add_reader(self._watch.fileno(), woken.set)
         try:
             rows = self._rows()
-            events = chain(self._of_machines(set()), rows)
+            events: Iterator[Event] = chain(self._of_machines(set()), rows)
             while True:
                 for event in events:
                     yield event
                 await woken.wait()
                 woken.clear()
-                events = chain(self._news())
+                events = self._news()
         finally:
             loop.remove_reader(self._watch.fileno())
             self.close()
 
     def close(self) -> None:
-        for id in list(self._tails):
+        for id in list(self._watches):
             self._forget(id)
         self._watch.close()
 
     def _news(self) -> Iterator[Event]:
         """What has happened since the last look."""
         came, rows = set[MachineId](), list[Event]()
-        while (
-            changes := self._watch.read()
-        ):  # again: what a machine did before its row was written comes before its row
+        # Again and again: what a machine did before its row was written comes before its row.
+        while changes := self._watch.read():
             came |= {change.name for change in changes if change.watch == self._machines and not change.mask & GONE}
             if any(change.watch == self._logs or change.mask & inotify.IN_Q_OVERFLOW for change in changes):
                 rows += self._rows()
