@@ -138,8 +138,13 @@ class Conversation:
         assert self._version is not None
         if kind in (wire.GREETING, wire.PONG):
             return
-        if kind == wire.HELLO or not self._version.done():
-            return self._hear_hello(kind, body)
+        if (kind == wire.HELLO) is self._version.done():
+            raise wire.WireError(f"frame type {kind} where only a hello may come, or none")
+        if kind == wire.HELLO:
+            try:
+                return self._version.set_result(int(body))
+            except ValueError as exc:
+                raise wire.WireError("a hello without a version") from exc
         if kind == wire.ERROR and not number:
             return self._lose(refusal(body))
         key = number if kind in (wire.REPLY, wire.ERROR, wire.EXIT) else number >> 2
@@ -149,15 +154,6 @@ class Conversation:
         target.receive(kind, number, body)
         if target.is_over and kind in (wire.REPLY, wire.ERROR, wire.EXIT):
             self._targets.pop(key, None)
-
-    def _hear_hello(self, kind: int, body: bytes) -> None:
-        assert self._version is not None
-        if kind != wire.HELLO or self._version.done():
-            raise wire.WireError(f"frame type {kind} where only a hello may come, or none")
-        try:
-            self._version.set_result(int(body))
-        except ValueError as exc:
-            raise wire.WireError("a hello without a version") from exc
 
     async def _call(
         self, name: bytes, *words: bytes, answers: int | None = None, patience: float = 1, more: float = 0.0
