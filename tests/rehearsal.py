@@ -18,7 +18,7 @@ from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.cgroups import Family
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, libc, now
-from belljar.agent.main import serve
+from belljar.agent.loop.loop import serve
 from belljar.agent.wire import Words, join
 
 GUARD = b'\nif __name__ == "__main__":'

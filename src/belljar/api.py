@@ -17,11 +17,11 @@ from contextlib import asynccontextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 from belljar.assembly import Runtime
 from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
-from belljar.guest import Guest, Streams
-from belljar.guest.stdio import BytesSink, BytesSource
+from belljar.guest import BytesSink, BytesSource, Guest, Streams
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread, to_its_end
@@ -379,13 +379,9 @@ def _runtime() -> Runtime:
     return Runtime()
 
 
-_of_loops: dict[int, tuple[asyncio.AbstractEventLoop, Machines]] = {}
+_of_loops = WeakKeyDictionary[asyncio.AbstractEventLoop, Machines]()
 
 
 def _machines_of_this_loop(runtime: Runtime) -> Machines:
     """One watch for all machines that an event loop waits for."""
-    loop = asyncio.get_running_loop()
-    for key, (other, _) in list(_of_loops.items()):
-        if other.is_closed():
-            _of_loops.pop(key, None)
-    return _of_loops.setdefault(id(loop), (loop, Machines(runtime.folders, runtime.reaper)))[1]
+    return _of_loops.setdefault(asyncio.get_running_loop(), Machines(runtime.folders, runtime.reaper))

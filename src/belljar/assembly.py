@@ -135,11 +135,8 @@ class Runtime:
 
     def _templates_of(self, digest: str) -> list[str]:
         """The templates that stand on an image, in words."""
-        return [
-            f"template {item.key[:12]}"
-            for item in self.hypervisor.templates()
-            if item.facts.get("image_digest") == digest
-        ]
+        templates = self.hypervisor.templates()
+        return [f"template {item.key[:12]}" for item in templates if item.facts.get("image_digest") == digest]
 
     def _survey(self, disk: Path, size: int, target: Path) -> None:
         from belljar.jobs.disks import survey

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
-from belljar.agent import wire
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
-from belljar.guest import ExchangeDisk, ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
+from belljar.guest import ExchangeDisk, ExitStatus, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, Payload, PlainFile, Share, Transfer, Usage
 from belljar.records import dataclass, field, replace
 
@@ -55,7 +54,7 @@ class FakeGuest:
         self._error: AgentLost | None = None
         self._waiting: set[asyncio.Future[None]] = set()
 
-    async def greet(self) -> Hello:
+    async def greet(self) -> None:
         self._error = None
         await self._pass(self.script.boots_in)
         if self.script.dies_after is not None:
@@ -63,7 +62,6 @@ class FakeGuest:
                 self.script.dies_after, self._lose, "the fake guest died"
             )
         self.done.append("greet")
-        return Hello(wire.PROTOCOL, wire.VERSION, "0" * 32, "fake", "6.1.0-fake", "mount" not in self.script.refuses)
 
     async def identify(self, identity: Identity) -> IdentityProof:
         self._do("identify")

@@ -99,7 +99,7 @@ def test_an_upgrade_goes_under_running_jobs_and_an_uninstallation_names_them(hos
     )  # fmt: skip
     assert job.stdin is not None and job.stdout is not None and job.stdout.readline() == b"up\n"
 
-    late = host.source / "src/belljar/machine/extras/collect.py"  # first used when a payload has ended
+    late = host.source / "src/belljar/guest/files.py"  # first used when a payload has ended
     text = late.read_text()
     late.write_text("raise ModuleNotFoundError('of the new version')\n")
     assert "stays: processes run from it" in host.install()

@@ -11,7 +11,7 @@ in the middle of a frame that an earlier host did not finish; PAD is there for t
     id      a call, process or stream, numbered by the host. Streams of process n: 4n stdin, 4n+1 stdout, 4n+2 stderr
     words   byte strings without NUL, joined by NUL; numbers in decimal; a list begins with its length
     to the agent    CALL (words: name, arguments)  SIGNAL (u8, + 128: to the leader alone, not to its group)  RESIZE (rows u16, columns u16)  PING (8 bytes)
-    to the host     HELLO (words)  REPLY (words)  ERROR (words: kind, message; id 0 ends the conversation)
+    to the host     HELLO (PROTOCOL)  REPLY (words)  ERROR (words: kind, message; id 0 ends the conversation)
                     EXIT (END, then words: error, message; after the process's last DATA)  PONG (8 bytes)
     both ways       DATA (at most 64 KiB)  EOF  CREDIT (u32: so many bytes were consumed)  RESET (nobody reads on)
 
@@ -25,7 +25,6 @@ from __future__ import annotations
 import struct
 from _collections_abc import Iterator
 
-VERSION = "0.1.0"  # of belljar; a test keeps it equal to belljar.__version__
 PROTOCOL = 1
 PORT = "org.belljar.agent"
 
@@ -74,6 +73,11 @@ class WireError(ValueError):
 def greeting(nonce: bytes) -> bytes:
     """The bytes that begin a conversation, and the same that answer it."""
     return MAGIC + nonce + nonce
+
+
+def welcome(nonce: bytes) -> bytes:
+    """The agent's answer to a greeting: the same bytes, and a HELLO."""
+    return greeting(nonce) + frame(HELLO, 0, b"%d" % PROTOCOL)
 
 
 def stuffed(body: bytes) -> bytes:

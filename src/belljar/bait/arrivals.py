@@ -17,8 +17,8 @@ from enum import Enum
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
+from belljar.host.processes import peer_uid
 from belljar.pool import Revoked
-from belljar.service.streams import peer_uid
 
 SOCKET = "arrivals.sock"
 LONGEST = 4096

@@ -14,11 +14,11 @@ from belljar.bait.machines.keeper import feature_of
 from belljar.batch import names
 from belljar.errors import BadSetting
 from belljar.host.guard.egress import rule
-from belljar.host.toml import Mistake, meant, place, read
+from belljar.host.toml import Mistake
 from belljar.pool import Pool
 from belljar.pool import load as load_pool
 from belljar.records import replace
-from belljar.service.tables import Value, converted, keys_of, read_table
+from belljar.service.tables import blame, keys_of, read_values
 
 FILE = Path("/etc/belljar/bait.toml")
 TABLE = "bait"
@@ -31,20 +31,14 @@ BUILT = ("slurm", "gridengine")  # systems that machines join by themselves
 def load(path: Path = FILE) -> Settings:
     """Raises BadSetting with every mistake there is."""
     mistakes: list[Mistake] = []
-    known, table = keys_of((Settings,), TABLE), dict[str, Value]()
-    text, content = read(path, mistakes)
-    for name, values in content.items():
-        if name != TABLE or not isinstance(values, dict):
-            mistakes.append(Mistake(place(path, text, name), name, "no such table", meant(name, (TABLE,))))
-        else:
-            read_table(path, text, TABLE, values, known, table, mistakes)
-    settings = Settings(**converted(TABLE, table, known, mistakes))
+    tables, values = read_values([path], {TABLE: keys_of((Settings,), TABLE)}, (), mistakes)
+    settings = Settings(**values[TABLE])
     settings = replace(settings, name=settings.name or os.uname().nodename.partition(".")[0])
     if settings.system in BUILT:
         others = load_pool(settings.system).defaults
-        settings = replace(settings, **{key: value for key, value in others.items() if key not in table})
+        settings = replace(settings, **{key: value for key, value in others.items() if key not in tables[TABLE]})
     if not mistakes:
-        mistakes += [_mistake(path, table, *wrong) for wrong in _wrongs(settings)]
+        blame(path, tables, ((TABLE, wrong) for wrong in _wrongs(settings)), mistakes)
     if mistakes:
         raise BadSetting.of(tuple(mistakes), hint="Correct the file, then start the bait again.")
     return settings
@@ -54,10 +48,6 @@ def pool_of(settings: Settings) -> Pool:
     """The batch system, for this bait. Raises ValueError: key, what is wrong with it, hint."""
     feature = feature_of(settings.name)
     return load_pool(settings.system).of_bait(settings.name, settings.queue, feature, settings.nodes)
-
-
-def _mistake(path: Path, table: dict[str, Value], key: str, what: str, hint: str) -> Mistake:
-    return Mistake(table[key].origin if key in table else str(path), f"{TABLE}.{key}", what, hint)
 
 
 def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:

@@ -7,7 +7,6 @@ image can.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -17,6 +16,7 @@ from belljar.model import GIB, MIB, Context, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
+    from belljar.context.metadata import Service as Service
     from belljar.host.python.interpreter import Interpreter
 
 
@@ -103,14 +103,6 @@ class Instance:
     told: tuple[tuple[str, str], ...] = ()  # leaves of EC2's tree in place of these, or beside them
 
 
-class Metadata(Protocol):
-    """The metadata service of one machine."""
-
-    async def serve(self, connection: socket.socket, *, for_everybody: bool = False) -> None:
-        """Answer the requests of one connection, to its end. Raises nothing a guest could cause. The socket is non-blocking and
-        stays the caller's to close. *for_everybody*: features and outputs alone, no user data and no credentials."""
-
-
 class Seed(Protocol):
     """A disc that tells a guest's own init what to do. Seeds of the same digest mean the same guest."""
 
@@ -146,7 +138,7 @@ def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
 
 def metadata_service(
     instance: Instance, features: Callable[[], Features], outputs: Path, credentials: Path, settings: Settings
-) -> Metadata:
+) -> Service:
     """A service for one machine. *features* is asked at each request; *outputs* is the folder for what the guest leaves,
     made with its first file; *credentials* that of small files which whoever asked for the machine renews."""
     from belljar.context.metadata import Service

@@ -44,7 +44,9 @@ class Service:
         self._needs_token = dict(instance.told).get("http-tokens") == "required"
 
     async def serve(self, connection: socket.socket, *, for_everybody: bool = False) -> None:
-        """See `belljar.context.Metadata`: until the guest closes, is silent for too long, or asks for the end."""
+        """Answer one connection, until the guest closes, is silent for too long, or asks for the end. Raises nothing a guest could
+        cause. The socket is non-blocking and stays the caller's to close. *for_everybody*: features and outputs alone, no user
+        data and no credentials."""
         self._open += 1
         is_one_too_many = self._open > MOST_CONNECTIONS
         try:

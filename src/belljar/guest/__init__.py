@@ -28,18 +28,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Hello:
-    """What the agent says of itself and its guest when a conversation begins."""
-
-    version: int
-    agent: str  # belljar version
-    boot_nonce: str  # drawn once per boot by the agent: equal in all clones of a template until `identify`
-    os: str
-    kernel: str
-    nine_p: bool
-
-
-@dataclass(frozen=True)
 class Identity:
     """Who a guest is told to be."""
 
@@ -103,6 +91,29 @@ class Sink(Protocol):
     async def close(self) -> None: ...
 
 
+class BytesSource:
+    """A source of known bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read(self, limit: int) -> bytes:
+        part, self._data = self._data[:limit], self._data[limit:]
+        return part
+
+
+class BytesSink:
+    """A sink that keeps all of it, or its first *most* bytes."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.data, self._most = bytearray(), most
+
+    async def write(self, data: bytes) -> None:
+        self.data += data if self._most is None else data[: self._most - len(self.data)]
+
+    async def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Streams:
     """A payload's standard streams, on the host's side. None: not carried (null, closed, a terminal's stderr)."""
@@ -128,7 +139,7 @@ class Process(Protocol):
 class Guest(Protocol):
     """A guest whose agent answers."""
 
-    async def greet(self) -> Hello:
+    async def greet(self) -> None:
         """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, ProtocolViolation."""
 
     async def identify(self, identity: Identity) -> IdentityProof: ...

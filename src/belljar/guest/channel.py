@@ -12,6 +12,8 @@ from collections.abc import Callable
 from belljar.agent.wire import Parser, WireError
 from belljar.errors import AgentLost, GuestError, ProtocolViolation
 
+Receive = Callable[[int, int, bytes], None]  # a frame's type, number and body
+Lost = Callable[[GuestError], None]
 READS = 16  # of the socket, before other callbacks of the loop have their turn
 TOGETHER = 1 << 18  # bytes read at once
 
@@ -19,13 +21,7 @@ TOGETHER = 1 << 18  # bytes read at once
 class Channel:
     """One end of the wire. `receive` gets each frame; `lost` is called once, when nothing more can come."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        parser: Parser,
-        receive: Callable[[int, int, bytes], None],
-        lost: Callable[[GuestError], None],
-    ) -> None:
+    def __init__(self, connection: socket.socket, parser: Parser, receive: Receive, lost: Lost) -> None:
         self._socket, self._parser, self._receive, self._lost = connection, parser, receive, lost
         self._out = bytearray()
         self._loop = asyncio.get_running_loop()

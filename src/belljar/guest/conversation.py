@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
-from belljar.guest import ExchangeDisk, Hello, Identity, IdentityProof, Settings, Sink, Streams
+from belljar.guest import ExchangeDisk, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import Running, read_words, refusal
 from belljar.hints import Protocol
@@ -67,29 +67,25 @@ class Conversation:
         self._targets: dict[int, Target] = {}
         self._number = 0
         self._channel: Channel | None = None
-        self._hello: asyncio.Future[Hello] | None = None
-        self.hello: Hello | None = None  # what the agent said of itself, once it did
+        self._version: asyncio.Future[int] | None = None  # of the protocol that the agent speaks
         self._exchange: ExchangeDisk | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._error: GuestError = AgentLost("the conversation with the guest has not begun")
 
     # -- begin and end
 
-    async def greet(self) -> Hello:
+    async def greet(self) -> None:
         self._lose(AgentLost("another conversation began"))
         loop = asyncio.get_running_loop()
         opening = wire.greeting(os.urandom(16))
-        self._hello, self.hello = loop.create_future(), None
+        self._version = loop.create_future()
         self._channel = Channel(self._connection, wire.Parser(wire.TO_HOST, opening), self._receive, self._lose)
         self._channel.send(wire.PAD + opening)
-        hello = await self._hello
-        if hello.version != wire.PROTOCOL:
-            self._lose(
-                AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {wire.PROTOCOL}")
-            )
+        version = await self._version
+        if version != wire.PROTOCOL:
+            self._lose(AgentTooOld(f"the guest's agent speaks protocol {version}, belljar speaks {wire.PROTOCOL}"))
             raise self._error
         self._heartbeat = loop.call_later(self._settings.heartbeat, self._beat)
-        return hello
 
     def close(self) -> None:
         self._lose(AgentLost("the conversation with the guest was closed"))
@@ -105,9 +101,9 @@ class Conversation:
         targets, self._targets = self._targets, {}
         for target in targets.values():
             target.fail(error)
-        if self._hello is not None and not self._hello.done():
-            self._hello.set_exception(error)
-            self._hello.exception()
+        if self._version is not None and not self._version.done():
+            self._version.set_exception(error)
+            self._version.exception()
 
     def _beat(self) -> None:
         """A guest that is silent is asked for a sign of life; silent for too long it is lost."""
@@ -139,11 +135,16 @@ class Conversation:
         self._targets[number] = target
 
     def _receive(self, kind: int, number: int, body: bytes) -> None:
-        assert self._hello is not None
+        assert self._version is not None
         if kind in (wire.GREETING, wire.PONG):
             return
-        if kind == wire.HELLO or not self._hello.done():
-            return self._hear_hello(kind, body)
+        if (kind == wire.HELLO) is self._version.done():
+            raise wire.WireError(f"frame type {kind} where only a hello may come, or none")
+        if kind == wire.HELLO:
+            try:
+                return self._version.set_result(int(body))
+            except ValueError as exc:
+                raise wire.WireError("a hello without a version") from exc
         if kind == wire.ERROR and not number:
             return self._lose(refusal(body))
         key = number if kind in (wire.REPLY, wire.ERROR, wire.EXIT) else number >> 2
@@ -153,18 +154,6 @@ class Conversation:
         target.receive(kind, number, body)
         if target.is_over and kind in (wire.REPLY, wire.ERROR, wire.EXIT):
             self._targets.pop(key, None)
-
-    def _hear_hello(self, kind: int, body: bytes) -> None:
-        assert self._hello is not None
-        if kind != wire.HELLO or self._hello.done():
-            raise wire.WireError(f"frame type {kind} where only a hello may come, or none")
-        number, name, boot_nonce, system, kernel, nine_p = read_words(body, 6)
-        try:
-            version = int(number)
-        except ValueError as exc:
-            raise wire.WireError("a hello without a version") from exc
-        self.hello = Hello(version, name, boot_nonce, system, kernel, nine_p == "9p")
-        self._hello.set_result(self.hello)
 
     async def _call(
         self, name: bytes, *words: bytes, answers: int | None = None, patience: float = 1, more: float = 0.0
@@ -253,19 +242,15 @@ class Conversation:
         await self._call(b"place", *counted(file_words(files), 4), *account_words(account))
 
     async def start(self, payload: Payload, streams: Streams) -> Running:
-        process = self._begin(order_of(payload, streams), streams)
-        await process.started
-        return process
+        return await self._begin(order_of(payload, streams), streams)
 
     async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
         """Start the agent's own tar reader or writer as the user. See files.py."""
         letters = b"".join(b"s" if stream else b"n" for stream in (streams.stdin, streams.stdout, None))
         head = (b"0", b"", b"", letters, b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
-        process = self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
-        await process.started
-        return process
+        return await self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
 
-    def _begin(self, order: list[bytes], streams: Streams) -> Running:
+    async def _begin(self, order: list[bytes], streams: Streams) -> Running:
         channel, number = self.open_channel(), self.next_number()
         call = request(number, b"start", *order)
         if len(call) > wire.MAX_CALL:
@@ -276,6 +261,7 @@ class Conversation:
         channel.send(call)
         process = Running(number, channel, streams)
         self.register(number, process)
+        await process.started
         return process
 
     def exchange_by(self, disk: ExchangeDisk) -> None:

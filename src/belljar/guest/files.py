@@ -14,18 +14,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from belljar import errors
 from belljar.agent.guest.system import shown
 from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
-from belljar.errors import (
-    BadOption,
-    BelljarError,
-    GuestRefused,
-    InputMissing,
-    NoSpace,
-    OutputMissing,
-    ProtocolViolation,
-)
 from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
 from belljar.model import Account, Transfer
@@ -33,6 +25,7 @@ from belljar.model import Account, Transfer
 if TYPE_CHECKING:
     from belljar.guest.process import Running
 
+    Ours = Callable[[], "TransferError | None"]
     Begin = Callable[[list[bytes], Account, bytes | None, Streams], Awaitable[Running]]  # a copy at the guest's side
 
 ROOT = Account("root", 0, 0, "root", home="/root")
@@ -46,23 +39,15 @@ async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None,
     try:
         os.stat(source)
     except OSError as exc:
-        raise InputMissing(f"{item.outside}: {exc.strerror}") from exc
+        raise errors.InputMissing(f"{item.outside}: {exc.strerror}") from exc
     if by is not None and not await in_thread(lambda: has_large(source)):
         by = None
     bridge = Bridge(by)
     order = [b"put", target, by.serial if by else b"", _name_of(source)]
     process = await begin(order, account, cwd, Streams(bridge, None, None))
-    packing = asyncio.ensure_future(in_thread(lambda: bridge.pack(source, item.skip)))
-    try:
-        status = await process.wait()
-        bridge.give_up()  # where the guest gave up before the end
-        trouble = await packing
-    finally:
-        bridge.give_up()
-        await process.signal(signal.SIGKILL)
-        _clear(by)
+    status, trouble = await _both_ends(process, bridge, lambda: bridge.pack(source, item.skip))
     if trouble is not None:
-        raise InputMissing(trouble.message)
+        raise errors.InputMissing(trouble.message)
     _check(status, f"{shown(target)} in the guest")
 
 
@@ -73,17 +58,9 @@ async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None,
     which = b"changed" if item.changed_only else b"all"
     order = [b"get", source, by.serial if by else b"", which, *map(os.fsencode, item.skip)]
     process = await begin(order, account, cwd, Streams(None, bridge, None))
-    unpacking = asyncio.ensure_future(in_thread(lambda: bridge.unpack(target, _name_of(source))))
-    try:
-        status = await process.wait()
-        trouble = await unpacking
-    finally:
-        bridge.give_up()
-        await process.signal(signal.SIGKILL)
-        _clear(by)
-    if trouble is not None and trouble.kind != "broken":
-        raise _about_output(trouble)
-    _check(status, f"{shown(source)} in the guest")  # what ended the guest's side broke ours too
+    status, trouble = await _both_ends(process, bridge, lambda: bridge.unpack(target, _name_of(source)))
+    if trouble is None or trouble.kind == "broken":  # what ended the guest's side broke ours too
+        _check(status, f"{shown(source)} in the guest")
     if trouble is not None:
         raise _about_output(trouble)
 
@@ -97,7 +74,20 @@ async def collect(begin: Begin, paths: Sequence[str], sink: Sink) -> None:
     finally:
         await process.signal(signal.SIGKILL)
     if status.error != BROKEN_OFF and status.exit_code != 0 and status.signal != signal.SIGPIPE:
-        raise GuestRefused(status.message or f"the archive in the guest ended with {status}")
+        raise errors.GuestRefused(status.message or f"the archive in the guest ended with {status}")
+
+
+async def _both_ends(process: Running, bridge: Bridge, ours: Ours) -> tuple[ExitStatus, TransferError | None]:
+    """The guest's end of a copy, and in a thread *ours*: how each ended."""
+    thread = asyncio.ensure_future(in_thread(ours))
+    try:
+        status = await process.wait()
+        bridge.give_up()  # the guest may have given up before the end; what it had sent can still be read
+        return status, await thread
+    finally:
+        bridge.give_up()
+        await process.signal(signal.SIGKILL)
+        bridge.clear()
 
 
 def _name_of(path: bytes) -> bytes:
@@ -105,32 +95,25 @@ def _name_of(path: bytes) -> bytes:
     return os.path.basename(os.path.abspath(path))
 
 
-def _clear(by: ExchangeDisk | None) -> None:
-    """What lay on it takes no more room."""
-    if by is not None:
-        size = os.stat(by.path).st_size
-        os.truncate(by.path, 0)
-        os.truncate(by.path, size)
-
-
 def _check(status: ExitStatus, what: str) -> None:
     """Raise what the guest's end of the copy met."""
     message = status.message or f"{what}: the copy ended with {status}"
     if status.error == "missing":
-        raise OutputMissing(message)
+        raise errors.OutputMissing(message)
     if status.error == "space":
-        raise GuestRefused(f"{message} (in the guest)", hint="Ask for a larger disk with `--disk`.")
+        raise errors.GuestRefused(f"{message} (in the guest)", hint="Ask for a larger disk with `--disk`.")
     if status.exit_code != 0:
-        raise GuestRefused(message)
+        raise errors.GuestRefused(message)
 
 
-def _about_output(trouble: TransferError) -> BelljarError:
+def _about_output(trouble: TransferError) -> errors.BelljarError:
     if trouble.kind == "space":
-        return NoSpace(trouble.message)
+        return errors.NoSpace(trouble.message)
     if trouble.kind == "refused":
         hint = "Correct `--out PATH[:DST]`: a folder you may write to, no special file."
-        return BadOption(trouble.message, hint=hint)
-    return ProtocolViolation(f"the guest sent {trouble.message}" if trouble.kind == "unsafe" else trouble.message)
+        return errors.BadOption(trouble.message, hint=hint)
+    sent = "the guest sent " if trouble.kind == "unsafe" else ""
+    return errors.ProtocolViolation(sent + trouble.message)
 
 
 class Bridge:
@@ -160,6 +143,13 @@ class Bridge:
         """The thread finds its stream closed."""
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
+
+    def clear(self) -> None:
+        """What lay on the exchange disk takes no more room."""
+        if self._by is not None:
+            size = os.stat(self._by.path).st_size
+            os.truncate(self._by.path, 0)
+            os.truncate(self._by.path, size)
 
     def pack(self, source: bytes, skip: tuple[str, ...]) -> TransferError | None:
         """In the thread, once. A stream that failed ends without its last blocks, so the guest knows."""

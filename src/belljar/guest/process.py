@@ -211,15 +211,9 @@ def read_exit(body: bytes) -> ExitStatus:
     if not (0 <= user < LONGEST_TIME and 0 <= system < LONGEST_TIME):
         raise wire.WireError("processor times that make no sense")
     error, message = read_words(body[wire.END.size :], 2)
-    return ExitStatus(
-        exit_code=None if by_signal else os.WEXITSTATUS(status),
-        signal=os.WTERMSIG(status) if by_signal else None,
-        core_dumped=by_signal and os.WCOREDUMP(status),
-        usage=Usage(user, system, peak),
-        oom_killed=oom_killed,
-        error=error,
-        message=message,
-    )
+    exit_code, number = (None, os.WTERMSIG(status)) if by_signal else (os.WEXITSTATUS(status), None)
+    core_dumped, usage = by_signal and os.WCOREDUMP(status), Usage(user, system, peak)
+    return ExitStatus(exit_code, number, core_dumped, usage, oom_killed, error, message)
 
 
 def read_words(body: bytes, count: int) -> list[str]:

@@ -66,12 +66,7 @@ class Relay:
         for forward in list(self.forwards.values()):
             forward.orphan()
         self.forwards.clear()
-        hello = self.conversation.hello
-        if hello is None:
-            return self.end()
-        names = (hello.agent, hello.boot_nonce, hello.os, hello.kernel, "9p" if hello.nine_p else "")
-        words = wire.join(b"%d" % hello.version, *(name.encode() for name in names))
-        self.client.send(wire.greeting(nonce) + wire.frame(wire.HELLO, 0, words))
+        self.client.send(wire.welcome(nonce))
 
     def _call(self, number: int, body: bytes) -> None:
         if number in self.forwards or len(self.forwards) >= MOST_CALLS:

@@ -136,29 +136,6 @@ class FdSink:
         """The descriptor is this process's own and stays open."""
 
 
-class BytesSource:
-    """A source of known bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def read(self, limit: int) -> bytes:
-        part, self._data = self._data[:limit], self._data[limit:]
-        return part
-
-
-class BytesSink:
-    """A sink that keeps all of it, or its first *most* bytes."""
-
-    def __init__(self, most: int | None = None) -> None:
-        self.data, self._most = bytearray(), most
-
-    async def write(self, data: bytes) -> None:
-        self.data += data if self._most is None else data[: self._most - len(self.data)]
-
-    async def close(self) -> None: ...
-
-
 def _wait(descriptor: int, events: int) -> None:
     poller = select.poll()
     poller.register(descriptor, events)

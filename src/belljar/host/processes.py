@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -51,6 +52,11 @@ def _stat(pid: int) -> list[bytes]:
     with suppress(*GONE):
         return (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
     return []
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """For the process at the other end of a unix socket, from the kernel's pid, uid and gid of it."""
+    return memoryview(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)).cast("i")[1]
 
 
 def owner(pid: int) -> int | None:

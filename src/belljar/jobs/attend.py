@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 
-from belljar.guest import Streams
-from belljar.guest.stdio import BytesSource, FdSink, FdSource
+from belljar.guest import BytesSource, Streams
+from belljar.guest.stdio import FdSink, FdSource
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.jobs.notice import LATE, Notice
 from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled

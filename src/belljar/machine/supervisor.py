@@ -80,7 +80,7 @@ class Supervisor:
             raise
         finally:
             life.leave_towards(State.CLEANING)
-            put_away.put_away(life, services.overlays, (0.0, 0.0, 0))
+            put_away.put_away(life, services.overlays)
 
 
 def _explain(life: Lifecycle, error: BaseException) -> None:

@@ -17,6 +17,7 @@ from belljar.errors import HostError
 from belljar.host.threads import in_thread
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
+Take = Callable[[bytes, Address], object]
 EVERYWHERE: Final = ("0.0.0.0", "::")
 BATCH: Final = 64  # datagrams that are taken before others in the loop have their turn
 TURN: Final = 0.003  # seconds after which they have it anyway
@@ -31,9 +32,7 @@ class Datagrams:
     """One UDP socket of this event loop. *take* gets each datagram, cut after *longest* bytes, and must not raise. While there are
     always more, it gets no more than *share* of a processor's time."""
 
-    def __init__(
-        self, sock: socket.socket, take: Callable[[bytes, Address], object], *, longest: int, share: float = 0.25
-    ) -> None:
+    def __init__(self, sock: socket.socket, take: Take, *, longest: int, share: float = 0.25) -> None:
         self._socket, self._take, self._longest, self._share = sock, take, longest, share
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[bytes, Address]] = deque()
@@ -110,9 +109,7 @@ class Datagrams:
 class Outgoing:
     """Sockets to send from and to get answers at, by Datagrams: one for IPv4, one for IPv6, made when they are needed."""
 
-    def __init__(
-        self, take: Callable[[bytes, Address], object], *, longest: int, share: float, buffer: int = BUFFER
-    ) -> None:
+    def __init__(self, take: Take, *, longest: int, share: float, buffer: int = BUFFER) -> None:
         self._take, self._longest, self._share, self._buffer = take, longest, share, buffer
         self._made: dict[int, Datagrams | None] = {}  # by the length of an address
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import struct
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -97,12 +96,6 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     while data := await reader.read(CHUNK):
         writer.write(data)
         await writer.drain()
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """For the process at the other end of a unix socket."""
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
 
 
 class StreamSource:

@@ -56,6 +56,12 @@ class Value:
     origin: str
 
 
+Keys = Mapping[str, Key]
+Known = Mapping[str, Keys]  # the kinds of tables, with their keys
+Table = dict[str, Value]
+Tables = dict[str, Table]  # by their whole names
+
+
 @cache
 def keys_of(kinds: tuple[Any, ...], table: str) -> dict[str, Key]:
     """The keys of a table: fields of these classes, but for those that are another `table`'s; the first of a name counts."""
@@ -68,16 +74,10 @@ def keys_of(kinds: tuple[Any, ...], table: str) -> dict[str, Key]:
 
 
 def read_file(
-    path: Path,
-    known: Mapping[str, Mapping[str, Key]],
-    named: Container[str],
-    tables: dict[str, dict[str, Value]],
-    mistakes: list[Mistake],
-    *,
-    is_sites: bool = False,
+    path: Path, known: Known, named: Container[str], tables: Tables, mistakes: list[Mistake], *, is_sites: bool = False
 ) -> None:
-    """Put what a file gives into *tables*, by their whole names. *known*: kinds of tables with their keys; of those that are *named*
-    there are several, [KIND.NAME]. *is_sites*: a file that others may write gives nothing."""
+    """Put what a file gives into *tables*, by their whole names. Of the kinds that are *named* there are several, [KIND.NAME].
+    *is_sites*: a file that others may write gives nothing."""
     text, content = read(path, mistakes, is_sites=is_sites)
     for kind, table in content.items():
         if kind not in known:
@@ -95,14 +95,14 @@ def read_file(
                 hint = "small letters, digits and - inside, at most 63"
                 mistakes.append(Mistake(origin, full, "cannot be a name", hint))
             else:
-                read_table(path, text, full, values, known[kind], tables.setdefault(full, {}), mistakes)
+                _read_table(path, text, full, values, known[kind], tables.setdefault(full, {}), mistakes)
 
 
 def read_values(
-    files: Iterable[Path], known: Mapping[str, Mapping[str, Key]], named: Container[str], mistakes: list[Mistake]
-) -> tuple[dict[str, dict[str, Value]], dict[str, dict[str, Any]]]:
+    files: Iterable[Path], known: Known, named: Container[str], mistakes: list[Mistake]
+) -> tuple[Tables, dict[str, dict[str, Any]]]:
     """The tables of these files as they stand, and as values; those of which there is one are there in any case."""
-    tables: dict[str, dict[str, Value]] = {kind: {} for kind in known if kind not in named}
+    tables: Tables = {kind: {} for kind in known if kind not in named}
     for file in files:
         read_file(file, known, named, tables, mistakes)
     return tables, {
@@ -110,29 +110,19 @@ def read_values(
     }
 
 
-def blame(
-    path: Path, tables: Mapping[str, Mapping[str, Value]], wrongs: Iterable[tuple[str, Wrong]], mistakes: list[Mistake]
-) -> None:
-    """Add what is wrong with keys of which nothing is said yet."""
+def blame(path: Path, tables: Tables, wrongs: Iterable[tuple[str, Wrong]], mistakes: list[Mistake]) -> None:
+    """Add what is wrong with keys of which nothing is said yet: at the line of a key, or, where it was not given, in the file of its
+    table."""
     blamed = {known.key for known in mistakes}
-    more = (mistake(path, name, tables.get(name, {}), *wrong) for name, wrong in wrongs)
-    mistakes += [known for known in more if known.key not in blamed]
+    for name, (key, what, hint) in wrongs:
+        table = tables.get(name, {})
+        given = [table[key].origin] if key in table else [value.origin.rpartition(":")[0] for value in table.values()]
+        if f"{name}.{key}" not in blamed:
+            mistakes.append(Mistake(next(filter(None, given), str(path)), f"{name}.{key}", what, hint))
 
 
-def mistake(path: Path, name: str, table: Mapping[str, Value], key: str, what: str, hint: str) -> Mistake:
-    """What is wrong with a key: at its line, or, where it was not given, in the file of its table."""
-    given = [table[key].origin] if key in table else [value.origin.rpartition(":")[0] for value in table.values()]
-    return Mistake(next(filter(None, given), str(path)), f"{name}.{key}", what, hint)
-
-
-def read_table(
-    path: Path,
-    text: str,
-    name: str,
-    values: Mapping[str, Any],
-    known: Mapping[str, Key],
-    table: dict[str, Value],
-    mistakes: list[Mistake],
+def _read_table(
+    path: Path, text: str, name: str, values: Mapping[str, Any], known: Keys, table: Table, mistakes: list[Mistake]
 ) -> None:
     """Put what a file gives over what was given before, key by key, and inner tables name by name."""
     for key, raw in values.items():
@@ -147,9 +137,7 @@ def read_table(
         table[key] = Value(raw, origin)
 
 
-def converted(
-    name: str, table: Mapping[str, Value], known: Mapping[str, Key], mistakes: list[Mistake]
-) -> dict[str, Any]:
+def converted(name: str, table: Table, known: Keys, mistakes: list[Mistake]) -> dict[str, Any]:
     """Fields and their values; of a wrong one, the mistake."""
     values = {}
     for key, value in table.items():

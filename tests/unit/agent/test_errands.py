@@ -30,7 +30,7 @@ class World(Rehearsal):
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__()
-        self.errands[b"toil"] = lambda words: (words.number(), LATE, work)
+        self.errands[b"toil"] = lambda words: (words.number(), work)
 
 
 @contextmanager
@@ -65,7 +65,6 @@ def call(number: int, *words: bytes) -> bytes:
     return wire.frame(wire.CALL, number, wire.join(*words))
 
 
-LATE = "not done in time"
 PING = wire.frame(wire.PING, 0, bytes(8))
 
 
@@ -74,7 +73,7 @@ def test_while_an_errand_blocks_the_agent_answers_and_at_its_deadline_the_errand
     with host_of(threading.Event().wait) as answers:  # type: ignore[arg-type]
         pong, refused = answers(2, call(7, b"toil", b"1"), PING)
     assert pong == b"%d 0 " % wire.PONG + bytes(8)
-    assert refused == b"%d 7 refused\0not done in time" % wire.ERROR
+    assert refused == b"%d 7 refused\0toil: not done in the guest within 1 s" % wire.ERROR
     assert 1 <= time.monotonic() - began < 10
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.payloads import fed
 
-import belljar
 from belljar.agent.wire import (
     CALL,
     CREDIT,
@@ -29,7 +28,6 @@ from belljar.agent.wire import (
     SIGNAL,
     TO_AGENT,
     TO_HOST,
-    VERSION,
     Parser,
     WireError,
     Words,
@@ -209,10 +207,6 @@ def test_words_are_read_as_they_were_joined(words: list[bytes], number: int) -> 
 def test_a_list_that_is_not_there_is_an_error_and_not_a_cost(words: list[bytes]) -> None:
     with pytest.raises((ValueError, IndexError)):
         Words(words).some()
-
-
-def test_the_agent_says_which_belljar_it_came_with() -> None:
-    assert belljar.__version__ == VERSION
 
 
 @given(

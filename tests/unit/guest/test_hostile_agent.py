@@ -47,7 +47,7 @@ from belljar.machine.states import class_of_error
 from belljar.model import Account, Cause, OutcomeClass, Payload, Share
 
 ME = Account("tester", 1000, 1000, "testers")
-HELLO_WORDS = [b"%d" % PROTOCOL, b"1", b"0", b"o", b"k", b""]
+VERSION = b"%d" % PROTOCOL
 
 
 class Agent:
@@ -63,7 +63,7 @@ class Agent:
     async def say(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.connection, data)
 
-    async def answer_greeting(self, hello: bytes = join(*HELLO_WORDS)) -> None:
+    async def answer_greeting(self, hello: bytes = VERSION) -> None:
         opening = await self.heard()
         assert opening[: len(PAD)] == PAD and len(opening) == len(PAD) + GREETING_SIZE
         list(fed(self.parser, opening))
@@ -110,7 +110,7 @@ async def started(guest: Conversation, agent: Agent, streams: Streams) -> tuple[
 
 async def test_an_agent_of_another_protocol_is_too_old() -> None:
     async with pair() as (guest, agent):
-        answering = asyncio.ensure_future(agent.answer_greeting(join(b"99", *HELLO_WORDS[1:])))
+        answering = asyncio.ensure_future(agent.answer_greeting(b"99"))
         with pytest.raises(AgentTooOld):
             await guest.greet()
         await answering
@@ -118,9 +118,7 @@ async def test_an_agent_of_another_protocol_is_too_old() -> None:
             await guest.add_account(ME)
 
 
-@pytest.mark.parametrize(
-    "hello", [b"", b"hi", b"1", join(b"x", *HELLO_WORDS[1:]), join(*HELLO_WORDS, b"more"), b"\0" * 5]
-)
+@pytest.mark.parametrize("hello", [b"", b"hi", b"\xff", join(VERSION, b"more"), b"\0" * 5])
 async def test_a_hello_that_says_nothing_is_a_violation(hello: bytes) -> None:
     async with pair() as (guest, agent):
         answering = asyncio.ensure_future(agent.answer_greeting(hello))
@@ -129,21 +127,11 @@ async def test_a_hello_that_says_nothing_is_a_violation(hello: bytes) -> None:
         await answering
 
 
-async def test_names_in_a_hello_cannot_write_on_a_terminal() -> None:
-    async with pair() as (guest, agent):
-        ugly = join(*HELLO_WORDS[:3], b"\x1b[2J" + b"x" * 5000, b"\xff", *HELLO_WORDS[5:])
-        answering = asyncio.ensure_future(agent.answer_greeting(ugly))
-        hello = await guest.greet()
-        await answering
-    assert hello.os.startswith("?[2Jxxx") and len(hello.os) == 1000 and hello.kernel == "\ufffd"
-
-
 async def test_what_was_said_before_the_greeting_is_not_heard() -> None:
     async with pair() as (guest, agent):
         await agent.say(os.urandom(5000) + frame(EXIT, 1))
         greeting = asyncio.gather(guest.greet(), agent.answer_greeting())
-        hello, _ = await greeting
-    assert hello.version == PROTOCOL
+        await greeting
 
 
 async def test_a_greeting_can_be_broken_off() -> None:
@@ -152,8 +140,7 @@ async def test_a_greeting_can_be_broken_off() -> None:
             async with asyncio.timeout(0.01):
                 await guest.greet()
         await agent.heard()
-        hello, _ = await asyncio.gather(guest.greet(), agent.answer_greeting())
-    assert hello.version == PROTOCOL
+        await asyncio.gather(guest.greet(), agent.answer_greeting())
 
 
 # -- calls ---------------------------------------------------------------------------------------------------------------

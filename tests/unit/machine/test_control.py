@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import MachineBusy, NoSuchMachine
+from belljar.host.processes import peer_uid
 from belljar.host.threads import in_thread
 from belljar.machine.life import control
 from belljar.machine.life.control import Answer, ControlServer
@@ -116,7 +117,7 @@ def test_a_machine_that_is_gone_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_somebody_else_is_not_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_peer", lambda connection: 65534)
+    monkeypatch.setattr(control, "peer_uid", lambda connection: 65534)
 
     def client() -> None:
         with control.connect(tmp_path) as connection, pytest.raises(NoSuchMachine, match="does not belong"):
@@ -128,7 +129,7 @@ def test_somebody_else_is_not_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_kernel_says_who_is_at_the_other_end() -> None:
     one, other = socket.socketpair()
     with one, other:
-        assert control._peer(one) == os.geteuid()
+        assert peer_uid(one) == os.geteuid()
 
 
 async def test_a_server_that_could_not_be_opened_can_be_closed(tmp_path: Path) -> None:

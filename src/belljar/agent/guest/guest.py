@@ -15,10 +15,10 @@ from belljar.agent.guest.cgroups import Box, Cgroup, Family
 from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, renew_host_keys
-from belljar.agent.guest.system import has_filesystem, libc, load_filesystems, now, read_file, write_file, write_quietly
-from belljar.agent.wire import MIB, PROTOCOL, VERSION, Patience, Words, join
+from belljar.agent.guest.system import libc, load_filesystems, now, read_file, write_file, write_quietly
+from belljar.agent.wire import MIB, Patience, Words
 
-LongCall = tuple[int, str, Callable[[], bytes | None]]  # seconds for it, how a late one is refused, and what may block
+LongCall = tuple[int, Callable[[], bytes | None]]  # seconds for it, and what may block
 RUN = "/run/belljar"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
@@ -48,7 +48,6 @@ class Guest(Mounts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.boot_nonce = os.urandom(16).hex()
         self.known: set[bytes] = set()
         self.names: dict[str, int] = {}
         self.kept: dict[bytes, int] = {}
@@ -114,18 +113,7 @@ class Guest(Mounts):
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
             return b"%d\0%d" % (len(os.sched_getaffinity(0)), total)
 
-        late = f"the guest did not take what it was given into use within {Patience.GROW} s"
-        return Patience.GROW, late, work
-
-    def describe(self) -> bytes:
-        """The words of a HELLO."""
-        lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
-        system = [value.strip("\"'") for key, _, value in lines if key == "PRETTY_NAME"] or [""]
-        kernel = os.uname().release
-        folders = (f"/lib/modules/{kernel}/kernel/fs/9p", "/sys/module/9p")
-        has_9p = has_filesystem("9p") or any(map(os.path.exists, folders))
-        texts = (str(PROTOCOL), VERSION, self.boot_nonce, system[0], kernel, "9p" if has_9p else "")
-        return join(*(text.encode("utf-8", "replace").replace(b"\0", b"?") for text in texts))
+        return Patience.GROW, work
 
     def identify(self, words: Words) -> bytes:
         """Become who the host says; answer what the kernel then says."""
@@ -222,8 +210,7 @@ class Guest(Mounts):
     def renew_keys(self, words: Words) -> LongCall:
         """Give the ssh server keys that no other clone has. Making keys takes a while."""
         old, self.host_keys = self.host_keys, []
-        late = f"the guest had no ssh host keys of its own within {Patience.KEYS} s"
-        return Patience.KEYS, late, lambda: renew_host_keys(old, SSH)
+        return Patience.KEYS, lambda: renew_host_keys(old, SSH)
 
     def mount_packed(self, words: Words) -> LongCall:
         """Lay a packed folder at its place, as the user for a while."""
@@ -232,9 +219,8 @@ class Guest(Mounts):
         self.add_account(account)
         cwd = cwd or account.home_path
         self.make_place(cwd, account)
-        late = f"the packed folder was not mounted within {Patience.PACKED} s"
         target = os.path.join(cwd, inside)
-        return Patience.PACKED, late, lambda: mount_packed(name, device, checked_target(target), account)
+        return Patience.PACKED, lambda: mount_packed(name, device, checked_target(target), account)
 
     def add_account(self, account: Account) -> None:
         if account.key in self.known or account.is_plain_root():

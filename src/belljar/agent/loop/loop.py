@@ -10,14 +10,15 @@ from __future__ import annotations
 import _signal as signal
 import os
 import select
+import sys
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.guest import Guest
-from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
+from belljar.agent.guest.system import Refused, kernel_events, kill_quietly, next_stamp, read_file, say, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
-from belljar.agent.wire import CALL, GREETING, HELLO, OF_PROCESS, PING, PONG, REPLY, WireError, Words, greeting
+from belljar.agent.wire import CALL, GREETING, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
 
 
 class Agent(Channel):
@@ -33,7 +34,6 @@ class Agent(Channel):
         self.zygote: Zygote | None = None
         own = {b"add_account": self._add_account, b"place": self._place, b"settle": self._settle}
         self.calls = guest.calls | own
-        self.hello = guest.describe()
         self.began, self.has_put = 0, False
         self._catch_signals()
 
@@ -72,9 +72,8 @@ class Agent(Channel):
         elif kind == GREETING:
             self._end_conversation()
             self.began, self.has_put = 0, False
-            self.out = [greeting(body)]
+            self.out = [welcome(body)]
             self.out_size = len(self.out[0])
-            self.send(HELLO, 0, self.hello)
         else:
             process = self.processes.get(number if kind in OF_PROCESS else number >> 2)
             if process is not None:  # else the frame crossed its end on the way
@@ -107,7 +106,7 @@ class Agent(Channel):
         if name in self.calls:
             return self.calls[name](words)
         if name in self.guest.errands:
-            Errand(self, self.errands, number, self.guest.errands[name](words))
+            Errand(self, self.errands, number, name, self.guest.errands[name](words))
             return None
         if name == b"end_payload":
             self.ending.append(number)
@@ -232,3 +231,38 @@ class Agent(Channel):
 
 def ignore(number: int, stack: object) -> None:
     """A signal handler."""
+
+
+def find_port(name: str) -> str:
+    """The device of our virtio-serial port, as soon as its driver has it. No udev is needed."""
+    folder, events = "/sys/class/virtio-ports", kernel_events()
+    while True:
+        for entry in os.listdir(folder) if os.path.isdir(folder) else ():
+            is_ours = read_file(f"{folder}/{entry}/name", 256).strip() == name.encode("ascii")
+            if is_ours and os.path.exists("/dev/" + entry):
+                return "/dev/" + entry
+        events.recv(8192)
+
+
+def serve(fd: int, guest: Guest, is_port: bool) -> None:
+    """Until the channel is gone for good; then nothing of a payload is left."""
+    agent = Agent(fd, guest, is_port=is_port)
+    agent.run()
+    for process in agent.dying:
+        kill_quietly(process.pid, signal.SIGKILL)
+    guest.release()
+
+
+def main(argv: list[str]) -> int:
+    """As the guest's service."""
+    if argv:
+        say("usage: agent.pyc")
+        return 2
+    guest = Guest()
+    guest.prepare()
+    serve(os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC), guest, is_port=True)
+    return 1  # a guest's agent is started again
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -11,25 +11,19 @@ import time
 from _collections_abc import Callable
 
 from belljar.agent.guest.guest import Guest, LongCall
-from belljar.agent.guest.system import Refused, kill_quietly
+from belljar.agent.guest.system import Refused, kill_quietly, shown
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow
 from belljar.agent.wire import CREDIT, DATA, END, EOF, EXIT, LEADER, REPLY, RESET, RESIZE, SIGNAL, STDIN, WINDOW_SIZE
 
+Gone = Callable[["Process"], None]
+
 
 class Process:
     """A payload, or a file copy: one child, its streams, its box. Before its EXIT all is dead, and every byte sent."""
 
-    def __init__(
-        self,
-        agent: Channel,
-        guest: Guest,
-        number: int,
-        job: Job,
-        zygote: Zygote | None,
-        gone: Callable[[Process], None],
-    ) -> None:
+    def __init__(self, agent: Channel, guest: Guest, number: int, job: Job, zygote: Zygote | None, gone: Gone) -> None:
         self.agent, self.guest, self.number, self.job, self.gone = agent, guest, number, job, gone
         self.pid = 0
         self.inflows: dict[int, Inflow] = {}
@@ -187,8 +181,9 @@ class Process:
 class Errand:
     """Work that may block, in a child: its call is answered when it is done, or out of time."""
 
-    def __init__(self, agent: Channel, errands: list[Errand], number: int, call: LongCall) -> None:
-        seconds, self.late, work = call
+    def __init__(self, agent: Channel, errands: list[Errand], number: int, name: bytes, call: LongCall) -> None:
+        seconds, work = call
+        self.late = f"{shown(name)}: not done in the guest within {seconds} s"
         self.agent, self.errands, self.number = agent, errands, number
         self.deadline = time.monotonic() + seconds
         self.reading, writing = os.pipe()

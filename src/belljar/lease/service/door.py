@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from belljar.errors import BadRequest, BelljarError, HostError, KeyPairExists, MachineBusy, NoSuchLease
+from belljar.host.processes import peer_uid
 from belljar.host.threads import in_thread
 from belljar.lease import Do, Instance, KeyPair, Order, Size, Wanted, belongings, new_id
 from belljar.lease.clerk import Clerk, number
@@ -27,7 +28,7 @@ from belljar.lease.states import InstanceState
 from belljar.model import dumps, to_json
 from belljar.reading import from_json, strict_json
 from belljar.records import replace
-from belljar.service.streams import first_of, peer_uid, pump
+from belljar.service.streams import first_of, pump
 
 LONGEST_LINE = 1 << 17
 ASK = 20.0  # seconds for a question

@@ -70,9 +70,9 @@ def _error_of(event: DomainEvent, life: Lifecycle, explain_off: ExplainOff) -> B
             return DomainDied(f"QEMU ended with {how}{_last_line(life, QEMU_LOG, ': ')}")
 
 
-def own_limit(life: Lifecycle, usage: tuple[float, float, int]) -> None:
+def own_limit(life: Lifecycle) -> None:
     """QEMU runs under the payload's own limit on processor time: killed for that, the payload used it up."""
-    work, used = life.request.work, usage[0] + usage[1]
+    work, used = life.request.work, life.outcome.host.user + life.outcome.host.system
     limits = {name: hard for name, _, hard in work.payload.rlimits} if isinstance(work, RunPayload) else {}
     most = limits.get("CPU", -1)
     if life.outcome.error == DomainKilled.__name__ and 0 <= most <= used + 1:  # the kernel looks once a second
@@ -90,7 +90,7 @@ async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
         raise BootTimeout(f"waited {seconds:g} s for {what}") from exc
 
 
-def put_away(life: Lifecycle, overlays: Overlays, usage: tuple[float, float, int]) -> None:
+def put_away(life: Lifecycle, overlays: Overlays) -> None:
     """Remove what only a live machine needs, write the outcome, move the folder to the ended ones, free the lock. Each step
     is tried whatever became of the one before; what is left is the reaper's. Raises nothing."""
     request, folders = life.request, life.folders
@@ -104,7 +104,7 @@ def put_away(life: Lifecycle, overlays: Overlays, usage: tuple[float, float, int
                 os.unlink(path)
     life.point("before-release")
     life.note(**shutdown_of(life.folder))
-    outcome = life.sum_up(usage)
+    outcome = life.sum_up()
     with life.trying("its outcome is only told here"):
         keep_outcome(to_json(outcome), life.folder, ended)
     life.point("outcome-written")

@@ -87,17 +87,12 @@ class CacheDisk(Extra):
 def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
     """A cache of this size, locked, and why it was made now ("" when it was there)."""
     folder = private_folder(folder_of(folders))
-    for cache in caches_of(folders):
-        if not trouble(cache, size) and (lock := try_lock(cache.lock)):
-            if not trouble(cache, size):
-                return cache, lock, ""
-            lock.release()
-    for number in range(MOST):
-        cache = Cache(number, folder / f"{number}.raw")
+    ready = [cache for cache in caches_of(folders) if not trouble(cache, size)]
+    for cache in (*ready, *(Cache(number, folder / f"{number}.raw") for number in range(MOST))):
         if lock := try_lock(cache.lock):
             try:
-                reason = trouble(cache, size) or "it was made meanwhile"
-                make(cache, size)
+                if reason := trouble(cache, size):
+                    make(cache, size)
             except BaseException:  # re-raised: nobody else has the lock to release
                 lock.release()
                 raise

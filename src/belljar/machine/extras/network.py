@@ -10,8 +10,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import cached_property
 
-from belljar.context import Features, Instance, Metadata, MetadataMode, metadata_service
+from belljar.context import Features, Instance, MetadataMode, metadata_service
+from belljar.hints import TYPE_CHECKING
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS, JOBOUTPUTS
@@ -22,6 +24,9 @@ from belljar.machine.services import Rules
 from belljar.model import MIB, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
 from belljar.records import replace
+
+if TYPE_CHECKING:
+    from belljar.context import Service
 
 PORT = 80
 ADDRESSES = ("169.254.169.254", "169.254.169.253")
@@ -58,7 +63,6 @@ class MetadataService(Extra):
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._service: Metadata | None = None
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         self._life = life
@@ -66,10 +70,10 @@ class MetadataService(Extra):
 
     async def answer(self, call: Call) -> None:
         """One connection, to its end."""
-        self._service = self._service or self._opened()
         await self._service.serve(call.connection, for_everybody=call.address != ADDRESSES[0])
 
-    def _opened(self) -> Metadata:
+    @cached_property
+    def _service(self) -> Service:
         request = self._life.request
         link = plan(request.machine.network, request.id)
         instance = Instance(

@@ -94,9 +94,6 @@ class Commands:
     async def answer(self, question: Answer, connection: socket.socket) -> Answer | None:
         """One question from the control socket."""
         match question.get("do"):
-            case "status":
-                pid = self.running.domain.pid if self.running.domain is not None else None
-                return {"id": self._life.request.id, "state": self._life.state.value, "pid": pid}
             case "stop":
                 grace = question.get("grace")
                 self._orders.give(Stop(float(grace) if isinstance(grace, (int, float)) else None))

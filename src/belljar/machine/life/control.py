@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from belljar.errors import MachineBusy, NoSuchMachine, NotPermitted
 from belljar.guest import Guest
 from belljar.hints import Any
+from belljar.host.processes import peer_uid
 from belljar.machine import CONTROL, MachineView
 from belljar.model import Account
 
@@ -70,7 +70,7 @@ class ControlServer:
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with connection, suppress(OSError, TimeoutError):
-            if _peer(connection) not in (0, os.geteuid(), os.stat(self._folder).st_uid):
+            if peer_uid(connection) not in (0, os.geteuid(), os.stat(self._folder).st_uid):
                 return
             line = b""
             async with asyncio.timeout(ASK_TIMEOUT):
@@ -148,12 +148,12 @@ async def talk(view: MachineView, converse: Callable[[socket.socket], Guest]) ->
 
 def account_of(view: MachineView) -> Account | None:
     """Whose payload the machine runs, as its record tells; None where there is none."""
-    try:
-        value = view.payload["account"]
-        groups = tuple((int(gid), str(name)) for gid, name in value["groups"])
-        return Account(**{**value, "groups": groups})
-    except (KeyError, TypeError, ValueError):
-        return None
+    from belljar.reading import from_json
+
+    with suppress(KeyError, ValueError):
+        account: Account = from_json(Account, view.payload["account"])
+        return account
+    return None
 
 
 @contextmanager
@@ -164,9 +164,3 @@ def short_path(folder: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
-
-
-def _peer(connection: socket.socket) -> int:
-    """uid of the process at the other end."""
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)

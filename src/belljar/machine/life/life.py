@@ -17,7 +17,7 @@ from belljar.journal import Record
 from belljar.machine import Folders
 from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
-from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage
+from belljar.model import Cause, Outcome, OutcomeClass, Request, State
 from belljar.records import replace
 
 HINTS = {  # for a payload that could not be started; the reason says what was wrong
@@ -163,10 +163,10 @@ class Lifecycle:
         """All that the job is about is done: whatever happens to the machine now, the outcome stays what it is."""
         self.is_settled = True
 
-    def sum_up(self, usage: tuple[float, float, int]) -> Outcome:
+    def sum_up(self) -> Outcome:
         """The outcome with all that is known at the end."""
         phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
-        self.note(phases=phases, host=Usage(*usage), ended=time.time(), troubles=tuple(self._troubles))
+        self.note(phases=phases, ended=time.time(), troubles=tuple(self._troubles))
         return self.outcome
 
     def release(self) -> None:

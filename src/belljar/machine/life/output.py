@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.host.files import write_all
@@ -78,16 +79,15 @@ class FileSink:
 
 def kept(path: Path, *, follow: bool = False) -> Iterator[bytes]:
     """What is kept of a stream, oldest first; with *follow* what comes, too, until its folder is gone or put away."""
-    with suppress(FileNotFoundError), open(path.with_name(path.name + BEFORE), "rb") as file:
-        yield from iter(lambda: file.read(1 << 16), b"")
+    before = path.with_name(path.name + BEFORE)
+    for part in (before,) if follow else (before, path):
+        with suppress(FileNotFoundError), open(part, "rb") as file:
+            yield from iter(partial(file.read, 1 << 16), b"")
     if follow:
         from belljar.host.watch import growth
 
         while path.exists():
             yield from growth(path)
-        return
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        yield from iter(lambda: file.read(1 << 16), b"")
 
 
 class Console:

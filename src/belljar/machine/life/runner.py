@@ -30,7 +30,7 @@ from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
 from belljar.machine.services import Keep, Services
-from belljar.model import NetworkMode, Request, RunPayload, Start, State, Work
+from belljar.model import NetworkMode, Request, RunPayload, Start, State, Usage, Work
 
 T = TypeVar("T")
 NOT_ENDED = "its hypervisor's process may live"
@@ -54,7 +54,6 @@ class Runner:
         self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
-        self._usage = (0.0, 0.0, 0)
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
 
     def _workload_of(self, work: Work) -> Workload:
@@ -200,7 +199,7 @@ class Runner:
                 await self._drop_domain()
                 if self.running.equipment.outlasts and self._quit_status != 0:
                     life.tell_trouble(DISK_NOT_WHOLE)
-                put_away.own_limit(life, self._usage)
+                put_away.own_limit(life)
                 life.point("after-stop")
             elif life.state in (State.STARTING, State.BOOTING):
                 life.leave_towards(State.STOPPING)
@@ -212,7 +211,7 @@ class Runner:
                 await self._control.close()
         life.leave_towards(State.CLEANING)
         # Records may lie on a file server that does not answer: whoever is told to end then leaves the rest to a reaper.
-        work = asyncio.ensure_future(in_thread(lambda: put_away.put_away(life, self.services.overlays, self._usage)))
+        work = asyncio.ensure_future(in_thread(lambda: put_away.put_away(life, self.services.overlays)))
         try:
             await unless_cancelled(asyncio.wait({work}), self._orders)
         except Ended:
@@ -232,8 +231,9 @@ class Runner:
             with life.trying(NOT_ENDED):
                 self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if outlasts else 0.0)
             with life.trying("what it used is not known"):
-                user, system, memory = domain.usage()
-                self._usage = (self._usage[0] + user, self._usage[1] + system, max(self._usage[2], memory))
+                (user, system, memory), before = domain.usage(), life.outcome.host
+                peak = max(before.peak_memory, memory)
+                life.note(host=Usage(before.user + user, before.system + system, peak))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

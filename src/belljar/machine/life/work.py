@@ -9,8 +9,9 @@ from contextlib import suppress
 from belljar import errors
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hints import NoReturn
+from belljar.host.files import private, write_all
 from belljar.hypervisor import Domain, EventKind
-from belljar.machine import JOBOUTPUTS
+from belljar.machine import COLLECTED, JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, message
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import features, with_features
@@ -21,6 +22,7 @@ from belljar.machine.services import Services
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, Payload, RunPayload
 
+LONGEST_COLLECTING = 30.0  # seconds for all of it
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 
 
@@ -142,8 +144,6 @@ class PayloadWorkload(Workload):
         life.point("status-written")
         life.settle()
         if life.request.collect:
-            from belljar.machine.extras.collect import collect
-
             with life.phase("collect"):
                 await collect(guest, life)
 
@@ -209,6 +209,45 @@ class PayloadWorkload(Workload):
             what = "powered the guest off" if kind is EventKind.SHUTDOWN else "rebooted the guest"
             return errors.GuestPoweredOff(f"the payload {what}")
         return off_too_soon(kind, last_line)
+
+
+class Archive:
+    """A `Sink` into a file, of at most *limit* bytes. What is more is refused, and `is_cut` tells so."""
+
+    def __init__(self, file: int, limit: int) -> None:
+        self._file, self._limit, self.size, self.is_cut = file, limit, 0, False
+
+    async def write(self, data: bytes) -> None:
+        part = data[: self._limit - self.size]
+        write_all(self._file, part)
+        self.size += len(part)
+        if len(part) < len(data):
+            self.is_cut = True
+            raise BrokenPipeError
+
+    async def close(self) -> None:
+        """The stream's end."""
+
+
+async def collect(guest: Guest, life: Lifecycle) -> None:
+    """Keep the folders of the guest that `request.collect` names with the machine's records: as one tar archive, which belljar
+    never unpacks. The job's files are delivered by now, so an error is journaled and is not the job's. Raises nothing."""
+    trouble, size, is_cut = "", 0, False
+    try:
+        with open(life.folder / COLLECTED, "xb", opener=private) as file:  # noqa: ASYNC230
+            archive = Archive(file.fileno(), life.request.collect_limit)
+            try:
+                async with asyncio.timeout(LONGEST_COLLECTING):
+                    await guest.collect(life.request.collect, archive)
+            finally:
+                size, is_cut = archive.size, archive.is_cut
+    except TimeoutError:
+        trouble = f"not finished after {LONGEST_COLLECTING:g} s"
+    except errors.BelljarError as error:
+        trouble = error.message
+    except OSError as error:
+        trouble = errors.in_words(error)
+    life.record.tell("collected", bytes=size, cut_off=is_cut, trouble=trouble)
 
 
 def conclude(life: Lifecycle) -> None:

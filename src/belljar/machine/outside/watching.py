@@ -88,7 +88,7 @@ class Stream:
         self._ledger = Ledger(folders.logs)
         self._position = self._ledger.end() if since is None else since
         self._tails: dict[MachineId, Tail] = {}
-        self._by_watch: dict[int, MachineId] = {}
+        self._watches: dict[MachineId, set[int]] = {}
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """First the journals of the machines that live, and the rows behind `since`; then what comes. Never ends."""
@@ -96,49 +96,41 @@ class Stream:
         loop.add_reader(self._watch.fileno(), woken.set)
         try:
             rows = self._rows()
-            events = chain(self._machines_now(), rows)
+            events: Iterator[Event] = chain(self._of_machines(set()), rows)
             while True:
                 for event in events:
                     yield event
                 await woken.wait()
                 woken.clear()
-                events = chain(self._changed())
+                events = self._news()
         finally:
             loop.remove_reader(self._watch.fileno())
             self.close()
 
     def close(self) -> None:
-        for id in list(self._tails):
+        for id in list(self._watches):
             self._forget(id)
         self._watch.close()
 
-    def _changed(self) -> Iterator[Event]:
+    def _news(self) -> Iterator[Event]:
         """What has happened since the last look."""
-        happened, rows = [], list[Event]()
-        while new := self._watch.read():  # again: what a machine did before its row was written is told before its row
-            happened += new
-            if any(change.watch == self._logs or change.mask & inotify.IN_Q_OVERFLOW for change in new):
+        came, rows = set[MachineId](), list[Event]()
+        # Again and again: what a machine did before its row was written comes before its row.
+        while changes := self._watch.read():
+            came |= {change.name for change in changes if change.watch == self._machines and not change.mask & GONE}
+            if any(change.watch == self._logs or change.mask & inotify.IN_Q_OVERFLOW for change in changes):
                 rows += self._rows()
-        if any(change.mask & inotify.IN_Q_OVERFLOW for change in happened):
-            yield from self._machines_now()
-        for change in dict.fromkeys(happened):
-            if change.watch == self._machines:
-                yield from self._came_or_went(change.name, bool(change.mask & GONE))
-            elif (id := self._by_watch.get(change.watch)) is not None:
-                yield from self._more(id)
+        yield from self._of_machines(came)
         yield from rows
 
-    def _machines_now(self) -> Iterator[Event]:
+    def _of_machines(self, came: set[MachineId]) -> Iterator[Event]:
+        """What is new in the journals of those that live, of those that *came*, which may be gone again, and of those that went."""
         live = set(os.listdir(self._folders.machines))
-        for id in sorted(live | set(self._tails)):
-            yield from self._came_or_went(id, id not in live)
-
-    def _came_or_went(self, id: MachineId, is_gone: bool) -> Iterator[Event]:
-        if self._of not in (None, id):
-            return
-        yield from self._more(id)
-        if is_gone:
-            self._forget(id)
+        for id in sorted(live | came | self._watches.keys()):
+            if self._of in (None, id):
+                yield from self._more(id)
+                if id not in live:
+                    self._forget(id)
 
     def _rows(self) -> list[Event]:
         """The ledger's new rows, as events."""
@@ -160,21 +152,17 @@ class Stream:
     def _begin(self, id: MachineId) -> None:
         """Read this machine's journal from its beginning; where it has none yet, we are woken when it has."""
         folder = self._folders.machine(id)
-        self._note(self._watch.add(folder, inotify.IN_CREATE), id)
+        watches = self._watches.setdefault(id, set())
+        watches.add(self._watch.add(folder, inotify.IN_CREATE))
         for path in (folder / JOURNAL, self._folders.ended(id) / JOURNAL):  # a short life may be over by now
             with suppress(OSError):
                 self._tails[id] = Tail(path)
-                self._note(self._watch.add(path, inotify.IN_MODIFY), id)
+                watches.add(self._watch.add(path, inotify.IN_MODIFY))
                 return
-
-    def _note(self, watch: int, id: MachineId) -> None:
-        if watch:
-            self._by_watch[watch] = id
 
     def _forget(self, id: MachineId) -> None:
         """Its folder lives on among the records, and nobody writes there."""
-        for watch in [watch for watch, watched in self._by_watch.items() if watched == id]:
-            del self._by_watch[watch]
+        for watch in self._watches.pop(id, ()):
             self._watch.remove(watch)
         if id in self._tails:
             self._tails.pop(id).close()

@@ -19,7 +19,6 @@ from belljar.guest import Guest
 from belljar.host.files import private, read_capped
 from belljar.hypervisor import LESS_MEMORY, Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates
 from belljar.image import Image
-from belljar.journal import Record
 from belljar.machine import DOUBTS
 from belljar.machine.cleaning.put_away import deadline, last_words
 from belljar.machine.life.claim import locking
@@ -68,8 +67,13 @@ async def make_template(services: Services, life: Lifecycle, spec: DomainSpec, c
         os.truncate(path, 0)
         record.intend("template", templates.template_draft(spec))
         try:
-            if (adopted := await _of_site(templates, spec, record)) is not None:
-                return adopted
+            try:
+                if (adopted := await templates.adopt_template(spec)) is not None:
+                    return adopted
+            except (
+                errors.TemplateError
+            ) as error:  # what stands in the way of the site's is not a reason not to make one
+                record.tell("site-template", reason=error.message)
             await templates.prepare_template(spec, context.image.disk)
             return await _boot_and_freeze(services, life, spec, context)
         except BaseException as error:  # re-raised: a cancel leaves no draft either
@@ -94,15 +98,6 @@ def _remember(lock: Path, error: errors.BelljarError) -> None:
     until = time.time() + (REFUSED_FOR if isinstance(error, errors.GuestRefused) else FAILED_FOR)
     with suppress(OSError, errors.BelljarError):
         lock.write_bytes(f"{until:.0f} {error.message}".encode()[:LONGEST_REASON])
-
-
-async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Template | None:
-    """A copy of the site's, where that can be had: what stands in its way is not a reason not to make one."""
-    try:
-        return await templates.adopt_template(spec)
-    except errors.TemplateError as error:
-        record.tell("site-template", reason=error.message)
-        return None
 
 
 async def _boot_and_freeze(services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext) -> Template:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import ImageError, OutputMissing
-from belljar.guest import Sink, Streams
+from belljar.guest import BytesSink, Sink, Streams
 from belljar.hypervisor import ExtraDisk
 from belljar.image import Image
 from belljar.machine import DISK_NOT_WHOLE
@@ -37,6 +37,7 @@ ROOT = Account("root", 0, 0, "root", home="/root")
 MEMORY = 512 << 20
 MOST_WORDS = 64 << 10
 PATIENCE = 3600.0  # seconds for one task
+Disk = Path | Image  # an overlay that is changed, or an image that is only read
 Task = dict[str, Any]
 Transfers = tuple[Transfer, ...]
 FAILED = "Check that the image has a file system belljar's default image knows, and that the paths are there."
@@ -56,7 +57,7 @@ class ForeignDisk(Extra):
     """The disk to work on. An overlay is changed, and stays when the machine is gone; an image is only read, for writes go
     into an overlay of the machine's own."""
 
-    def __init__(self, disk: Path | Image, overlays: Overlays) -> None:
+    def __init__(self, disk: Disk, overlays: Overlays) -> None:
         self._disk, self._overlays = disk, overlays
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
@@ -104,12 +105,7 @@ class Workshop:
         await self._work(overlay, task, (Transfer(str(agent[1]), f"{IN}/0/it"),))
 
     async def _work(
-        self,
-        disk: Path | Image,
-        task: Task,
-        inputs: Transfers = (),
-        outputs: Transfers = (),
-        stdout: Sink | None = None,
+        self, disk: Disk, task: Task, inputs: Transfers = (), outputs: Transfers = (), stdout: Sink | None = None
     ) -> None:
         names = (f"{IN}/{number}".encode() for number in range(len(inputs)))
         words = PlainFile(TASK, json.dumps({"disk": FOREIGN, **task}).encode("ascii"), 0o600, is_users=False)
@@ -121,7 +117,7 @@ class Workshop:
         )  # fmt: skip
         id, spec, work = os.urandom(6).hex(), MachineSpec(self._image, cpus=1, memory=MEMORY), RunPayload(payload)
         request = Request(id, spec, work, requester="workshop", created=time.time(), timeout=PATIENCE)
-        stderr = _Words()
+        stderr = BytesSink(MOST_WORDS)
         outcome = await self._keep(
             request, Streams(None, stdout, stderr), Orders(), [ForeignDisk(disk, self._overlays)]
         )
@@ -130,27 +126,12 @@ class Workshop:
                 raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
             return
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
-            raise ImageError(stderr.last() or f"the work in machine {id} ended with {outcome.exit_code}", hint=FAILED)
+            lines = stderr.data.decode(errors="replace").strip().splitlines()
+            reason = lines[-1][:500] if lines else f"the work in machine {id} ended with {outcome.exit_code}"
+            raise ImageError(reason, hint=FAILED)
         if outcome.error == OutputMissing.__name__:
             raise OutputMissing(f"machine {id}: {outcome.reason}", hint=outcome.hint or None)
         raise ImageError(f"machine {id}: {outcome.reason}", hint=outcome.hint or FAILED)
-
-
-class _Words:
-    """Keeps the end of the output."""
-
-    def __init__(self) -> None:
-        self._kept = b""
-
-    async def write(self, data: bytes) -> None:
-        self._kept = (self._kept + data)[-MOST_WORDS:]
-
-    async def close(self) -> None:
-        pass
-
-    def last(self) -> str:
-        lines = self._kept.decode(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else ""
 
 
 def kept_disk(overlay: Path, size: int) -> Image:
