@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+from belljar.batch import Call
 from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, SHELL
 from belljar.batch.install.commands import Client
-from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs
 
 TIMEOUT = 20.0

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Collection
 from typing import BinaryIO
 
-from belljar.batch import Settings
+from belljar.batch import Call, Settings
 from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, memory, reserved_memory, seconds
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
-from belljar.batch.system import Call
 from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
 from belljar.host.caller import describe
 from belljar.host.privileges import user_of

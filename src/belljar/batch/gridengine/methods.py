@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from belljar.batch import Call
 from belljar.batch.gridengine.dialect import GRACE, spool_config
-from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
 from belljar.host.processes import PROC, all_pids, command_line, is_stopped
 

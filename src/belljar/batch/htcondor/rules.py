@@ -12,11 +12,10 @@ import os
 import sys
 from collections.abc import Collection
 
-from belljar.batch import Settings
+from belljar.batch import Call, Settings
 from belljar.batch.htcondor.ads import LARGEST, Ad, parse, string
 from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS, disk_of, image_of, size_of
 from belljar.batch.job import policy
-from belljar.batch.system import Call
 from belljar.errors import BelljarError
 from belljar.model import MIB
 

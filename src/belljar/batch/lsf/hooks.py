@@ -11,11 +11,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from belljar.batch import Settings
+from belljar.batch import Call, Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for
 from belljar.batch.job.terms import whole
 from belljar.batch.lsf.dialect import DISK, IMAGE, MEMORY, WALL, memory_of
-from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
 from belljar.model import GIB, KIB, MIB
 from belljar.records import dataclass, field

@@ -21,6 +21,7 @@ from belljar.errors import BadOption, NotInAJob
 if TYPE_CHECKING:
     from belljar.batch.install.pieces import Place
 
+PROGRAMS = ("pbsnodes", "qselect", "qmgr")
 QUEUES = (("qmgr", "-c", "print server"), r"(?m)^create queue (\S+)")
 ANSWERS = ("qmgr", "-c", "list server")
 OURS = "belljar:"  # begins the comment of a node we closed

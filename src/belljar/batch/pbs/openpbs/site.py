@@ -12,7 +12,7 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Change, OurFile, Piece, Place, SiteOfSystem
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
-from belljar.batch.pbs.common import ANSWERS, QUEUES, roles
+from belljar.batch.pbs.common import ANSWERS, PROGRAMS, QUEUES, roles
 from belljar.findings import Finding, expect
 
 FILES = Path(__file__).parent
@@ -37,7 +37,7 @@ class OpenPbsSite(SiteOfSystem):
 
     default_folder = Path("/var/spool/pbs")
     needs = Needs(
-        ("pbsnodes", "qselect", "qmgr"), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
+        PROGRAMS, ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
         bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (), queues=QUEUES,
         answers=ANSWERS,
     )  # fmt: skip
