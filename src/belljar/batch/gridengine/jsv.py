@@ -75,15 +75,16 @@ class Verifier:
         return self._judge(job)
 
     def _judge(self, job: Submission) -> list[str]:
+        refused = "RESULT STATE REJECT belljar:"
         if job.is_broken:
-            return [_reject("belljar: a resource or variable of this job holds a line break. Take it out.")]
+            return [f"{refused} a resource or variable of this job holds a line break. Take it out."]
         try:
             changes = self.changes(job.params, job.env)
         except BadSetting as exc:
             # The site's mistake: its jobs are not to be refused for it. Each node judges again.
-            return [f"LOG WARNING {_line(f'belljar: {exc.message}')}", "RESULT STATE ACCEPT"]
+            return [f"LOG WARNING belljar: {_line(exc.message)}", "RESULT STATE ACCEPT"]
         except BelljarError as exc:
-            return [_reject(f"belljar: {exc.message}. {exc.hint}")]
+            return [f"{refused} {_line(f'{exc.message}. {exc.hint}')}"]
         return [*changes, "RESULT STATE CORRECT"] if changes else ["RESULT STATE ACCEPT"]
 
     def changes(self, params: dict[str, str], env: dict[str, str]) -> list[str]:
@@ -145,9 +146,8 @@ def resources(text: str) -> dict[str, str]:
 def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
     """qsh, qrsh and qlogin: never in a machine, and only in queues without our prolog."""
     if image:
-        raise ImageNotAllowed(
-            "qsh, qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
-        )
+        hint = "Submit with qsub; `belljar exec` reaches into it."
+        raise ImageNotAllowed("qsh, qrsh and qlogin have no machine", hint=hint)
     return [] if hard.get(SHELL) == "1" else [f"PARAM l_hard {_joined({**hard, SHELL: '1'})}"]
 
 
@@ -160,10 +160,6 @@ def _slots(params: dict[str, str]) -> int:
     least, most = (params.get(name, "") for name in ("pe_min", "pe_max"))
     words = [int(word) for word in (most, least) if word.isdecimal() and len(word) < 9 and int(word) < ENDLESS]
     return max(words[0], 1) if words else 1
-
-
-def _reject(text: str) -> str:
-    return f"RESULT STATE REJECT {_line(text)}"
 
 
 def _line(text: str) -> str:
@@ -194,5 +190,4 @@ def groups_of(user: str) -> Collection[str]:
         known = user_of(user).with_groups()
     except BelljarError:
         return ()
-    account = describe(known.uid, known.gid, known.groups)
-    return [account.group, *(name for _, name in account.groups)]
+    return Asker.of(describe(known.uid, known.gid, known.groups)).groups

@@ -45,10 +45,8 @@ class HTCondorSite:
         """Option: `wrapper=site`: the site's USER_JOB_WRAPPER calls ours."""
         for name, value in place.options.items():
             if name != "wrapper" or value not in ("site", "belljar"):
-                raise BadOption(
-                    f"--set {name}={value}: HTCondor has wrapper=site and wrapper=belljar",
-                    hint="A prepare hook of your own cannot stand beside belljar's: take it out, or do its work in your wrapper.",
-                )
+                hint = "A prepare hook of your own cannot stand beside belljar's: take it out, or do its work in your wrapper."
+                raise BadOption(f"--set {name}={value}: HTCondor has wrapper=site and wrapper=belljar", hint=hint)
         words = {
             **NAMES, "closed": CLOSED, "node": shlex.quote(str(place.node)),
             "names": shlex.quote(str(place.store / "images/names")),
@@ -66,8 +64,7 @@ class HTCondorSite:
         )  # fmt: skip
         yield from _clashes(place)
         # Nothing runs as root before a job, so each user's first job makes its own folder there.
-        if place.node is not None:
-            node = str(place.node)
+        if node := str(place.node or ""):
             yield Change(
                 f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node),
                 lambda printed: printed.split() == ["1777", "0"],
@@ -110,11 +107,9 @@ def _clashes(place: Place) -> Iterator[Clash]:
             where = f"`condor_config_val -subsystem STARTER -verbose {name}` tells where"
             yield Clash(name, f"{theirs} ({where}): belljar's would take its place; {advice}")
     if place.node is None:
-        yield Clash(
-            "paths.node",
-            "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine; write"
-            ' `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml',
-        )
+        why = "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine"
+        todo = 'write `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml'
+        yield Clash("paths.node", f"{why}; {todo}")
 
 
 def ask(place: Place, daemon: str, name: str) -> str:

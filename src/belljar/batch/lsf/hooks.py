@@ -91,9 +91,8 @@ def wants(words: Sequence[str], additional: str) -> dict[str, str]:
     for word in filter(None, re.split(r"[,\s]+", text)):
         name, equals, value = word.partition("=")
         if not equals or name not in WORDS or not value:
-            raise BadOption(
-                f"-a vm({text[:60]!r}): {word[:40]!r} means nothing", hint='Write bsub -a "vm(image=NAME,disk=20G)".'
-            )
+            hint = 'Write bsub -a "vm(image=NAME,disk=20G)".'
+            raise BadOption(f"-a vm({text[:60]!r}): {word[:40]!r} means nothing", hint=hint)
         wishes[name] = value
     return wishes
 

@@ -138,9 +138,8 @@ def is_part(place: Place, part: str) -> bool:
 def roles(place: Place, system: str, options: tuple[str, ...], home: str) -> tuple[bool, bool]:
     """(a server, a node). Raises BadOption for options nobody knows, and for a folder that is no home of the system."""
     if unknown := set(place.options) - set(options):
-        raise BadOption(
-            f"--set {min(unknown)}: no option of {system}", hint=f"Known are: {', '.join(options) or 'none'}."
-        )
+        hint = f"Known are: {', '.join(options) or 'none'}."
+        raise BadOption(f"--set {min(unknown)}: no option of {system}", hint=hint)
     is_server, is_node = is_part(place, "server_priv"), is_part(place, "mom_priv")
     if not (is_server or is_node):
         what = f"{place.folder}: neither server_priv nor mom_priv is there"
