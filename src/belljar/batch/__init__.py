@@ -47,9 +47,7 @@ class Settings:
     max_memory: int = setting(0, "most memory a job with a machine may ask for; 0: no limit", unit="bytes")
     max_disk: int = setting(0, "largest disk a job may ask for; 0: no limit", unit="bytes")
     scratch: int = setting(
-        0,
-        "a disk at /scratch of this size, or of the job's own; 0: the job's is that of the machine's disk",
-        unit="bytes",
+        0, "a disk at /scratch of this or the job's size; 0: the job's size is for the machine's disk", unit="bytes"
     )
     overhead: int = setting(224 * MIB, "what QEMU and belljar need of a job's memory limit", unit="bytes")
     overhead_percent: float = setting(5.0, "the same as a part of that memory; the larger one counts", unit="percent")

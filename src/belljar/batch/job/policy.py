@@ -76,10 +76,8 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
     matches = [(rule, RULE.fullmatch(" ".join(rule.split()))) for rule in settings.allow]
     for rule, match in matches:
         if match is None:
-            who = (
-                "WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN is an image's name, in which * and ? may stand."
-            )
-            raise BadSetting(f"batch.allow: {rule!r} is not of the form `WHO PATTERN`", hint=who)
+            hint = "WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN is an image's name, with * and ? perhaps."
+            raise BadSetting(f"batch.allow: {rule!r} is not of the form `WHO PATTERN`", hint=hint)
     return [(match[1] or "*", match[2] or "", match[3]) for _, match in matches if match]
 
 

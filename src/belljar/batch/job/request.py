@@ -154,9 +154,8 @@ def script_text(here: Surroundings, job: Job) -> bytes:
     try:
         text = here.read(job.script)
     except OSError as exc:
-        raise UnreadableScript(
-            f"{name}: {exc.strerror}", hint="See the batch system's log: it spooled it there."
-        ) from exc
+        hint = "The batch system spooled it there; see its log."
+        raise UnreadableScript(f"{name}: {exc.strerror}", hint=hint) from exc
     if job.script_skips_line:
         text = text.partition(b"\n")[2]
     if len(text) > LARGEST_SCRIPT:

@@ -83,6 +83,5 @@ def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
     from belljar.host.python.elf import MAGIC, loader_of
 
-    return (
-        program[:5] == MAGIC + b"\2" and program[18:20] == b"\x3e\0" and len(program) >= 64 and not loader_of(program)
-    )
+    is_64_bit_x86 = program[:5] == MAGIC + b"\2" and program[18:20] == b"\x3e\0"
+    return is_64_bit_x86 and len(program) >= 64 and not loader_of(program)

@@ -38,6 +38,7 @@ SIZE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 RANGE = "[0-9]{1,6}(?:-[0-9]{1,6})?"
 HOSTLIST = re.compile(rf"([^\[\]]*)\[({RANGE}(?:,{RANGE})*)\]([^\[\]]*)")
+UPDATE = ("scontrol", "update")
 OURS, LONGEST_NOTE = "belljar: ", 900
 HELD_BY_USER = "JobHeldUser"  # not so one that was requeued in held state
 # https://slurm.schedmd.com/job_reason_codes.html
@@ -65,7 +66,7 @@ class SlurmClient(Client):
     def take_back(self, job: JobView) -> tuple[Command, ...]:
         if job.state is not JobState.RUNNING:
             return (("scontrol", "hold", job.id),)
-        allow = () if job.reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=1"),)
+        allow = () if job.reruns else ((*UPDATE, f"JobId={job.id}", "Requeue=1"),)
         return (*allow, ("scontrol", "requeuehold", job.id))
 
     def has_forgotten(self, job: JobView) -> bool:
@@ -83,7 +84,7 @@ class SlurmClient(Client):
         return ("scancel", job)
 
     def note(self, job: JobView, text: str) -> Command:
-        return ("scontrol", "update", f"JobId={job.id}", f"AdminComment={OURS}{one_line(text, LONGEST_NOTE)}")
+        return (*UPDATE, f"JobId={job.id}", f"AdminComment={OURS}{one_line(text, LONGEST_NOTE)}")
 
     def refuse(self, job: JobView, why: str) -> Command:
         """In the comment, behind what its user wrote there. One that was not read whole stays."""
