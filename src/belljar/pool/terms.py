@@ -349,7 +349,10 @@ class Pilots(Protocol):
     def submitted(self, printed: bytes) -> JobId:
         """Raises ValueError."""
 
-    def cancel(self, job: JobId) -> Command: ...
+    def cancel(self, job: JobId) -> Command:
+        """`qdel`, but in Slurm."""
+        return ("qdel", job)
+
     def extend(self, job: JobId, seconds: float) -> Command:
         """A running job's limit is this now. Raises ValueError where a system cannot do that."""
 

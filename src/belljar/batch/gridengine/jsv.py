@@ -44,8 +44,7 @@ class Submission:
         if word == "ENV" and blank:
             name, _, value = value.partition(" ")
         values = self.env if word == "ENV" else self.params
-        is_wrong = word not in ("PARAM", "ENV") or not name or name in values or len(values) > MOST_LINES
-        self.is_broken = self.is_broken or is_wrong
+        self.is_broken |= word not in ("PARAM", "ENV") or not name or name in values or len(values) > MOST_LINES
         values[name] = value
 
 

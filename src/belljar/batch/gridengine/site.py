@@ -37,17 +37,14 @@ def _common(variables: Mapping[str, str]) -> Path | None:
     return Path(root, variables.get("SGE_CELL", "default"), "common") if root else None
 
 
-def _cell(folder: Path) -> dict[str, str]:
-    return {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name}
-
-
 class GridEngineSite(SiteOfSystem):
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/var/lib/gridengine/default/common")
     needs = Needs(
         ("qconf", "qstat", "qalter", "qmod"),
-        ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common, told_by=_cell,
+        ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common,
+        told_by=lambda folder: {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name},
         queues=(("qconf", "-sql"), r"(?m)^(\S+)$"), answers=("qconf", "-sconf", "global"),
     )  # fmt: skip
 

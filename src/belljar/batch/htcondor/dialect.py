@@ -66,8 +66,8 @@ class HTCondor(Dialect):
             system=self.name, id=(id := f"{cluster}.{proc}"), aliases=tuple(filter(None, [ad.text("GlobalJobId")[:300]])), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native, visitor=_visitor(here.argv, ad, id),
             inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
-            cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=memory_of(slot, "Memory") or memory_of(ad, "RequestMemory"),
-            disk=disk_of(ad), wall=_wall(ad), started_before=starts - 1, grace=_grace(ad), signals_reach_all=False,
+            cpus=slot.number("Cpus") or ad.number("RequestCpus"), disk=disk_of(ad), wall=_wall(ad), grace=_grace(ad),
+            memory=memory_of(slot, "Memory") or memory_of(ad, "RequestMemory"), started_before=starts - 1, signals_reach_all=False,
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), answer=os.fsencode(here.var(ERROR_FILE)), ask_env=chirp,
         )  # fmt: skip
 

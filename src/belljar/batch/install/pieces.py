@@ -282,18 +282,16 @@ class SiteOfSystem(Protocol):
 
 def names(script: Path, word: str) -> bool:
     """Does a script of the site's have this in it?"""
-    try:
+    with suppress(OSError):
         return word in script.read_text(errors="replace")
-    except OSError:
-        return False
+    return False
 
 
 def read(path: Path) -> bytes | None:
     """The file; None where there is none."""
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError):
         return read_capped(path, LARGEST_FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    return None
 
 
 def replace_text(path: Path, text: bytes) -> None:

@@ -26,8 +26,8 @@ class SlurmSite:
 
     default_folder = Path("/etc/slurm")
     needs = Needs(
-        ("scontrol", "squeue"), ("SLURM_CONF",), home=lambda variables: _folder_of(variables.get("SLURM_CONF", "")),
-        told_by=lambda folder: _conf_in(folder),
+        ("scontrol", "squeue"), ("SLURM_CONF",), told_by=lambda folder: _conf_in(folder),
+        home=lambda variables: Path(conf).parent if (conf := variables.get("SLURM_CONF", "")).startswith("/") else None,
         queues=(("scontrol", "--all", "--oneliner", "show", "partition"), r"(?m)^PartitionName=(\S+)"),
     )  # fmt: skip
 
@@ -94,10 +94,6 @@ class SlurmSite:
 
 
 SITE = SlurmSite()
-
-
-def _folder_of(conf: str) -> Path | None:
-    return Path(conf).parent if conf.startswith("/") else None
 
 
 def _conf_in(folder: Path) -> dict[str, str]:

@@ -175,15 +175,19 @@ class QemuHypervisor(QemuHost):
             from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
 
             host_cpu = cpu_flags(first_processor())
+        image = {"image_digest": spec.image_digest, "image_stored": spec.image_stored, "boot": spec.boot.digest}
+        sizes = {"cpus": spec.cpus, "memory": spec.memory, "disk_size": spec.disk_size}
+        host = {"accelerator": spec.accelerator.value, "host_cpu": host_cpu, "owner": spec.owner[0]}
         return {
-            **{name: getattr(spec, name) for name in ("image_digest", "image_stored", "cpus", "memory", "disk_size")},
-            "boot": spec.boot.digest, "accelerator": spec.accelerator.value, "host_cpu": host_cpu, "owner": spec.owner[0],
+            **image,
+            **sizes,
+            **host,
             "qemu": [self.abilities.identity, self.abilities.name],
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
             **({"grows_to": [frame.most_cpus, frame.most_memory, frame.held]} if frame else {}),
             **({"warm": list(spec.warm)} if spec.warm else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
-        }  # fmt: skip
+        }
 
 
 def uses_uefi(boot: Boot) -> bool:

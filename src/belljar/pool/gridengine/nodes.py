@@ -132,11 +132,12 @@ class GridEngineNodes(terms.Nodes):
         bait = baits[0]
         managers = ask("qconf", "-sm").split()
         yield fail_if("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
+        fit = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
         for what, look, remedy in (
             (f"bait {bait}", _bait, f"Set the prolog of {bait} ({PAGE})."),
             (f"queue {queue}", _queue, f"Make it for machines alone, without a prolog ({PAGE})."),
-            ("parallel environments", _environments, f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."),
-        ):  # fmt: skip
+            ("parallel environments", _environments, fit),
+        ):
             try:
                 wrong = look(ask, bait, queue)
             except BelljarError as exc:

@@ -52,9 +52,6 @@ class GridEnginePilots(terms.Pilots):
     def submitted(self, printed: bytes) -> JobId:
         return terms.id_printed(printed.partition(b".")[0], "[0-9]{1,18}")
 
-    def cancel(self, job: JobId) -> Command:
-        return ("qdel", job)
-
     def extend(self, job: JobId, seconds: float) -> Command:
         raise ValueError("Grid Engine does not change the limit of a running job")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Piece, Place
-from belljar.batch.pbs.common import ANSWERS, PROGRAMS, QUEUES, is_part, reread, roles
+from belljar.batch.pbs.common import ANSWERS, PROGRAMS, QUEUES, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect
@@ -38,12 +38,11 @@ class TorqueSite:
         return reread(place)
 
     def findings(self, place: Place) -> Iterator[Finding]:
-        if not is_part(place, "server_priv"):
-            return
-        delay = _attribute(place, "kill_delay")
-        seconds = int(delay) if delay.isdecimal() else 2
-        remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
-        yield expect("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
+        if (place.folder / "server_priv").is_dir():
+            delay, what = _attribute(place, "kill_delay"), "kill_delay leaves a job time to end"
+            seconds = int(delay) if delay.isdecimal() else 2
+            remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
+            yield expect(what, seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
 
 
 def _server(place: Place) -> Piece:

@@ -64,9 +64,6 @@ class OpenPbsPilots(terms.Pilots):
     def submitted(self, printed: bytes) -> JobId:
         return terms.id_printed(printed, JOB_ID.pattern)
 
-    def cancel(self, job: JobId) -> Command:
-        return ("qdel", job)
-
     def extend(self, job: JobId, seconds: float) -> Command:
         """Operators alone may let a running job last longer."""
         return ("qalter", "-l", f"walltime={ceil(seconds)}", job)
