@@ -108,8 +108,8 @@ def _clashes(place: Place) -> Iterator[Clash]:
             yield Clash(name, f"{theirs} ({where}): belljar's would take its place; {advice}")
     if place.node is None:
         why = "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine"
-        todo = 'write `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml'
-        yield Clash("paths.node", f"{why}; {todo}")
+        remedy = 'write `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml'
+        yield Clash("paths.node", f"{why}; {remedy}")
 
 
 def ask(place: Place, daemon: str, name: str) -> str:
