@@ -35,7 +35,7 @@ class Settings:
         " `belljar image publish --init` prints them",
     )
     sync_interval: float = setting(
-        300.0, "the source of an image that is named by address or path is asked this often at most", unit="seconds"
+        300.0, "least time between two questions to the source of an image named by address or path", unit="seconds"
     )
     cache_limit: int = setting(
         0,

@@ -38,9 +38,8 @@ class OpenPbsSite(SiteOfSystem):
 
     default_folder = Path("/var/spool/pbs")
     needs = Needs(
-        PROGRAMS, ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
-        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (), queues=QUEUES,
-        answers=ANSWERS,
+        PROGRAMS, ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"), queues=QUEUES, answers=ANSWERS,
+        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (),
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:

@@ -31,7 +31,7 @@ class TorqueSite:
         is_own = place.options.get("hooks") == "own"
         folder = place.wrapper.parent if is_own else place.folder / "mom_priv"
         scripts = [Path(__file__).with_name(f"{name}.sh") for name in ("prologue", "epilogue") if is_own or is_node]
-        hooks = [OurFile(it.stem, folder / it.stem, place.filled(it, record=RECORD)) for it in scripts]
+        hooks = [OurFile(file.stem, folder / file.stem, place.filled(file, record=RECORD)) for file in scripts]
         return [*hooks, *([_server(place)] if is_server else ()), *(_node(place, is_own) if is_node else ())]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
