@@ -1,28 +1,34 @@
 """The door of the batch room: batch systems, each found by its folder. Nothing here starts a machine.
 
     names()        of all there are
-    load(name)     a System: its dialect, what its site installs, its own hooks    system.py
+    load(name)     a System: its dialect, what its site installs, its own hooks
     job/           jobs as values: terms, rules, requests, verdicts
     install/       what a site installs: pieces, and the engine that puts them in place and takes them out
     node.py        faults of a node, machines that outlived their jobs
 
 A dialect reads the surroundings that a job was started in. What becomes of the job is judged once for all systems
-(job/verdict.py), and the dialect says it in the system's own words.
+(job/verdict.py), and the dialect says it in the system's own words. A system's folder has
+
+    __init__.py    SYSTEM, a `System`
+    dialect.py     DIALECT: what it says to a job, and how it is answered (job/terms.py)
+    site.py        SITE: what a site installs, and whether it is there (install/pieces.py)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib import import_module
 
 from belljar.hints import TYPE_CHECKING, cast
 from belljar.model import GIB, MIB, setting
-from belljar.records import dataclass
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
-    from belljar.batch.system import System
-
-__all__ = ["Settings", "load", "names", "systems_in"]
+    from belljar.batch.install.commands import Client
+    from belljar.batch.install.pieces import SiteOfSystem
+    from belljar.batch.job.policy import Asker
+    from belljar.batch.job.terms import Dialect
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,7 @@ class Settings:
     max_memory: int = setting(0, "most memory a job with a machine may ask for; 0: no limit", unit="bytes")
     max_disk: int = setting(0, "largest disk a job may ask for; 0: no limit", unit="bytes")
     scratch: int = setting(
-        0,
-        "a disk at /scratch of this size, or of the job's own; 0: the job's is that of the machine's disk",
-        unit="bytes",
+        0, "a disk at /scratch of this or the job's size; 0: the job's size is for the machine's disk", unit="bytes"
     )
     overhead: int = setting(224 * MIB, "what QEMU and belljar need of a job's memory limit", unit="bytes")
     overhead_percent: float = setting(5.0, "the same as a part of that memory; the larger one counts", unit="percent")
@@ -70,6 +74,52 @@ class Settings:
     hs06_per_cpu: float = setting(0.0, "HS06 of one processor, which jobs get as a machine feature; 0: they do not")
 
 
+@dataclass(frozen=True)
+class Call:
+    """A program of a system's own, called through `belljar internal hook`. What it may ask for is looked up when it does."""
+
+    name: str
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    settings: Callable[[], Settings]  # raises BadSetting
+    asker: Callable[[], Asker]  # who runs this process
+    client: Callable[[], Client]
+    images: Callable[[], Collection[str] | None]  # names of the site's; None where its store cannot be seen from here
+
+
+@dataclass(frozen=True)
+class System:
+    """One batch system."""
+
+    package: str  # the folder's own `__name__`
+    title: str  # as people write it
+    hooks: Mapping[str, str] = field(default_factory=dict)  # besides prolog and epilog: name -> `module:function`
+    ends_words: bool = False  # its redirect says nothing to us: all that follows the launcher's name is the job's
+    node_variable: str = ""  # by which it tells its hooks its own name for this node
+    untried: str = ""  # why it is called experimental
+
+    @property
+    def name(self) -> str:
+        return self.package.rpartition(".")[2]
+
+    @property
+    def dialect(self) -> Dialect:
+        return cast("Dialect", import_module(f"{self.package}.dialect").DIALECT)
+
+    @property
+    def site(self) -> SiteOfSystem:
+        return cast("SiteOfSystem", import_module(f"{self.package}.site").SITE)
+
+    def hook(self, name: str) -> Callable[[Call], int]:
+        """Raises BadOption for one it does not have."""
+        if name not in self.hooks:
+            from belljar.errors import BadOption
+
+            raise BadOption(f"{self.name}: has no hook {name!r}", hint=f"It has: {', '.join(self.hooks) or 'none'}.")
+        module, _, function = self.hooks[name].partition(":")
+        return cast("Callable[[Call], int]", getattr(import_module(f"{self.package}.{module}"), function))
+
+
 def names() -> tuple[str, ...]:
     """The names of all batch systems."""
     return tuple(sorted(systems_in(__name__, __path__, "dialect.py")))
@@ -77,8 +127,6 @@ def names() -> tuple[str, ...]:
 
 def load(name: str) -> System:
     """The system of this name; nothing of the others is imported. Raises BadOption for an unknown name."""
-    from importlib import import_module
-
     package = systems_in(__name__, __path__, "dialect.py").get(name)
     if package is not None:
         return cast("System", import_module(package).SYSTEM)

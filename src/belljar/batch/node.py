@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from belljar.batch.job.terms import NODE_NAME, Dialect, one_line
 from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
-from belljar.host.locks import locked
+from belljar.host.locks import Lock, locked
 from belljar.model import OutcomeClass
 from belljar.reading import from_json
 from belljar.records import dataclass, field, replace
@@ -130,10 +129,8 @@ class Memory:
     def write(self, node: Node) -> None:
         write_whole(self._path, json.dumps(asdict(node)).encode() + b"\n")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        with locked(self._path.with_suffix(".lock"), timeout=LOCK_TIMEOUT, what="count a fault of this node"):
-            yield
+    def locked(self) -> Lock:
+        return locked(self._path.with_suffix(".lock"), timeout=LOCK_TIMEOUT, what="count a fault of this node")
 
 
 @dataclass(frozen=True)

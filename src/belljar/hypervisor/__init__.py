@@ -39,9 +39,7 @@ class Settings:
     accelerator: Accelerator = setting(Accelerator.AUTO, "auto: KVM if a tiny guest boots by it; kvm or tcg insist")
     cpu: str = setting("auto", "CPU model of the guests; auto: host under KVM, a quick one under TCG")
     uefi: str = setting("", "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places")
-    virtiofsd: str = setting(
-        "", "virtiofs's program, the one in Rust; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu"
-    )
+    virtiofsd: str = setting("", "virtiofsd, the one in Rust; empty: from PATH, /usr/libexec and /usr/lib/qemu")
     user: str = setting("auto", "whom root's QEMU runs as; auto: the payload's user, or `belljar`, or `nobody`")
     boot_timeout: float = setting(180.0, "longest time from start to the agent's answer", unit="seconds", minimum=0.01)
     qmp_timeout: float = setting(10.0, "longest time QEMU may take to answer one command", unit="seconds", minimum=0.01)

@@ -24,13 +24,9 @@ class Settings:
     default: str = setting("debian12", "image of a job that names none; debian12 is built on first use")
     max_size: int = setting(64 * GIB, "largest download and largest unpacked image", unit="bytes")
     stall_timeout: float = setting(
-        60.0,
-        "a download without a byte for this long, or with less than 1 KiB for each second of it, is broken off",
-        unit="seconds",
+        60.0, "a download that brings less than 1 KiB for each second of this time is broken off", unit="seconds"
     )
-    lock_timeout: float = setting(
-        3600.0, "longest wait for another process that fetches or builds the same image", unit="seconds"
-    )
+    lock_timeout: float = setting(3600.0, "longest wait for another fetch or build of the same image", unit="seconds")
     reserve: int = setting(256 * MIB, "free space the scratch disk must have for a machine to start", unit="bytes")
     mirror: str = setting("", "Debian mirror for image builds; empty: deb.debian.org")
     sources: tuple[str, ...] = setting(
@@ -39,9 +35,7 @@ class Settings:
         " `belljar image publish --init` prints them",
     )
     sync_interval: float = setting(
-        300.0,
-        "the source of an image that a job names by address or path is asked no more often than this",
-        unit="seconds",
+        300.0, "least time between two questions to the source of an image named by address or path", unit="seconds"
     )
     cache_limit: int = setting(
         0,
@@ -114,9 +108,7 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     from belljar.image.store.store import NAME
 
     if not (is_source(settings.default) or NAME.fullmatch(settings.default.removeprefix("sha256:"))):
-        hint = (
-            "`belljar image list` shows the names; a digest, an http(s) address or a path from the root will do, too."
-        )
+        hint = "`belljar image list` shows the names; a digest, an http(s) address or an absolute path will do, too."
         yield "default", BadSetting(f"{settings.default!r}: an image cannot have this name", hint=hint)
     for line in settings.sources:  # none is asked
         try:

@@ -105,9 +105,7 @@ class Images(Store):
         if reference != DEFAULT_NAME:
             self._find(reference)  # raises
         if self._is_of_job:
-            hint = (
-                f"The site has to put it there: `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root."
-            )
+            hint = f"Its site has to `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root."
             raise NoStore(f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job", hint=hint)
         from belljar.image.build.debian import Recipe, build
 

@@ -76,10 +76,9 @@ def shown() -> Iterator[Progress]:
 
         console = Console(stderr=True)
         if not console.is_dumb_terminal:  # such a one cannot go back in a line
-            text = [
-                progress.TextColumn(words, markup=False) for words in ("{task.description}", "{task.fields[amount]}")
-            ]
-            columns = (progress.SpinnerColumn(), text[0], progress.BarColumn(20), text[1], progress.TimeElapsedColumn())
+            step = progress.TextColumn("{task.description}", markup=False)
+            amount = progress.TextColumn("{task.fields[amount]}", markup=False)
+            columns = (progress.SpinnerColumn(), step, progress.BarColumn(20), amount, progress.TimeElapsedColumn())
             with progress.Progress(*columns, console=console, transient=True) as bars:
                 yield Screen(bars)
             return

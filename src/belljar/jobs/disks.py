@@ -92,7 +92,7 @@ def insert(runtime: Runtime, reference: str, items: Sequence[Item], name: str) -
         intake.alone(store, name, f"make the image {name}", progress),
     ):
         with intake.draft(store, name) as folder:
-            overlay, raw = folder / "overlay.qcow2", folder / "disk.raw"
+            overlay, raw = folder / "overlay.qcow2", folder / intake.RAW
             runtime.overlays.create(overlay, image, None)
             progress.step("Putting the files in")
             asyncio.run(runtime.workshop().insert(overlay, items))
@@ -100,7 +100,7 @@ def insert(runtime: Runtime, reference: str, items: Sequence[Item], name: str) -
             argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
             commands.run(argv, timeout=sandbox.CONVERSION, bound=True)
             overlay.unlink()
-            return intake.take(store, folder, raw, _origin(image, name), progress)
+            return intake.take(store, folder, _origin(image, name), progress)
 
 
 def _origin(image: Image, name: str) -> intake.Origin:

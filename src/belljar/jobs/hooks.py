@@ -154,7 +154,7 @@ def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) 
 def own(system: str, words: list[str], runtime: Runtime) -> int:
     """A program of one system only, mostly run as a job's user: the user's mistakes in the settings are the wrapper's
     to report."""
-    from belljar.batch.system import Call
+    from belljar.batch import Call
     from belljar.jobs.node import client_of
 
     name, *rest = words or [""]

@@ -184,15 +184,11 @@ def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
         return ()
     from belljar.network.bridge import obstacle
 
-    why = obstacle(is_root=is_root)
-    return (
-        ()
-        if not why
-        else (
-            f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
-            ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
-        )
-    )
+    if not (why := obstacle(is_root=is_root)):
+        return ()
+    what = f"a machine on a bridge ({', '.join(settings.bridges)}) can use any MAC and IP address of that network"
+    words = '"required" refuses such machines, "off" says that it may be so'
+    return (f'network.anti_spoofing = "auto" does nothing here ({why}): {what}; {words}',)
 
 
 # QEMU's user network always has these: the guest's, the gateway's, the name server's. Machines never see others'.

@@ -1,7 +1,8 @@
 """The door of the pool room: a batch system seen from outside, its jobs and its nodes. Nothing here runs a command.
 
-    load(name)         a Pool, where belljar can add worker nodes: client.py and nodes.py in the system's folder   terms.py
-    pilots_of(name)    Pilots, where belljar can submit jobs of its own: pilots.py in the system's folder          pilots.py
+    load(name)         a Pool, where belljar can add worker nodes: client.py and nodes.py in the system's folder
+    pilots_of(name)    Pilots, where belljar can submit jobs of its own: pilots.py in the system's folder
+    terms.py           the words that all systems share
 
 `batch/` is about one job that belljar was started for; this is about all of them, for a policy that works beside the batch system and
 owns none of its jobs.
@@ -15,15 +16,17 @@ from typing import cast
 
 from belljar import batch
 from belljar.errors import BadOption
-from belljar.pool.pilots import NamedJob, PilotJob, Pilots
 from belljar.pool.terms import (
     UNFIT_CODE,
     JobId,
     JobState,
     JobView,
     Member,
+    NamedJob,
     NodeState,
     NodeView,
+    PilotJob,
+    Pilots,
     Pool,
     Revoked,
     machine_of,

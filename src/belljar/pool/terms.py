@@ -8,6 +8,7 @@ system and owns none of its jobs. Each system has client.py (jobs) and nodes.py 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
@@ -20,9 +21,11 @@ from belljar.records import dataclass, field
 
 JobId = str  # as the system's own commands take it: "4711", "4711_3", "4711.3"
 Command = tuple[str, ...]
+Names = tuple[str, ...]
 Ask = Callable[..., str]  # what a command prints; raises BelljarError
 LARGEST_ANSWER = 64 << 20  # bytes of one list
 UNFIT_CODE = 78  # a joining script's exit code where its image cannot join, as it says in a line on stderr; EX_CONFIG of sysexits.h
+PILOT_NAME = re.compile(r"belljar-r-[0-9a-f]{17}-[0-9]{1,4}")
 NODE_FORM = re.compile(r"vm([0-9a-f]{12})x")
 
 
@@ -237,9 +240,7 @@ class Nodes(Protocol):
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*, *text*: the system's settings on this host."""
 
-    def needs(
-        self, ask: Ask, conf: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterable[Finding]:  # fmt: skip
+    def needs(self, ask: Ask, conf: str, baits: Names, queue: str, feature: str, hosts: Names) -> Iterable[Finding]:
         """Can machines join, and baits of these names take jobs for them? *conf*: the text of the system's settings; *hosts*: lines for a
         machine's /etc/hosts. Raises BelljarError where the system does not answer."""
 
@@ -277,3 +278,89 @@ def words_of(text: str, *known: str) -> dict[str, str]:
         if equals and name in known and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
             words.setdefault(name, value)
     return words
+
+
+# -- jobs of our own: each starts one command on each of its nodes, runs once, and is found again by its name ---------
+
+# Their limit is the backstop of the pilot's own clock. Each system that can do it has pilots.py, with `PILOTS`.
+
+
+@dataclass(frozen=True)
+class PilotJob:
+    """What is asked for. Sizes are of each node's share, in bytes."""
+
+    name: str
+    command: tuple[str, ...]
+    nodes: int
+    cpus: int
+    memory: int
+    seconds: float  # that the system gives it
+    owner: str  # for whom it is: noted at the job
+    output: str  # path of a file
+    queue: str = ""
+    account: str = ""
+    shunned: tuple[str, ...] = ()  # nodes that it is not to have
+    environment: str = ""  # the parallel environment, where a system needs one for more than a processor
+
+
+@dataclass(frozen=True)
+class NamedJob:
+    """A job of ours, found by its name."""
+
+    name: str
+    id: JobId
+    state: JobState
+    reason: str = ""
+    expected: float = 0.0  # when the system thinks that it starts; 0: it does not say
+
+
+def account() -> str:
+    """Whose jobs ours are. Somebody else's may have any name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def id_printed(printed: bytes, pattern: str) -> JobId:
+    """The id of a job, alone. Raises ValueError."""
+    job = printed.decode("ascii", "replace").strip()
+    if re.fullmatch(pattern, job) is None:
+        raise ValueError(f"the batch system printed {job[:60]!r} where a job's id is expected")
+    return job
+
+
+def longest_of(limits: Sequence[float | None]) -> float | None:
+    """None: no limit is known, or one of the queues has none."""
+    return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
+
+
+class Pilots(Protocol):
+    """One system's."""
+
+    quantum: int  # seconds: a job's limit is a multiple of it
+    notice: float  # seconds between TERM, or its like, and KILL, where the site set no other time
+    limits: Command  # tells what queues allow
+
+    def submit(self, job: PilotJob, script: str) -> Command:
+        """*script*: path of a file with `script(job)`. Raises ValueError for what the system cannot be asked."""
+
+    def script(self, job: PilotJob) -> bytes: ...
+    def submitted(self, printed: bytes) -> JobId:
+        """Raises ValueError."""
+
+    def cancel(self, job: JobId) -> Command:
+        """`qdel`, but in Slurm."""
+        return ("qdel", job)
+
+    def extend(self, job: JobId, seconds: float) -> Command:
+        """A running job's limit is this now. Raises ValueError where a system cannot do that."""
+
+    def longest(self, printed: bytes, queue: str) -> float | None:
+        """Seconds that a job may have in this queue ("": that of a job which names none). None: as long as it likes, or it is not told."""
+
+    def query(self) -> Command:
+        """The one command that tells of all jobs of this account, or of everybody's."""
+
+    def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
+        """Those of this account with names of ours; two of one name where there are two. Raises ValueError for any other answer."""

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from belljar.batch import Settings, load
+from belljar.batch import Call, Settings, load
 from belljar.batch.gridengine import methods
-from belljar.batch.system import Call
 from belljar.errors import BadOption
 from belljar.host.processes import is_stopped
 

@@ -11,7 +11,7 @@ import pytest
 
 from belljar.batch import Settings
 from belljar.batch.install.pieces import Place
-from belljar.batch.slurm import lua as slurm_lua
+from belljar.batch.slurm.site import plugin_text, quoted
 from belljar.errors import BadOption, BadSetting
 from belljar.model import GIB, MIB
 
@@ -67,7 +67,7 @@ class Submission:
             settings or Settings(), Path("/opt/belljar/libexec/wrap-slurm"), Path("/opt/belljar/libexec/belljar"),
             tmp_path, Path("/etc/slurm"), options,
         )  # fmt: skip
-        self.plugin = slurm_lua.plugin(place).decode()
+        self.plugin = plugin_text(place).decode()
 
     def _call(self, verb: str, *args: object) -> tuple[int, str, str]:
         arguments = ",".join(written(arg) for arg in args)
@@ -338,7 +338,7 @@ def test_a_job_for_a_bait_is_left_alone_and_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", 'a"b\\c', "é\n]]", "x" * 300, "--[[", "\0"])
 def test_quoting(text: str) -> None:
-    assert run_lua(f"return {slurm_lua.quoted(text)}").decode() == text
+    assert run_lua(f"return {quoted(text)}").decode() == text
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_quoting(text: str) -> None:
 )
 def test_settings_that_cannot_be_meant(settings: Settings, options: dict[str, str], wrapper: str) -> None:
     with pytest.raises((BadSetting, BadOption)):
-        slurm_lua.plugin(Place(settings, Path(wrapper), Path("/b"), Path("/s"), Path("/etc/slurm"), options))
+        plugin_text(Place(settings, Path(wrapper), Path("/b"), Path("/s"), Path("/etc/slurm"), options))
 
 
 # -- containers ----------------------------------------------------------------------------------------------------------

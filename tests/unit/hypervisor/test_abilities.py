@@ -76,8 +76,8 @@ def test_qemu_is_asked_once_until_its_file_changes(tmp_path: Path) -> None:
     assert (first.name, abilities.ask(qemu, memory)) == ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", first)
     assert (tmp_path / "qemu.log").read_text().count("asked") == 3  # version, devices and schema, once each
     fake_qemu(tmp_path / "qemu", "QEMU emulator version 8.2.1 (another one)", schema=LATER)
-    assert abilities.ask(qemu, memory).readonly_ram
-    assert not first.readonly_ram
+    assert abilities.READONLY_RAM in abilities.ask(qemu, memory).features
+    assert abilities.READONLY_RAM not in first.features
 
 
 def test_a_qemu_that_quits_before_its_answer_is_read_is_heard_to_the_end(tmp_path: Path) -> None:

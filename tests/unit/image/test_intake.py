@@ -29,11 +29,11 @@ SECTOR = 512
 
 def take(store: Store, disk: Path, root: Path | None = None, number: int = 0, **origin: object) -> Image:
     """Stored as a disk whose root file system, on the partition of this number, has what lies in *root*."""
-    look = surveyor(root, number=number, fstype="ext4") if root else None
+    store.surveyor = surveyor(root, number=number, fstype="ext4") if root else None
     with intake.draft(store, "test") as folder:
         raw = folder / "disk.raw"
         commands.run(["cp", "--sparse=always", str(disk), str(raw)], timeout=30)
-        return intake.take(store, folder, raw, intake.Origin("test", "small", **origin), Progress(), surveyor=look)  # type: ignore[arg-type]
+        return intake.take(store, folder, intake.Origin("test", "small", **origin), Progress())  # type: ignore[arg-type]
 
 
 def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Path) -> None:

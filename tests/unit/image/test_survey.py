@@ -30,7 +30,8 @@ def take(store: Store, surveyor: Surveyor, firmware: str = "auto") -> Image:
         raw = folder / "disk.raw"
         raw.write_bytes(b"XFSB".ljust(MIB, b"\0"))
         origin = intake.Origin("test", "x", firmware=firmware)
-        return intake.take(store, folder, raw, origin, Progress(), surveyor=surveyor)
+        store.surveyor = surveyor
+        return intake.take(store, folder, origin, Progress())
 
 
 def module(root: Path) -> Path:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from belljar.pool import Revoked
-from belljar.pool.slurm import spool
-from belljar.pool.slurm.client import CLIENT
-from belljar.pool.slurm.spool import FILE
+from belljar.pool.slurm import client
+from belljar.pool.slurm.client import CLIENT, FILE
 
 NOW = 1_795_411_045.7
 
@@ -101,7 +100,7 @@ def test_where_another_file_may_name_the_folder_that_cannot_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = written(tmp_path, (7, int(NOW)))
-    monkeypatch.setattr(spool, "USUAL", bytes(tmp_path / "wn01"))  # of a slurmd that was here before
+    monkeypatch.setattr(client, "USUAL", bytes(tmp_path / "wn01"))  # of a slurmd that was here before
     (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
     assert CLIENT.revoked("8", NOW, env) is Revoked.NO
     (tmp_path / "slurm.conf").write_text("ClusterName=x\ninclude nodes.conf\n")

@@ -1,6 +1,6 @@
 """Grid Engine, 8.1.9 and its successors."""
 
-from belljar.batch.system import System
+from belljar.batch import System
 
 SYSTEM = System(
     __name__, "Grid Engine", ends_words=True,

@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+from belljar.batch import Call
 from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, SHELL
 from belljar.batch.install.commands import Client
-from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError, CommandFailed, UsageError
 
 TIMEOUT = 20.0
+# What shows a list, and the option that takes it. By a file's name `qconf -Mconf` knows whose configuration it is.
+LISTS = {"complexes": (("qconf", "-sc"), "-Mc"), "global": (("qconf", "-sconf", "global"), "-Mconf")}
 # name shortcut type relop requestable consumable default urgency, sge_complex(5)
 COMPLEXES = {
     ASKED: f"{ASKED} vmi STRING == YES NO NONE 0",
@@ -33,15 +35,12 @@ def run(call: Call) -> int:
     """One change. Raises CommandFailed where the server refuses it."""
     match (call.name, *call.words):
         case ("complexes", "add"):
-            _rewrite(call.client(), ("qconf", "-sc"), "complexes", "-Mc", with_complexes)
+            _rewrite(call.client(), "complexes", with_complexes)
         case ("complexes", "remove", *names):
-            fewer = lambda text: without_complexes(text, names or COMPLEXES)  # noqa: E731
-            _rewrite(call.client(), ("qconf", "-sc"), "complexes", "-Mc", fewer)
+            _rewrite(call.client(), "complexes", lambda text: without_complexes(text, names or COMPLEXES))
         case ("verifier", "set" | "unset" as act, path):
             verifier = with_verifier if act == "set" else without_verifier
-            # The file must be called "global": that is how `qconf -Mconf` knows whose configuration it is.
-            show = ("qconf", "-sconf", "global")
-            _rewrite(call.client(), show, "global", "-Mconf", lambda text: verifier(text, path))
+            _rewrite(call.client(), "global", lambda text: verifier(text, path))
         case _:
             raise BadOption(f"{call.name}: wrong words", hint="complexes add|remove; verifier set|unset FILE.")
     return 0
@@ -100,7 +99,8 @@ def _lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def _rewrite(client: Client, show: tuple[str, ...], name: str, option: str, change: Callable[[str], str]) -> None:
+def _rewrite(client: Client, name: str, change: Callable[[str], str]) -> None:
+    show, option = LISTS[name]
     before = "".join(f"{line}\n" for line in _lines(client.run(show, TIMEOUT).decode()))
     after = change(before)
     if after == before:

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Collection
 from typing import BinaryIO
 
-from belljar.batch import Settings
+from belljar.batch import Call, Settings
 from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, memory, reserved_memory, seconds
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
-from belljar.batch.system import Call
 from belljar.errors import BadSetting, BelljarError, NotPermitted
 from belljar.host.caller import describe
 from belljar.host.privileges import user_of
@@ -45,8 +44,7 @@ class Submission:
         if word == "ENV" and blank:
             name, _, value = value.partition(" ")
         values = self.env if word == "ENV" else self.params
-        is_wrong = word not in ("PARAM", "ENV") or not name or name in values or len(values) > MOST_LINES
-        self.is_broken = self.is_broken or is_wrong
+        self.is_broken |= word not in ("PARAM", "ENV") or not name or name in values or len(values) > MOST_LINES
         values[name] = value
 
 
@@ -76,15 +74,16 @@ class Verifier:
         return self._judge(job)
 
     def _judge(self, job: Submission) -> list[str]:
+        refused = "RESULT STATE REJECT belljar:"
         if job.is_broken:
-            return [_reject("belljar: a resource or variable of this job holds a line break. Take it out.")]
+            return [f"{refused} a resource or variable of this job holds a line break. Take it out."]
         try:
             changes = self.changes(job.params, job.env)
         except BadSetting as exc:
             # The site's mistake: its jobs are not to be refused for it. Each node judges again.
-            return [f"LOG WARNING {_line(f'belljar: {exc.message}')}", "RESULT STATE ACCEPT"]
+            return [f"LOG WARNING belljar: {_line(exc.message)}", "RESULT STATE ACCEPT"]
         except BelljarError as exc:
-            return [_reject(f"belljar: {exc.message}. {exc.hint}")]
+            return [f"{refused} {_line(f'{exc.message}. {exc.hint}')}"]
         return [*changes, "RESULT STATE CORRECT"] if changes else ["RESULT STATE ACCEPT"]
 
     def changes(self, params: dict[str, str], env: dict[str, str]) -> list[str]:
@@ -146,9 +145,8 @@ def resources(text: str) -> dict[str, str]:
 def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
     """qsh, qrsh and qlogin: never in a machine, and only in queues without our prolog."""
     if image:
-        raise NotPermitted(
-            "qsh, qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
-        )
+        hint = "Submit with qsub; `belljar exec` reaches into it."
+        raise NotPermitted("qsh, qrsh and qlogin have no machine", hint=hint)
     return [] if hard.get(SHELL) == "1" else [f"PARAM l_hard {_joined({**hard, SHELL: '1'})}"]
 
 
@@ -161,10 +159,6 @@ def _slots(params: dict[str, str]) -> int:
     least, most = (params.get(name, "") for name in ("pe_min", "pe_max"))
     words = [int(word) for word in (most, least) if word.isdecimal() and len(word) < 9 and int(word) < ENDLESS]
     return max(words[0], 1) if words else 1
-
-
-def _reject(text: str) -> str:
-    return f"RESULT STATE REJECT {_line(text)}"
 
 
 def _line(text: str) -> str:
@@ -195,5 +189,4 @@ def groups_of(user: str) -> Collection[str]:
         known = user_of(user).with_groups()
     except BelljarError:
         return ()
-    account = describe(known.uid, known.gid, known.groups)
-    return [account.group, *(name for _, name in account.groups)]
+    return Asker.of(describe(known.uid, known.gid, known.groups)).groups

@@ -20,12 +20,12 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from belljar.batch import Call
 from belljar.batch.gridengine.dialect import GRACE, spool_config
-from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
 from belljar.host.processes import PROC, all_pids, command_line, is_stopped
 
@@ -44,12 +44,19 @@ def run(call: Call) -> int:
     own = 0.0
     with suppress(BelljarError):  # a job is ended also where a mistake in the settings keeps it from being begun
         own = call.settings().grace
+    job, folder = int(pid), Path(spool or "/nowhere")
     with suppress(ProcessLookupError):
-        METHODS[call.name](int(pid), own or GRACE - LAST_WORDS, Path(spool or "/nowhere"))
+        match call.name:
+            case "suspend":
+                suspend(job, folder)
+            case "resume":
+                _signal_all(job, signal.SIGCONT, folder)
+            case "terminate":
+                terminate(job, own or GRACE - LAST_WORDS, folder)
     return 0
 
 
-def suspend(pid: int, grace: float, spool: Path) -> None:
+def suspend(pid: int, spool: Path) -> None:
     """Halt the job."""
     if is_wrapper(pid):
         os.kill(pid, signal.SIGTSTP)
@@ -58,11 +65,6 @@ def suspend(pid: int, grace: float, spool: Path) -> None:
         while not is_stopped(pid) and time.monotonic() < deadline and command_line(pid):
             time.sleep(PAUSE_LOOK)
     _signal_all(pid, signal.SIGSTOP, spool)
-
-
-def resume(pid: int, grace: float, spool: Path) -> None:
-    """Let the job go on."""
-    _signal_all(pid, signal.SIGCONT, spool)
 
 
 def terminate(pid: int, grace: float, spool: Path) -> None:
@@ -84,11 +86,6 @@ def is_wrapper(pid: int) -> bool:
     """Is the job's first process still ours? A job that wants no machine has become its own program by then."""
     words = command_line(pid)[:8]
     return ENTRY in itertools.pairwise(words) or any(word.rpartition(b"/")[2] == LAUNCHER for word in words[:3])
-
-
-METHODS: dict[str, Callable[[int, float, Path], None]] = {
-    "suspend": suspend, "resume": resume, "terminate": terminate,
-}  # fmt: skip
 
 
 def _ended(descriptor: int, timeout: float) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,17 +20,7 @@ from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import (
-    HOOK_DEADLINE,
-    Advice,
-    Change,
-    Clash,
-    OurFile,
-    Piece,
-    Place,
-    SiteOfSystem,
-    filled,
-)
+from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, Piece, Place, SiteOfSystem
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect, fail, ok
 
@@ -47,17 +37,14 @@ def _common(variables: Mapping[str, str]) -> Path | None:
     return Path(root, variables.get("SGE_CELL", "default"), "common") if root else None
 
 
-def _cell(folder: Path) -> dict[str, str]:
-    return {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name}
-
-
 class GridEngineSite(SiteOfSystem):
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/var/lib/gridengine/default/common")
     needs = Needs(
         ("qconf", "qstat", "qalter", "qmod"),
-        ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common, told_by=_cell,
+        ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common,
+        told_by=lambda folder: {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name},
         queues=(("qconf", "-sql"), r"(?m)^(\S+)$"), answers=("qconf", "-sconf", "global"),
     )  # fmt: skip
 
@@ -95,13 +82,14 @@ class GridEngineSite(SiteOfSystem):
             yield fail("the server answers", exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
             return
         yield ok("the server answers", version)
-        yield _is_listed(
-            "this host is a submit host", host, submitters, "jobs here cannot count their failures", f"-as {host}"
-        )
-        yield _is_listed(
-            "this host is an admin host", host, admins, "this node cannot be closed by belljar", f"-ah {host}"
-        )
-        yield _is_listed("root is a manager", "root", managers, "no node can be closed by belljar", "-am root")
+        for what, name, shown, without, option in (
+            ("this host is a submit host", host, submitters, "jobs here cannot count their failures", "-as"),
+            ("this host is an admin host", host, admins, "this node cannot be closed by belljar", "-ah"),
+            ("root is a manager", "root", managers, "no node can be closed by belljar", "-am"),
+        ):
+            names = {line.strip().partition(".")[0].lower() for line in shown.splitlines()}
+            is_there = name.partition(".")[0].lower() in names
+            yield expect(what, is_there, "" if is_there else without, f"`qconf {option} {name}`")
 
 
 def queues_of(place: Place) -> list[str]:
@@ -114,14 +102,10 @@ def queues_of(place: Place) -> list[str]:
 
 
 def _scripts(place: Place) -> Iterator[OurFile]:
-    root, cell = place.folder.parent.parent, place.folder.parent.name
-    words = {
-        "root": shlex.quote(str(root)), "cell": shlex.quote(cell), "deadline": HOOK_DEADLINE,
-        "belljar": shlex.quote(str(place.belljar)), "version": __version__, "per_slot": ",".join(_per_slot(place)),
-        "fingerprint": fingerprint(place.settings),
-    }  # fmt: skip
+    root, cell = shlex.quote(str(place.folder.parent.parent)), shlex.quote(place.folder.parent.name)
+    words = {"version": __version__, "per_slot": ",".join(_per_slot(place)), "fingerprint": fingerprint(place.settings)}
     for name in (HOOK, METHOD, VERIFIER):
-        text = filled(Path(__file__).with_name(f"{name}.sh"), **words)
+        text = place.filled(Path(__file__).with_name(f"{name}.sh"), root=root, cell=cell, **words)
         yield OurFile("what the queues and the server call", place.wrapper.with_name(name), text)
 
 
@@ -155,10 +139,6 @@ def _has_verifier(path: str, shown: str) -> bool:
 
 def _is_value(name: str, expected: str, shown: str) -> bool:
     return value(shown, name) == expected
-
-
-def _has_any(values: Collection[str], shown: str) -> bool:
-    return bool({*values} & {*re.split(r"[\s,]+", value(shown, "complex_values"))})
 
 
 def attributes(place: Place) -> dict[str, str]:
@@ -199,18 +179,13 @@ def _queue(place: Place, queue: str) -> Iterator[Piece]:
 def _complex_value(purpose: str, kind: str, whose: str, pair: str, as_good: tuple[str, ...] = ()) -> Change:
     """One of the complex values of a host or queue; *as_good*: other values that may stand there."""
     name = pair.partition("=")[0]
+    fine = {pair, *(f"{name}={other}" for other in as_good)}
     return Change(
         purpose, ("qconf", "-sq" if kind == "queue" else "-se", whose),
-        partial(_has_any, {pair, *(f"{name}={other}" for other in as_good)}),
+        lambda shown: not fine.isdisjoint(re.split(r"[\s,]+", value(shown, "complex_values"))),
         do=(("qconf", "-mattr", kind, "complex_values", pair, whose),),
         undo=(("qconf", "-dattr", kind, "complex_values", pair if kind == "queue" else name, whose),),
     )  # fmt: skip
-
-
-def _is_listed(what: str, name: str, shown: str, without: str, option: str) -> Finding:
-    names = {line.strip().partition(".")[0].lower() for line in shown.splitlines()}
-    is_there = name.partition(".")[0].lower() in names
-    return expect(what, is_there, "" if is_there else without, f"`qconf {option}`")
 
 
 SITE = GridEngineSite()

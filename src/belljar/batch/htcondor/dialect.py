@@ -66,8 +66,8 @@ class HTCondor(Dialect):
             system=self.name, id=(id := f"{cluster}.{proc}"), aliases=tuple(filter(None, [ad.text("GlobalJobId")[:300]])), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native, visitor=_visitor(here.argv, ad, id),
             inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
-            cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
-            disk=disk_of(ad), wall=_wall(ad), started_before=starts - 1, grace=_grace(ad), signals_reach_all=False,
+            cpus=slot.number("Cpus") or ad.number("RequestCpus"), disk=disk_of(ad), wall=_wall(ad), grace=_grace(ad),
+            memory=memory_of(slot, "Memory") or memory_of(ad, "RequestMemory"), started_before=starts - 1, signals_reach_all=False,
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), answer=os.fsencode(here.var(ERROR_FILE)), ask_env=chirp,
         )  # fmt: skip
 
@@ -112,9 +112,8 @@ class HTCondor(Dialect):
         return printed.startswith(OUR_WORD)
 
     def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
-        raise NotInAJob(
-            "HTCondor runs nothing as root around a job", hint="Run `belljar reap --batch htcondor` from a timer."
-        )
+        hint = "Run `belljar reap --batch htcondor` from a timer."
+        raise NotInAJob("HTCondor runs nothing as root around a job", hint=hint)
 
 
 def of_this_host() -> str:
@@ -144,9 +143,9 @@ def image_of(ad: Ad) -> str:
     return "" if value is None else str(value)
 
 
-def size_of(slot: Ad, name: str, ad: Ad, asked: str, unit: int) -> int | None:
-    value = slot.number(name) or ad.number(asked)
-    return value * unit if value else None
+def memory_of(ad: Ad, name: str) -> int | None:
+    """In MiB there."""
+    return (ad.number(name) or 0) * MIB or None
 
 
 def disk_of(ad: Ad) -> int | None:

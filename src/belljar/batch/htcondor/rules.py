@@ -12,11 +12,10 @@ import os
 import sys
 from collections.abc import Collection
 
-from belljar.batch import Settings
-from belljar.batch.htcondor.ads import LARGEST, Ad, parse, string
-from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS, disk_of, image_of, size_of
+from belljar.batch import Call, Settings
+from belljar.batch.htcondor.ads import LARGEST, parse, string
+from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS, disk_of, image_of, memory_of
 from belljar.batch.job import policy
-from belljar.batch.system import Call
 from belljar.errors import BelljarError
 from belljar.model import MIB
 
@@ -66,9 +65,13 @@ def wants_machine(settings: Settings) -> str:
     vanilla = "JobUniverse == 5"
     if settings.default_image:
         return vanilla
-    queues = ",".join(policy.queue_images(settings))
-    other = f' || stringListMember(AcctGroup ?: "", {string(queues)})' if queues else ""
+    other = f" || {_of_queue('AcctGroup', settings)}" if settings.queue_images else ""
     return f"{vanilla} && ({IMAGE} isnt undefined{other})"
+
+
+def _of_queue(group: str, settings: Settings) -> str:
+    """Is this accounting group one with an image of its own?"""
+    return f'stringListMember({group} ?: "", {string(",".join(policy.queue_images(settings)))})'
 
 
 def requirement(settings: Settings) -> str:
@@ -76,7 +79,9 @@ def requirement(settings: Settings) -> str:
     name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
     clauses = []
     for kind, who, pattern in policy.rules(settings):
-        matches = f"regexp({string(f'^{regex_of(pattern)}$')}, {IMAGE})"
+        # Without backslashes: an ad's string would take them away.
+        regex = policy.in_words(pattern, lambda char: "[.]" if char == "." else char)
+        matches = f"regexp({string(f'^{regex}$')}, {IMAGE})"
         owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
         clauses.append(f"({owner}{matches})")
     return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'}))"
@@ -87,23 +92,15 @@ def start(settings: Settings) -> str:
     asked = f"(MY.{WORKS} =?= True && stringListMember(TARGET.{IMAGE}, MY.{IMAGES}))"
     if settings.default_image:
         return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"
-    queues = ",".join(policy.queue_images(settings))
-    of_queue = f'(MY.{WORKS} =?= True || !stringListMember(TARGET.AcctGroup ?: "", {string(queues)}))'
-    other = of_queue if queues else "True"
+    of_queue = f"(MY.{WORKS} =?= True || !{_of_queue('TARGET.AcctGroup', settings)})"
+    other = of_queue if settings.queue_images else "True"
     return f"ifThenElse(TARGET.{IMAGE} =?= undefined, {other}, {asked})"
 
 
-def regex_of(pattern: str) -> str:
-    """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
-    return policy.in_words(pattern, lambda char: "[.]" if char == "." else char)
-
-
 def sentence(settings: Settings) -> str:
-    patterns = sorted({pattern for _, _, pattern in policy.rules(settings)})
-    return string(
-        f"belljar: +{IMAGE} must be the name of an image in quotation marks, one you may use. Allowed, for some or all: "
-        + (", ".join(patterns) or "none")
-    )
+    patterns = ", ".join(sorted({pattern for _, _, pattern in policy.rules(settings)})) or "none"
+    words = f"+{IMAGE} must be the name of an image in quotation marks, one you may use. Allowed, for some or all"
+    return string(f"belljar: {words}: {patterns}")
 
 
 def run(call: Call) -> int:
@@ -116,7 +113,7 @@ def run(call: Call) -> int:
 def prepare(data: bytes, user: str, groups: Collection[str], settings: Settings) -> bytes:
     """What to print for a job's ad: nothing, or why it is to be held. A job without an image is not looked at."""
     ad = parse(data)
-    queue, memory = ad.text("AcctGroup"), size_of(Ad({}), "", ad, "RequestMemory", MIB)
+    queue, memory = ad.text("AcctGroup"), memory_of(ad, "RequestMemory")
     try:
         if image := policy.image_for(image_of(ad), queue, settings):
             policy.check_allowed(image, policy.Asker(user, groups, queue), settings)

@@ -16,17 +16,7 @@ from pathlib import Path
 from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, SHELL, WORKS, of_this_host
 from belljar.batch.htcondor.rules import requirement_lines, start
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import (
-    HOOK_DEADLINE,
-    Change,
-    Clash,
-    OurFile,
-    Piece,
-    Place,
-    filled,
-    names,
-    read,
-)
+from belljar.batch.install.pieces import Change, Clash, OurFile, Piece, Place, names, read
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect, fail, ok
 
@@ -35,10 +25,8 @@ CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
 PERIOD = 60  # seconds between two looks at the node, and at the pool
 SETTING = re.compile(r"(?m)^(\w+(?<!_PERIOD)) = (.*)$")  # a period is the site's affair
-OF_SCHEDD, OF_STARTD = (
-    ("SCHEDD_", "SUBMIT_", "SYSTEM_"),
-    re.compile("START$|STARTD_"),
-)  # of settings; others are the starter's
+# Whose a setting is, by its name; others are the starter's.
+OF_SCHEDD, OF_STARTD = ("SCHEDD_", "SUBMIT_", "SYSTEM_"), re.compile("START$|STARTD_")
 NAMES = {
     "works": WORKS, "reason": CLOSED_REASON, "images": IMAGES, "pool": POOL_IMAGES, "held": HELD, "keyword": KEYWORD,
 }  # fmt: skip
@@ -57,29 +45,26 @@ class HTCondorSite:
         """Option: `wrapper=site`: the site's USER_JOB_WRAPPER calls ours."""
         for name, value in place.options.items():
             if name != "wrapper" or value not in ("site", "belljar"):
-                raise BadOption(
-                    f"--set {name}={value}: HTCondor has wrapper=site and wrapper=belljar",
-                    hint="A prepare hook of your own cannot stand beside belljar's: take it out, or do its work in your wrapper.",
-                )
+                hint = "A prepare hook of your own cannot stand beside belljar's: take it out, or do its work in your wrapper."
+                raise BadOption(f"--set {name}={value}: HTCondor has wrapper=site and wrapper=belljar", hint=hint)
         words = {
-            **NAMES, "belljar": shlex.quote(str(place.belljar)), "deadline": HOOK_DEADLINE, "closed": CLOSED,
-            "node": shlex.quote(str(place.node)), "names": shlex.quote(str(place.store / "images/names")),
+            **NAMES, "closed": CLOSED, "node": shlex.quote(str(place.node)),
+            "names": shlex.quote(str(place.store / "images/names")),
         }  # fmt: skip
         for name in (PREPARE, SHELL, PUBLISH, POOL):
-            script = filled(HERE / f"{name}.sh", **words)
+            script = place.filled(HERE / f"{name}.sh", **words)
             yield OurFile("what HTCondor's daemons call", place.wrapper.with_name(name), script)
         prepare, publish, pool = (place.wrapper.with_name(name) for name in (PREPARE, PUBLISH, POOL))
         starter = f"STARTER_DEFAULT_JOB_HOOK_KEYWORD = {KEYWORD}\n{KEYWORD}_HOOK_PREPARE_JOB = {prepare}\n"
         if not calls_ours(place):
             starter = f"USER_JOB_WRAPPER = {place.wrapper}\n{starter}"
-        config = filled(
+        config = place.filled(
             HERE / CONFIG, starter=starter, publish=publish, pool_script=pool,
             period=PERIOD, start=start(place.settings), requirements=requirement_lines(place.settings), **NAMES,
         )  # fmt: skip
         yield from _clashes(place)
         # Nothing runs as root before a job, so each user's first job makes its own folder there.
-        if place.node is not None:
-            node = str(place.node)
+        if node := str(place.node or ""):
             yield Change(
                 f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node),
                 lambda printed: printed.split() == ["1777", "0"],
@@ -122,11 +107,9 @@ def _clashes(place: Place) -> Iterator[Clash]:
             where = f"`condor_config_val -subsystem STARTER -verbose {name}` tells where"
             yield Clash(name, f"{theirs} ({where}): belljar's would take its place; {advice}")
     if place.node is None:
-        yield Clash(
-            "paths.node",
-            "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine; write"
-            ' `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml',
-        )
+        why = "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine"
+        remedy = 'write `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml'
+        yield Clash("paths.node", f"{why}; {remedy}")
 
 
 def ask(place: Place, daemon: str, name: str) -> str:

@@ -49,6 +49,15 @@ class Place:
         """What a command of the system prints, as text. Raises CommandFailed, CommandMissing."""
         return self.run(argv).decode(errors="replace")
 
+    def filled(self, template: Path, **words: object) -> bytes:
+        """A template with a word for each `@name@` in it: belljar's path, the deadline of hooks, and these."""
+        known = {"belljar": shlex.quote(str(self.belljar)), "deadline": HOOK_DEADLINE, **words}
+        return re.sub("@([a-z_]+)@", lambda match: str(known[match[1]]), template.read_text()).encode()
+
+    def hook(self, system: str, verb: str) -> bytes:
+        """A script that calls `belljar internal` as root around a job, and always exits 0."""
+        return self.filled(Path(__file__).with_name("hook.sh"), system=system, verb=verb)
+
 
 class Status(str, Enum):
     """How a piece stands."""
@@ -271,31 +280,18 @@ class SiteOfSystem(Protocol):
         return ()
 
 
-def hook_text(place: Place, system: str, verb: str) -> bytes:
-    """A script that calls `belljar internal` as root around a job, and always exits 0."""
-    words = {"belljar": shlex.quote(str(place.belljar)), "system": system, "verb": verb, "deadline": HOOK_DEADLINE}
-    return filled(Path(__file__).with_name("hook.sh"), **words)
-
-
-def filled(template: Path, **words: object) -> bytes:
-    """A template with a word for each `@name@` in it."""
-    return re.sub("@([a-z_]+)@", lambda match: str(words[match[1]]), template.read_text()).encode()
-
-
 def names(script: Path, word: str) -> bool:
     """Does a script of the site's have this in it?"""
-    try:
+    with suppress(OSError):
         return word in script.read_text(errors="replace")
-    except OSError:
-        return False
+    return False
 
 
 def read(path: Path) -> bytes | None:
     """The file; None where there is none."""
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError):
         return read_capped(path, LARGEST_FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    return None
 
 
 def replace_text(path: Path, text: bytes) -> None:

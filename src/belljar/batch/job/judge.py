@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 MIB = 1 << 20
 IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 NAME_HINT = "A name is letters, digits, dots, dashes and underscores, at most 100 of them."
+TOO_SMALL = "%d MiB of memory: a job in a machine needs at least %d MiB, for the guest and for what makes it"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,5 +55,4 @@ def excess(sizes: "Mapping[str, int | None]", site: "Mapping[str, int]") -> "Ite
             yield "%d %s: a job in a machine may have at most %d here" % (-(-size // unit), what, most // unit)
     memory, least = sizes.get("memory") or 0, site["least_memory"]
     if 0 < memory < least:
-        words = "%d MiB of memory: a job in a machine needs at least %d MiB, for the guest and for what makes it"
-        yield words % (memory // MIB, least // MIB)
+        yield TOO_SMALL % (memory // MIB, least // MIB)

@@ -76,10 +76,8 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
     matches = [(rule, RULE.fullmatch(" ".join(rule.split()))) for rule in settings.allow]
     for rule, match in matches:
         if match is None:
-            raise BadSetting(
-                f"batch.allow: {rule!r} is not of the form `WHO PATTERN`",
-                hint="WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN is an image's name, in which * and ? may stand.",
-            )
+            hint = "WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN is an image's name, with * and ? perhaps."
+            raise BadSetting(f"batch.allow: {rule!r} is not of the form `WHO PATTERN`", hint=hint)
     return [(match[1] or "*", match[2] or "", match[3]) for _, match in matches if match]
 
 
@@ -134,11 +132,8 @@ def guest_memory(limit: int | None, address_space: int, settings: Settings, defa
         bounds += [(most - part, most, SMALLEST_GUEST + part)] if most >= 0 else []
     size, got, needed = min(bounds, default=(default, 0, 0))
     if bounds and (size < SMALLEST_GUEST or got < needed):
-        raise OverLimit(
-            f"{got // MIB} MiB of memory: a job in a machine needs at least {needed // MIB} MiB,"
-            " for the guest and for what makes it",
-            hint="Ask for more memory, or run the job without a machine.",
-        )
+        hint = "Ask for more memory, or run the job without a machine."
+        raise OverLimit(judge.TOO_SMALL % (got // MIB, needed // MIB), hint=hint)
     return rounded(min(size, default) if limit is None else size) if bounds else size
 
 

@@ -42,9 +42,7 @@ ALSO_THERE = (*SYSTEM_PATH, b"/usr/local/games", b"/usr/games")
 LARGEST_SCRIPT = 6 * MIB
 LARGEST_FILE = MIB  # a scheduler's file; a larger one stays outside
 MOST_ENTRIES = 100_000  # of a folder that is copied
-NEVER_STAGED = frozenset(
-    ("/", "/tmp", "/var/tmp", "/dev/shm", "/root", "/home", "/etc", "/usr", "/var", "/opt", "/proc", "/sys")
-)
+NEVER_STAGED = ("/", "/tmp", "/var/tmp", "/dev/shm", "/root", "/home", "/etc", "/usr", "/var", "/opt", "/proc", "/sys")
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,15 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
     """The request for this job's machine. Raises NotPermitted, OverLimit, InputMissing, UsageError."""
     check_allowed(image, Asker.of(caller.account, job.queue), settings)
     check_limits(job.cpus, job.memory, job.disk, settings)
+    hard = {name: most for name, _, most in caller.rlimits}  # QEMU has to live with these
+    memory = guest_memory(job.memory, hard.get("AS", -1), settings, caller.memory, data=hard.get("DATA", -1))
     machine = MachineSpec(
-        image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk,
+        image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk, memory=memory,
         scratch=(job.disk or settings.scratch) if settings.scratch else None,
-        memory=guest_memory(
-            job.memory, _most(caller, "AS"), settings, caller.memory, data=_most(caller, "DATA")
-        ),
         network=caller.network, shares=caller.shares, start=caller.start, context=caller.context,
     )  # fmt: skip
     aliases = (("alias", alias) for alias in job.aliases)
-    overhead = f"{(job.memory - machine.memory) // MIB} MiB of the job's {job.memory // MIB} MiB" if job.memory else ""
+    overhead = f"{(job.memory - memory) // MIB} MiB of the job's {job.memory // MIB} MiB" if job.memory else ""
     before = str(job.started_before)
     labels = (("queue", job.queue), ("job name", job.name), ("started before", before), ("overhead", overhead))
     return Request(
@@ -109,7 +106,7 @@ def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: S
     env = for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders)))
     if not settings.scratch:
         return env
-    return (*((name, value) for name, value in env if name != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
+    return (*(pair for pair in env if pair[0] != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
 
 
 def for_guest(env: Pairs, settings: Settings, inside: Iterable[str]) -> Pairs:
@@ -136,11 +133,6 @@ def _path(value: bytes, folders: tuple[bytes, ...]) -> bytes:
     return b":".join(entries)
 
 
-def _most(caller: Caller, limit: str) -> int:
-    """The hard limit of this name, -1 for none: QEMU has to live with it."""
-    return next((hard for name, _, hard in caller.rlimits if name == limit), -1)
-
-
 def files(here: Surroundings, job: Job, inside: Iterable[str]) -> Iterator[PlainFile]:
     """The script, the scheduler's files, folders of the job's own. What lies on a share is there already."""
     shared = tuple(os.fsencode(folder) for folder in inside)
@@ -162,13 +154,13 @@ def script_text(here: Surroundings, job: Job) -> bytes:
     try:
         text = here.read(job.script)
     except OSError as exc:
-        raise InputMissing(f"{name}: {exc.strerror}", hint="The batch system spooled it there; see its log.") from exc
+        hint = "The batch system spooled it there; see its log."
+        raise InputMissing(f"{name}: {exc.strerror}", hint=hint) from exc
     if job.script_skips_line:
         text = text.partition(b"\n")[2]
     if len(text) > LARGEST_SCRIPT:
-        raise InputMissing(
-            f"{name}: larger than {LARGEST_SCRIPT // MIB} MiB", hint="Keep the data in a file that the script reads."
-        )
+        hint = "Keep the data in a file that the script reads."
+        raise InputMissing(f"{name}: larger than {LARGEST_SCRIPT // MIB} MiB", hint=hint)
     return text
 
 

@@ -86,9 +86,7 @@ class Job:
     lingers: bool = False  # after TERM the system waits for all of the job's processes, not for its first alone
     staged: Staged = Staged()
     redirect: tuple[bytes, ...] = ()  # variables that are there for the redirect's sake: the job gets none of them
-    keeps_output: bool = (
-        False  # what a start writes to its standard error is there at the end, beside that of later ones
-    )
+    keeps_output: bool = False  # at the end there is the standard error of every start, not of the last alone
     failed_starts: int = 0  # for lack of a machine, as the system's own record of the job has it (`Dialect.counted`)
     reruns: bool = True  # the system would start it again although its payload had begun
     answer: bytes = b""  # the file, or folder, where the system looks for what became of the job

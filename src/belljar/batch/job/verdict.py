@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Ending, Job, Verdict, one_line
@@ -64,7 +65,8 @@ def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
             for argv in ending.commands:
                 run(argv)
             for path, content in ending.files:
-                _write(path, content)
+                with open(path, "wb", buffering=0, opener=partial(os.open, mode=0o600)) as file:
+                    file.write(content)
             return ending, trouble
         except (BelljarError, OSError) as exc:
             trouble = f"{trouble}; {exc}" if trouble else str(exc)
@@ -86,11 +88,3 @@ def let_in(ending: Ending) -> None:
         for path, _ in ending.files:
             os.chmod(path, 0o644)
         os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)
-
-
-def _write(path: bytes, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)

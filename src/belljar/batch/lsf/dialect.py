@@ -52,12 +52,13 @@ class Lsf(Dialect):
         file = os.fsencode(here.var("LSB_JOBFILENAME"))
         native = Command(b"/bin/sh", (b"/bin/sh", b"-c", traps + command, file or b"sh"))
         rusage = memory_of(here.var("LSB_EFFECTIVE_RSRCREQ"), here.options.get("unit", "MB"))
+        lists = tuple(os.fsencode(path) for path in map(here.var, HOST_FILES) if path.startswith("/"))
         return Job(
             system=self.name, id=id_of(here.var), name=here.var("LSB_JOBNAME"), queue=here.var("LSB_QUEUE"),
             image=here.var(IMAGE), native=native, script=file + b".shell" if command.startswith(SHELL_FILE) else b"",
             cpus=_cpus(here), memory=whole(here.var(MEMORY)) or rusage, disk=whole(here.var(DISK)) or None,
             wall=whole(here.var(WALL)) or None, started_before=1 if here.var("LSB_RESTART") == "Y" else 0,
-            grace=float(KILL_INTERVAL - 2), staged=Staged(into=_files(here)),
+            grace=float(KILL_INTERVAL - 2), staged=Staged(into=lists),
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
@@ -164,10 +165,6 @@ def _cpus(here: Surroundings) -> int | None:
     if len(words) >= 2 and words[1].isdecimal():
         return int(words[1][:9]) or None
     return whole(here.var("LSB_DJOB_NUMPROC")) or whole(here.var("LSB_MAX_NUM_PROCESSORS")) or None
-
-
-def _files(here: Surroundings) -> tuple[bytes, ...]:
-    return tuple(os.fsencode(here.var(name)) for name in HOST_FILES if here.var(name).startswith("/"))
 
 
 DIALECT = Lsf()

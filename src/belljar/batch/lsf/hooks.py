@@ -11,11 +11,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from belljar.batch import Settings
+from belljar.batch import Call, Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for
 from belljar.batch.job.terms import whole
 from belljar.batch.lsf.dialect import DISK, IMAGE, MEMORY, WALL, memory_of
-from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
 from belljar.model import GIB, KIB, MIB
 from belljar.records import dataclass, field
@@ -92,9 +91,8 @@ def wants(words: Sequence[str], additional: str) -> dict[str, str]:
     for word in filter(None, re.split(r"[,\s]+", text)):
         name, equals, value = word.partition("=")
         if not equals or name not in WORDS or not value:
-            raise BadOption(
-                f"-a vm({text[:60]!r}): {word[:40]!r} means nothing", hint='Write bsub -a "vm(image=NAME,disk=20G)".'
-            )
+            hint = 'Write bsub -a "vm(image=NAME,disk=20G)".'
+            raise BadOption(f"-a vm({text[:60]!r}): {word[:40]!r} means nothing", hint=hint)
         wishes[name] = value
     return wishes
 

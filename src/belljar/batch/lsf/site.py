@@ -6,12 +6,11 @@ Jobs without `-a vm` never see it. A queue whose jobs all get machines needs the
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, OurFile, OurLines, Piece, Place, filled, hook_text
+from belljar.batch.install.pieces import Advice, OurFile, OurLines, Piece, Place
 from belljar.batch.job.policy import queue_images
 from belljar.batch.lsf.hooks import PROFILE
 from belljar.errors import BadOption, BelljarError
@@ -43,11 +42,10 @@ class LsfSite:
             raise BadOption(f"{place.wrapper}: LSF's shell would split this path", hint="Choose another --prefix.")
         for verb in ("prolog", "epilog"):
             path = place.wrapper.with_name(f"lsf-{verb}")
-            yield OurFile(f"{verb} of jobs with machines", path, hook_text(place, "lsf", verb))
+            yield OurFile(f"{verb} of jobs with machines", path, place.hook("lsf", verb))
         server, name = place.options.get("serverdir", ""), f"esub.{PROFILE}"
         esub = Path(server, name) if server else place.wrapper.with_name(name)
-        asks = filled(Path(__file__).with_name("esub.sh"), belljar=shlex.quote(str(place.belljar)))
-        yield OurFile("asks for a machine at submit", esub, asks)
+        yield OurFile("asks for a machine at submit", esub, place.filled(Path(__file__).with_name("esub.sh")))
         about = ("Begin Application", f"NAME = {PROFILE}", "DESCRIPTION = jobs in machines of their own (belljar)")
         yield OurLines(
             "application profile with our job starter", place.folder / "lsb.applications",
@@ -66,12 +64,8 @@ class LsfSite:
             raise BadOption(f"unit={unit}: LSF_UNIT_FOR_LIMITS is KB, MB, GB, TB or PB")
         starter = f"exec {place.wrapper}{f' --unit={unit}' if unit else ''}; %USRCMD"
         libexec = place.wrapper.parent
-        return (
-            f"JOB_STARTER = {starter}",
-            "JOB_CONTROLS = SUSPEND[SIGTSTP] RESUME[SIGCONT]",
-            f"PRE_EXEC = {libexec / 'lsf-prolog'}",
-            f"POST_EXEC = {libexec / 'lsf-epilog'}",
-        )
+        hooks = (f"PRE_EXEC = {libexec / 'lsf-prolog'}", f"POST_EXEC = {libexec / 'lsf-epilog'}")
+        return (f"JOB_STARTER = {starter}", "JOB_CONTROLS = SUSPEND[SIGTSTP] RESUME[SIGCONT]", *hooks)
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return (("badmin", "reconfig", "-f"),)  # without it any warning is a question

@@ -21,6 +21,7 @@ from belljar.errors import BadOption, NotInAJob
 if TYPE_CHECKING:
     from belljar.batch.install.pieces import Place
 
+PROGRAMS = ("pbsnodes", "qselect", "qmgr")
 QUEUES = (("qmgr", "-c", "print server"), r"(?m)^create queue (\S+)")
 ANSWERS = ("qmgr", "-c", "list server")
 OURS = "belljar:"  # begins the comment of a node we closed
@@ -129,18 +130,12 @@ def plain(text: str) -> str:
     return one_line(text, without="\"'\\")
 
 
-def is_part(place: Place, part: str) -> bool:
-    """Is this host a server (`server_priv`), a node (`mom_priv`)?"""
-    return (place.folder / part).is_dir()
-
-
 def roles(place: Place, system: str, options: tuple[str, ...], home: str) -> tuple[bool, bool]:
     """(a server, a node). Raises BadOption for options nobody knows, and for a folder that is no home of the system."""
     if unknown := set(place.options) - set(options):
-        raise BadOption(
-            f"--set {min(unknown)}: no option of {system}", hint=f"Known are: {', '.join(options) or 'none'}."
-        )
-    is_server, is_node = is_part(place, "server_priv"), is_part(place, "mom_priv")
+        hint = f"Known are: {', '.join(options) or 'none'}."
+        raise BadOption(f"--set {min(unknown)}: no option of {system}", hint=hint)
+    is_server, is_node = ((place.folder / part).is_dir() for part in ("server_priv", "mom_priv"))
     if not (is_server or is_node):
         what = f"{place.folder}: neither server_priv nor mom_priv is there"
         raise BadOption(what, hint=f"Give {home} with --folder.")

@@ -69,16 +69,15 @@ class Slurm(Dialect):
             commands = (_comment(job, reason),) if job.comment is not None else ()
             return Ending(exit_code=OUR_FAILURE, commands=commands, otherwise=fail)
         note = _comment(job, f"belljar={tries} {reason.removeprefix('belljar: ')}")
-        if verdict_ is Verdict.HOLD:
-            hold, delay = ("scontrol", "requeuehold", job.id), SHORTEST_DELAY  # else two minutes once it is released
-            bare = Ending(commands=(hold,), otherwise=fail)
-            return Ending(commands=(note, hold, _start(job, delay)), otherwise=bare)
-        requeue, delay = ("scontrol", "requeue", job.id), max(int(verdict.delay(tries, settings)), SHORTEST_DELAY)
-        # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
-        is_last = job.started_before + 1 >= max(settings.retries, 1)
+        act, delay, is_last = "requeuehold", SHORTEST_DELAY, False  # else two minutes once it is released
+        if verdict_ is Verdict.REQUEUE:
+            act, delay = "requeue", max(int(verdict.delay(tries, settings)), SHORTEST_DELAY)
+            # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
+            is_last = job.started_before + 1 >= max(settings.retries, 1)
+        requeue, start = ("scontrol", act, job.id), ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{delay}")
         bare = fail if is_last else Ending(commands=(requeue,), otherwise=fail)
         # Once requeued, the job is back in the queue whatever fails after it: Slurm heeds no exit code of this run.
-        return Ending(commands=(note, requeue, _start(job, delay)), otherwise=bare)
+        return Ending(commands=(note, requeue, start), otherwise=bare)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%k")
@@ -172,7 +171,3 @@ def _comment(job: Job, note: str) -> tuple[str, ...]:
     asked = f"vm={job.image}" if job.comment is None and job.image else ""
     words = asked or COUNT.sub("", job.comment or "").partition(OURS)[0].strip()
     return ("scontrol", "update", f"JobId={job.id}", f"Comment={one_line(f'{words} {note}'.strip(), LONGEST_COMMENT)}")
-
-
-def _start(job: Job, seconds: int) -> tuple[str, ...]:
-    return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import (
-    Advice,
-    Clash,
-    OurFile,
-    OurLines,
-    Piece,
-    Place,
-    filled,
-    hook_text,
-    names,
-    outside,
-    read,
-)
-from belljar.batch.slurm import lua as slurm_lua
-from belljar.batch.slurm.lua import quoted
+from belljar.batch.install.pieces import Advice, Clash, OurFile, OurLines, Piece, Place, names, outside, read
+from belljar.batch.job import judge, policy
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect, fail, ok
 
@@ -31,6 +18,7 @@ PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
 HOOKS = ("Prolog", "Epilog")
 PAGE = "docs/batch/reference/slurm.md"
+MARK = "-- Made by `belljar batch install slurm`"
 
 
 class SlurmSite:
@@ -38,8 +26,8 @@ class SlurmSite:
 
     default_folder = Path("/etc/slurm")
     needs = Needs(
-        ("scontrol", "squeue"), ("SLURM_CONF",), home=lambda variables: _folder_of(variables.get("SLURM_CONF", "")),
-        told_by=lambda folder: _conf_in(folder),
+        ("scontrol", "squeue"), ("SLURM_CONF",), told_by=lambda folder: _conf_in(folder),
+        home=lambda variables: Path(conf).parent if (conf := variables.get("SLURM_CONF", "")).startswith("/") else None,
         queues=(("scontrol", "--all", "--oneliner", "show", "partition"), r"(?m)^PartitionName=(\S+)"),
     )  # fmt: skip
 
@@ -58,13 +46,13 @@ class SlurmSite:
         return pieces
 
     def _at_submission(self, place: Place, conf: Mapping[str, list[str]]) -> Iterator[Piece]:
-        plugin, submit, text = place.folder / PLUGIN, place.folder / SUBMIT, slurm_lua.plugin(place)
+        plugin, submit, text = place.folder / PLUGIN, place.folder / SUBMIT, plugin_text(place)
         if not _has_lua(place):
             yield Clash("this Slurm has no Lua", f"install its {LUA}, or say --set submit=hand ({PAGE})")
         yield OurFile("rules of the site, for slurmctld at submission", plugin, text)
         if not _is_theirs(submit):
             digest = hashlib.sha256(text).hexdigest()
-            shim = filled(Path(__file__).with_name(SUBMIT), plugin=quoted(str(plugin)), digest=digest)
+            shim = place.filled(Path(__file__).with_name(SUBMIT), plugin=quoted(str(plugin)), digest=digest)
             yield OurFile("job_submit plugin of slurmctld", submit, shim)
         elif not names(submit, plugin.name):
             yield Advice("your own job_submit.lua asks belljar's", f"let {submit} call {plugin} ({PAGE})")
@@ -77,7 +65,7 @@ class SlurmSite:
         """The script, where it goes: a site's own hook stays, and calls ours."""
         verb, purpose = hook.lower(), f"{hook} of each job on a node"
         # Beside slurm.conf, which nodes without belljar share: a Prolog that is not there would drain them.
-        theirs, content = [path for path in conf.get(verb, []) if path], hook_text(place, "slurm", verb)
+        theirs, content = [path for path in conf.get(verb, []) if path], place.hook("slurm", verb)
         ours = place.folder / f"belljar-{verb}"
         if folder := next((path[:-1] for path in theirs if path.endswith("/*")), ""):
             yield OurFile(purpose, Path(folder) / f"50-belljar-{verb}", content)
@@ -108,10 +96,6 @@ class SlurmSite:
 SITE = SlurmSite()
 
 
-def _folder_of(conf: str) -> Path | None:
-    return Path(conf).parent if conf.startswith("/") else None
-
-
 def _conf_in(folder: Path) -> dict[str, str]:
     """Slurm's own commands look in the default folder, and on a node without files of its own ask slurmctld."""
     conf = folder / "slurm.conf"
@@ -120,7 +104,7 @@ def _conf_in(folder: Path) -> dict[str, str]:
 
 def _is_theirs(path: Path) -> bool:
     text = read(path)
-    return text is not None and not text.startswith(slurm_lua.MARK.encode())
+    return text is not None and not text.startswith(MARK.encode())
 
 
 def _conf(place: Place) -> dict[str, list[str]]:
@@ -194,3 +178,72 @@ def _hooked(place: Place, hook: str, scripts: Sequence[str]) -> Finding:
     )
     remedy = f"or let {named} call {ours}." if named else f"or set {hook}={ours}."
     return expect(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")
+
+
+# -- the job_submit plugin, in Lua ------------------------------------------------------------------------------------
+
+
+def plugin_text(place: Place) -> bytes:
+    """The site's settings as a table, then code that is the same everywhere. Raises BadSetting, BadOption for what cannot be
+    said in it."""
+    settings, site = place.settings, policy.site_of(place.settings)
+    table = {
+        "wrapper": quoted(_wrapper(place)),
+        "names": quoted(str(place.store / "images/names")),
+        "features": _table(_features(place).items()),
+        "baits": _table((name, name) for name in place.options.get("bait", "").split()),
+        "disk_is_scratch": "true" if settings.scratch else "false",
+        "default_image": quoted(site["default_image"]),
+        "queue_images": _table(site["queue_images"].items()),
+        "allow": _rules(site["allow"]),
+        **{name: str(size) for name, size in site.items() if isinstance(size, int)},
+    }
+    lines = "".join(f"   {key} = {value},\n" for key, value in table.items())
+    code = Path(__file__).with_name("submit.lua").read_text()
+    return f"{MARK} from the settings [batch]. Changes here are lost.\nlocal site = {{\n{lines}}}\n\n{code}".encode()
+
+
+def _wrapper(place: Place) -> str:
+    """Raises BadOption for a path the kernel would not take in a `#!` line."""
+    path = str(place.wrapper)
+    if re.search(r"\s", path) or len(path) > 80:
+        raise BadOption(f"{path}: a `#!` line takes no path with blanks and none longer than 80 characters")
+    return path
+
+
+def _features(place: Place) -> dict[str, str]:
+    images = {}
+    for word in place.options.get("feature", "").split():
+        feature, _, image = word.partition("=")
+        if not (re.fullmatch(r"[\w.-]+", feature) and judge.IMAGE_NAME.match(image)):
+            hint = "Say --set 'feature=el9=alma9 el8=alma8'."
+            raise BadOption(f"feature {word!r}: not of the form FEATURE=IMAGE", hint=hint)
+        images[feature] = image
+    return images
+
+
+def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
+    rows = (
+        f"{{ kind = {quoted(kind)}, name = {quoted(name)},"
+        f" pattern = {quoted(pattern_of(glob))}, shown = {quoted(glob)} }}"
+        for kind, name, glob in rules
+    )
+    return "{ " + ", ".join(rows) + " }"
+
+
+def pattern_of(glob: str) -> str:
+    """A pattern of image names as one of Lua, anchored."""
+    return "^" + policy.in_words(glob, lambda char: f"%{char}" if char in ".-" else char) + "$"
+
+
+def _table(pairs: Iterable[tuple[str, str]]) -> str:
+    return "{ " + ", ".join(f"[{quoted(key)}] = {quoted(value)}" for key, value in pairs) + " }"
+
+
+def quoted(text: str) -> str:
+    """A string of Lua's, whatever the text holds."""
+    parts = (
+        c if c.isascii() and (c.isalnum() or c in "/._- *?:,") else "".join(f"\\{b:03d}" for b in c.encode())
+        for c in text
+    )
+    return '"' + "".join(parts) + '"'

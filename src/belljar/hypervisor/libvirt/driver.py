@@ -69,7 +69,8 @@ class LibvirtHypervisor(QemuHost):
             with suppress(LibvirtRefused):
                 await connection.learn(abilities.find(self._settings.binary))
             await connection.call("create", document, what=create, is_start=True)
-            domain = LibvirtDomain(connection, self._pid_of(spec), (self._log_of(spec.id), log))
+            pids = [pid for id, pid in self.alive() if id == spec.id and owner(pid) == spec.owner[0]]
+            domain = LibvirtDomain(connection, next(iter(pids), 0), (self._log_of(spec.id), log))
             await connection.call("ask", "resume", what=create, is_start=True)
         except BaseException as exc:
             await connection.close("the start failed")
@@ -82,14 +83,9 @@ class LibvirtHypervisor(QemuHost):
         with Wiring(spec.owner) as wires:  # which is needed for the names alone
             layers = tuple(wires.disk(spec.disk))
             below = tuple(tuple(wires.disk(disk.path))[1:] if disk.chained else () for disk in spec.disks)
-        return Ends(
-            layers=layers,
-            below=below,
-            firmware=self._uefi if uses_uefi(spec.boot) else "",
-            emulator=abilities.find(self._settings.binary),
-            cpu=self._cpu(spec.accelerator),
-            label=None if self._is_callers else spec.owner,
-        )
+        firmware, label = self._uefi if uses_uefi(spec.boot) else "", None if self._is_callers else spec.owner
+        emulator, cpu = abilities.find(self._settings.binary), self._cpu(spec.accelerator)
+        return Ends(layers, below, firmware, emulator, cpu, label)
 
     @property
     def cloning(self) -> Templates:
@@ -123,9 +119,6 @@ class LibvirtHypervisor(QemuHost):
 
     def _log_of(self, id: MachineId) -> Path:
         return self._logs / f"{NAME}{id}.log"
-
-    def _pid_of(self, spec: DomainSpec) -> int:
-        return next((pid for id, pid in self.alive() if id == spec.id and owner(pid) == spec.owner[0]), 0)
 
 
 def complaint(refused: LibvirtRefused, log: Path) -> BelljarError:

@@ -44,9 +44,8 @@ class Holder:
     def create(self, document: str) -> None:
         """The domain, paused, with its events listened to and both its lines open: nothing of what it says is missed."""
         libvirt = self._libvirt
-        self._domain = domain = self._connection.createXML(
-            document, libvirt.VIR_DOMAIN_START_AUTODESTROY | libvirt.VIR_DOMAIN_START_PAUSED
-        )
+        flags = libvirt.VIR_DOMAIN_START_AUTODESTROY | libvirt.VIR_DOMAIN_START_PAUSED
+        self._domain = domain = self._connection.createXML(document, flags)
         register = self._connection.domainEventRegisterAny
         register(domain, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None)
         register(domain, libvirt.VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON, self._disk_error, None)
@@ -120,9 +119,8 @@ class Terminal:
 
     def eventAddCallback(self, events: int, call: Any, _: Any) -> None:
         """libvirt's events of streams and of descriptors have the same numbers."""
-        self._watch = self._libvirt.virEventAddHandle(
-            self._fd, events, lambda _, __, seen, ___: call(self, seen, None), None
-        )
+        tell = lambda _, __, seen, ___: call(self, seen, None)  # noqa: E731
+        self._watch = self._libvirt.virEventAddHandle(self._fd, events, tell, None)
 
     def eventUpdateCallback(self, events: int) -> None:
         self._libvirt.virEventUpdateHandle(self._watch, events)
@@ -198,10 +196,8 @@ def translate(libvirt: Any, event: int, detail: int) -> tuple[str, str] | None:
 
 def is_loss(libvirt: Any, error: Any) -> bool:
     """Did the way to the daemon fail, and not what was asked for?"""
-    codes = (libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_RPC)
-    return (
-        error.get_error_domain() in (libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE) or error.get_error_code() in codes
-    )
+    domains, codes = (libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE), (libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_RPC)
+    return error.get_error_domain() in domains or error.get_error_code() in codes
 
 
 def words_of(error: Any) -> str:

@@ -24,8 +24,7 @@ TRIED = ((7, 2), (10, 0), (11, 1))  # what the tests clone with; others may do a
 QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
-    "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci",
-    "pc-dimm",
+    "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci", "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS, MONITOR_OBJECT = FEATURES = (
@@ -39,6 +38,8 @@ SIGNS = {  # what its monitor understands, by the names within one type of its s
     MONITOR_OBJECT: {"monitor-qmp"},  # a monitor as an object: 11.1 warns of `-mon`
 }
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
+# By default TCG takes a buffer of up to 1 GiB, which a job's limit on data may not have.
+WITHOUT_GUEST = "-nodefaults -no-user-config -display none -M none -accel tcg,tb-size=8 -accel kvm -qmp stdio"
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,6 @@ class Abilities:
     name: str  # the whole version line, packaging included
     devices: frozenset[str]  # those of DEVICES that it has
     features: frozenset[str]  # those of FEATURES
-
-    @property
-    def readonly_ram(self) -> bool:
-        """Can a clone map its RAM file without the right to write it?"""
-        return READONLY_RAM in self.features
 
 
 def find(binary: str) -> str:
@@ -85,20 +81,7 @@ def ask(binary: str, memory: Path) -> Abilities:
     devices = read_devices(listing)
     if missing := [device for device in NEEDED if device not in devices]:
         raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
-    # By default TCG takes a buffer of up to 1 GiB, which a job's limit on data may not have.
-    without = (
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-M",
-        "none",
-        "-accel",
-        "tcg,tb-size=8",
-        "-accel",
-        "kvm",
-    )
-    asking = [binary, *without, "-qmp", "stdio"]
+    asking = [binary, *WITHOUT_GUEST.split()]
     features = read_schema(run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, hasty=True).out)  # it quits, read or not
     answers = {"name": name, "devices": sorted(devices), "features": sorted(features)}
     write_whole(memory, dumps({"identity": known, "asked": asked, **answers}))

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder, guest_uuid
-from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, Abilities
+from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
 from belljar.records import replace
@@ -103,7 +103,7 @@ def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         return [*words, "-M", MACHINE]
     is_private = launch.incoming >= 0 and not launch.folders
     backend = {"qom-type": "memory-backend-file", "id": "ram", "size": booted.memory, "mem-path": reopened(launch.ram)}
-    backend |= {"share": not is_private} | (NO_WRITES if is_private and abilities.readonly_ram else {})
+    backend |= {"share": not is_private} | (NO_WRITES if is_private and READONLY_RAM in abilities.features else {})
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
 
 

@@ -186,10 +186,8 @@ class QemuDomain:
         if not self._migration.done():
             raise QmpError(f"QEMU did not write its device state within {timeout:g} s")
         if self._migration.result() != "completed":
-            status = await self.call("query-migrate")
-            raise QmpError(
-                f"QEMU could not write its device state: {status.get('error-desc', self._migration.result())}"
-            )
+            why = (await self.call("query-migrate")).get("error-desc", self._migration.result())
+            raise QmpError(f"QEMU could not write its device state: {why}")
 
     async def _migrated(self, timeout: float | None) -> None:
         ends: set[asyncio.Future[Any]] = {self._migration, self._over}

@@ -28,11 +28,10 @@ class QemuHypervisor(QemuHost):
     def __init__(self, settings: Settings, store: Path, site_store: Path | None = None) -> None:
         """*site_store*: whose base templates serve the user of *store*; None: those of *store* serve others."""
         super().__init__(settings, store)
-        shares = settings.site_templates
-        self._site = (
-            TemplateStore(site_store / TEMPLATES, days=settings.template_days) if site_store and shares else None
-        )
-        self._serves_others = shares and site_store is None and os.geteuid() == 0
+        self._site: TemplateStore | None = None
+        if site_store and settings.site_templates:
+            self._site = TemplateStore(site_store / TEMPLATES, days=settings.template_days)
+        self._serves_others = settings.site_templates and site_store is None and os.geteuid() == 0
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ class QemuHypervisor(QemuHost):
 
     def find_template(self, spec: DomainSpec) -> Template | None:
         template = self._templates.find(self._key(spec))
-        if template is None and self.abilities.readonly_ram:
+        if template is None and abilities.READONLY_RAM in self.abilities.features:
             return self._template_of_site(spec)
         return template
 
@@ -133,7 +132,7 @@ class QemuHypervisor(QemuHost):
 
         draft = await self._begin(spec)
         await wholly_in_thread(lambda: copy(site, template, draft))
-        ram_is_read = self.abilities.readonly_ram
+        ram_is_read = abilities.READONLY_RAM in self.abilities.features
         return await publish(self._templates, self._facts(spec), template.grows, ram_is_read=ram_is_read)
 
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
@@ -163,7 +162,7 @@ class QemuHypervisor(QemuHost):
         from belljar.hypervisor.qemu.template.making import freeze, publish
 
         await freeze(domain, self.template_draft(spec) / STATE, self.abilities, timeout=self._settings.boot_timeout)
-        ram_is_read, is_open = self.abilities.readonly_ram, self._serves_others and bool(grows)
+        ram_is_read, is_open = abilities.READONLY_RAM in self.abilities.features, self._serves_others and bool(grows)
         return await publish(self._templates, self._facts(spec), grows, ram_is_read=ram_is_read, is_open=is_open)
 
     def _key(self, spec: DomainSpec) -> str:
@@ -171,19 +170,20 @@ class QemuHypervisor(QemuHost):
 
     def _facts(self, spec: DomainSpec) -> Mapping[str, Any]:
         """Everything that a template and its clones must have in common."""
-        native, frame, spec = spec.accelerator is Accelerator.KVM, spec.frame, spec.of_template
+        frame, spec, host_cpu = spec.frame, spec.of_template, ""
+        if spec.accelerator is Accelerator.KVM:
+            from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
+
+            host_cpu = cpu_flags(first_processor())
+        image = {"image_digest": spec.image_digest, "image_stored": spec.image_stored, "boot": spec.boot.digest}
+        sizes = {"cpus": spec.cpus, "memory": spec.memory, "disk_size": spec.disk_size}
+        host = {"accelerator": spec.accelerator.value, "host_cpu": host_cpu, "owner": spec.owner[0]}
         return {
-            "image_digest": spec.image_digest,
-            "image_stored": spec.image_stored,
-            "boot": spec.boot.digest,
-            "cpus": spec.cpus,
-            "memory": spec.memory,
-            "disk_size": spec.disk_size,
-            "accelerator": spec.accelerator.value,
+            **image,
+            **sizes,
+            **host,
             "qemu": [self.abilities.identity, self.abilities.name],
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
-            "host_cpu": _host_cpu() if native else "",
-            "owner": spec.owner[0],
             **({"grows_to": [frame.most_cpus, frame.most_memory, frame.held]} if frame else {}),
             **({"warm": list(spec.warm)} if spec.warm else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
@@ -192,9 +192,3 @@ class QemuHypervisor(QemuHost):
 
 def uses_uefi(boot: Boot) -> bool:
     return boot.kernel is None and boot.firmware is Firmware.UEFI
-
-
-def _host_cpu() -> str:
-    from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
-
-    return cpu_flags(first_processor())

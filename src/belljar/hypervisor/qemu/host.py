@@ -36,7 +36,9 @@ class QemuHost:
 
     def __init__(self, settings: Settings, store: Path) -> None:
         self._settings, self._store = settings, store
-        self._templates = TemplateStore(store / TEMPLATES, days=settings.template_days)
+        self._templates = templates = TemplateStore(store / TEMPLATES, days=settings.template_days)
+        self.templates, self.abandoned_templates = templates.all, templates.abandoned
+        self.remove_template, self.expire_templates = templates.remove, templates.expire
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -54,25 +56,11 @@ class QemuHost:
             return self._settings.cpu
         return NATIVE_CPU if accelerator is Accelerator.KVM else EMULATED_CPU
 
-    # -- templates ---------------------------------------------------------------------------------------------------
-
-    def abandoned_templates(self) -> list[Path]:
-        return self._templates.abandoned()
-
-    def templates(self) -> list[Template]:
-        return self._templates.all()
-
     def verify_template(self, template: Template) -> list[str]:
         wrong = self._templates.changes(template)
         if template.facts.get("qemu") != [self.abilities.identity, self.abilities.name]:
             wrong.append("it was made with another QEMU than the present one")
         return wrong
-
-    def remove_template(self, key: str) -> None:
-        self._templates.remove(key)
-
-    def expire_templates(self, now: float) -> list[str]:
-        return self._templates.expire(now)
 
     # -- by the mark -------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,5 @@ def find_uefi(setting: str) -> str:
             return place
     if setting:
         raise CommandMissing(f"{setting}: no readable file", hint="Correct `qemu.uefi` in the settings.")
-    raise CommandMissing(
-        "OVMF, the firmware for images that boot by UEFI, is not on this host",
-        hint="Install it (`apt install ovmf`, `dnf install edk2-ovmf`), or set `qemu.uefi` to its file.",
-    )
+    hint = "Install it (`apt install ovmf`, `dnf install edk2-ovmf`), or set `qemu.uefi` to its file."
+    raise CommandMissing("OVMF, the firmware for images that boot by UEFI, is not on this host", hint=hint)

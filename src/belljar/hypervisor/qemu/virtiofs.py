@@ -41,13 +41,13 @@ WITHOUT = "share the folder by 9p, without `virtiofs:`."
 INSTALL = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
 # What virtiofsd, or what starts it, says on stderr before it answers; what to do about it.
 DENIED = r" does not exist$|OpenNewRoot|BindMountSharedDir"
+SWITCHES = "`kernel.unprivileged_userns_clone` or `kernel.apparmor_restrict_unprivileged_userns`"
+NAMESPACES = (
+    f"It takes user namespaces (`sysctl user.max_user_namespaces`, on some systems also {SWITCHES}); or {WITHOUT}"
+)
 HINTS = (
     (r"^env: |failed to execute", f"Correct `qemu.virtiofsd`, or {WITHOUT}"),
-    (
-        r"unshare|Unshare|uid_map|MountProc|CleanMount|setpriv: apply",
-        "It takes user namespaces (`sysctl user.max_user_namespaces`, on some systems also `kernel.unprivileged_userns_clone` or"
-        f" `kernel.apparmor_restrict_unprivileged_userns`); or {WITHOUT}",
-    ),
+    (r"unshare|Unshare|uid_map|MountProc|CleanMount|setpriv: apply", NAMESPACES),
 )
 
 

@@ -33,14 +33,6 @@ def file(path: str, data: bytes, mode: int = 0o644) -> Entry:
     return Entry(path, stat.S_IFREG | mode, data)
 
 
-def link(path: str, target: str) -> Entry:
-    return Entry(path, stat.S_IFLNK | 0o777, target.encode())
-
-
-def character_device(path: str, major: int, minor: int) -> Entry:
-    return Entry(path, stat.S_IFCHR | 0o600, device=(major, minor))
-
-
 def archive(entries: Iterable[Entry]) -> bytes:
     """The bytes of a whole archive. Folders must come before what lies in them: the kernel makes no parents."""
     parts = []

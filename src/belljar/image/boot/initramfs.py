@@ -6,6 +6,7 @@ is of the belljar that starts the machine. What the two scripts do is written in
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path, PurePosixPath
 
 from belljar.agent import bundle
@@ -35,9 +36,9 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
     from belljar.image.boot import cpio
 
     entries = [cpio.folder(name) for name in FOLDERS]
-    entries.append(cpio.character_device("dev/console", 5, 1))
+    entries.append(cpio.Entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1)))
     entries.append(cpio.file("bin/busybox", busybox, 0o755))
-    entries += [cpio.link(f"bin/{name}", "busybox") for name in APPLETS]
+    entries += [cpio.Entry(f"bin/{name}", stat.S_IFLNK | 0o777, b"busybox") for name in APPLETS]
     entries += [cpio.file(f"modules/{name}", data) for name, data in sorted(selection.files.items())]
     for group, names in sorted(selection.groups.items()):
         entries.append(cpio.file(f"modules/{group}", "".join(f"{name}\n" for name in names).encode()))
@@ -83,6 +84,5 @@ def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
     from belljar.host.python.elf import MAGIC, loader_of
 
-    return (
-        program[:5] == MAGIC + b"\2" and program[18:20] == b"\x3e\0" and len(program) >= 64 and not loader_of(program)
-    )
+    is_64_bit_x86 = program[:5] == MAGIC + b"\2" and program[18:20] == b"\x3e\0"
+    return is_64_bit_x86 and len(program) >= 64 and not loader_of(program)

@@ -34,20 +34,15 @@ SPACE_NEEDED = 2 * GIB
 PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static", "e2fsprogs", "procps")
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
 LAST_LINES = 15
-PACKED = "root.tar"  # in the draft
 PATIENCE, GRACE = 3600.0, 20.0  # seconds until a build is stopped, for its end
 DEFAULT = "http://deb.debian.org/debian"
 APT_TIMEOUT = 30.0
 PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
 FAILED = "The last lines of the build's log are above; the whole log's path is in the message."
 # Words in the last lines of a build that failed -> what to do.
+NO_USERS = "Build as root: without root it takes the package uidmap, and a line for you in /etc/subuid and /etc/subgid."
 REMEDIES = {
-    (
-        "newuidmap",
-        "subuid",
-        "unshare",
-    ): "Building without root needs the package uidmap and a line for you in /etc/subuid and"
-    " /etc/subgid; or build as root.",
+    ("newuidmap", "subuid", "unshare"): NO_USERS,
     ("Unable to locate package",): "Correct --packages.",
     ("Temporary failure", "Could not connect", "Failed to fetch"): "Check the network, or set `image.mirror`.",
 }
@@ -119,16 +114,12 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
             with suppress(ImageUnknown):
                 return store.resolve(recipe.called)
         with intake.draft(store, recipe.called) as folder:
-            raw = folder / "disk.raw"
             log = store.work_folder("logs") / f"build-{recipe.called}.log"
             progress.step(f"Building {recipe.called} (Debian {recipe.suite}), the log is {log}")
-            _debootstrap(store, recipe, raw, log, progress)
+            _debootstrap(store, recipe, folder, log, progress)
             facts = {"suite": recipe.suite, "added": list(recipe.packages)}
             origin = intake.Origin(f"build debian {recipe.suite}", recipe.called, facts=facts)
-            packed = folder / PACKED  # all of the root, and not a stranger's: no machine has to look into it
-            image = intake.take(
-                store, folder, raw, origin, progress, surveyor=lambda _, __, archive: packed.rename(archive)
-            )
+            image = intake.take(store, folder, origin, progress)
         progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
         return image
 
@@ -144,22 +135,22 @@ def check(recipe: Recipe) -> None:
         if not PACKAGE.fullmatch(package):
             raise BadOption(f"{package!r} cannot be the name of a Debian package")
     if not SMALLEST_DISK <= recipe.disk_size <= LARGEST_DISK:
-        raise OverLimit(
-            f"a disk of {recipe.disk_size // MIB} MiB: from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB",
-            hint="Ask for another size with --disk.",
-        )
+        sizes = f"from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB"
+        hint = "Ask for another size with --disk."
+        raise OverLimit(f"a disk of {recipe.disk_size // MIB} MiB: {sizes}", hint=hint)
 
 
-def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: Progress) -> None:
-    """Run mmdebstrap and mke2fs; *raw* is then an ext4 file system without partitions."""
+def _debootstrap(store: Store, recipe: Recipe, folder: Path, log: Path, progress: Progress) -> None:
+    """Run mmdebstrap and mke2fs: in *folder* are then the disk, an ext4 file system without partitions, and the archive that it was
+    made of. That is all of the root, and not a stranger's: no machine has to look into it."""
     # mmdebstrap unpacks some 600 MB: on the store's disk, for /tmp is often memory; as another user, who cannot write there,
     # in a user namespace.
-    workshop = raw.parent if os.geteuid() == 0 else Path(os.environ.get("TMPDIR", "/var/tmp"))
+    workshop = folder if os.geteuid() == 0 else Path(os.environ.get("TMPDIR", "/var/tmp"))
     for place in (store.folder, workshop):
         if (free := free_bytes(place)) < SPACE_NEEDED:
             raise NoSpace(f"{place}: {free // MIB} MiB free, a build needs {SPACE_NEEDED // MIB} MiB")
-    packed, unpacked = raw.with_name(PACKED), raw.with_name("root")
-    with open(log, "w", encoding="utf-8", errors="replace") as file, no_space_as_error(raw):
+    packed, unpacked, raw = folder / intake.ARCHIVE, folder / "root", folder / intake.RAW
+    with open(log, "w", encoding="utf-8", errors="replace") as file, no_space_as_error(folder):
         packed.touch(0o600)
         argv = command_line(recipe, packed, sources(recipe.suite, store.settings.mirror))
         _run(argv, file, progress, workshop)
@@ -176,23 +167,13 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
     for root in ("/lib/modules/*/kernel", "/usr/lib/modules/*/kernel"):
         excluded += [f"path-exclude={root}/sound/*", f"path-exclude={root}/drivers/*"]
         excluded += [f"path-include={root}/drivers/{driver}{'' if '*' in driver else '/*'}" for driver in DRIVERS]
-    return [
-        "mmdebstrap",
-        "--mode=root" if os.geteuid() == 0 else "--mode=unshare",
-        "--variant=minbase",
-        "--architectures=amd64",
-        f"--include={','.join(dict.fromkeys((*PACKAGES, *recipe.packages)))}",
-        *(f"--dpkgopt={option}" for option in excluded),
-        '--aptopt=APT::Install-Recommends "false"',
-        '--aptopt=Acquire::Retries "3"',
-        '--aptopt=Acquire::Languages "none"',
-        *(f'--customize-hook=chroot "$1" /bin/sh -ec {shlex.quote(command)}' for command in recipe.commands),
-        f"--customize-hook={CLEAN}",
-        "--format=tar",
-        recipe.suite,
-        str(packed),
-        *sources,
-    ]
+    apt = ('APT::Install-Recommends "false"', 'Acquire::Retries "3"', 'Acquire::Languages "none"')
+    hooks = (*(f'chroot "$1" /bin/sh -ec {shlex.quote(command)}' for command in recipe.commands), CLEAN)
+    words = ["mmdebstrap", "--mode=root" if os.geteuid() == 0 else "--mode=unshare", "--variant=minbase"]
+    words += ["--architectures=amd64", f"--include={','.join(dict.fromkeys((*PACKAGES, *recipe.packages)))}"]
+    words += [f"--dpkgopt={option}" for option in excluded] + [f"--aptopt={option}" for option in apt]
+    words += [f"--customize-hook={hook}" for hook in hooks]
+    return [*words, "--format=tar", recipe.suite, str(packed), *sources]
 
 
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
@@ -227,9 +208,8 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
     if process.returncode:
         lines = "\n  ".join(tail)
         hint = next((hint for words, hint in REMEDIES.items() if any(word in lines for word in words)), FAILED)
-        raise ImageError(
-            f"{argv[0]} ended with {process.returncode}; the whole log is {log.name}:\n  {lines}", hint=hint
-        )
+        end = f"{argv[0]} ended with {process.returncode}"
+        raise ImageError(f"{end}; the whole log is {log.name}:\n  {lines}", hint=hint)
 
 
 def _confined() -> list[str]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # panics; seen with Linux 6.1 on a host with ten processes per core. Under KVM the kernel leaves that check out by itself.
 APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_timer_check"
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
+RAW, ARCHIVE = "disk.raw", "survey.tar"  # in a draft
 REMOVED = "removed-"  # prefix of folders that are being removed
 MOST_KERNELS = 20  # that are looked at, the newest first
 
@@ -110,24 +111,16 @@ def alone(store: Store, word: str, what: str, progress: Progress, folder: str = 
     return locked(path, timeout=store.settings.lock_timeout, what=what)
 
 
-def take(
-    store: Store,
-    folder: Path,
-    raw: Path,
-    origin: Origin,
-    progress: Progress,
-    *,
-    surveyor: Surveyor | None = None,
-    judge: Judge | None = None,
-) -> Image:
-    """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*. *surveyor*: instead of
-    the store's."""
+def take(store: Store, folder: Path, origin: Origin, progress: Progress, judge: Judge | None = None) -> Image:
+    """Make the image of the draft *folder* and publish it. Uses up the raw disk RAW in it, and ARCHIVE: of a system that was built
+    here that is there already, else the store's surveyor makes it."""
+    raw = folder / RAW
     progress.step("Writing the disk")
     size = _whole_sectors(raw, store.settings.max_size)
     sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + SPARE)
     boot = Boot(facts={"boots_by": "disc"})
     if origin.kind == "disk":
-        boot = _look(folder, raw, size, origin, progress, surveyor or store.surveyor)
+        boot = _look(folder, raw, size, origin, progress, store.surveyor)
     if judge is not None:
         judge({**boot.facts, **origin.facts}, bool(boot.kernel))
     raw.unlink()
@@ -143,16 +136,16 @@ def take(
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
     """How the disk is started, as its importer wants it, and what is in it."""
-    archive, root, os_name = folder / "survey.tar", None, ""
+    archive, root, os_name = folder / ARCHIVE, None, ""
     facts: dict[str, Any] = {}
     try:
-        if surveyor and may_have_a_root(raw):
-            progress.step("Looking for a kernel in the disk")
-            try:
+        try:
+            if surveyor and not archive.exists() and may_have_a_root(raw):
+                progress.step("Looking for a kernel in the disk")
                 surveyor(folder / manifest.DISK, size, archive)
-                root = Survey(archive, size)
-            except BelljarError as exc:
-                progress.step(f"Its file systems could not be looked into: {exc.message}")
+            root = Survey(archive, size) if archive.exists() else None
+        except BelljarError as exc:
+            progress.step(f"Its file systems could not be looked into: {exc.message}")
         if root and root.modules:
             os_name, facts = describe(root)
         else:
@@ -196,9 +189,8 @@ def _given(given: Path, initrd: Path | None, root: Survey | None) -> Boot:
     data = given.read_bytes()
     version = kernel.release(data)
     if initrd:
-        return Boot(
-            data, initrd.read_bytes(), facts={"boots_by": "kernel", "agent_in_initrd": False, "release": version}
-        )
+        facts = {"boots_by": "kernel", "agent_in_initrd": False, "release": version}
+        return Boot(data, initrd.read_bytes(), facts=facts)
     if root and version in root.names(root.modules):
         return _direct(root, version, data)
     hint = "Give its ramdisk too, with --initrd."

@@ -123,9 +123,8 @@ def check_chain(chain: Sequence[str], folder: Path, now: datetime) -> tuple[Any,
         raise ImageMismatch(f"{folder}: no certificate of an authority is there")
     either = rules.Criticality.AGNOSTIC
     anything = rules.ExtensionPolicy.permit_all()
-    of_authorities = anything.require_present(x509.BasicConstraints, either, _is_authority).may_be_present(
-        x509.KeyUsage, either, _signs_certificates
-    )
+    of_authorities = anything.require_present(x509.BasicConstraints, either, _is_authority)
+    of_authorities = of_authorities.may_be_present(x509.KeyUsage, either, _signs_certificates)
     of_signers = anything.may_be_present(x509.KeyUsage, either, _signs)
     builder = rules.PolicyBuilder().store(rules.Store(authorities)).time(now).max_chain_depth(LONGEST_CHAIN)
     verifier = builder.extension_policies(ca_policy=of_authorities, ee_policy=of_signers).build_client_verifier()

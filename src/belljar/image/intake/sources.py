@@ -61,13 +61,13 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
                 "signer": _checked_signer(blob, order, progress),
             }
             try:
-                raw, kind = to_raw(blob, folder, store.settings.max_size, progress, order.kind)
+                kind = to_raw(blob, folder, store.settings.max_size, progress, order.kind)
             except ImageCorrupt as exc:
                 exc.hint = NOTHING_STORED if exc.hint == ImageCorrupt.hint else exc.hint
                 raise
             facts = {name: fact for name, fact in facts.items() if fact}
             origin = replace(order, source=address, kind=kind, facts=facts)
-            image = intake.take(store, folder, raw, origin, progress, judge=judge)
+            image = intake.take(store, folder, origin, progress, judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
 
@@ -111,9 +111,9 @@ def check(order: Order) -> None:
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str = "disk") -> tuple[Path, str]:
-    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*; and its kind, disk or iso, as was asked for unless
-    that is auto. Uses up *blob*."""
+def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str = "disk") -> str:
+    """Make the raw disk of a draft of *blob*, unpacked and converted. Returns its kind, disk or iso, as was asked for unless that is
+    auto. Uses up *blob*."""
     head = _head(blob)
     if program := next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None):
         progress.step(f"Unpacking ({program[0]})")
@@ -121,7 +121,7 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str
         run(program, [], PATIENCE, largest, stdin=packed, stdout=blob)
         packed.unlink()
         head = _head(blob)
-    raw = folder / "disk.raw"
+    raw = folder / intake.RAW
     if head.startswith(qcow2.MAGIC):
         progress.step("Reading the qcow2 disk")
         check_qcow2(blob, largest, PATIENCE)
@@ -142,7 +142,8 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str
         raise ImageCorrupt("the file is an installation disc (ISO 9660)", hint="Give `--kind iso` to boot it.")
     if kind == "disk" and not any(head.startswith(mark, at) for at, mark in DISK_MARKS):
         raise ImageCorrupt("neither a qcow2 file nor a disk: no partition table and no file system", hint=FORMS)
-    return blob.rename(raw), kind
+    blob.rename(raw)
+    return kind
 
 
 def _head(path: Path) -> bytes:

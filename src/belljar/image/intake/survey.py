@@ -24,9 +24,9 @@ MOST_MEMBERS = 200_000
 KINDS = ("ext4", "xfs", "btrfs")
 VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
 PLAIN = re.compile(r"[A-Za-z0-9@._-]{0,60}")
-INITS = ("/usr/sbin", "/sbin")
-PROGRAMS = ("/usr/bin", "/bin", "/usr/local/bin")
-SYSTEMD = ("/usr/lib/systemd", "/lib/systemd")
+INITS = ("/usr/sbin/init", "/sbin/init")
+CLOUD_INIT = ("/usr/bin/cloud-init", "/bin/cloud-init", "/usr/local/bin/cloud-init")
+SYSTEMD = ("/usr/lib/systemd/systemd", "/lib/systemd/systemd")
 UNIT = "/etc/systemd/system/multi-user.target.wants/belljar-agent.service"
 RELEASES = ("/usr/lib/os-release", "/etc/os-release")
 MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
@@ -36,12 +36,7 @@ UNREADABLE = (tarfile.TarError, OSError, ValueError, TypeError, AttributeError, 
 WANTED = {
     "modules": modules.NAMES,
     "files": [*RELEASES, *BUSYBOXES],
-    "names": [
-        UNIT,
-        *(f"{folder}/init" for folder in INITS),
-        *(f"{folder}/systemd" for folder in SYSTEMD),
-        *(f"{folder}/cloud-init" for folder in PROGRAMS),
-    ],
+    "names": [UNIT, *INITS, *SYSTEMD, *CLOUD_INIT],
 }
 
 
@@ -121,7 +116,7 @@ class Survey:
 
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name, and the facts of `Image.facts`; those that were not found are left out."""
-    facts: dict[str, Any] = {**_init(root), "cloud_init": any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS)}
+    facts: dict[str, Any] = {**_init(root), "cloud_init": any(map(root.has, CLOUD_INIT))}
     if root.has(UNIT):
         facts["agent"] = True
     with suppress(ImageCorrupt):  # of any of its kernels, since the disk decides which one a firmware starts
@@ -140,8 +135,8 @@ def _name(root: Survey) -> str:
 
 def _init(root: Survey) -> dict[str, str]:
     """The path the kernel would start, and whether that is systemd."""
-    if init := next(filter(root.has, (f"{folder}/init" for folder in INITS)), ""):
+    if init := next(filter(root.has, INITS), ""):
         is_systemd = root.link(init).endswith("/systemd")
         return {"init": "/sbin/init", "init_system": "systemd" if is_systemd else "other"}
-    systemd = next(filter(root.has, (f"{folder}/systemd" for folder in SYSTEMD)), "")
+    systemd = next(filter(root.has, SYSTEMD), "")
     return {"init": systemd, "init_system": "systemd" if systemd else ""}

@@ -69,6 +69,5 @@ def source_of(line: str) -> Source:
             address = match[1].rstrip("/")
             return Source(Path(address).as_uri() if address.startswith("/") else address, match[2])
     hint = "`belljar image publish --init` printed the whole line: docs/image-life.md"
-    raise BadSetting(
-        f"image.sources: {line!r} is not of the form /PATH{PIN}DIGEST or https://HOST/PATH{PIN}DIGEST", hint=hint
-    )
+    form = f"/PATH{PIN}DIGEST or https://HOST/PATH{PIN}DIGEST"
+    raise BadSetting(f"image.sources: {line!r} is not of the form {form}", hint=hint)

@@ -258,17 +258,13 @@ class Repository:
 
     def _need(self, role: str) -> None:
         if not self._can(role):
-            hint = "Name the files of its keys with --key."
-            raise errors.NotPermitted(
-                f"{self.folder}: this takes the role {role}, and too few of its keys were given", hint=hint
-            )
+            what = f"{self.folder}: this takes the role {role}, and too few of its keys were given"
+            raise errors.NotPermitted(what, hint="Name the files of its keys with --key.")
 
     def _latest(self, role: str, delegator: tuf.Root | tuf.Targets, empty: Any) -> tuf.Metadata[Any]:
         """The newest metadata of a role that is signed by its keys. Raises RepositoryError where there is only other metadata."""
-        pattern = re.compile(rf"(\d+)\.{re.escape(role)}\.json")
-        versions = [
-            int(match[1]) for path in (self.folder / "metadata").iterdir() if (match := pattern.fullmatch(path.name))
-        ]
+        names = "\n".join(os.listdir(self.folder / "metadata"))
+        versions = [int(number) for number in re.findall(rf"(?m)^(\d+)\.{re.escape(role)}\.json$", names)]
         for version in sorted(versions, reverse=True):
             with suppress(RepositoryError):
                 metadata = tuf.Metadata[Any].from_bytes((self.folder / f"metadata/{version}.{role}.json").read_bytes())

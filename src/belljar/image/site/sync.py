@@ -161,10 +161,9 @@ def _here(store: Store, offer: Offer) -> Image | None:
     if others := tuple(name for name in image.names if name != offer.name):
         manifest.same_start(replace(image, names=others), replace(image, facts=dict(offer.facts)))
         facts = {"published": facts["published"]}
-    # Of one that has no other name, its publisher may have changed the facts.
-    manifest.set_facts(
-        image.disk.parent, facts if others else {**dict.fromkeys(image.facts), **facts}, mode=store.file_mode
-    )
+    else:  # its publisher may have changed the facts
+        facts = {**dict.fromkeys(image.facts), **facts}
+    manifest.set_facts(image.disk.parent, facts, mode=store.file_mode)
     return image
 
 

@@ -105,10 +105,8 @@ class Overlays:
         """The size a machine's disk gets, in bytes. Raises OverLimit."""
         size = image.virtual_size if asked is None else -(-asked // SECTOR) * SECTOR
         if size < image.virtual_size:
-            raise OverLimit(
-                f"a disk of {size // MIB} MiB is too small: the image's has {image.virtual_size // MIB} MiB",
-                hint="Ask for a larger --disk, or none.",
-            )
+            what = f"a disk of {size // MIB} MiB is too small: the image's has {image.virtual_size // MIB} MiB"
+            raise OverLimit(what, hint="Ask for a larger --disk, or none.")
         if size > LARGEST_DISK:
             raise OverLimit(f"a disk of {size // GIB} GiB is too large: at most {LARGEST_DISK // GIB} GiB")
         return size
@@ -124,10 +122,8 @@ class Overlays:
 
     def check_room(self, folder: Path) -> None:
         """Raise NoSpace where less than `image.reserve` is free for one more machine's disk."""
-        if (free := free_bytes(folder)) < self.settings.reserve:
-            raise NoSpace(
-                f"{folder}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start"
-            )
+        if (free := free_bytes(folder)) < (needed := self.settings.reserve):
+            raise NoSpace(f"{folder}: {free // MIB} MiB free, a machine needs {needed // MIB} MiB to start")
 
     def discard(self, path: Path) -> None:
         """Remove it. Missing is success."""

@@ -45,15 +45,10 @@ class Store:
     disk that comes in is looked into."""
 
     def __init__(
-        self,
-        private: Path,
-        site: Path | None,
-        settings: Settings,
-        users: Users = nobody,
-        surveyor: Surveyor | None = None,
+        self, own: Path, site: Path | None, settings: Settings, users: Users = nobody, surveyor: Surveyor | None = None
     ) -> None:
-        self.folder = private / "images"
-        self.site = site / "images" if site and site != private else None
+        self.folder = own / "images"
+        self.site = site / "images" if site and site != own else None
         self.settings, self.users, self.surveyor = settings, users, surveyor
         self._settled: dict[str, str] = {}  # name -> digest, even where a store has another image of that name
 

@@ -100,10 +100,9 @@ def _half_written(store: Store, now: float) -> Iterator[Path]:
 
 
 def _age(path: Path, now: float) -> float:
-    try:
+    with suppress(FileNotFoundError):
         return now - path.lstat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    return 0.0
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -38,11 +38,8 @@ class GridEngineClient(Client):
         text = printed.decode("utf-8", "replace")
         if not text.rstrip().endswith("</job_info>"):
             raise ValueError("qstat printed a list of jobs that was cut off")
-        return {
-            job.id: job
-            for entry in text.split("<job_list")[1:]
-            for job in _jobs(entry.partition("</job_list>")[0], self.bait)
-        }
+        entries = (entry.partition("</job_list>")[0] for entry in text.split("<job_list")[1:])
+        return {job.id: job for entry in entries for job in _jobs(entry, self.bait)}
 
     def take_back(self, job: JobView) -> tuple[Command, ...]:
         """Held first: one that is rescheduled starts again at once."""

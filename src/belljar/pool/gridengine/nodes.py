@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
 
+from belljar.batch.gridengine.hooks import value
 from belljar.batch.job.terms import one_node
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, fail_if
+from belljar.pool import terms
 from belljar.pool.gridengine.client import CLIENT, GridEngineClient
-from belljar.pool.terms import LARGEST_ANSWER, Ask, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
+from belljar.pool.terms import Ask, Command, JobView, Joining, Member, Names, NodeState, NodeView
 from belljar.records import replace
 
 INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -30,7 +32,7 @@ PAGE = "docs/bait/reference.md, Grid Engine"
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
-class GridEngineNodes(Nodes):
+class GridEngineNodes(terms.Nodes):
     """The nodes' side. *queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a
     machine's id ends in its address; *feature*: of these nodes."""
 
@@ -64,7 +66,7 @@ class GridEngineNodes(Nodes):
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         """Hosts, with the state of our queue there; and each instance of another queue by its own name, QUEUE@HOST."""
         text = printed.decode("utf-8", "replace")
-        if len(printed) > LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
+        if len(printed) > terms.LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
             raise ValueError("qhost printed no list of hosts, or one that was cut off")
         views = (view for entry in text.split("<host name=")[1:] for view in _views(entry, self.queue))
         ours = dict.fromkeys(self.hosts, (self._feature,))
@@ -120,36 +122,36 @@ class GridEngineNodes(Nodes):
         """*conf_file*: the cell's bootstrap. Raises BadOption where its daemons prove themselves by more than their addresses."""
         mode = re.search(rb"(?m)^security_mode\s+(\S+)", text)
         if mode is not None and mode[1] != b"none":
-            raise BadOption(
-                f"{conf_file}: security_mode {mode[1].decode(errors='replace')}: no key for it is given to machines"
-            )
+            what = f"security_mode {mode[1].decode(errors='replace')}"
+            raise BadOption(f"{conf_file}: {what}: no key for it is given to machines")
         common = conf_file.parent
         env = {"SGE_ROOT": str(common.parents[1]), "SGE_CELL": common.parent.name}
         return member.joining(JOIN, env, copies=(conf_file, common / "act_qmaster"))
 
-    def needs(
-        self, ask: Ask, conf: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Finding]:  # fmt: skip
+    def needs(self, ask: Ask, conf: str, baits: Names, queue: str, feature: str, hosts: Names) -> Iterator[Finding]:
         bait = baits[0]
         managers = ask("qconf", "-sm").split()
         yield fail_if("root manages the cell", "" if "root" in managers else "root is not a manager", "qconf -am root")
-        yield fail_if(
-            f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE})."
-        )
-        remedy = f"Make it for machines alone, without a prolog ({PAGE})."
-        yield fail_if(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
-        unfit = _asked(lambda: _environments(ask, bait, queue))
-        remedy = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
-        yield fail_if("parallel environments", unfit, remedy)
+        fit = f"Only those of allocation_rule $pe_slots, each in the pe_list of both queues ({PAGE})."
+        for what, look, remedy in (
+            (f"bait {bait}", _bait, f"Set the prolog of {bait} ({PAGE})."),
+            (f"queue {queue}", _queue, f"Make it for machines alone, without a prolog ({PAGE})."),
+            ("parallel environments", _environments, fit),
+        ):
+            try:
+                wrong = look(ask, bait, queue)
+            except BelljarError as exc:
+                wrong = exc.message.replace("\n", " ")
+            yield fail_if(what, wrong, remedy)
         wrong = ", ".join(name for name, address in self.hosts.items() if not _is_known(ask, name, address))
         remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
         yield fail_if("names of machines", f"not known by name and address: {wrong}" if wrong else "", remedy)
 
 
-class GridEnginePool(Pool):
+class GridEnginePool(terms.Pool):
     """Both sides."""
 
-    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
+    def of_bait(self, name: str, queue: str, feature: str, nodes: Names) -> terms.Pool:
         if not INSTANCE.fullmatch(name):
             raise ValueError("name", f"{name[:60]!r} is not a queue of a host", 'as in name = "vm.q@wn01"')
         return replace(self, client=GridEngineClient(name), nodes=GridEngineNodes(queue, listed(nodes), feature))
@@ -161,8 +163,8 @@ def _views(entry: str, queue: str) -> list[NodeView]:
         raise ValueError("qhost printed a host without a name")
     values = dict(re.findall(r"<hostvalue name='(\w+)'>([^<]*)</hostvalue>", entry))
     queues: dict[str, dict[str, str]] = {}
-    for qname, key, value in re.findall(r"<queuevalue qname='([^']+)' name='(\w+)'>([^<]*)</queuevalue>", entry):
-        queues.setdefault(qname, {})[key] = value
+    for qname, key, text in re.findall(r"<queuevalue qname='([^']+)' name='(\w+)'>([^<]*)</queuevalue>", entry):
+        queues.setdefault(qname, {})[key] = text
     names = {queue: name[1], **{qname: f"{qname}@{name[1]}" for qname in queues if qname != queue}}
     return [
         NodeView(node, _state(values, instance), (), _reason(instance))
@@ -209,23 +211,23 @@ def _ending(address: str) -> str:
     return f"{int(IPv4Address(address)) & 0xFFFF:04x}"
 
 
-def _bait(text: str) -> str:
-    prolog = _value(text, "prolog")
+def _bait(ask: Ask, bait: str, queue: str) -> str:
+    prolog = value(ask("qconf", "-sq", bait), "prolog")
     if not prolog.startswith("root@"):
         return f"its prolog is {prolog or 'NONE'}, which takes nothing back as root"
     return "" if "$job_id" in prolog and "$ja_task_id" in prolog else "its prolog is not told job and task"
 
 
-def _queue(text: str) -> str:
-    prolog = _value(text, "prolog")
+def _queue(ask: Ask, bait: str, queue: str) -> str:
+    prolog = value(ask("qconf", "-sq", queue), "prolog")
     return "" if prolog == "NONE" else f"its prolog is {prolog}"
 
 
 def _environments(ask: Ask, bait: str, queue: str) -> str:
     """A job of several slots gets one machine."""
-    there = _list(ask("qconf", "-sq", queue))
-    for name in _list(ask("qconf", "-sq", bait)):
-        rule = _value(ask("qconf", "-sp", name), "allocation_rule")
+    ours, there = (re.split(r"[\s,]+", value(ask("qconf", "-sq", name), "pe_list")) for name in (bait, queue))
+    for name in [name for name in ours if name not in ("", "NONE")]:
+        rule = value(ask("qconf", "-sp", name), "allocation_rule")
         if rule != "$pe_slots":
             return f"{name}: its allocation_rule is {rule}: a job of it wants several machines, and would never start"
         if name not in there:
@@ -233,30 +235,13 @@ def _environments(ask: Ask, bait: str, queue: str) -> str:
     return ""
 
 
-def _list(text: str) -> list[str]:
-    return [name for name in re.split(r"[\s,]+", _value(text, "pe_list")) if name not in ("", "NONE")]
-
-
-def _value(text: str, key: str) -> str:
-    match = re.search(rf"(?m)^{key}\s+(.*)$", text.replace("\\\n", " "))
-    return match[1].strip() if match else ""
-
-
 def _is_known(ask: Ask, name: str, address: str) -> bool:
     """By this host's resolver."""
     try:
-        return (
-            ask("getent", "ahostsv4", name).split()[:1] == [address] and name in ask("getent", "hosts", address).split()
-        )
+        addresses, names = ask("getent", "ahostsv4", name).split(), ask("getent", "hosts", address).split()
     except BelljarError:
         return False
-
-
-def _asked(look: Callable[[], str]) -> str:
-    try:
-        return look()
-    except BelljarError as exc:
-        return exc.message.replace("\n", " ")
+    return addresses[:1] == [address] and name in names
 
 
 POOL = GridEnginePool(CLIENT, GridEngineNodes(), {"conf": BOOTSTRAP, "key": Path(), "gone_after": 5.0})

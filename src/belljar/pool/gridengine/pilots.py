@@ -8,14 +8,14 @@ import shlex
 from belljar.batch.gridengine.dialect import seconds
 from belljar.batch.job.terms import one_line
 from belljar.model import MIB
+from belljar.pool import terms
 from belljar.pool.gridengine.client import CLIENT
-from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots, account, id_printed, longest_of
-from belljar.pool.terms import LARGEST_ANSWER, Command, JobId
+from belljar.pool.terms import Command, JobId, NamedJob, PilotJob
 
 NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR2 and KILL
 
 
-class GridEnginePilots(Pilots):
+class GridEnginePilots(terms.Pilots):
     quantum = 1
     notice = NOTIFY
     limits = ("qconf", "-sq", "*")
@@ -23,11 +23,9 @@ class GridEnginePilots(Pilots):
     def submit(self, job: PilotJob, script: str) -> Command:
         """Memory counts for each slot; it does not limit address space (h_vmem), of which QEMU takes more than it uses. More than one
         slot needs a parallel environment, which gives as many of them on each node."""
-        if job.nodes * job.cpus > 1 and not job.environment:
-            raise ValueError(
-                "Grid Engine gives more than one processor only by a parallel environment: set `lease.environment`"
-            )
         size, slots = -(-job.memory // job.cpus // MIB), job.nodes * job.cpus
+        if slots > 1 and not job.environment:
+            raise ValueError("Grid Engine gives several processors by a parallel environment: set `lease.environment`")
         where = f",hostname=!({'|'.join(job.shunned)})" if job.shunned else ""
         owner = re.sub(r"[^A-Za-z0-9._:/-]+", "_", one_line(job.owner)).strip("_")
         options = (
@@ -52,29 +50,26 @@ class GridEnginePilots(Pilots):
         return "\n".join(lines).encode()
 
     def submitted(self, printed: bytes) -> JobId:
-        return id_printed(printed.partition(b".")[0], "[0-9]{1,18}")
-
-    def cancel(self, job: JobId) -> Command:
-        return ("qdel", job)
+        return terms.id_printed(printed.partition(b".")[0], "[0-9]{1,18}")
 
     def extend(self, job: JobId, seconds: float) -> Command:
         raise ValueError("Grid Engine does not change the limit of a running job")
 
     def longest(self, printed: bytes, queue: str) -> float | None:
         """A job that names no queue may start in any: the longest counts. What a host of a queue has of its own does not."""
-        text = printed[:LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
+        text = printed[: terms.LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
         limits = re.findall(r"(?ms)^qname +(\S+)$.*?^h_rt +(\S+)", text)
         names = queue.split(",") if queue else [name for name, _ in limits]
-        return longest_of([seconds(limit.partition(",")[0]) for name, limit in limits if name in names])
+        return terms.longest_of([seconds(limit.partition(",")[0]) for name, limit in limits if name in names])
 
     def query(self) -> Command:
-        return ("qstat", "-u", account(), "-r", "-xml")
+        return ("qstat", "-u", terms.account(), "-r", "-xml")
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
         return tuple(
             NamedJob(job.name, job.id, job.state, job.reason)
             for job in CLIENT.jobs(printed, "").values()
-            if NAME.fullmatch(job.name) and job.owner == account()
+            if terms.PILOT_NAME.fullmatch(job.name) and job.owner == terms.account()
         )
 
 

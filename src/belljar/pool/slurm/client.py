@@ -6,10 +6,15 @@ https://slurm.schedmd.com/squeue.html#OPT_Format
 
 from __future__ import annotations
 
+import os
 import re
+import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from belljar.batch.job.terms import one_line, whole
+from belljar.host.files import read_capped
 from belljar.model import GIB, KIB, MIB
 from belljar.pool.terms import LARGEST_ANSWER, Client, Command, JobId, JobState, JobView, Revoked, words_of
 
@@ -38,6 +43,7 @@ SIZE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 RANGE = "[0-9]{1,6}(?:-[0-9]{1,6})?"
 HOSTLIST = re.compile(rf"([^\[\]]*)\[({RANGE}(?:,{RANGE})*)\]([^\[\]]*)")
+UPDATE = ("scontrol", "update")
 OURS, LONGEST_NOTE = "belljar: ", 900
 HELD_BY_USER = "JobHeldUser"  # not so one that was requeued in held state
 # https://slurm.schedmd.com/job_reason_codes.html
@@ -65,16 +71,23 @@ class SlurmClient(Client):
     def take_back(self, job: JobView) -> tuple[Command, ...]:
         if job.state is not JobState.RUNNING:
             return (("scontrol", "hold", job.id),)
-        allow = () if job.reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=1"),)
+        allow = () if job.reruns else ((*UPDATE, f"JobId={job.id}", "Requeue=1"),)
         return (*allow, ("scontrol", "requeuehold", job.id))
 
     def has_forgotten(self, job: JobView) -> bool:
         return job.state is JobState.WAITING
 
     def revoked(self, number: str, since: float, env: Mapping[str, str]) -> Revoked:
-        from belljar.pool.slurm import spool
-
-        return spool.revoked(number, since, env)
+        """By slurmd's file of this host. An earlier credential of the same job may still be in it. When slurmd first knew a job is told
+        by this host's clock, and is just before its prolog; when it was revoked is told by slurmctld's."""
+        with suppress(OSError, ValueError, KeyError, struct.error):
+            begin = int(since)
+            for job, end, made in _credentials(_read(env)):
+                is_time = begin - CLOCK <= end <= begin + CLOCK
+                if job == int(number) and is_time and (end >= begin or begin - MADE <= made <= begin + CLOCK):
+                    return Revoked.YES
+            return Revoked.NO
+        return Revoked.CANNOT_TELL
 
     def release(self, job: JobId) -> Command:
         return ("scontrol", "release", job)
@@ -83,7 +96,7 @@ class SlurmClient(Client):
         return ("scancel", job)
 
     def note(self, job: JobView, text: str) -> Command:
-        return ("scontrol", "update", f"JobId={job.id}", f"AdminComment={OURS}{one_line(text, LONGEST_NOTE)}")
+        return (*UPDATE, f"JobId={job.id}", f"AdminComment={OURS}{one_line(text, LONGEST_NOTE)}")
 
     def refuse(self, job: JobView, why: str) -> Command:
         """In the comment, behind what its user wrote there. One that was not read whole stays."""
@@ -176,6 +189,44 @@ def _names(text: str) -> Iterator[str]:
         first, _, last = part.partition("-")
         for number in range(int(first), int(last or first) + 1):
             yield f"{match[1]}{number:0{len(first)}}{match[3]}"
+
+
+# -- what slurmd on this host knows of a job: the file in which it keeps the credentials that it has revoked -----------
+
+# It writes that file when it is told to end a job, before it waits for the job's prolog; when the prolog ends it looks whether the
+# job's credential is still good. The file begins with a version of Slurm's protocol (from 24.11 on) and a count of jobs; each is
+# written with its number and the times at which its credential was revoked and at which slurmd first knew it.
+# https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdSpoolDir
+
+FILE, LARGEST_FILE = "cred_state", 1 << 22
+PLACE = re.compile(rb"(?im)^\s*SlurmdSpoolDir\s*=\s*(\S+)")
+INCLUDE = re.compile(rb"(?im)^\s*include\s")
+USUAL = b"/var/spool/slurmd"
+CLOCK = 3600  # seconds that a time may be off, and still be one
+MADE = 1  # seconds before its prolog begins, at most, in which slurmd notes that it knows a job
+OLD, NUMBERED, WITH_LIMIT = (struct.Struct(form) for form in (">IQQ8x", ">8xI8xQQ8x", ">8xI8xQQ16x"))
+FORMS = {0: OLD, 42: OLD, 43: OLD, 44: NUMBERED, 45: WITH_LIMIT}  # by the version: 24.11 is 42, 26.05 is 45
+
+
+def _read(env: Mapping[str, str]) -> bytes:
+    """The file; empty before the first credential was revoked, when there is none. Raises OSError, ValueError, KeyError."""
+    conf = read_capped(Path(env["SLURM_CONF"]), LARGEST_FILE)
+    places = PLACE.findall(conf)
+    if not places and INCLUDE.search(conf):
+        raise ValueError("another file may name the folder")
+    place = os.fsdecode(places[-1] if places else USUAL).replace("%n", env["SLURMD_NODENAME"])
+    file = Path(place.replace("%h", os.uname().nodename.partition(".")[0])) / FILE
+    return read_capped(file, LARGEST_FILE) if file.exists() or not file.parent.is_dir() else b""
+
+
+def _credentials(content: bytes) -> Iterator[tuple[int, int, int]]:
+    """Number, and when it was revoked and made known. Raises KeyError for a version that is not known, and struct.error."""
+    if content:
+        version = content[0]
+        form, at = FORMS[version], 2 if version else 0
+        (count,) = struct.unpack_from(">I", content, at)
+        for number in range(count):
+            yield form.unpack_from(content, at + 4 + number * form.size)
 
 
 CLIENT = SlurmClient()

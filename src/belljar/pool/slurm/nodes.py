@@ -19,10 +19,10 @@ from belljar.batch.job.terms import one_line, one_node
 from belljar.errors import BelljarError
 from belljar.findings import Finding, fail_if
 from belljar.model import MIB, PlainFile
-from belljar.pool.slurm.client import CLIENT
-from belljar.pool.terms import LARGEST_ANSWER, Ask, Command, JobView, Joining, Member, Nodes, NodeState, NodeView, Pool
+from belljar.pool import terms
+from belljar.pool.slurm.client import CLIENT, OURS, UPDATE
+from belljar.pool.terms import Ask, Command, JobView, Joining, Member, Names, NodeState, NodeView
 
-OURS = "belljar:"
 # `State=` is one base state and flags. https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
 BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
 ABSENT = {
@@ -51,7 +51,7 @@ HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
-class SlurmNodes(Nodes):
+class SlurmNodes(terms.Nodes):
     """The nodes' side."""
 
     folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
@@ -63,43 +63,40 @@ class SlurmNodes(Nodes):
 
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         text = printed.decode("utf-8", "replace")
-        if len(printed) > LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
+        if len(printed) > terms.LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
             raise ValueError(f"scontrol printed {text[:60]!r} where the list of nodes begins")
-        return {node.name: node for line in text.splitlines() if (node := _node(line)) is not None}
+        lines = (line for line in text.splitlines() if line.strip() and not line.startswith("No nodes"))
+        return {node.name: node for node in map(_node, lines)}
 
     def open(self, node: str) -> Command:
-        return ("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME")
+        return (*UPDATE, f"NodeName={one_node(node)}", "State=RESUME")
 
     def close(self, node: str, reason: str) -> Command:
-        where = f"NodeName={one_node(node)}"
-        return ("scontrol", "update", where, "State=DRAIN", f"Reason={OURS} {one_line(reason)}")
+        return (*UPDATE, f"NodeName={one_node(node)}", "State=DRAIN", f"Reason={OURS}{one_line(reason)}")
 
     def lose(self, node: str, reason: str) -> tuple[Command, ...]:
-        where = f"NodeName={one_node(node)}"
-        return (("scontrol", "update", where, "State=DOWN", f"Reason={OURS} {one_line(reason)}"),)
+        return ((*UPDATE, f"NodeName={one_node(node)}", "State=DOWN", f"Reason={OURS}{one_line(reason)}"),)
 
     def remove(self, node: str) -> tuple[Command, ...]:
         return (("scontrol", "delete", f"NodeName={one_node(node)}"),)
 
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
         """StartTime: a job that was requeued waits for the old credential to expire else, two minutes (cred_expire)."""
-        where = ",".join(one_node(node) for node in nodes)
+        where = f"ReqNodeList={','.join(map(one_node, nodes))}"
         exactly = f"NumNodes={len(nodes)}-{len(nodes)}"  # of a range Slurm would add nodes of other jobs
-        update = (
-            "scontrol", "update", f"JobId={job.id}", f"Partition={queue}", f"ReqNodeList={where}", exactly, "StartTime=now",
-        )  # fmt: skip
-        once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
+        update = (*UPDATE, f"JobId={job.id}", f"Partition={queue}", where, exactly, "StartTime=now")
+        once = () if reruns else ((*UPDATE, f"JobId={job.id}", "Requeue=0"),)
         return (update, *once, CLIENT.release(job.id))
 
     def unpin(self, job: JobView, queue: str = "") -> tuple[Command, ...]:
         """Slurm 24.11 changes nothing any more of a job that wants a node which is gone: "Invalid required nodes list in job records".
         No release changes one in a partition that has fewer nodes than it asks for: so it goes home."""
         home = (f"Partition={queue}",) if queue else ()
-        return (("scontrol", "update", f"JobId={job.id}", *home, "ReqNodeList="),)
+        return ((*UPDATE, f"JobId={job.id}", *home, "ReqNodeList="),)
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
-        where, when = (f"Partition={queue}", "ReqNodeList="), f"StartTime=now+{int(delay)}"
-        update = ("scontrol", "update", f"JobId={job.id}", *where, when)
+        when = f"StartTime=now+{int(delay)}"
+        update = (*UPDATE, f"JobId={job.id}", f"Partition={queue}", "ReqNodeList=", when)
         return (update,) if stays_held else (update, CLIENT.release(job.id))
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
@@ -111,15 +108,11 @@ class SlurmNodes(Nodes):
             "HOSTS": "\n".join((member.hosts, *resolved)), "CONF": "" if member.is_known else conf, "JOB_ID": member.job,
             "JOB_UID": member.account[0].split(":")[2] if member.account else "", "SLURM_CONF": str(conf_file),
         }  # fmt: skip
-        files = (
-            PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known)),
-            PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
-        )
-        return member.joining(JOIN, env, files=files)
+        settings = PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known))
+        groups = PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS)
+        return member.joining(JOIN, env, files=(settings, groups))
 
-    def needs(
-        self, ask: Ask, conf: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
-    ) -> Iterator[Finding]:  # fmt: skip
+    def needs(self, ask: Ask, conf: str, baits: Names, queue: str, feature: str, hosts: Names) -> Iterator[Finding]:
         """What a machine that joins (`bait check --join`) does not prove by itself, or would not explain. Raises BelljarError where slurmctld
         does not answer."""
         wrong = "it includes other files, which machines do not get" if re.search(r"(?im)^\s*include\s", conf) else ""
@@ -130,10 +123,8 @@ class SlurmNodes(Nodes):
         for name in baits:
             wrong = "" if name in known else "slurmctld knows no such node"
             yield fail_if(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
-        most = config.get("MaxNodeCount", "")
-        wrong = (
-            "" if most.isdigit() and int(most) > len(known) else f"{most or 'not told'}: no node can join {len(known)}"
-        )
+        most = config.get("MaxNodeCount") or "not told"
+        wrong = "" if most.isdigit() and int(most) > len(known) else f"{most}: no node can join {len(known)}"
         yield fail_if("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
         wrong = _prolog(config.get("Prolog", "(null)"))
         yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
@@ -155,10 +146,8 @@ def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
     return ("\n".join(filter(None, lines)) + "\n" + GUESTS).encode("utf-8", "surrogateescape")
 
 
-def _node(line: str) -> NodeView | None:
-    """None for an empty line. Raises ValueError for a line that scontrol does not write."""
-    if not line.strip() or line.startswith("No nodes"):
-        return None
+def _node(line: str) -> NodeView:
+    """Raises ValueError for a line that scontrol does not write."""
     match = re.match(r"NodeName=(\S+) .*?\sActiveFeatures=(\S*) .*?\sState=([A-Z_+*#~!%$@^-]+) ", line)
     if match is None:
         raise ValueError(f"scontrol printed {line[:60]!r} in the list of nodes")
@@ -230,4 +219,4 @@ def _partition(ask: Ask, queue: str) -> str:
     return "" if is_exclusive else "OverSubscribe is not EXCLUSIVE: another job could come onto a job's node"
 
 
-POOL = Pool(CLIENT, SlurmNodes())
+POOL = terms.Pool(CLIENT, SlurmNodes())

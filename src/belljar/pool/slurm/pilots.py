@@ -10,14 +10,14 @@ from contextlib import suppress
 from belljar.batch.job.terms import one_line, whole
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.model import MIB
-from belljar.pool.pilots import NAME, NamedJob, PilotJob, Pilots, id_printed, longest_of
+from belljar.pool import terms
 from belljar.pool.slurm.client import STATES
-from belljar.pool.terms import LARGEST_ANSWER, Command, JobId, JobState
+from belljar.pool.terms import Command, JobId, JobState, NamedJob, PilotJob
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"  # of a pilot; nothing else of its service's environment
 
 
-class SlurmPilots(Pilots):
+class SlurmPilots(terms.Pilots):
     quantum = 60  # https://slurm.schedmd.com/sbatch.html#OPT_time: seconds are rounded up to a minute
     notice = KILL_WAIT
     limits = ("scontrol", "show", "partition", "--oneliner")
@@ -38,7 +38,7 @@ class SlurmPilots(Pilots):
         return f"#!/bin/sh\nexec {each if job.nodes > 1 else ''}{shlex.join(job.command)}\n".encode()
 
     def submitted(self, printed: bytes) -> JobId:
-        return id_printed(printed.partition(b";")[0], "[0-9]{1,18}")
+        return terms.id_printed(printed.partition(b";")[0], "[0-9]{1,18}")
 
     def cancel(self, job: JobId) -> Command:
         return ("scancel", job)
@@ -50,27 +50,25 @@ class SlurmPilots(Pilots):
     def longest(self, printed: bytes, queue: str) -> float | None:
         """Of several partitions, `a,b`, a job may start in any: the longest counts."""
         limits: list[float | None] = []
-        for line in printed[:LARGEST_ANSWER].decode("utf-8", "replace").splitlines():
+        for line in printed[: terms.LARGEST_ANSWER].decode("utf-8", "replace").splitlines():
             partition = dict(re.findall(r"(PartitionName|Default|MaxTime)=(\S+)", line))
             if partition.get("PartitionName") in queue.split(",") if queue else partition.get("Default") == "YES":
                 limits.append(seconds(partition.get("MaxTime", "")))
-        return longest_of(limits)
+        return terms.longest_of(limits)
 
     def query(self) -> Command:
         return ("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%S|%r|%j")
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
-        if len(printed) > LARGEST_ANSWER:
+        if len(printed) > terms.LARGEST_ANSWER:
             raise ValueError("squeue printed more than a list of jobs")
         rows = [line.split("|", 4) for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
         if wrong := next((row for row in rows if len(row) != 5 or whole(row[0].partition("_")[0]) is None), None):
             raise ValueError(f"squeue printed {'|'.join(wrong)[:60]!r} where a job is expected")
         return tuple(
-            NamedJob(
-                name, id, STATES.get(state, JobState.UNKNOWN), "" if why == "None" else one_line(why), _moment(start)
-            )
+            NamedJob(name, id, STATES.get(state, JobState.UNKNOWN), one_line(why.removeprefix("None")), _moment(start))
             for id, state, start, why, name in rows
-            if NAME.fullmatch(name)
+            if terms.PILOT_NAME.fullmatch(name)
         )
 
 

@@ -1,5 +1,5 @@
 """OpenPBS, 20 and later."""
 
-from belljar.batch.system import System
+from belljar.batch import System
 
 SYSTEM = System(__name__, "OpenPBS")

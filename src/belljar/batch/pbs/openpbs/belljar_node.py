@@ -40,10 +40,8 @@ def settings():
 
 def image_of(job, config):
     """The image this job is to have, or "" for none. The wrapper judges whether it may have it."""
-    queue = str(job.queue.name) if job.queue else ""
-    return chosen(
-        asked(job, "vm_image", job.schedselect), queue, config.get("queue_images", {}), config.get("default_image", "")
-    )
+    own, queue = asked(job, "vm_image", job.schedselect), str(job.queue.name) if job.queue else ""
+    return chosen(own, queue, config.get("queue_images", {}), config.get("default_image", ""))
 
 
 def seconds(value):
@@ -113,9 +111,7 @@ def launch(event, config):
     if is_marked(job):
         job.run_count = int(job.run_count) - 1  # this start was none
         job.rerun()
-        event.reject(
-            "belljar: not started: the server would queue it again at its end, however it ended; next time it will not"
-        )
+        event.reject("belljar: not started: the server would queue it again, however it ended; next time it will not")
     facts, program = facts_of(job, image, config), str(event.progname)
     words = [str(word) for word in event.argv]
     if not job.executable:

@@ -106,10 +106,8 @@ def check(event, config):
         # Every qsub sends both: PBS could not read them, and would queue any such job without them.
         refuse(event, "a variable or an argument of this job is not UTF-8, and PBS would lose it; submit it without")
     if is_new and any(map(is_harmed, ARGUMENT.findall(str(job.argument_list or "")))):
-        refuse(
-            event,
-            "an argument of this job is empty, has a blank at an end or a line break, and PBS would lose it; use a script",
-        )
+        words = "an argument of this job is empty, or has a blank at an end or a line break"
+        refuse(event, words + ", and PBS would lose it; use a script")
     own = asked(job, "vm_image", job.Resource_List["select"])
     if not is_new and not own:
         return

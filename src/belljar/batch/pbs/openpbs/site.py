@@ -12,8 +12,9 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Change, OurFile, Piece, Place, SiteOfSystem
 from belljar.batch.job import judge, policy
 from belljar.batch.pbs import sizes
-from belljar.batch.pbs.common import ANSWERS, QUEUES, roles
+from belljar.batch.pbs.common import ANSWERS, PROGRAMS, QUEUES, roles
 from belljar.findings import Finding, expect
+from belljar.records import replace
 
 FILES = Path(__file__).parent
 NOTES = "/run/belljar-openpbs"
@@ -37,9 +38,8 @@ class OpenPbsSite(SiteOfSystem):
 
     default_folder = Path("/var/spool/pbs")
     needs = Needs(
-        ("pbsnodes", "qselect", "qmgr"), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
-        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (), queues=QUEUES,
-        answers=ANSWERS,
+        PROGRAMS, ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"), queues=QUEUES, answers=ANSWERS,
+        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (),
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
@@ -62,10 +62,9 @@ def _server(config: OurFile, hooks: list[OurFile]) -> Iterator[Piece]:
         yield from _hook(hook, config)
     # Last here is first out: PBS refuses that while a job has one, which without the hooks would run on the node itself.
     for name, (kind, flags) in reversed(RESOURCES.items()):
-        yield _change(
-            f"resource {name}", f"list resource {name}", partial(_has_flags, flags),
-            (f"create resource {name} type={kind},flag={flags}",), f"delete resource {name}", BUSY,
-        )  # fmt: skip
+        do, undo = f"create resource {name} type={kind},flag={flags}", f"delete resource {name}"
+        change = _change(f"resource {name}", f"list resource {name}", partial(_has_flags, flags), [do], undo)
+        yield replace(change, undo_hint=BUSY)
 
 
 def text_of(name: str) -> bytes:
@@ -83,15 +82,17 @@ def config_of(place: Place) -> bytes:
     return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def _change(
-    purpose: str, probe: str, is_done: Callable[[str], bool], do: tuple[str, ...], undo: str = "", hint: str | None = None
-) -> Change:  # fmt: skip
+def _change(purpose: str, probe: str, is_done: Callable[[str], bool], do: list[str], undo: str = "") -> Change:
     """What qmgr is told, and how it is asked."""
-    return Change(purpose, _qmgr(probe), is_done, tuple(map(_qmgr, do)), (_qmgr(undo),) if undo else (), hint)
+    return Change(purpose, _qmgr(probe), is_done, tuple(map(_qmgr, do)), (_qmgr(undo),) if undo else ())
+
+
+def _qmgr(directive: str) -> tuple[str, ...]:
+    return ("qmgr", "-c", directive)
 
 
 def _has_flags(flags: str, shown: str) -> bool:
-    return all(flag in _attribute(shown, "flag") for flag in flags)
+    return set(flags) <= set(_attribute(shown, "flag"))
 
 
 def _hook(source: OurFile, config: OurFile) -> Iterator[Piece]:
@@ -104,23 +105,17 @@ def _hook(source: OurFile, config: OurFile) -> Iterator[Piece]:
         return values == attributes and {*_attribute(shown, "event").split(",")} == {*events}
 
     words = (f'event = "{",".join(events)}"', *(f"{key} = {value}" for key, value in attributes.items()))
-    yield _change(
-        f"hook {name} is known", listed, lambda shown: shown.startswith("Hook "),
-        (f"create hook {name}",), f"delete hook {name}",
-    )  # fmt: skip
-    yield _change(f"hook {name}: its events", listed, is_set, tuple(f"set hook {name} {word}" for word in words))
+    create, delete = f"create hook {name}", f"delete hook {name}"
+    yield _change(f"hook {name} is known", listed, lambda shown: shown.startswith("Hook "), [create], delete)
+    yield _change(f"hook {name}: its events", listed, is_set, [f"set hook {name} {word}" for word in words])
     for kind, what, file in (("x-config", "settings", config), ("x-python", "script", source)):
         probe, do = (f"{verb} hook {name} application/{kind} default" for verb in ("export", "import"))
         is_there = partial(_is_text, file.content.decode().strip())
-        yield _change(f"hook {name}: its {what}", probe, is_there, (f"{do} {file.path}",))
+        yield _change(f"hook {name}: its {what}", probe, is_there, [f"{do} {file.path}"])
 
 
 def _is_text(text: str, shown: str) -> bool:
     return shown.strip() == text
-
-
-def _qmgr(directive: str) -> tuple[str, ...]:
-    return ("qmgr", "-c", directive)
 
 
 def _attribute(shown: str, name: str) -> str:

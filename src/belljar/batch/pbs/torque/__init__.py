@@ -1,5 +1,5 @@
 """Torque 6."""
 
-from belljar.batch.system import System
+from belljar.batch import System
 
 SYSTEM = System(__name__, "Torque", ends_words=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Piece, Place, filled
-from belljar.batch.pbs.common import ANSWERS, QUEUES, is_part, reread, roles
+from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Piece, Place
+from belljar.batch.pbs.common import ANSWERS, PROGRAMS, QUEUES, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect
@@ -22,9 +21,7 @@ class TorqueSite:
     """`folder`, Torque's home, tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/torque")
-    needs = Needs(
-        ("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",), queues=QUEUES, answers=ANSWERS
-    )
+    needs = Needs((*PROGRAMS, "qalter", "qhold", "qstat"), ("PBS_DEFAULT",), queues=QUEUES, answers=ANSWERS)
 
     def pieces(self, place: Place) -> list[Piece]:
         """`--set hooks=own`: prologue and epilogue are put beside the wrapper, for the site's own ones to call."""
@@ -32,22 +29,20 @@ class TorqueSite:
             raise BadOption("--set hooks: ours or own")
         is_server, is_node = roles(place, "torque", OPTIONS, "Torque's home")
         is_own = place.options.get("hooks") == "own"
-        words = {"record": RECORD, "belljar": shlex.quote(str(place.belljar))}
         folder = place.wrapper.parent if is_own else place.folder / "mom_priv"
-        texts = {name: filled(Path(__file__).with_name(f"{name}.sh"), **words) for name in ("prologue", "epilogue")}
-        hooks = [OurFile(name, folder / name, text) for name, text in texts.items() if is_own or is_node]
+        scripts = [Path(__file__).with_name(f"{name}.sh") for name in ("prologue", "epilogue") if is_own or is_node]
+        hooks = [OurFile(file.stem, folder / file.stem, place.filled(file, record=RECORD)) for file in scripts]
         return [*hooks, *([_server(place)] if is_server else ()), *(_node(place, is_own) if is_node else ())]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return reread(place)
 
     def findings(self, place: Place) -> Iterator[Finding]:
-        if not is_part(place, "server_priv"):
-            return
-        delay = _attribute(place, "kill_delay")
-        seconds = int(delay) if delay.isdecimal() else 2
-        remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
-        yield expect("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
+        if (place.folder / "server_priv").is_dir():
+            delay, what = _attribute(place, "kill_delay"), "kill_delay leaves a job time to end"
+            seconds = int(delay) if delay.isdecimal() else 2
+            remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
+            yield expect(what, seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
 
 
 def _server(place: Place) -> Piece:

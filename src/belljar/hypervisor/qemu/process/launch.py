@@ -65,11 +65,10 @@ def confined(
 
 def kvm_groups() -> tuple[int, ...]:
     """The group that may use /dev/kvm, where not everybody may."""
-    try:
+    with suppress(OSError):
         device = os.stat("/dev/kvm")
-    except OSError:
-        return ()
-    return () if device.st_mode & stat.S_IROTH and device.st_mode & stat.S_IWOTH else (device.st_gid,)
+        return () if device.st_mode & stat.S_IROTH and device.st_mode & stat.S_IWOTH else (device.st_gid,)
+    return ()
 
 
 def setpriv() -> str:

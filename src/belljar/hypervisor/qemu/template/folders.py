@@ -196,10 +196,9 @@ class TemplateStore:
             return self.path(key).exists()
 
     def _names(self) -> Iterable[str]:
-        try:
+        with suppress(FileNotFoundError):
             return sorted(os.listdir(self.folder))
-        except FileNotFoundError:
-            return []
+        return []
 
 
 def is_key(name: str) -> bool:
