@@ -19,12 +19,11 @@ from weakref import WeakValueDictionary
 from belljar.errors import BadRequest, BelljarError, HostError, KeyPairExists, MachineBusy, NoSuchLease
 from belljar.host.processes import peer_uid
 from belljar.host.threads import in_thread
-from belljar.lease import Do, Instance, KeyPair, Order, Size, Wanted, belongings, new_id
+from belljar.lease import Do, Instance, InstanceState, KeyPair, Order, Size, Wanted, belongings, new_id
 from belljar.lease.clerk import Clerk, number
 from belljar.lease.desk import Also, Desk, Made, Owner, Shown
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.jobs import Jobs
-from belljar.lease.states import InstanceState
 from belljar.model import dumps, to_json
 from belljar.reading import from_json, strict_json
 from belljar.records import replace
