@@ -26,6 +26,7 @@ BUDGETS = {
     "accounting": 440,
     "bait": 2880,
     "lease": 6660,
+    "monitor": 1200,
     "api": 390,
     "config": 430,
     "assembly": 170,
