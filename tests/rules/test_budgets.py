@@ -27,7 +27,7 @@ BUDGETS = {
     "accounting": 440,
     "bait": 2880,
     "lease": 6660,
-    "monitor": 1040,
+    "monitor": 1030,
     "api": 390,
     "config": 430,
     "assembly": 170,
