@@ -23,9 +23,7 @@ from belljar.model import State, dumps, to_json
 JOURNAL = "journal.jsonl"
 JOB_KILLED = "job-killed"  # told by the batch system, after its machine was killed with it
 LONGEST_JOURNAL = 16 << 20
-DAY = 86400.0
-MONTH = r"\d{4}-\d\d"
-ENDED = re.compile(rb'"ended":(\d{1,12})')
+DAY, MONTH, ENDED = 86400.0, r"\d{4}-\d\d", re.compile(rb'"ended":(\d{1,12})')
 
 Event = dict[str, Any]
 
@@ -119,23 +117,16 @@ class Ledger:
         """Add a row, on a line of its own, on disk when this returns. Others may do so at the same time. Raises NoSpace if not whole."""
         append_line(self.folder / _file_of(now), dumps(row), durable=True)
 
-    def rows(self, since: float = 0.0) -> Iterator[dict[str, Any]]:
-        """Every row, oldest first, or those of machines that ended *since*; rows that do not tell their end, too."""
+    def rows(self, since: float = 0.0, text: bytes = b"") -> Iterator[dict[str, Any]]:
+        """Every row, oldest first; or those with this text, of machines that ended *since*. Rows without an end, too."""
         for path in self._files(_file_of(since - DAY)):  # the clock may have been set back a little
             with open(path, "rb") as file:
-                yield from _objects(
-                    line for line in file if not since or not (end := ENDED.search(line)) or int(end[1]) >= since - 1
-                )
+                some = (line for line in file if text in line)
+                yield from _objects(line for line in some if not (at := ENDED.search(line)) or int(at[1]) > since - 1)
 
     def row(self, id: str, since: float) -> dict[str, Any] | None:
         """The row of a machine that began at *since*; None where there is none."""
-        text = f'"{id}"'.encode()
-        for path in self._files(_file_of(since - DAY)):  # the clock may have been set back a little
-            with open(path, "rb") as file:
-                for row in _objects(line for line in file if text in line):
-                    if row.get("id") == id:
-                        return row
-        return None
+        return next((row for row in self.rows(since - DAY, f'"{id}"'.encode()) if row.get("id") == id), None)
 
     def since(self, position: str = "") -> Iterator[tuple[dict[str, Any], str]]:
         """The rows after *position*, oldest first, each with the position after it; without one, all. Raises
