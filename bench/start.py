@@ -9,12 +9,14 @@ bare        QEMU alone booting the same kernel with a busybox initramfs that pow
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from common import interleaved, parser, publish, seconds, summary, table
+from start_picture import picture
 
 INIT = b"#!/bin/busybox sh\nexec /bin/busybox poweroff -f\n"
 
@@ -22,16 +24,25 @@ INIT = b"#!/bin/busybox sh\nexec /bin/busybox poweroff -f\n"
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--runs", type=int, default=15)
+    arguments.add_argument("--picture", type=Path, metavar="FILE", help="draw the phases there, as SVG")
     args = arguments.parse_args()
     belljar = [args.belljar, "run", "--image", args.image]
     seconds([*belljar, "--start", "clone", "--", "true"])  # makes image and template where they are missing
     with tempfile.TemporaryDirectory() as folder:
         bare = bare_qemu(args, Path(folder))
+        report = Path(folder) / "report.json"
+        phases: dict[str, list[dict[str, float]]] = {"clone": [], "cold": []}
+
+        def start(way: str) -> float:
+            took = seconds([*belljar, "--start", way, "--report", str(report), "--", "true"])
+            phases[way].append({**json.loads(report.read_text())["phases"], "whole": took})
+            return took
+
         times = interleaved(
             {
                 "true": lambda: seconds(["true"]),
-                "clone": lambda: seconds([*belljar, "--start", "clone", "--", "true"]),
-                "cold": lambda: seconds([*belljar, "--start", "cold", "--", "true"]),
+                "clone": lambda: start("clone"),
+                "cold": lambda: start("cold"),
                 "bare": lambda: seconds(bare),
             },
             args.runs,
@@ -47,7 +58,16 @@ def main() -> None:
         "cold / clone": figures["cold"]["median"] / clone,
         "clone - true (s)": clone - figures["true"]["median"],
     }
-    publish(args, {"benchmark": "start", "seconds": figures, "ratios": ratios})
+    medians = {way: medians_of(rows) for way, rows in phases.items()}
+    if args.picture:
+        args.picture.write_text(picture(medians, args.runs))
+    publish(args, {"benchmark": "start", "seconds": figures, "ratios": ratios, "phases": medians})
+
+
+def medians_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Of each phase, in their order; `itself` is what the command took beside them."""
+    phases = {name: statistics.median(row[name] for row in rows) for name in rows[0] if name != "whole"}
+    return {"itself": statistics.median(2 * row["whole"] - sum(row.values()) for row in rows), **phases}
 
 
 def bare_qemu(args: object, folder: Path) -> list[str]:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.vacuum_policies", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("scenario", type=Path, help="a TOML file; docs/vacuum/simulator.md lists its keys")
+    parser.add_argument("scenario", type=Path, help="a TOML file; docs/develop/simulator.md lists its keys")
     parser.add_argument("--mode", choices=[mode.value for mode in Mode], help="only this mode")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="write PATH.png and PATH.svg, too")
     parser.add_argument("--format", choices=["table", "json"], default="table")

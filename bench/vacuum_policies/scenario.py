@@ -113,7 +113,7 @@ def load(path: Path) -> Scenario:
         if not there and not mistakes:
             mistakes.append(Mistake(str(path), "", f"no [{kind}.NAME]", "a simulation has at least one"))
     if mistakes:
-        raise BadSetting("\n".join(map(str, mistakes)), hint="docs/vacuum/simulator.md shows a scenario.")
+        raise BadSetting("\n".join(map(str, mistakes)), hint="docs/develop/simulator.md shows a scenario.")
     return Scenario(path.stem, Course(**values["simulation"]), tuple(factories), tuple(experiments))
 
 

@@ -5,7 +5,7 @@
 
 Each call that waits comes twice: `run` for plain programs, `arun` for those with an event loop. All of it works with the settings
 of this host and user, as the `belljar` command does. A machine that is started is kept by a process of its own, never by the
-caller's, so it makes no difference which thread asks. Errors are those of `belljar.errors`. docs/api.md has examples.
+caller's, so it makes no difference which thread asks. Errors are those of `belljar.errors`. docs/jobs/api.md has examples.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class ShareLost(
     """The program that serves a folder by virtiofs ended while its machine lived."""
 
 
-class NetworkFailed(HostError, hint="See docs/networks.md for what the host needs; `--network user` needs nothing."):
+class NetworkFailed(HostError, hint="docs/jobs/networks.md says what the host needs; `--network user` needs nothing."):
     """A machine's connection to its network could not be made on this host, or was lost there."""
 
 
@@ -214,7 +214,7 @@ class BadOption(UsageError, hint="`belljar VERB --help` tells the forms an optio
     """An option has a value that means nothing, or names a place that cannot be used, or two options exclude each other."""
 
 
-class BadRequest(UsageError, hint="See `belljar VERB --help`; docs/detached.md shows what a request looks like."):
+class BadRequest(UsageError, hint="See `belljar VERB --help`; docs/jobs/detached.md shows what a request looks like."):
     """A request in JSON that cannot be meant: its message names key and value."""
 
 

@@ -1,5 +1,5 @@
 """What `typing` offers, for the modules that every job imports: to import it takes 2 ms of processor time, with the abstract classes
-that its protocols are (docs/decisions/0003-a-quick-start.md). Type checkers see the real one. Here nothing is checked: a protocol is a class
+that its protocols are (docs/develop/decisions/0003-a-quick-start.md). Type checkers see the real one. Here nothing is checked: a protocol is a class
 like others, and a generic one has no parameters."""
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.live.conftest import ROOT, STORE
 from tests.roots import Room
 
 PAGES = {system: f"docs/batch/{system}.md" for system in ("gridengine", "openpbs", "slurm", "torque")}
-PAGES |= {"bait": "docs/bait/guide.md", "lease": "docs/lease/site.md"}
+PAGES |= {"bait": "docs/batch/bait/guide.md", "lease": "docs/operate/lease/site.md"}
 OWN_STORE = ("bait", "lease")  # their pages build an image of their own, so their store is not that of all tests
 MOST_WORDS = 700
 REAL = ("BELLJAR_OPENPBS", "BELLJAR_TORQUE")  # prefixes

@@ -24,7 +24,7 @@ PartitionName=cloud Nodes=cloud[1-2] SuspendTime=1 OverSubscribe=EXCLUSIVE State
 """
 
 
-# As in docs/bait/reference.md.
+# As in docs/batch/bait/reference.md.
 NODES_ARE_THERE = """#!/bin/sh
 for second in $(seq 300); do
     sinfo --noheader --Node --all --nodes="$SLURM_JOB_NODELIST" --format=%T | grep -q '[#~*%]' || exit 0
@@ -53,7 +53,7 @@ class Clouds(Worker):
         words = self.argv("node", "$1", "$2", "--file", str(self.file), "--state", str(folder / "cloud"))
         line = " ".join(one if one.startswith("$") else shlex.quote(one) for one in words)
         self.script(self.programs / "belljar-node", f'#!/bin/sh\n{exports}exec {line} ${{3:+--resume-file "$3"}}\n')
-        for name in ("resume", "suspend"):  # as in docs/bait/reference.md: slurmctld runs them as `slurm`
+        for name in ("resume", "suspend"):  # as in docs/batch/bait/reference.md: slurmctld runs them as `slurm`
             (log := self.programs / f"{name}.log").touch()
             shutil.chown(log, "slurm")
             call = f'sudo -n {self.programs}/belljar-node {name} "$1" "$SLURM_RESUME_FILE" >>{log} 2>&1'

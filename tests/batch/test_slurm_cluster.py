@@ -1,4 +1,4 @@
-"""A private Slurm of three machines, leased from a real one: docs/lease/clusters.md, followed command by command."""
+"""A private Slurm of three machines, leased from a real one: docs/operate/lease/clusters.md, followed command by command."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_newcomer_who_follows_the_page_runs_a_job_on_a_cluster_of_their_own(si
         assert done.returncode == 0, f"$ {commands}{done.stdout}\n{site.story()}"
         return str(done.stdout)
 
-    print("\n".join(follow(ROOT / "docs/lease/clusters.md", run)))
+    print("\n".join(follow(ROOT / "docs/operate/lease/clusters.md", run)))
     print("\n".join(took))
     site.until_nothing_is_left()
 

@@ -176,7 +176,7 @@ def test_a_job_of_two_baits_names_both_and_a_note_at_it_is_read_again(slurm: Poo
 
 
 def test_a_reservation_keeps_processors_of_a_host_from_its_native_jobs(slurm: PooledSlurm) -> None:
-    """The recipe of docs/bait/guide.md for a host with native jobs and machines."""
+    """The recipe of docs/batch/bait/guide.md for a host with native jobs and machines."""
     words = (
         "ReservationName=machines",
         "Nodes=bait2",

@@ -1,4 +1,4 @@
-"""The job_submit.lua of docs/bait/security.md, in a real slurmctld: users reach the machines' partition by no door."""
+"""The job_submit.lua of docs/batch/bait/security.md, in a real slurmctld: users reach the machines' partition by no door."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.live.net_lab import Lab
 from belljar.pool import JobState, NodeState
 
 VM = "vm0123456789abx"
-PAGE = ROOT / "docs/bait/security.md"
+PAGE = ROOT / "docs/batch/bait/security.md"
 
 
 @pytest.fixture

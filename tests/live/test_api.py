@@ -32,7 +32,7 @@ def test_the_examples_of_the_page_are_true(belljar: Belljar) -> None:
         "failed, tried = doctest.testfile(sys.argv[1], module_relative=False, optionflags=flags)\n"
         "print(tried); sys.exit(bool(failed))"
     )
-    assert int(said(python(belljar, "-c", code, str(ROOT / "docs/api.md")))) > 15
+    assert int(said(python(belljar, "-c", code, str(ROOT / "docs/jobs/api.md")))) > 15
     assert belljar.leftovers() == []
 
 

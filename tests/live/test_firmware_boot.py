@@ -1,7 +1,7 @@
 """A disk that boots as on a real machine: SeaBIOS, a boot loader, its own kernel, its own init, belljar's agent as a service.
 
 belljar puts nothing into such a disk, so it is made here as its owner would make it, with the agent that
-`belljar image agent --tar` gives and an init that does what docs/images.md asks for.
+`belljar image agent --tar` gives and an init that does what docs/jobs/images.md asks for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ mount -t ext4 /dev/vda2 /root
 mount --move /dev /root/dev
 exec switch_root /root /sbin/init
 """
-# What docs/images.md says an init other than systemd has to do.
+# What docs/jobs/images.md says an init other than systemd has to do.
 INIT = """\
 #!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -64,7 +64,7 @@ LONELY = bytes.fromhex("31c0 8ed8 baf803 be157c ac 84c0 7403 ee ebf8 f4 ebfd") +
 
 
 def install_agent(belljar: Belljar, folder: Path) -> str:
-    """Orders for debugfs that do what docs/images.md says: unpack the agent at its place."""
+    """Orders for debugfs that do what docs/jobs/images.md says: unpack the agent at its place."""
     with tarfile.open(fileobj=io.BytesIO(belljar("image", "agent", "--tar").stdout)) as archive:
         archive.extractall(folder / "agent")
     orders = [f"mkdir {AGENT_PATH}"]

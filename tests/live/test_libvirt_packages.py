@@ -1,4 +1,4 @@
-"""The packages that docs/libvirt.md names, and no others, in a fresh root of Debian: a job runs by the libvirt they bring."""
+"""The packages that docs/batch/libvirt.md names, and no others, in a fresh root of Debian: a job runs by the libvirt they bring."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = [
 
 def named() -> tuple[list[str], list[str]]:
     """The packages of the page, and the command that follows their installation."""
-    page = (ROOT / "docs/libvirt.md").read_text()
+    page = (ROOT / "docs/batch/libvirt.md").read_text()
     found = re.search(r"^apt install --no-install-recommends (.*)\n(dpkg-statoverride .*)$", page, re.MULTILINE)
-    assert found, "docs/libvirt.md names no packages"
+    assert found, "docs/batch/libvirt.md names no packages"
     return found[1].split(), found[2].split()
 
 

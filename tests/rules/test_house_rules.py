@@ -236,6 +236,6 @@ def is_named(parts: list[str]) -> bool:
 
 
 def test_every_decision_is_listed() -> None:
-    folder = ROOT / "docs/decisions"
-    listed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "README.md").read_text())
+    folder = ROOT / "docs/develop/decisions"
+    listed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "index.md").read_text())
     assert sorted(listed) == sorted(path.name for path in folder.glob("[0-9]*.md"))

@@ -101,7 +101,7 @@ class Acts:
         for name in self._settings.names:
             node = nodes.get(name)
             if node is None:
-                self._complain(name, f"{name}: the batch system knows no such node; see docs/bait/guide.md")
+                self._complain(name, f"{name}: the batch system knows no such node; see docs/batch/bait/guide.md")
                 continue
             is_closed, has_reasons = node.state in (NodeState.OUT, NodeState.DRAINING), self._pool.nodes.tells_reasons
             is_ours = node.reason.startswith(OUR_REASONS) or (name in self.closed and not has_reasons)

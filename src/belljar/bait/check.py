@@ -36,9 +36,9 @@ def needs(
         wrong = "" if os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK) else "this host has none"
         yield fail_if(f"bridge {bridge}", wrong, f"Make it, or correct `networks.{kind}`.")
     if len(settings.networks) > 1 or settings.closed:
-        yield fail_if("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait/guide.md)")
+        yield fail_if("network classes", _apart(), "belljar bait rules | nft -f - (docs/batch/bait/guide.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
-    yield fail_if("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
+    yield fail_if("addresses of machines", wrong, "Set `network.bridge_addresses` (docs/jobs/networks.md).")
     for share in shares:
         wrong = "" if os.path.isdir(share.source) else "this host has no such folder"
         yield fail_if(f"share {share.source}", wrong, "Make it, or correct `shares` in bait.toml.")

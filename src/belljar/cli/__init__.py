@@ -33,53 +33,44 @@ class Entry:
     help: str
 
 
-RUNNING, MACHINES, IMAGES, BATCH, VACUUM = "Run", "Machines", "Images", "Batch systems", "Vacuum"
+RUNNING, MACHINES, IMAGES, BATCH, VACUUM = "Run", "Machines", "Images", "Batch systems", "Factories"
 SIGHT, HOST = "Monitoring", "This host"
 VERBS = {
     "run": Entry("machine.run", RUNNING, "run a command or a script in its own fresh virtual machine"),
     "exec": Entry("machine.inside", RUNNING, "run a second command in a running machine"),
     "cp": Entry("machine.inside", RUNNING, "copy files into or out of a running machine"),
     "ps": Entry("machine.show", MACHINES, "list machines"),
-    "show": Entry("machine.show", MACHINES, "show everything known about a machine"),
-    "logs": Entry("machine.logs", MACHINES, "show a machine's journal, console and QEMU's words"),
-    "events": Entry("machine.logs", MACHINES, "show what happens to machines"),
-    "console": Entry("machine.inside", MACHINES, "look at a machine's serial console"),
-    "wait": Entry("machine.ending", MACHINES, "wait until machines have ended, exit as the payload did"),
-    "stop": Entry("machine.ending", MACHINES, "end machines: TERM, a time of grace, then force"),
-    "extend": Entry("machine.ending", MACHINES, "let a machine live longer than its deadline"),
+    "show": Entry("machine.show", MACHINES, "show what was asked of a machine, how it ended, seconds per phase"),
+    "logs": Entry("machine.logs", MACHINES, "show a machine's journal (what belljar did), console, output"),
+    "events": Entry("machine.logs", MACHINES, "show what happens to machines, also as it happens"),
+    "console": Entry("machine.inside", MACHINES, "connect to a running machine's serial console"),
+    "wait": Entry("machine.ending", MACHINES, "wait until machines have ended; exit with the job's exit code"),
+    "stop": Entry("machine.ending", MACHINES, "end machines: SIGTERM, a grace period, then by force"),
+    "extend": Entry("machine.ending", MACHINES, "move a machine's deadline to a later time"),
     "kill": Entry("machine.ending", MACHINES, "end machines at once"),
-    "kill-all": Entry("host.reap", MACHINES, "end every machine of this host, even when all else is broken"),
-    "reap": Entry("host.reap", MACHINES, "finish what dead belljar processes left behind"),
-    "image": Entry("image.image", IMAGES, "build, import, list, verify and remove images"),
-    "template": Entry("image.template", IMAGES, "list, verify and remove templates (booted guests, frozen)"),
-    "cache": Entry("image.template", IMAGES, "list and remove disks that later machines find again"),
-    "batch": Entry("batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after nodes"),
-    "bait": Entry("bait.bait", BATCH, "attract jobs and give each a machine that is a worker node of its own"),
-    "node": Entry("bait.node", BATCH, "make and end machines that are cloud nodes of Slurm"),
-    "lease": Entry("lease.lease", BATCH, "lease machines for so long, on nodes of a batch system"),
+    "kill-all": Entry("host.reap", MACHINES, "end every machine on this host, even when nothing else works"),
+    "reap": Entry("host.reap", MACHINES, "clean up after belljar processes that were killed"),
+    "image": Entry("image.image", IMAGES, "build, import, list, verify, publish and remove images"),
+    "template": Entry(
+        "image.template", IMAGES, "list and build templates: booted guests, from which jobs start quickly"
+    ),
+    "cache": Entry("image.template", IMAGES, "list and remove cache disks, which later machines find again"),
+    "batch": Entry("batch.batch", BATCH, "install belljar in a batch system, check it, remove it; test this node"),
+    "bait": Entry("bait.bait", BATCH, "worker nodes on demand: make a machine for each job, which joins the cluster"),
+    "node": Entry("bait.node", BATCH, "start and end machines as cloud nodes of Slurm"),
+    "lease": Entry("lease.lease", BATCH, "machines for a limited time, on nodes of a batch system; also by EC2's API"),
     "pilot": Entry("lease.lease", "", "hold a node for a lease, as a job of the batch system"),
-    "vacuum": Entry("vacuum.factory", VACUUM, "decide alone, as one of many hosts, which machines to start"),
+    "vacuum": Entry("vacuum.factory", VACUUM, "let this host start experiments' machines by itself, by target shares"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "report": Entry("monitor.report", SIGHT, "add up the machines that ended: by user, image, cause, node or day"),
     "monitor": Entry("monitor.monitor", SIGHT, "metrics, spans and site information for those who watch many hosts"),
-    "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
+    "doctor": Entry("host.doctor", HOST, "check this host, and say what is missing and how to get it"),
     "config": Entry("host.config", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
     "internal": Entry("batch.internal", "", "what batch systems and programs call"),
 }
 HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
 OUR_FAILURE = 125
-OVERVIEW = """\
-usage: belljar [--config FILE] [-v] VERB ...
-
-Every batch job in its own fresh virtual machine.
-{}
-
-  --config FILE    settings that stand before those of the site and the user
-  -v, --verbose    tell what a job waits for, and with an error where it was raised
-  --version        print the version
-
-`belljar VERB --help` explains a verb. `belljar run -- true` is a good beginning."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +237,8 @@ def overview() -> str:
     for group in dict.fromkeys(entry.group for entry in VERBS.values() if entry.group):
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<11} {entry.help}" for verb, entry in VERBS.items() if entry.group == group]
-    return OVERVIEW.format("\n".join(lines))
+    with open(os.path.dirname(__file__) + "/overview.txt") as file:
+        return file.read().rstrip().format("\n".join(lines))
 
 
 def is_reader_gone(*descriptors: int) -> bool:

@@ -61,6 +61,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
         self.set_defaults(prog=self.prog)  # with the act of a verb that has some
+        self._positionals.title = "arguments"
         self.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
         self.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
 
@@ -70,9 +71,21 @@ class Parser(argparse.ArgumentParser):
             self.set_defaults(carry_out=lambda args, runtime: run(args, runtime) or 0)
         add(self, verb.options)
         if verb.acts:
-            below = self.add_subparsers(dest="act", metavar="ACT", required=True)
+            below = self.add_subparsers(dest="act", title="commands", metavar="COMMAND", required=True)
             for name, act in verb.acts.items():
-                below.add_parser(name, help=act.help).take(act)
+                below.add_parser(name, help=act.help, description=f"{act.help[0].upper()}{act.help[1:]}.").take(act)
+
+    def format_help(self) -> str:
+        """What it does, examples, usage, and each option."""
+        head, rest, examples = self._get_formatter(), self._get_formatter(), examples_of(self.prog)
+        head.add_text(self.description)
+        rest.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in (self._positionals, *self._action_groups[2:], self._optionals):
+            rest.start_section(group.title)
+            rest.add_arguments(group._group_actions)
+            rest.end_section()
+        rest.add_text(self.epilog)
+        return "\n".join(filter(None, (head.format_help(), examples and f"examples:\n{examples}", rest.format_help())))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises BadOption with the word that was meant."""
@@ -93,6 +106,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadOption(message, hint=f"See `{self.prog} --help`.")
+
+
+def examples_of(prog: str) -> str:
+    """Command lines of `belljar VERB ACT`; of a verb with acts the first of theirs."""
+    name, text = re.escape(prog.removeprefix("belljar ")), (Path(__file__).parent / "examples.txt").read_text()
+    parts = re.findall(rf"^\[{name}(?: [^]]+)?\]\n(.*?)\n$", text, re.MULTILINE | re.DOTALL)
+    return "".join(f"  {line}\n" for line in "\n".join(parts).splitlines()[:6])
 
 
 def meant(word: str, words: Iterable[str], before: str = "") -> str:
@@ -231,6 +251,6 @@ TYPES: Mapping[str, Callable[[str], object]] = {
     "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
     **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), as_path),
 }  # fmt: skip
-FORMAT = "--format {table,json} =table | for people or for programs"
-MACHINE = """ID @machine | the machine's id, a unique prefix of it, its name, or its batch job's id (slurm:4711); root: USER/ID too"""
+FORMAT = "--format {table,json} =table | a table for people (the default), or JSON for programs"
+MACHINE = "ID @machine | the machine's ID or the beginning of it, its name, or its batch job (slurm:4711); as root also USER/ID"
 MACHINES = MACHINE.replace("@machine", "+ @machines")

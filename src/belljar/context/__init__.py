@@ -53,7 +53,7 @@ class Means:
     ramdisk: bool = False  # belljar starts its kernel with a ramdisk of belljar's own
     init: str = ""  # "systemd", "other", or "" where it is not known
     cloud_init: bool = False
-    agent: bool = False  # it starts the agent itself, as docs/images.md says
+    agent: bool = False  # it starts the agent itself, as docs/jobs/images.md says
     own: Context = Context.AUTO  # what its importer chose
     is_known: bool = True  # its root file system was examined; else any context that is asked for is tried
 

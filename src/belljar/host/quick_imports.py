@@ -2,7 +2,7 @@
 
 While `quickly` imports a module, others have stand-ins: an absent one, which the importing module itself allows for, or one that
 gives way to the real module as soon as anything of it is used; and its regular expressions are compiled when they are first used
-(docs/decisions/0003-a-quick-start.md has the figures).
+(docs/develop/decisions/0003-a-quick-start.md has the figures).
 """
 
 from __future__ import annotations

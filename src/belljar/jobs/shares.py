@@ -11,7 +11,7 @@ from belljar.model import NetworkMode, Share, ShareKind
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
 BY_VIRTIOFS = "virtiofs:"
 NO_EXPORTS = (
-    "Mount it on this host and share the folder; docs/data.md says how a guest mounts it itself, with Kerberos."
+    "Mount it on this host and share the folder; docs/jobs/data.md says how a guest mounts it itself, with Kerberos."
 )
 MOST_FOLDERS = 20  # each is a device in a slot of its own; the bus has 32, some for what every machine has
 

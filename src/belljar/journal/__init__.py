@@ -2,7 +2,7 @@
 
 `Record` writes, `read` replays, `follow` waits for more. `Ledger` keeps one line for each machine that ended.
 A line that was being written when the power failed is left out on reading: its act was never begun. A disk that turns read-only
-keeps what was forced onto it, and nothing else (docs/decisions/0003-a-quick-start.md).
+keeps what was forced onto it, and nothing else (docs/develop/decisions/0003-a-quick-start.md).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Settings:
     """`[machine]` in the settings files."""
 
     hypervisor: str = setting("qemu",
-        "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/libvirt.md)")  # fmt: skip
+        "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/batch/libvirt.md)")  # fmt: skip
     cpus: int = setting(1, "virtual cpus of a machine that asks for none", minimum=1, maximum=4096)
     memory: int = setting(512 * MIB, "memory of a machine that asks for none", unit="bytes", minimum=SMALLEST_MEMORY)
     network: NetworkMode = setting(NetworkMode.NONE, "network of a machine that asks for none: none or user")

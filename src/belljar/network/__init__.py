@@ -1,7 +1,7 @@
 """The door of the network room: connects a machine to a network, or to none.
 
 A `Link` is what the guest sees. Joining a network may make something on this host: what that is goes into the journal
-before it is made, is gone with the process that holds it or by `discard`, and is described in docs/networks.md.
+before it is made, is gone with the process that holds it or by `discard`, and is described in docs/jobs/networks.md.
 """
 
 from __future__ import annotations

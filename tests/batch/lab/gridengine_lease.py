@@ -98,7 +98,7 @@ class GridSite(Leasing):
             raise
 
     def begin(self) -> None:
-        """The cell is up. The service's folders are its own; its account has its folder on each node, as docs/lease/operation.md says."""
+        """The cell is up. The service's folders are its own; its account has its folder on each node, as docs/operate/lease/operation.md says."""
         who = pwd.getpwnam(SERVICE)
         own = str(self.site.node / str(who.pw_uid))
         subprocess.run(["install", "-d", "-m", "700", "-o", str(who.pw_uid), own], check=True)

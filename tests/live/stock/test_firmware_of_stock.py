@@ -1,5 +1,5 @@
 """Stock disks that start as on a real machine: SeaBIOS or OVMF, GRUB, their own initial ramdisk and init. The agent was put into
-the disk by the steps of docs/images.md, or belljar brings it: by the workshop, or by cloud-init."""
+the disk by the steps of docs/jobs/images.md, or belljar brings it: by the workshop, or by cloud-init."""
 
 from __future__ import annotations
 

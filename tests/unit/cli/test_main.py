@@ -68,7 +68,7 @@ def test_help_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[s
 def test_without_a_verb_help_goes_to_stderr_and_it_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 125
     output = capsys.readouterr()
-    assert output.out == "" and "VERB" in output.err
+    assert output.out == "" and "COMMAND" in output.err
 
 
 def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +266,7 @@ def test_what_batch_systems_call_is_no_verb_for_people(capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "internal" not in shown and "keep" not in shown and "wrap" not in shown
     assert [line for line in shown.splitlines() if line.endswith(":")] == [
-        "Run:", "Machines:", "Images:", "Batch systems:", "Vacuum:", "Monitoring:", "This host:",
+        "examples:", "Run:", "Machines:", "Images:", "Batch systems:", "Factories:", "Monitoring:", "This host:",
     ]  # fmt: skip
 
 

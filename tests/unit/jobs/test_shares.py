@@ -16,7 +16,7 @@ from belljar.model import Share, ShareKind
 def test_an_export_is_refused_and_the_page_is_named(text: str) -> None:
     with pytest.raises(BadOption, match="not a folder of this host") as caught:
         share(text)
-    assert "docs/data.md" in caught.value.hint and caught.value.message.isprintable()
+    assert "docs/jobs/data.md" in caught.value.hint and caught.value.message.isprintable()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from belljar.errors import BadSetting
 from belljar.lease.service.start import types
 from belljar.lease.settings import load
 
-PAGE = Path(__file__).parents[3] / "docs/lease/site.md"
+PAGE = Path(__file__).parents[3] / "docs/operate/lease/site.md"
 
 
 def test_the_pages_file_is_read(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A class is a bridge with addresses of its own. Nodes of one class reach no other class's, and of the host itself only `services`; nodes
 of a closed class reach nothing else either, whether this host routes for them (inet) or one of its cards is on the bridge (bridge).
-That a node uses no address but its own is seen to at its tap (docs/networks.md). https://wiki.nftables.org
+That a node uses no address but its own is seen to at its tap (docs/jobs/networks.md). https://wiki.nftables.org
 
 Conntrack and the name of the bridge are modules of their own in the family bridge, which not every kernel has: there a frame's class
 is that of its address, and every packet but the first of a connection passes.

@@ -149,35 +149,35 @@ def arrive(args: Args, runtime: Runtime) -> None:
     tell(folder_of(args, runtime), args.job, args.timeout, lambda: client.revoked(args.job, began, os.environ))
 
 
-STATE_OPTION = "--state DIR | folder in which the bait keeps its state; default: bait/ below `paths.store`"
+STATE_OPTION = "--state DIR | folder of the bait's state (default: bait/ below `paths.store`)"
 ROWS = f"""
-# run | be the bait of this host: until TERM; jobs and machines go on without it
-FILE ? =/etc/belljar/bait.toml | its settings
+# run | run the service, until SIGTERM; jobs and machines go on without it
+FILE ? =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
 {STATE_OPTION}
 {FORMAT}
-# check | is everything there that a bait needs? exit 1: no
-FILE ? =/etc/belljar/bait.toml | its settings
---join | where all else is good, make a tiny machine and see it join (Slurm)
+# check | check everything that the service needs; exits 1 if something is missing
+FILE ? =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
+--join | if all is well, also make a small machine and see it join the cluster (Slurm)
 {FORMAT}
-# status | say whether the bait takes jobs; exit 1: no, 2: it is not running
+# status | show whether this host takes jobs; exits 1 if not, 2 if the service is not running
 {STATE_OPTION}
 {FORMAT}
 # open | take jobs again
 {STATE_OPTION}
-# close | take no more jobs; those that are here go on
---reason TEXT = | shown as the node's reason
+# close | take no more jobs; those that have begun go on
+--reason TEXT = | the reason that the batch system shows
 {STATE_OPTION}
-# jobs | list the jobs that are here, with their states
-{STATE_OPTION}
-{FORMAT}
-# nodes | list the machines that are, or become, worker nodes
+# jobs | list this host's jobs and their states
 {STATE_OPTION}
 {FORMAT}
-# rules | print the rules that keep the network classes apart, for `nft -f -`
-FILE ? =/etc/belljar/bait.toml | settings: networks, closed, services
-# arrive | from the batch system's prolog on the bait: return when the job was taken back
-JOB | its number
---timeout TIME =60 | fail where the bait is silent, or cannot take it, for so long
+# nodes | list the machines that are worker nodes, or are about to be
+{STATE_OPTION}
+{FORMAT}
+# rules | print firewall rules that keep network classes apart, for `nft -f -`
+FILE ? =/etc/belljar/bait.toml | settings file, of which networks, closed and services are read
+# arrive | for the batch system's prolog: hand a job over to the service, which takes it back from the batch system
+JOB | the job's number
+--timeout TIME =60 | fail if the service has not taken it after this time (default: 60 s)
 {STATE_OPTION}
 """
 FUNCTIONS = {
@@ -186,7 +186,7 @@ FUNCTIONS = {
 }  # fmt: skip
 VERBS = {
     "bait": Verb(
-        "Worker nodes on demand: this host attracts jobs of a batch system, makes a machine for each, which joins as a node, and moves the job there.",
+        "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, which joins the cluster as a node, and moves the job to it.",
         acts=acts(ROWS, FUNCTIONS),
     )
 }

@@ -20,9 +20,7 @@ from belljar.jobs.shares import shares
 from belljar.pool import load
 
 FAILED = "failed: "
-AS_ROOT = (
-    "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/bait/reference.md shows (Cloud nodes)."
-)
+AS_ROOT = "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/batch/bait/reference.md shows (Cloud nodes)."
 
 
 def node(args: Args, runtime: Runtime) -> int:
@@ -74,25 +72,25 @@ def _here(args: Args) -> dict[str, str]:
     return asyncio.run(cloud.resume(args.nodes, file, bait, load(bait.system), shares(bait.shares, "bait.shares: ")))
 
 
-OPTIONS = f"""--file FILE =/etc/belljar/bait.toml | settings: images, networks, shares, key, placement
---here | on this host, whatever `placement` says
---state DIR | where it is written down which host has which node; default: cloud/ below `paths.store`
+OPTIONS = f"""--file FILE =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
+--here | on this host, whatever its setting `placement` says
+--state DIR | where it is written down which host has which node (default: cloud/ below `paths.store`)
 {FORMAT}"""
 ROWS = f"""
-# resume | make a machine for each of these nodes, here or where `placement` says
-NODES | as Slurm writes them: cloud[1-4]
---resume-file FILE | which job each is for; default: what SLURM_RESUME_FILE names
+# resume | start a machine for each of these nodes, on this host or where the setting `placement` says
+NODES | node names as Slurm writes them, such as cloud[1-4]
+--resume-file FILE | Slurm's file that says which job each node is for (default: $SLURM_RESUME_FILE)
 {OPTIONS}
 # suspend | end the machines of these nodes, wherever they are
-NODES | as Slurm writes them: cloud[1-4]
---forget | a host that does not answer has ended what it had of them
+NODES | node names as Slurm writes them, such as cloud[1-4]
+--forget | hosts that do not answer count as having ended these machines
 {OPTIONS}
-# list | list the cloud nodes that live, and their machines
+# list | list running cloud nodes and their machines
 {OPTIONS}
 """
 VERBS = {
     "node": Verb(
-        "ResumeProgram and SuspendProgram of Slurm's cloud nodes: each is a machine of this host, or of those in a placement list.",
+        "Start and end machines as cloud nodes of Slurm (its ResumeProgram and SuspendProgram), on this host or several.",
         acts=acts(ROWS, dict.fromkeys(("resume", "suspend", "list"), node)),
     )
 }

@@ -174,28 +174,27 @@ def _test(known: node.Known, runtime: Runtime) -> tuple[dict[str, object], list[
 
 
 SITE = """SYSTEM | the batch system
---folder DIR | where the system's settings are (default: its usual place)
---prefix DIR | all that is ours goes to DIR/libexec/SYSTEM (default: beside belljar itself)
---commands DIR * | where the system's own commands are (default: PATH); repeatable
---variable NAME=VALUE * | a variable that these commands need; repeatable
---queue Q * | queue to change, where a system needs to know; repeatable
---set KEY=VALUE * | another option of the system; see its guide"""
+--folder DIR | where the batch system's settings are (default: its usual place)
+--prefix DIR | belljar's own files go to DIR/libexec/SYSTEM (default: where belljar is installed)
+--commands DIR * | where the batch system's commands are (default: PATH); repeatable
+--variable NAME=VALUE * | an environment variable that these commands need; repeatable
+--queue Q * | a queue to change, where the system's guide says so; repeatable
+--set KEY=VALUE * | an option that only this system has: see its guide; repeatable"""
 ACTS = f"""
-# install | show what changes, and put it in place; to do it twice changes nothing
+# install | show what has to change, ask, and change it; a second time changes nothing
 {SITE}
--n --dry-run | show what would be done, and do nothing
---print | print every file, line and command as JSON, for a site's own configuration management; do nothing
--y --yes | do not ask at a terminal
-# check | look at every file and setting; exit 1 when something is wrong, with remedies
+-n --dry-run | only show what would be done
+--print | only print every file, line and command as JSON, for a site's own configuration management
+-y --yes | do not ask
+# check | check every file and setting, and say how to repair what is wrong; exits 1 then
 {SITE}
 {FORMAT}
-# uninstall | take out what install put in
+# uninstall | undo what install did
 {SITE}
-# node | this node: in service or not, and why; test it with a small machine
+# node | close or open this node for jobs, test it with a small machine, or show its state
 SYSTEM | the batch system
-{{status,close,open,test}} @action | status; close REASON; open; test: start a small machine, open a node that belljar closed after
-| enough passes
-REASON ? = | with close: shown by the batch system
+{{status,close,open,test}} @action | what to do; test: start a small machine; opens a node that belljar closed
+REASON ? = | with close: the reason that the batch system shows
 --node NAME = | the node's name (default: this host's)
 {FORMAT}"""
 
@@ -209,8 +208,7 @@ def _systems() -> str:
 
 VERBS = {
     "batch": Verb(
-        "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run and --print "
-        "only show them), check tells what is wrong, uninstall takes all out; node looks after this node.",
+        "Install belljar in a batch system, so that its jobs run in machines.",
         acts=acts(
             ACTS.replace("SYSTEM | the batch system", _systems()),
             {"install": install, "check": check, "uninstall": uninstall, "node": node_},

@@ -73,10 +73,9 @@ def _images(parsed_args: Args, **_: object) -> list[str]:
 
 VERBS = {
     "completion": Verb(
-        "Print a completion script: `belljar completion bash > /etc/bash_completion.d/belljar`; for zsh, "
-        "`source <(belljar completion zsh)` in ~/.zshrc; `belljar completion fish > ~/.config/fish/completions/belljar.fish`.",
+        "Print a completion script for your shell; for zsh, write `source <(belljar completion zsh)` into ~/.zshrc.",
         completion,
-        "{bash,zsh,fish} @shell | the shell to make it for",
+        "{bash,zsh,fish} @shell | your shell",
         needs_runtime=False,
     )
 }

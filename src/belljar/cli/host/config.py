@@ -70,12 +70,11 @@ def _of_node(loaded: Loaded) -> Iterator[Mistake]:
 
 VERBS = {
     "config": Verb(
-        "Show the settings that hold, where each comes from and which of them only the site sets (site.lock), or check them: every"
-        " mistake in every file at once.",
+        "Show the settings that are in force, or find every mistake in all settings files.",
         config,
         f"""
-        {{show,check}} @what | show: the settings that hold; check: exit 1 when there are mistakes
-        --origin | with show: the file and line, or variable, a value comes from, and whether only the site can set it
+        {{show,check}} @what | show: the settings in force; check: exits 1 if there are mistakes
+        --origin | with show: where each value comes from, and whether only the site can set it
         {FORMAT}""",
     )
 }

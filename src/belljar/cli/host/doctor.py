@@ -36,7 +36,7 @@ CHECKS: tuple[Callable[[Any], Finding], ...] = (settings, *CHECKS_OF_HOST)
 
 VERBS = {
     "doctor": Verb(
-        "Check what this host offers and explain what it lacks. Exits 1 when something is missing without which no machine runs.",
+        "Check this host, and say what is missing and how to get it. Exits 1 if no machine can run.",
         doctor,
         f"""
         --only {{{",".join(look.__name__ for look in CHECKS)}}} CHECK * | only this check (repeatable)

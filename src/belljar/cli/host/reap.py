@@ -92,23 +92,21 @@ def _rank(pid: int, priority: int) -> None:
 
 VERBS = {
     "reap": Verb(
-        "Finish what dead belljar processes left behind: kill their QEMU, remove their files, write their outcome. "
-        "Machines that live are not touched. Every start of belljar does this too, for what it finds cheaply. With --batch, "
-        "machines whose job is gone are ended too: jobs that the batch system did not know in two answers, `batch.gone_after` "
-        "apart. A system that cannot be asked knows all its jobs. Root does all this for every user of the node (`paths.node`). Exit 1 "
-        "when something could not be finished; it keeps nothing else from being.",
+        "Clean up after belljar processes that were killed: end their QEMU, remove their files, record how the machines ended. "
+        "Running machines are not touched. Each `belljar run` does this in passing. As root: for all users of the node "
+        "(`paths.node`). Exits 1 when something could not be cleaned up.",
         reap,
         f"""
-        -n --dry-run | only say what would be undone
-        --batch SYSTEM ? | ask the batch systems which jobs live, or only this one
+        -n --dry-run | only show what would be done
+        --batch SYSTEM ? | also end machines whose job the batch system no longer knows, asked twice, `batch.gone_after` apart
         {FORMAT}""",
     ),
     "kill-all": Verb(
-        "Kill every QEMU process that carries belljar's mark, all at once, and report what became of each. Root: those of "
-        "every user; others: their own. Needs no settings, no store and no running belljar.",
+        "Kill every QEMU process of belljar on this host at once, and report what became of each. Root: those of all users; "
+        "others: their own. Works without settings, images and other belljar processes.",
         kill_all,
         f"""
-        -n --dry-run | only say what would be killed
+        -n --dry-run | only show what would be killed
         {FORMAT}""",
         needs_runtime=False,
     ),

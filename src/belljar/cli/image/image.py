@@ -228,10 +228,10 @@ def key(args: Args, runtime: Runtime) -> None:
     print(public_word(make_key(args.file)))
 
 
-DISK = "IMAGE|ID @disk | an image, or a machine that has ended and was run with --keep"
+DISK = "IMAGE|ID @disk | an image, or an ended machine of `belljar run --keep`"
 IMAGE = "IMAGE | name, digest or the digest's first digits"
 CONTEXT = "{" + ",".join(context.value for context in Context) + "}"
-CONTEXT_HELP = "how its guests are contextualized, where a job does not say (auto: the first way that it can)"
+CONTEXT_HELP = "how belljar's agent gets into its guests, unless a job says otherwise (auto: the first way that works)"
 ACTS = f"""
 # build | build a Debian image with mmdebstrap
 {{debian}} @system | what to build
@@ -240,75 +240,74 @@ ACTS = f"""
 --packages PACKAGE + = | Debian packages to add
 --run CMD * | a shell command to run as root in the new system; repeatable
 --disk SIZE | the disk's size; it takes no space until written to (8G)
-# import | take in a disk from a file or an address: qcow2 or raw, packed or not
-FILE|URL @source | a path, or an address: file, http, https
+# import | import a disk image, qcow2 or raw, from a file or an address; xz, gzip and zstd are unpacked
+FILE|URL @source | a path, or an address that begins with file, http or https
 --name NAME ! | the image's name
---kind {{disk,iso}} =disk | iso: a disc that the BIOS boots, such as a CernVM's; its guests know their own work
---sha256 DIGEST = | of the file as it comes; anything else is refused
---signer x509:FOLDER:DN = | only if it carries a signature, as CernVM images do, by one whose certificate an authority in FOLDER
-| vouches for and whose whole name fits the pattern DN
---kernel FILE | boot this kernel; else one is looked for in the disk
---initrd FILE | its ramdisk; else belljar makes one
+--kind {{disk,iso}} =disk | iso: a boot disc, such as CernVM's, whose guests start their own work
+--sha256 DIGEST = | digest that the file must have, before it is unpacked
+--signer x509:FOLDER:DN = | require a signature, as CernVM images have: by a certificate of an authority in FOLDER, with a name
+| that fits the pattern DN
+--kernel FILE | boot this kernel (default: the disk's own, if there is one)
+--initrd FILE | its ramdisk (default: belljar makes one)
 --append WORDS | the kernel's command line
---firmware {{auto,bios,uefi,none}} =auto | auto: a kernel out of the disk, else firmware; bios, uefi: the disk's own boot loader;
-| none: never firmware
+--firmware {{auto,bios,uefi,none}} =auto | auto: boot the disk's kernel directly, else its boot loader; bios, uefi: its boot loader;
+| none: never its boot loader
 --context {CONTEXT} =auto | {CONTEXT_HELP}
 # list | list the images
 {FORMAT}
-# show | show all that is known of one image
+# show | show all that is known about an image
 {IMAGE}
 {FORMAT}
-# verify | read images whole and compare their digests; exit 1 when one is wrong, which is not started then
-IMAGE * @images | name or digest; none: every image
+# verify | read images completely and compare their digests; exits 1 if one is damaged, which no machine starts from then on
+IMAGE * @images | name or digest (default: all images)
 {FORMAT}
-# remove | take a name away, and the image with its last name
+# remove | remove a name; with its last name the image is removed, too
 {IMAGE}
---force | all its names at once; also one that is corrupt, or that a template needs
-# gc | remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` wants gone
--n --dry-run | only say what would be removed
+--force | all its names at once; also if it is damaged, or a template needs it
+# gc | remove what is not needed: images without a name, unfinished ones, old downloads, and what is above `image.cache_limit`
+-n --dry-run | only show what would be removed
 {FORMAT}
 # tag | give an image one more name
 {IMAGE}
 NAME | its new name
-# set | change how an image is started and contextualized
+# set | change how an image is booted, and how belljar's agent gets into it
 {IMAGE}
---firmware {{bios,uefi}} | of a disk that is not booted directly
+--firmware {{bios,uefi}} | boot loader of a disk that is not booted directly
 --context {CONTEXT} | {CONTEXT_HELP}
-# extract | copy files and folders out of an image, or out of a kept machine
+# extract | copy files and folders out of an image, or out of a machine's kept disk
 {DISK}
 PATH + @paths | a path in it
--o --output DIR|FILE =. | the folder they are copied into, as your own files; or an archive, FILE.tar or FILE.tar.gz, with owners and
-| modes (default: .)
-# insert | make a new image of one, with files and folders put in
-IMAGE | name or digest; it stays as it is
-SRC:DST + @items | a path here and its absolute path in the image; a folder's / takes it in
+-o --output DIR|FILE =. | a folder (default: .), or an archive with owners and modes: FILE.tar, FILE.tar.gz
+# insert | make a new image from another one, with files and folders added
+IMAGE | name or digest of the image, which does not change
+SRC:DST + @items | a path on this host, and an absolute path in the image, or a folder there if it ends in /
 --name NAME ! | the new image's name
---mode OCTAL | of what is put in (default: as it is here)
---owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)
-# agent | print the guest agent, to install it in an image that belljar cannot boot directly
-/ --tar ! | the agent with its interpreter: a tar archive to unpack at /usr/lib/belljar
+--mode OCTAL | mode of the files (default: as on this host)
+--owner UID[:GID] =0:0 | owner of the files, in numbers (default: 0:0)
+# agent | print belljar's guest agent, to install it in an image that belljar cannot boot directly
+/ --tar ! | a tar archive to unpack in /usr/lib/belljar
 / --unit | a systemd unit that starts it
-# publish | put images into a repository, for all hosts of a site
+# publish | put images into a repository, from which all hosts of a site get them
 IMAGE * @images | name or digest
---to DIR#sha256=DIGEST ! @to | the repository, as in `image.sources`; with --init a new folder
---key FILE|DIR * ! | a private key to sign with, or a folder of them; repeatable
---init | make a repository, and its keys in the folder of --key; prints the line for `image.sources`
---as NAME @name = | the image's name there (one image)
---unpublish NAME * | revoke a name: nodes take it away; repeatable
---refresh | only renew what expires: for a timer, once a day
---delegate WORD + | ROLE NAMES KEY...: let these public keys publish these names, as in 'alice-*|a'; ROLE alone: no more
---threshold N =1 | so many of the keys of --delegate have to sign (1)
---rotate {{root,targets,online}} | replace a key by a new one, made in the folder of --key
-# sync | bring images of the site's sources up to date here; exit 1 when one fails
-NAME * @names | a name that a source offers; none: those that came from there before
---from ADDRESS#sha256=DIGEST * @sources | instead of `image.sources` in the settings; repeatable
---all | every name that is offered
--n --dry-run | only say what is offered, and what would be brought
+--to DIR#sha256=DIGEST ! @to | the repository, as in the setting `image.sources`; with --init a new folder
+--key FILE|DIR * ! | a private key for the signature, or a folder of them; repeatable
+--init | make a repository, and keys in the folder of --key; print the line for `image.sources`
+--as NAME @name = | the image's name in the repository (for one image)
+--unpublish NAME * | withdraw a name: all hosts remove it; repeatable
+--refresh | only renew signatures that expire: once a day, by a timer
+--delegate WORD + | ROLE NAMES KEY...: these public keys may publish these names, such as 'alice-*|a'; ROLE alone: no longer
+--threshold N =1 | how many of the keys of --delegate have to sign (default: 1)
+--rotate {{root,targets,online}} | replace this key by a new one, made in the folder of --key
+# sync | get new versions of images from the site's repositories; exits 1 if one fails
+NAME * @names | image names in the repositories (default: those that this host already has from there)
+--from ADDRESS#sha256=DIGEST * @sources | a repository, instead of those in `image.sources`; repeatable
+--all | every image of the repositories
+-n --dry-run | only show what the repositories have, and what would be copied
 {FORMAT}
-# key | make a key to sign with, or show the public part of one, as for `publish --delegate`
-FILE | made when there is none"""
+# key | print the public part of a signing key, for `publish --delegate`; the key is made if there is none
+FILE | the private key"""
 FUNCTIONS = {
     "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
     "gc": gc, "tag": tag, "set": set_, "extract": extract, "insert": insert, "agent": agent, "publish": publish, "sync": sync, "key": key,
 }  # fmt: skip
-VERBS = {"image": Verb("Build, import, list, show, verify, name and remove images.", acts=acts(ACTS, FUNCTIONS))}
+VERBS = {"image": Verb("Disk images, from which machines boot. They never change.", acts=acts(ACTS, FUNCTIONS))}

@@ -107,39 +107,39 @@ def remove_caches(args: Args, runtime: Runtime) -> None:
 KEY = "KEY * @keys | a template's key, or the beginning of one"
 NETWORKS, CONTEXTS = (",".join(member.value for member in kind) for kind in (NetworkMode, Context))
 TEMPLATES = f"""
-# list | list the templates of this user; with --format json all that each was made of
+# list | list your templates; JSON has everything that each was made from
 {FORMAT}
-# verify | see whether each is as it was made; exit 1 when something is wrong
-{KEY}; none: all
+# verify | check that templates are unchanged; exits 1 if one is not
+{KEY} (default: all)
 {FORMAT}
-# remove | remove templates; machines that run on them go on
+# remove | remove templates; running machines are not affected
 {KEY}
---all | remove every template of this user
+--all | remove all your templates
 # build | make the template for a kind of machine now, before its first job
---image IMAGE | the image; default: as `belljar run`
+--image IMAGE | the image (default: as with `belljar run`)
 --cpus N | virtual processors
---memory SIZE | memory, as 2G or 512M
---disk SIZE | size of the disk; default: the image's
---network {{{NETWORKS}}} | what its card is plugged into
---context {{{CONTEXTS}}} | how its guest is given the agent
---shares N =0 | how many shared folders its clones can mount
---virtiofs N =0 | how many of `--share virtiofs:...` its clones can mount
---exact | one of exactly this size (default: the one that machines of every size are cloned from)
+--memory SIZE | memory, such as 2G or 512M
+--disk SIZE | size of the disk (default: the image's)
+--network {{{NETWORKS}}} | the network of its machines
+--context {{{CONTEXTS}}} | how belljar's agent gets into the guest
+--shares N =0 | how many shared folders its machines can have
+--virtiofs N =0 | how many `--share virtiofs:...` its machines can have
+--exact | only for machines of exactly this size, which then start quicker (default: for machines of every size)
 {FORMAT}"""
 CACHES = f"""
-# list | list the caches
+# list | list cache disks
 {FORMAT}
-# remove | remove every cache that no machine has
+# remove | remove the cache disks that no machine uses
 {FORMAT}"""
 VERBS = {
     "template": Verb(
-        "Templates are booted guests, frozen: one for each image, from which machines of every size are cloned. They are made on the "
-        "first job of their kind, trusted only while nothing in them has changed, and made again when they are old.",
+        "A template is a guest that was booted once and frozen. Jobs start from copies of it, in a fraction of a second. The first "
+        "job of an image makes its template; a template that was changed or is out of date is made again.",
         acts=acts(TEMPLATES, {"list": show_all, "verify": verify, "remove": remove, "build": build}),
     ),
     "cache": Verb(
-        "List and remove cache disks: `belljar run --cache SIZE` gives a machine one that no other machine has, and that"
-        " keeps what is on it when the guest powers itself off.",
+        "Cache disks of `belljar run --cache SIZE`. A machine's cache disk is its own while it runs; when its guest has powered"
+        " itself off, a later machine gets the disk with its content.",
         acts=acts(CACHES, {"list": list_caches, "remove": remove_caches}),
     ),
 }

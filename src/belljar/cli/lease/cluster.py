@@ -77,22 +77,22 @@ def _until_ready(door: Path, name: str, limit: float) -> None:
 
 
 ROWS = f"""
-# up | lease the machines of a cluster document, and make a cluster of them
-FILE | the document; its folders of scripts are beside it
---key FILE | your public key, for ssh as root; default: of ~/.ssh
---wait TIME ? | return when it is ready; fail after this time
+# up | lease the machines of a cluster document, and set the cluster up
+FILE | the document; the folders of its scripts are beside it
+--key FILE | your public key, for ssh as root (default: from ~/.ssh)
+--wait TIME ? | return when the cluster is ready; fail after this time, if given
 {DOOR}
 {FORMAT}
-# status | list your clusters and their machines, with what failing scripts wrote
-NAME ? | this one alone
+# status | list your clusters and their machines, and the output of scripts that failed
+NAME ? | only this cluster
 {DOOR}
 {FORMAT}
-# release | give clusters back with all of their machines
-NAME + @names | their names
+# release | give back clusters with all their machines
+NAME + @names | names of clusters
 {DOOR}
-# check | read a cluster document, and say what is wrong with it; nothing is asked of the service
+# check | find every mistake in a cluster document, without the service
 FILE | the document
 {FORMAT}
 """
 FUNCTIONS = {"up": up, "status": status, "release": release, "check": check}
-CLUSTER = Verb("Machines that become a cluster, by a document with roles and scripts.", acts=acts(ROWS, FUNCTIONS))
+CLUSTER = Verb("Leased machines that work together as a cluster, described by a document.", acts=acts(ROWS, FUNCTIONS))

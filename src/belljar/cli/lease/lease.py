@@ -252,81 +252,81 @@ def events(args: Args, runtime: Runtime) -> None:
 
 
 WANTED = """\
-IMAGE | its name
---time TIME | how long they are wanted, as in 2h (`lease.default_time`)
--n --count N =1 | so many machines
---least N =0 | start with so many, too
---per-node N =1 | so many of them may share a node
---type NAME = | of `lease.types`; default: the first
---cpus N =0 | other than the type has
---memory SIZE | other than the type has
---disk SIZE | other than the type has
---network NAME = | of `lease.networks`; default: the first
+IMAGE | the image's name
+--time TIME | for how long, such as 2h (default: `lease.default_time`)
+-n --count N =1 | number of machines (default: 1)
+--least N =0 | begin also with fewer, but not less than this
+--per-node N =1 | how many of them may share a node (default: 1)
+--type NAME = | a machine type of `lease.types` (default: the first)
+--cpus N =0 | processors, if not the type's
+--memory SIZE | memory, if not the type's
+--disk SIZE | disk, if not the type's
+--network NAME = | a network class of `lease.networks` (default: the first)
 --queue NAME = | partition or queue
 --preemptible | in the site's preemptible queue: the batch system may take the nodes back for other jobs"""
 ROWS = f"""
-# serve | be the site's lease service: until TERM; leases and their machines go on without it
-FILE ? =/etc/belljar/lease.toml | its settings
---state DIR | folder of its records, key and certificate; default: lease/ below `paths.store`
+# serve | run the site's lease service, until SIGTERM; machines go on without it
+FILE ? =/etc/belljar/lease.toml | settings file (default: /etc/belljar/lease.toml)
+--state DIR | folder of its records, key and certificate (default: lease/ below `paths.store`)
 {FORMAT}
-# run | ask for machines; they come when the batch system gives nodes
+# run | ask for machines; they start when the batch system gives nodes
 {WANTED}
---key FILE | your public key, for ssh as root; default: of ~/.ssh
---user-data FILE | for the guest's own init
---token TEXT = | asked again with the same one, it is the same lease
---wait TIME ? | return when all run; fail after this time
+--key FILE | your public key, for ssh as root (default: from ~/.ssh)
+--user-data FILE | user data, for cloud-init or a script
+--token TEXT = | any word; asking again with the same one gives the same lease
+--wait TIME ? | return when all machines run; fail after this time, if given
 {DOOR}
 {FORMAT}
-# explain | say whether such machines would be granted, and by which limits; ask for none
+# explain | show whether you would get such machines, and which limits decide; nothing is asked for
 {WANTED}
 {DOOR}
 {FORMAT}
 # status | list your leases and their machines
-LEASE ? | this one alone
+LEASE ? | only this lease
 {DOOR}
 {FORMAT}
-# extend | let a lease last longer, where its job's limit allows it
-LEASE | its id
-TIME | by so much, as in 1h
+# extend | make a lease longer, if its job's limit allows
+LEASE | the lease's ID
+TIME | how much longer, such as 1h
 {DOOR}
-# grow | ask for more machines like a lease's, for the time that it has left: a lease of their own
-LEASE | its id
--n --count N =1 | so many machines
+# grow | ask for more machines like those of a lease, for its remaining time; they are a lease of their own
+LEASE | the lease's ID
+-n --count N =1 | number of machines (default: 1)
 {DOOR}
 {FORMAT}
-# release | give leases, or single machines, back
-LEASE + @ids | ids of leases or machines
+# release | give back leases, or single machines
+LEASE + @ids | IDs of leases or machines
 {DOOR}
-# reboot | start guests again, each from the disk that it has
-MACHINE + @ids | ids of machines
+# reboot | reboot machines; their disks are kept
+MACHINE + @ids | IDs of machines
 {DOOR}
 # ssh | log in to a machine; its host key is known
-MACHINE | its id, that of a lease with one machine, or CLUSTER/NAME
-COMMAND * | what to run there
---user NAME =root | the user in the machine
+MACHINE | the machine's ID, the ID of a lease with one machine, or CLUSTER/NAME
+COMMAND * | what to run (default: a shell)
+--user NAME =root | the user in the machine (default: root)
 -i --identity FILE | your private key
 {DOOR}
-# key | make, list or revoke access keys, for clients of the EC2 API; a secret is shown once
+# key | make, list or revoke access keys for the EC2 API; a secret is shown only once
 {{new,list,revoke}} @do | what to do
-ID ? | which one is revoked
---owner NAME = | another user's, as root or as the service's account
+ID ? | the key to revoke
+--owner NAME = | another user's keys (root and the service's account only)
 {DOOR}
 {FORMAT}
-# connect | carry standard input and output to a machine's ssh server (ProxyCommand)
-MACHINE | its id
+# connect | connect standard input and output to a machine's ssh server, as ssh's ProxyCommand
+MACHINE | the machine's ID
 {DOOR}
-# console | show what a machine wrote on its console last
-MACHINE | its id
+# console | show the latest output of a machine's console
+MACHINE | the machine's ID
 {DOOR}
-# usage | sum up what your machines used: those that run, and those that ended
---since TIME | ended within this time, as in 30d; default: all there ever were
---machines | each machine
---owner NAME = | another's, as root or as the service's account
---all | everybody's, as root or as the service's account
+# usage | sum up what your machines have used
+--since TIME | only machines that ended within this time, such as 30d
+--machines | one line per machine
+--owner NAME = | another user's machines (root and the service's account only)
+--all | everybody's machines (root and the service's account only)
 {DOOR}
 {FORMAT}
-# events | show how a lease went: each move of it, its nodes and machines
-LEASE | its id
+# events | show each change of a lease, its nodes and machines
+LEASE | the lease's ID
 {DOOR}
 {FORMAT}
 """
@@ -339,7 +339,7 @@ FUNCTIONS = {
 }  # fmt: skip
 VERBS = {
     "lease": Verb(
-        "Machines of an image for so long: pilot jobs of the site's batch system hold their nodes.",
+        "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on.",
         acts={**acts(ROWS, FUNCTIONS), "cluster": cluster.CLUSTER},
     ),
     "pilot": Verb(

@@ -134,28 +134,28 @@ def _be(args: Args, machine: str, act: Callable[[str], int | None]) -> NoReturn:
 
 VERBS = {
     "wait": Verb(
-        "Wait until a machine has ended, then exit with its payload's code (128 + N where signal N ended it; "
-        "125 where it never ran, or where --timeout passed before). Of several, the first code that is not 0.",
+        "Wait until machines have ended, then exit with the job's exit code (128 + N if signal N ended it; "
+        "125 if it never ran, or --timeout passed first). With several machines: the first code that is not 0.",
         wait,
         f"""
         {MACHINES}
-        --timeout TIME | give up waiting after this long, such as 90s or 5m""",
+        --timeout TIME | stop waiting after this time, such as 90s or 5m""",
     ),
     "stop": Verb(
-        "End machines: TERM to the payload, and after the grace the machine itself. Returns when all are gone.",
+        "End machines: the job gets SIGTERM, and after the grace period the machine ends. Returns when all are gone.",
         stop,
         f"""
-        --grace TIME | time for the payload to end by itself (default: the machine's)
-        --at MOMENT | not now: its deadline is this moment, such as 18:30, 2026-12-24T18:00 or +45m; returns at once
+        --grace TIME | how long the job may take to end (default: as the machine was started)
+        --at MOMENT | not now, but at 18:30, 2026-12-24T18:00 or +45m; returns at once
         {MACHINES}""",
     ),
     "extend": Verb(
-        "Let a machine live longer: its deadline comes later by this time. `belljar stop --at` sets one. The guest's features "
-        "tell it.",
+        "Move a machine's deadline to a later time. `belljar stop --at` sets one. The guest finds the new one in its machine "
+        "and job features.",
         extend,
         f"""
         {MACHINE}
         TIME @by | how much later, such as 30m or 2h""",
     ),
-    "kill": Verb("End machines at once, without asking their payloads. Returns when all are gone.", kill, MACHINES),
+    "kill": Verb("End machines at once: the jobs get no time to finish. Returns when all are gone.", kill, MACHINES),
 }

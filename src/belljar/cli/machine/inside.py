@@ -181,32 +181,32 @@ def _pump(console: int) -> None:
 
 
 EXEC = f"""
-        --user NAME|UID[:GID] | who the command is (default: the machine's user)
-        -e --env K=V * | set a variable; K alone passes the caller's
-        -n --no-input | the command reads nothing: in a loop of a shell, standard input is the loop's
-        --inherit-env | pass the caller's whole environment
-        --cwd PATH | working directory in the guest (default: the payload's)
+        --user NAME|UID[:GID] | the command's user in the guest (default: the job's)
+        -e --env K=V * | set a variable; K alone passes on yours
+        -n --no-input | the command reads no input: use it in shell loops that read from standard input
+        --inherit-env | pass on your whole environment
+        --cwd PATH | working directory in the guest (default: the job's)
         -t --tty | give the command a terminal
-        --wait TIME | wait until one of your own machines that is called so runs, at most so long
+        --wait TIME | wait this long for a machine of yours with this name to run
         {MACHINE}
         CMD ... @command"""
 
 
 VERBS = {
     "exec": Verb(
-        "Run a second command in a running machine, as the machine's own user. Exits as `belljar run` does.",
+        "Run a second command in a running machine, as the job's user. The exit code is the command's, as with `belljar run`.",
         exec_, EXEC, usage="belljar exec [options] ID -- CMD ARG...",
     ),
     "cp": Verb(
-        "Copy a file or folder into or out of a running machine: one of SRC and DST is ID:PATH, the other a path here.",
+        "Copy a file or folder into or out of a running machine: SRC or DST is ID:PATH, the other one a path on this host.",
         cp,
         """
-        --user NAME|UID[:GID] | who reads and writes in the guest (default: the machine's user)
-        SRC @source | PATH here, or ID:PATH in the machine
-        DST @target | ID:PATH in the machine, or PATH here""",
+        --user NAME|UID[:GID] | the user who reads and writes in the guest (default: the job's)
+        SRC @source | PATH on this host, or ID:PATH in the machine
+        DST @target | ID:PATH in the machine, or PATH on this host""",
     ),
     "console": Verb(
-        "Look at a running machine's serial console. Leave with Ctrl-]. What it said before is in `belljar logs ID --console`.",
+        "Connect to a running machine's serial console. Leave with Ctrl-]. Earlier output is in `belljar logs ID --console`.",
         console, MACHINE,
     ),
 }  # fmt: skip

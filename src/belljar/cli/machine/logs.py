@@ -156,30 +156,30 @@ def _key(event: Event) -> tuple[object, ...]:
 
 VERBS = {
     "logs": Verb(
-        "Show what is written about a machine: its journal, its serial console, QEMU's own words. Without an option: all three.",
+        "Show the records of a machine. Without an option: its journal (what belljar did), its serial console, QEMU's messages.",
         logs,
         f"""
         {MACHINE}
-        / --stdout @which | what the payload of a detached machine wrote
-        / --stderr @which | the same, of its standard error
+        / --stdout @which | standard output of a detached machine's job
+        / --stderr @which | its standard error
         / --console @which | the guest's serial console
         / --qemu @which | what QEMU wrote to stderr
-        / --virtiofsd @which | what the programs wrote that share its folders by virtiofs
+        / --virtiofsd @which | messages of virtiofsd, which shares folders
         / --journal @which | what belljar did, event by event
-        / --collected @which | the archive of what was kept of the guest (`run --collect`), for `tar`
-        / --joboutputs @which | the names of the files that the guest put there to be kept
-        / --joboutput NAME | what is in one of them
-        -f --follow | go on until the machine has ended (of the journal, unless said otherwise)""",
+        / --collected @which | the tar archive of `run --collect`
+        / --joboutputs @which | names of the files that the guest left as job outputs
+        / --joboutput NAME | the content of one of them
+        -f --follow | show new lines until the machine has ended (the journal's, unless you name another)""",
         # Written here because Pythons break so long a choice at different places.
         usage="""%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
                     --collected | --joboutputs | --joboutput NAME] ID""",
     ),
     "events": Verb(
-        "Show what happened to the machines of this user, oldest first; with -f go on with what happens from now on.",
+        "Show what happened to your machines, oldest first.",
         events,
         f"""
-        -f --follow | go on with what happens from now on, until interrupted
-        --since TIME =1d | how far back to begin, such as 1h (default: 1d)
+        -f --follow | show new events as they happen, until interrupted
+        --since TIME =1d | begin this long ago, such as 1h (default: 1d)
         {FORMAT}""",
     ),
 }

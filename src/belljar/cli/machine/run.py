@@ -100,52 +100,52 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
 
 OPTIONS = f"""
 [the machine]
---image NAME | image by name or digest (`belljar image list`); or where it comes from, an http(s) address or a path from the root:
-| it is imported, and again when the source has another
--c --cpus N | virtual cpus
+--image NAME | name or digest of an image (`belljar image list`); or an http(s) address or absolute path, which is imported
+| first, and again when it has changed
+-c --cpus N | virtual processors
 -m --memory SIZE | memory, such as 512M or 4G
---disk SIZE | size of the disk, at least the image's
---scratch SIZE | an empty disk of this size at /scratch, where $TMPDIR is then
---cache SIZE | a disk labelled belljar-cache that a later machine of yours finds again (without a command only)
---network NETWORK | none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of
-| that group
---share SRC[:DST][:ro|rw] * | host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by
-| virtiofs
---start {{{",".join(one.value for one in Start)}}} | auto: a clone where that is possible, else a cold boot
---context {{{",".join(one.value for one in Context)}}} | how the guest is given the agent (default: as the image is best served)
--d --detach | print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that
-| standard input is, and `belljar logs --stdout` shows what it writes
---label K=V * | a fact of your own, kept with the machine's outcome
---name NAME = | a name for the machine, for `belljar ps` and ID arguments
-[the payload]
---in PATH[:DST] * @inputs | file or folder copied in before
---out PATH[:DST] * @outputs | file or folder of the guest copied out after, also after a failure
--e --env K=V * | set a variable; K alone passes the caller's
---inherit-env | pass the caller's whole environment
---cwd PATH | working directory in the guest (default: the caller's path, or the home of another --user; made when missing)
---user NAME|UID[:GID] | who the payload is (default: the caller)
--n --no-input | the payload reads nothing: in a loop of a shell, standard input is the loop's
--t --tty | give the payload a terminal
-[without a command: images that know their own work (docs/pilots.md)]
---ready SIGN | the guest is ready when: agent, belljar's agent answers, and it takes exec and cp;
-| file:/PATH, that file is there; line:TEXT, its console shows that; none, it runs (default)
---user-data FILE|URL | a template of at most 1 MiB; its ##user_data_...## patterns are filled in
+--disk SIZE | size of its disk, not less than the image's
+--scratch SIZE | an empty disk of this size at /scratch; $TMPDIR points to it
+--cache SIZE | a disk labelled belljar-cache, which a later machine of yours gets again (only without a command)
+--network NETWORK | none; user: outgoing connections through the host; bridge[:NAME]: a card on a bridge of the host;
+| isolated:GROUP: a private network with your other machines of that group
+--share SRC[:DST][:ro|rw] * | a folder of the host, read-only and at the same path unless you say otherwise; virtiofs:SRC...:
+| by virtiofs instead of 9p
+--start {{{",".join(one.value for one in Start)}}} | clone: a copy of a guest that was booted before; cold: boot; auto: clone if possible
+--context {{{",".join(one.value for one in Context)}}} | how belljar's agent, which runs the job, gets into the guest (default: what suits the image)
+-d --detach | print the machine's ID and return; the machine goes on by itself. Its input is empty, or the file that standard
+| input is; `belljar logs --stdout` shows its output
+--label K=V * | a note of yours, kept with the machine's records
+--name NAME = | a name, which can be used wherever an ID is asked for
+[the job]
+--in PATH[:DST] * @inputs | file or folder to copy in first
+--out PATH[:DST] * @outputs | file or folder of the guest to copy out at the end, also after a failure
+-e --env K=V * | set a variable; K alone passes on yours
+--inherit-env | pass on your whole environment
+--cwd PATH | working directory in the guest, made if missing (default: your current path, or the home of --user)
+--user NAME|UID[:GID] | the job's user in the guest (default: you)
+-n --no-input | the job reads no input: use it in shell loops that read from standard input
+-t --tty | give the job a terminal
+[without a command: images that start their own work (docs/operate/pilots.md)]
+--ready SIGN | when the guest counts as ready: agent, belljar's agent answers (exec and cp work); file:/PATH, that file
+| exists; line:TEXT, its console shows this text; none, at once (default)
+--user-data FILE|URL | user data, at most 1 MiB; its ##user_data_...## patterns are filled in
 --user-data-option K=V * | the value of ##user_data_option_K##
 --user-data-file K=PATH * | a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##
 [limits and records]
---timeout TIME | TERM the payload after this long, such as 90s or 2h
---grace TIME | time between TERM and the machine's end
---collect PATH * | file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected`)
---report FILE | write the outcome there as JSON
---keep | keep the machine's disk and records for inspection
+--timeout TIME | send the job SIGTERM after this time, such as 90s or 2h
+--grace TIME | time between SIGTERM and the machine's end
+--collect PATH * | file or folder of the guest to keep with the machine's records (`belljar logs ID --collected`)
+--report FILE | write how it ended to this file, as JSON
+--keep | keep the machine's disk, for inspection
 CMD ... @command
 """
 
 
 VERBS = {
     "run": Verb(
-        "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
-        "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found.",
+        "Run a command, or a script, in its own fresh virtual machine. The exit code is the job's own; a job that was ended by a "
+        "signal ends belljar by the same signal. 125: belljar itself failed; 126: not executable; 127: not found.",
         run,
         OPTIONS,
         usage="belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."

@@ -241,17 +241,17 @@ def _user(uid: int) -> str:
 
 VERBS = {
     "ps": Verb(
-        "List the machines that run; with -a those that ended and whose records are kept, too, the newest first.",
+        "List machines, the newest first.",
         ps,
         f"""
-        -a --all | ended machines too
-        --all-users | as root: of every user with a folder below `paths.node`, root's own too
-        -q --quiet | only the ids, one a line
+        -a --all | also those that have ended, while their records are kept
+        --all-users | as root: those of all users of this node (`paths.node`)
+        -q --quiet | only the IDs, one per line
         {FORMAT}""",
     ),
     "show": Verb(
-        "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took. "
-        "QEMU's command line is shown with -v.",
+        "Show what was asked of a machine, its state, how it ended, and how long each phase took. "
+        "`belljar -v show` adds QEMU's command line.",
         show,
         f"""
         {MACHINE}

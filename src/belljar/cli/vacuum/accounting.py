@@ -66,24 +66,24 @@ def month_of(moment: float) -> str:
 
 
 ACTS = f"""
-# publish | account all machines that ended since the last time; safe to run at any time, and to be killed
---leases | account leased machines, as cloud records, from this host's lease service; as root or as its account
+# publish | write records of all machines that ended since the last time; may run, and be killed, at any time
+--leases | records of leased machines, as cloud records, from this host's lease service (root and its account only)
 {DOOR}
---from-start | read the ledger from its beginning; what is archived is not accounted again
+--from-start | read the ledger, the list of ended machines, from its beginning; nothing is recorded twice
 {FORMAT}
-# sync | queue the counts of these months, YYYYMM (default: the month of a day ago)
-YYYYMM * @months | a month
+# sync | queue APEL's sync records, the number of records of each month
+YYYYMM * @months | months, such as 202611 (default: yesterday's)
 {FORMAT}
 # list | list the records of a month
-YYYYMM ? @month | default: this month
+YYYYMM ? @month | the month, such as 202611 (default: this month)
 {FORMAT}
-# republish | queue what was sent of these months again
-YYYYMM + @months | a month
+# republish | queue the records of these months again
+YYYYMM + @months | months, such as 202611
 {FORMAT}"""
 VERBS = {
     "accounting": Verb(
-        "Usage records of the machines that a factory made: an archive, a directory queue for APEL's ssmsend, and, if wanted, PBS and "
-        "BLAH logs. Each machine is accounted once, by what was written down when it was made.",
+        "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, PBS and BLAH "
+        "logs. Each machine is recorded once.",
         acts=acts(ACTS, {"publish": publish, "sync": sync, "list": list_records, "republish": republish}),
     )
 }

@@ -85,17 +85,17 @@ SHOWN: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[object, ...]]]] = 
 }
 
 
-OPTIONS = f"""FACTORY * @factories | names of factories; default: all of the space
-    --space NAME | another space than that of the settings
-    --port N | another UDP port
-    --timeout TIME | wait no longer for answers
-    --settings FILE | default: /etc/belljar/vacuum.toml; not needed where --space and FACTORY are given
+OPTIONS = f"""FACTORY * @factories | names of factories (default: all of the space)
+    --space NAME | name of the space (default: from the settings)
+    --port N | UDP port of the factories (default: from the settings)
+    --timeout TIME | how long to wait for answers
+    --settings FILE | settings file (default: /etc/belljar/vacuum.toml); not needed with --space and FACTORY
     {FORMAT}"""
 ACTS = acts(
     f"""
-    # machines | list the slots of factories and what runs in them; exit 1 when a factory does not answer
+    # machines | list the slots of factories and what runs in them; exits 1 if a factory does not answer
     {OPTIONS}
-    # machinetypes | list what runs of each machinetype at each factory, and how its last machine ended
+    # machinetypes | list for each machine type how many run at each factory, and how the last one ended
     {OPTIONS}
     # factories | list factories with their use, load and free space
     {OPTIONS}""",

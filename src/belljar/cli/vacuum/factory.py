@@ -102,30 +102,30 @@ def check(args: Args, runtime: Runtime) -> int:
     return int(level)
 
 
-STATE_OPTION = "--state DIR | folder in which the factory keeps its state; default: vacuum/ below `paths.store`"
+STATE_OPTION = "--state DIR | folder of the factory's state (default: vacuum/ below `paths.store`)"
 ROWS = f"""
-# run | be the factory of this host: until TERM; HUP reads the settings again. Machines go on without it
-FILE ? =/etc/belljar/vacuum.toml | settings of the space; vacuum.d/*.toml beside it, too
---metrics PLACE | [ADDRESS:]PORT where Prometheus reads metrics; default: nowhere
+# run | run this host's factory, until SIGTERM; SIGHUP reads the settings again. Machines go on without it
+FILE ? =/etc/belljar/vacuum.toml | settings file (default: /etc/belljar/vacuum.toml), with vacuum.d/*.toml beside it
+--metrics PLACE | [ADDRESS:]PORT where Prometheus reads metrics (default: none)
 {STATE_OPTION}
 {FORMAT}
-# drain | start no more machines on this host; what runs, runs to its end
---by MOMENT | all machines are gone by then; their deadlines move
+# drain | start no more machines on this host; running ones go on to their end
+--by MOMENT | end all machines by this time, such as 18:00
 --off | start machines again
 {STATE_OPTION}
-# explain | say for each machinetype why it is or is not started
-TYPE * @types | only these
-/ --at MOMENT | why it was so then: 14:05 or 2026-12-24T14:05
-/ --ago TIME | why it was so that long ago, such as 10m
+# explain | say for each machine type why it is started or not
+TYPE * @types | only these machine types
+/ --at MOMENT | the decision at that time: 14:05 or 2026-12-24T14:05
+/ --ago TIME | the decision that long ago, such as 10m
 {STATE_OPTION}
 {FORMAT}
-# check | for Nagios and Icinga: exit 0, 1, 2 or 3, one line with performance data
+# check | a plugin for Nagios and Icinga: one line with performance data; exits 0, 1, 2 or 3
 {STATE_OPTION}
 """
 FUNCTIONS = {"run": run, "drain": drain, "explain": explain, "check": check}
 VERBS = {
     "vacuum": Verb(
-        "The vacuum: a host decides alone which experiment's machine to start next, by target shares and by what other hosts tell.",
+        "Hosts without a batch system: each host's factory decides by itself which experiment's machine to start next, by target shares, and asks the other factories of its group (its space) what they run.",
         acts={**acts(ROWS, FUNCTIONS), **asking.ACTS, **settings.ACTS},
     )
 }

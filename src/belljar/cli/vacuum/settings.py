@@ -82,15 +82,15 @@ def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
         yield row(f"pipe.{pipe.name}.share", pipe.share, {})
 
 
-FILE_ROW = "FILE ? | the space's settings (default: /etc/belljar/vacuum.toml and vacuum.d beside it)"
+FILE_ROW = "FILE ? | settings file (default: /etc/belljar/vacuum.toml), with vacuum.d/*.toml beside it"
 ACTS = acts(
     f"""
-    # config | show the space as it is understood; machinetypes of pipes as they were last seen
+    # config | show the settings in force, and the machine types of vacuum pipes as last fetched
     {FILE_ROW}
     {FORMAT}
-    # check-config | find every mistake at once; exit 1 when there is one
+    # check-config | find every mistake in the settings; exits 1 if there is one
     {FILE_ROW}
-    --pipes | ask the vacuum pipes now, too
+    --pipes | also fetch the vacuum pipes (experiments' documents of machine types)
     {FORMAT}""",
     {"config": config, "check-config": check},
 )

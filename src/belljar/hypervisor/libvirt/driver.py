@@ -45,7 +45,7 @@ class LibvirtHypervisor(QemuHost):
         if spec.warm:
             raise UsageError(
                 "a folder shared by virtiofs: not with machines by libvirt",
-                hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",
+                hint="Share the folder without `virtiofs:`; docs/batch/libvirt.md tells what machines by libvirt do not have.",
             )
         if spec.nic is not None and spec.nic.mode is not NetworkMode.USER:
             raise UsageError(

@@ -22,7 +22,7 @@ FIRST_SLOT, LAST_SLOT = 2, 0x1E  # below it the host bridge's and by custom the 
 MODERN = "virtio-non-transitional"
 QEMU_NAMES = {"host": "host-passthrough", "max": "maximum"}  # QEMU's words for processors, and libvirt's
 UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
-LACKS = "Ask for a machine without it; docs/libvirt.md tells what libvirt's machines lack."
+LACKS = "Ask for a machine without it; docs/batch/libvirt.md tells what libvirt's machines lack."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 

@@ -121,7 +121,7 @@ def accelerator(kind: Accelerator, cpus: int) -> str:
 
 
 def kernel(launch: Launch) -> list[str]:
-    """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-a-quick-start.md). Firmware that
+    """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/develop/decisions/0003-a-quick-start.md). Firmware that
     finds nothing to boot resets at once, which ends QEMU; left alone it would wait for ever."""
     boot = launch.spec.boot
     if boot.kernel is None:

@@ -4,7 +4,7 @@ A thread installs a filter on itself and starts QEMU, so that QEMU has it from i
 QEMU's death signal is tied to it. A second thread answers what the filter reports. It never says "go on": it reads the
 address once, judges what it read, and makes the call itself on QEMU's socket, so nothing that QEMU changes meanwhile
 counts. Should the guard fail, every such call fails. What a QEMU could use to get round it is refused by the filter:
-docs/decisions/0012-the-guard.md.
+docs/develop/decisions/0012-the-guard.md.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NOBODY, ROLE = (65534, 65534), "belljar"  # the account that `make install` makes
 TEMPLATES, MEMORY = "templates", "qemu"
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
-# What an emulated processor offers: see docs/decisions/0003-a-quick-start.md for what others cost.
+# What an emulated processor offers: see docs/develop/decisions/0003-a-quick-start.md for what others cost.
 EMULATED_CPU, NATIVE_CPU = "max", "host"
 
 

@@ -29,7 +29,7 @@ from belljar.records import dataclass, field, replace
 if TYPE_CHECKING:
     from belljar.image.store.store import Store
 
-# Measured in docs/decisions/0003-a-quick-start.md. panic=-1: a panic is a reset at once, and QEMU ends at a reset.
+# Measured in docs/develop/decisions/0003-a-quick-start.md. panic=-1: a panic is a reset at once, and QEMU ends at a reset.
 # no_timer_check: an emulated guest that waits for its processor longer than for four ticks takes that for a broken timer and
 # panics; seen with Linux 6.1 on a host with ten processes per core. Under KVM the kernel leaves that check out by itself.
 APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_timer_check"

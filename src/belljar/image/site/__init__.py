@@ -68,6 +68,6 @@ def source_of(line: str) -> Source:
         if match and urlsplit(match[1]).port != 0:  # it is checked when it is asked for
             address = match[1].rstrip("/")
             return Source(Path(address).as_uri() if address.startswith("/") else address, match[2])
-    hint = "`belljar image publish --init` printed the whole line: docs/image-life.md"
+    hint = "`belljar image publish --init` printed the whole line: docs/batch/images.md"
     form = f"/PATH{PIN}DIGEST or https://HOST/PATH{PIN}DIGEST"
     raise BadSetting(f"image.sources: {line!r} is not of the form {form}", hint=hint)

@@ -49,7 +49,7 @@ class Synced:
     source: str
     what: str  # PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED
     why: str = ""
-    error: str = ""  # of FAILED: the class of the error, see docs/image-life.md
+    error: str = ""  # of FAILED: the class of the error, see docs/batch/images.md
 
 
 def pull(store: Store, reference: str) -> Image:

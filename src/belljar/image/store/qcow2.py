@@ -1,7 +1,7 @@
 """The qcow2 form: see from a header that nobody trusts whether QEMU would open more than its file, write the empty overlay that is a
 machine's own disk. An image is never written. docs/interop/qcow2.txt of QEMU.
 
-Nothing here runs a program: docs/decisions/0025-downloads-and-headers.md says why `qemu-img info` is not asked.
+Nothing here runs a program: docs/develop/decisions/0025-downloads-and-headers.md says why `qemu-img info` is not asked.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def load(path: Path) -> Cluster:
     if all(one.key for one in mistakes):  # the file could be read
         blame(path, tables, wrongs(cluster), mistakes)
     if mistakes:
-        raise BadSetting.of(tuple(mistakes), hint="Correct the cluster document: docs/lease/clusters.md has its keys.")
+        raise BadSetting.of(tuple(mistakes), hint="Correct the document: docs/operate/lease/clusters.md has its keys.")
     return cluster
 
 

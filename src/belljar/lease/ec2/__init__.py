@@ -7,5 +7,5 @@
     actions/      what is done for each action; filters.py, of which things
     front.py      from a request to its answer, by HTTP as a part of the service
 
-docs/lease/ec2.md is for who uses it.
+docs/operate/lease/ec2.md is for who uses it.
 """

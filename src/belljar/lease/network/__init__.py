@@ -1,4 +1,4 @@
-"""The network between the machines of one lease: an isolated group of belljar's (docs/networks.md), of which each node has a part. Each
+"""The network between the machines of one lease: an isolated group of belljar's (docs/jobs/networks.md), of which each node has a part. Each
 machine's address and name follow from its number in the lease, and so are known before anything has started. Pure."""
 
 from __future__ import annotations

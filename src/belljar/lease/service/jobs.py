@@ -97,7 +97,7 @@ class Jobs:
             await self._command(self._pilots.extend(job, seconds))
         except (ValueError, CommandFailed) as exc:
             raise MachineBusy(f"the batch system does not let job {job} last longer: {exc}",
-                             hint="Ask for a new lease. What the site can do: docs/lease/operation.md.") from exc  # fmt: skip
+                             hint="Ask for a new lease. What the site can do: docs/operate/lease/operation.md.") from exc  # fmt: skip
 
     def sweep(self, live: Container[str]) -> None:
         """Files of leases that do not live, and drafts (`.*`): their keys are of no use. What pilots wrote (`*.log`) stays for a while."""

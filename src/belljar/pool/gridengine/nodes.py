@@ -27,7 +27,7 @@ INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-
 USERS = "belljar_"  # begins the name of a host's access list
 BOOTSTRAP = Path("/var/lib/gridengine/default/common/bootstrap")  # of Debian's packages
 
-PAGE = "docs/bait/reference.md, Grid Engine"
+PAGE = "docs/batch/bait/reference.md, Grid Engine"
 
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
 

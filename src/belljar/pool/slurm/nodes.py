@@ -127,7 +127,7 @@ class SlurmNodes(terms.Nodes):
         wrong = "" if most.isdigit() and int(most) > len(known) else f"{most}: no node can join {len(known)}"
         yield fail_if("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
         wrong = _prolog(config.get("Prolog", "(null)"))
-        yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/bait/guide.md.")
+        yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/batch/bait/guide.md.")
         line = f"NodeSet={queue} Feature={feature} and PartitionName={queue} Nodes={queue} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"
         yield fail_if(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
 

@@ -86,7 +86,7 @@ def test_a_wrong_document_names_file_key_value_and_remedy(tmp_path: Path, before
 def test_the_example_is_right_and_the_page_names_every_key() -> None:
     cluster = load(ROOT / "examples/clusters/slurm/cluster.toml")
     assert [name for _, name in cluster.seats] == ["head", "worker1", "worker2"]
-    page = (ROOT / "docs/lease/clusters.md").read_text()
+    page = (ROOT / "docs/operate/lease/clusters.md").read_text()
     for one in (*fields(Cluster), *fields(Role)):
         assert "help" not in one.metadata or f"`{one.name}`" in page, one.name
     assert f"{LARGEST_CLUSTER >> 10} KiB" in page and f"{LARGEST_DATA >> 10} KiB" in page

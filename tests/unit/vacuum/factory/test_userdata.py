@@ -82,7 +82,7 @@ def test_more_than_a_mebibyte_is_refused() -> None:
 
 
 def test_the_example_of_the_guide_is_a_script_when_it_is_filled_in() -> None:
-    page = (Path(__file__).parents[4] / "docs/vacuum/experiments.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/operate/vacuum/experiments.md").read_text()
     template = page.partition("```sh\n")[2].partition("```")[0]
     made = told(template.encode())
     assert b"##user_data_" not in made and b"<<'PROXY'\nPEM\n" in made

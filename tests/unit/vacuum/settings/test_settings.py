@@ -258,7 +258,7 @@ def test_every_key_has_a_help_text() -> None:
 
 
 def test_the_page_for_sites_that_had_vac_names_keys_that_there_are() -> None:
-    page = (Path(__file__).parents[4] / "docs/vacuum/from-vac.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/operate/vacuum/from-vac.md").read_text()
     _, settings, machinetypes, pipes = (part.split("|\n") for part in page.split("\n## "))
     for kind, rows in (("machinetype", machinetypes), ("pipe", pipes)):
         rights = [row.rpartition(" | ")[2] for row in rows[2:] if row.startswith("|")]

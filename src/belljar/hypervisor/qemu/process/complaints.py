@@ -24,7 +24,7 @@ from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor.qemu.process.launch import ended
 
 NO_KVM = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
-BY_9P = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/data.md."
+BY_9P = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/jobs/data.md."
 MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
 
 COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
