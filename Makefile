@@ -2,7 +2,7 @@
 PREFIX ?= /opt/belljar
 EXTRAS ?=
 
-.PHONY: help demo test test-all quick live test-batch torture lint bench install uninstall clean
+.PHONY: help demo test test-all quick live test-batch torture lint bench packages install uninstall clean
 
 help:
 	@echo 'make demo       a real job in a real virtual machine, host and guest compared, seconds per phase'
@@ -14,6 +14,7 @@ help:
 	@echo 'make torture    jobs killed at random under Slurm and Grid Engine, BELLJAR_KILLS=500 each, a soak of BELLJAR_SOAK=20000'
 	@echo 'make lint       ruff and mypy alone'
 	@echo 'make bench      the benchmarks'
+	@echo 'make packages   wheel, sdist, deb, rpm and tarball into dist/, checked by lintian and rpmlint'
 	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'
 	@echo 'make uninstall  as root: take it away again; what stays is listed, and goes with PURGE=1'
 	@echo 'make clean      remove what the other targets made here'
@@ -67,6 +68,9 @@ bench:
 	@.venv/bin/python bench/libvirt.py
 	@.venv/bin/python bench/networks.py
 	@.venv/bin/python bench/vacuum.py
+
+packages:
+	@scripts/packages all
 
 install:
 	@scripts/prepare
