@@ -76,9 +76,7 @@ class CommandMissing(HostError, hint="`belljar doctor` names the packages to ins
     """A program belljar needs is not installed."""
 
 
-class LibraryMissing(
-    CommandMissing, hint="Install belljar-service (in a checkout: `make install EXTRAS=lease,monitor`)."
-):
+class LibraryMissing(CommandMissing, hint="Install belljar-service, or `make install EXTRAS=lease,monitor`."):
     """A Python library that only daemons use is not installed."""
 
 
