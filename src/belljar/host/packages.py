@@ -22,7 +22,9 @@ PROGRAMS = (  # beside QEMU: program, its package for each of these ("": it has 
 
 
 def remedy(*more: tuple[str, ...]) -> str:
-    """The command, as root, for all programs that are missing and *more* packages; "" where nothing is."""
+    """The command, as root, for all programs that are missing, QEMU among them, and *more* packages; "" where nothing is."""
+    if not any(map(commands.which, ("qemu-system-x86_64", "qemu-kvm", "../libexec/qemu-kvm"))):
+        more = (*more, QEMU)
     missing = [*more, *(packages for name, packages, *_ in PROGRAMS if not commands.which(name))]
     which = next((place for place, name in enumerate(MANAGERS) if commands.which(name)), 0)
     names = sorted({packages[which] for packages in missing} - {""})

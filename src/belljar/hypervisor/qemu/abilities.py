@@ -60,7 +60,7 @@ def find(binary: str) -> str:
     try:
         return program(binary, names, key="qemu.binary", missing=NAMES[0], hint="")
     except CommandMissing as exc:
-        exc.hint = exc.hint or f"As root, for all that this host lacks: `{packages.remedy(packages.QEMU)}`."
+        exc.hint = exc.hint or f"As root: {packages.remedy(packages.QEMU)}"
         raise
 
 

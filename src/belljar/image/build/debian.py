@@ -183,7 +183,7 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
 
     program = commands.which(argv[0])
     if program is None:
-        hint = f"As root: `{packages.remedy()}`. A host without mmdebstrap imports an image (`belljar image import`)."
+        hint = f"Where there is no mmdebstrap, import an image. As root: {packages.remedy()}"
         raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
