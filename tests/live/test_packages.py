@@ -102,7 +102,6 @@ def host(request: pytest.FixtureRequest, built: Path) -> Iterator[Host]:
 def test_machines_outlive_an_upgrade_and_no_removal_takes_them_away(host: Host) -> None:
     host.install()
     (old,) = host.installed()
-    host("test", "-e", "/usr/share/man/man1/belljar-run.1.gz")
     host("sh", "-c", "id belljar && id belljar-lease")
     machine = host("belljar", "run", "-d", "--", "sleep", "1000").strip()
 
@@ -182,3 +181,4 @@ def test_those_for_el_have_modules_for_its_python(built: Path) -> None:
         files = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
         for python in ("312", "313"):
             assert f"{module}.cpython-{python}-x86_64-linux-gnu.so" in files
+        assert "/usr/share/man/man1/belljar-run.1.gz" in files or name != "belljar"
