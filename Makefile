@@ -2,7 +2,7 @@
 PREFIX ?= /opt/belljar
 EXTRAS ?=
 
-.PHONY: help demo test test-all quick live test-batch torture lint bench docs install uninstall clean
+.PHONY: help demo test test-all quick live test-batch torture lint bench docs packages install uninstall clean
 
 help:
 	@echo 'make demo       a real job in a real virtual machine, host and guest compared, seconds per phase'
@@ -15,6 +15,7 @@ help:
 	@echo 'make lint       ruff and mypy alone'
 	@echo 'make bench      the benchmarks'
 	@echo 'make docs       the site of the documents, in build/site'
+	@echo 'make packages   wheel, sdist, deb, rpm and tarball into dist/, checked by lintian and rpmlint'
 	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'
 	@echo 'make uninstall  as root: take it away again; what stays is listed, and goes with PURGE=1'
 	@echo 'make clean      remove what the other targets made here'
@@ -73,6 +74,9 @@ docs:
 	@scripts/prepare dev
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 	@echo 'build/site/index.html'
+
+packages:
+	@scripts/packages all
 
 install:
 	@scripts/prepare

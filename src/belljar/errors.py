@@ -76,6 +76,10 @@ class CommandMissing(HostError, hint="`belljar doctor` names the packages to ins
     """A program belljar needs is not installed."""
 
 
+class LibraryMissing(CommandMissing, hint="Install belljar-service, or `make install EXTRAS=lease,monitor`."):
+    """A Python library that only daemons use is not installed."""
+
+
 class CommandFailed(HostError, hint="What it says is the cause; run by hand it may say more."):
     """A program belljar called ended with an error."""
 

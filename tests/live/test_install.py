@@ -45,7 +45,7 @@ class Host:
         assert self._init.stdout is not None and self._init.stdout.readline() == b"ready\n"
         pid = self._init.pid
         (self._pid,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for name in ("src", "scripts"):
+        for name in ("src", "scripts", "packaging"):
             shutil.copytree(ROOT / name, self.source / name, ignore=shutil.ignore_patterns("__pycache__"))
         pip = self.source / ".venv/bin/pip"
         pip.parent.mkdir(parents=True)

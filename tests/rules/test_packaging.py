@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from belljar.agent import bundle
+from belljar.cli import HIDDEN, VERBS, parser_of
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +37,31 @@ def test_a_wheel_has_the_license_and_the_command(wheel: zipfile.ZipFile) -> None
     assert "belljar = belljar.cli:entry" in wheel.read(names["entry_points.txt"]).decode()
 
 
+def test_a_wheel_has_a_man_page_for_each_verb_completions_and_units(wheel: zipfile.ZipFile) -> None:
+    shared = {name.partition(".data/data/share/")[2] for name in wheel.namelist() if ".data/data/share/" in name}
+    verbs = [f"-{verb}" for verb in VERBS if verb not in HIDDEN]
+    assert {f"man/man1/belljar{verb}.1" for verb in ("", *verbs)} == {name for name in shared if name.startswith("man")}
+    assert "bash-completion/completions/belljar" in shared and "belljar/systemd/belljar-vacuum.service" in shared
+    assert wheel.read(f"belljar/agent/{bundle.STAMP}") == bundle._digest()
+
+
+def test_a_man_page_says_what_the_help_says(wheel: zipfile.ZipFile) -> None:
+    page = next(name for name in wheel.namelist() if name.endswith("/belljar-run.1"))
+    lines = wheel.read(page).decode().splitlines()
+    assert '.B "\\-c, \\-\\-cpus N"' in lines
+    assert not [line for line in lines if line.startswith("'")]
+    words = [line.split()[0] for line in lines if line.startswith(".")]
+    assert set(words) <= {".TH", ".SH", ".SS", ".TP", ".B", ".BR", ".PP", ".nf", ".fi", ".nh", ".ad"}
+
+
+@pytest.mark.parametrize("unit", sorted((ROOT / "packaging/systemd").glob("*.service")), ids=lambda path: path.stem)
+def test_a_unit_starts_what_belljar_understands(unit: Path) -> None:
+    words = re.search(r"^ExecStart=belljar (\S+) (.*)$", unit.read_text(), re.MULTILINE)
+    assert words is not None
+    if words[1] in VERBS:
+        parser_of(words[1]).parse_args(words[2].split())
+
+
 def test_versions_agree(wheel: zipfile.ZipFile) -> None:
     import belljar
 
@@ -41,11 +69,11 @@ def test_versions_agree(wheel: zipfile.ZipFile) -> None:
     assert f"## {belljar.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_nobody_is_sent_to_a_package_index_for_belljar_which_is_not_there() -> None:
-    """Whoever registers the name there could run code on that host."""
+def test_nobody_is_sent_to_a_package_index_for_belljar_where_the_name_is_of_another_project() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py"), ROOT / "Makefile"]
-    sent = re.compile(r"(pip|pipx|uv)( tool)? (install|add)\s[^\n]{0,40}\bbelljar\b|\bbelljar\[[a-z]")
-    assert [str(page) for page in pages if sent.search(page.read_text())] == []
+    pages += [path for folder in ("scripts", "packaging") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    by_name = r"(pip|pipx|uv)( tool)? (install|add)\s[^\n]{0,40}(?<!/)\bbelljar\b(?!-)|(uvx|pipx run) belljar\b|\bbelljar\[[a-z]"
+    assert [str(page) for page in pages if re.search(by_name, page.read_text(errors="replace"))] == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.findings import Finding, expect, fail, ok, warn
-from belljar.host import commands, files
+from belljar.host import commands, files, packages
 from belljar.host.privileges import User, as_user
 from belljar.jobs import size
 from belljar.model import GIB, MIB
@@ -25,16 +25,6 @@ DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
 )  # fmt: skip
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
-PROGRAMS = (  # beside QEMU: program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
-    ("qemu-img", "qemu-utils", "qemu-img", "makes and checks disks", True),
-    ("setpriv", "util-linux", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
-    ("curl", "curl", "curl", "fetches images, user data and vacuum pipes from http(s) addresses", False),
-    ("mmdebstrap", "mmdebstrap", "", "builds Debian images", False),
-    ("mkfs.ext4", "e2fsprogs", "e2fsprogs", "builds images", False),
-    ("mke2fs", "e2fsprogs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),
-    ("mksquashfs", "squashfs-tools", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
-    ("busybox", "busybox-static", "busybox", "makes the small initramfs of images", False),
-)  # fmt: skip
 KVM = "/dev/kvm"
 DEVICE, CPUINFO = Path(KVM), Path("/proc/cpuinfo")
 NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights
@@ -50,21 +40,15 @@ def programs(runtime: Runtime) -> Finding:
     """the programs belljar calls are installed"""
     from belljar.hypervisor.qemu.virtiofs import find
 
-    missing = [entry for entry in PROGRAMS if not commands.which(entry[0])]
+    missing = [entry for entry in packages.PROGRAMS if not commands.which(entry[0])]
     if not missing:
         try:  # not every system has a package of it, and 9p serves most images
             find(runtime.settings.qemu.virtiofsd)
             return ok("programs", "all there")
         except BelljarError as exc:
             return ok("programs", f"all there; no shares by virtiofs: {exc.message}")
-    text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
-    debian = " ".join(sorted({package for _, package, _, _, _ in missing}))
-    el = " ".join(sorted({package for _, _, package, _, _ in missing if package}))
-    is_debian = commands.which("apt-get") or not commands.which("dnf")
-    remedy = (
-        f"apt-get install --no-install-recommends {debian}" if is_debian else f"dnf install {el} (some are in EPEL)"
-    )
-    return (fail if any(vital for *_, vital in missing) else warn)("programs", text, remedy)
+    text = "\n".join(f"{name} is missing ({use})" for name, _, use, _ in missing)
+    return (fail if any(vital for *_, vital in missing) else warn)("programs", text, packages.remedy())
 
 
 def qemu(runtime: Runtime) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import CommandMissing, HostError
+from belljar.errors import HostError, LibraryMissing
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -24,13 +24,12 @@ class Metric:
 
 
 def registry(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """Raises CommandMissing without the library."""
+    """Raises LibraryMissing without the library."""
     try:
         from prometheus_client import CollectorRegistry
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     except ImportError as exc:
-        hint = "In a checkout: `make install EXTRAS=monitor`, or `pip install '.[monitor]'`."
-        raise CommandMissing("metrics: the library prometheus_client is not installed", hint=hint) from exc
+        raise LibraryMissing("metrics: the library prometheus_client is not installed") from exc
 
     class Collector:
         def collect(self) -> Iterator[Any]:
@@ -47,7 +46,7 @@ def registry(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
 
 
 def serve(address: str, port: int, read: Callable[[], Iterable[Metric]]) -> None:
-    """Answer at this address, in a thread, until the process ends. Raises CommandMissing, HostError."""
+    """Answer at this address, in a thread, until the process ends. Raises LibraryMissing, HostError."""
     collected = registry(read)
     from prometheus_client import start_http_server
 

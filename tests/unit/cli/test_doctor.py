@@ -12,7 +12,7 @@ import belljar.hypervisor.qemu.abilities  # noqa: F401 - before a test has `whic
 from belljar.cli.host import doctor
 from belljar.errors import BadOption, CommandFailed, HostError, ImageUnknown
 from belljar.findings import Finding, Grade, examine, ok, warn
-from belljar.host import room
+from belljar.host import packages, room
 from belljar.host.commands import Finished
 from belljar.jobs import doctor as checks
 from belljar.machine.cleaning.reaper import Undone
@@ -67,6 +67,23 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
         lambda name: None if name in ("apt-get", "qemu-img", "mmdebstrap", "mke2fs") else "/x",
     )
     assert checks.programs(runtime).remedy == "dnf install e2fsprogs qemu-img (some are in EPEL)"
+
+
+@pytest.mark.parametrize(
+    ("manager", "command"),
+    [
+        ("apt-get", "apt-get install --no-install-recommends e2fsprogs qemu-system-x86 squashfs-tools"),
+        ("zypper", "zypper install e2fsprogs qemu-x86 squashfs"),
+        ("apk", "apk add e2fsprogs qemu-system-x86_64 squashfs-tools"),
+        ("pacman", "pacman -S e2fsprogs qemu-system-x86 squashfs-tools"),
+    ],
+)
+def test_each_distribution_has_one_command_for_all_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, manager: str, command: str
+) -> None:
+    there = {manager, *(program for program, *_ in packages.PROGRAMS)} - {"mkfs.ext4", "mke2fs", "mksquashfs"}
+    monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x" if name in there else None)
+    assert packages.remedy(packages.QEMU) == command
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import HostError
+from belljar.errors import CommandMissing, HostError
 from belljar.hints import Any
+from belljar.host import packages
 from belljar.host.commands import program, run
 from belljar.host.files import read_json, write_whole
 from belljar.model import dumps
@@ -56,8 +57,11 @@ class Abilities:
 def find(binary: str) -> str:
     """The path of the QEMU to use. Raises CommandMissing."""
     names = [path for name in NAMES for path in (name, *(f"{place}/{name}" for place in PLACES))]
-    hint = "Install QEMU: `apt install qemu-system-x86`, `dnf install qemu-kvm`."
-    return program(binary, names, key="qemu.binary", missing=NAMES[0], hint=hint)
+    try:
+        return program(binary, names, key="qemu.binary", missing=NAMES[0], hint="")
+    except CommandMissing as exc:
+        exc.hint = exc.hint or f"As root: {packages.remedy(packages.QEMU)}"
+        raise
 
 
 def identity(binary: str) -> str:

@@ -14,7 +14,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 from xml.sax.saxutils import escape
 
-from belljar.errors import CommandMissing
+from belljar.errors import LibraryMissing
 from belljar.lease.ec2.refusals import UNSPEAKABLE, Refused
 
 OLDEST_VERSION = "2008-05-05"
@@ -28,13 +28,13 @@ Shape = Any  # of botocore, which has no types
 
 @cache
 def model() -> Model:
-    """EC2's. Raises CommandMissing without botocore."""
+    """EC2's. Raises LibraryMissing without botocore."""
     try:
         from botocore.loaders import Loader  # type: ignore[import-untyped]
         from botocore.model import ServiceModel  # type: ignore[import-untyped]
     except ImportError as exc:
         what = "lease: the EC2 front end needs the library botocore, for EC2's shapes"
-        raise CommandMissing(what, hint="`make install EXTRAS=lease`, or `pip install '.[lease]'`.") from exc
+        raise LibraryMissing(what) from exc
     return Model(ServiceModel(Loader().load_service_model("ec2", "service-2"), "ec2"))
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any, TypeVar
 
-from belljar.errors import BadSetting, NoSpace, RecordsLost
+from belljar.errors import LibraryMissing, NoSpace, RecordsLost
 from belljar.lease.store.book import Book
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Postgres:
             import psycopg
         except ImportError as exc:
             what = "lease.database names a server, and the library that speaks to it is not installed"
-            raise BadSetting(what, hint="`make install EXTRAS=lease`, or `pip install '.[lease]'`.") from exc
+            raise LibraryMissing(what) from exc
         self._library: Any = psycopg
         self._address, self._free, self._closed = address, deque[Any](), Event()
         try:
