@@ -62,6 +62,7 @@ VERBS = {
     "vacuum": Entry("vacuum.factory", VACUUM, "decide alone, as one of many hosts, which machines to start"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
+    "soak": Entry("soak.soak", HOST, "run job after job in fresh machines: starts, failures, and does anything grow?"),
     "config": Entry("host.config", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
     "internal": Entry("batch.internal", "", "what batch systems and programs call"),
