@@ -65,6 +65,7 @@ VERBS = {
     "report": Entry("monitor.report", SIGHT, "add up the machines that ended: by user, image, cause, node or day"),
     "monitor": Entry("monitor.monitor", SIGHT, "metrics, spans and site information for those who watch many hosts"),
     "doctor": Entry("host.doctor", HOST, "check this host, and say what is missing and how to get it"),
+    "soak": Entry("soak.soak", HOST, "run job after job in fresh machines: starts, failures, and does anything grow?"),
     "config": Entry("host.config", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
     "internal": Entry("batch.internal", "", "what batch systems and programs call"),
