@@ -26,6 +26,7 @@ BUDGETS = {
     "accounting": 460,
     "bait": 2890,
     "lease": 6660,
+    "monitor": 1200,
     "api": 400,
     "config": 430,
     "assembly": 170,

@@ -25,6 +25,7 @@ JOB_KILLED = "job-killed"  # told by the batch system, after its machine was kil
 LONGEST_JOURNAL = 16 << 20
 DAY = 86400.0
 MONTH = r"\d{4}-\d\d"
+ENDED = re.compile(rb'"ended":(\d+)')
 
 Event = dict[str, Any]
 
@@ -103,7 +104,7 @@ def parse(data: bytes) -> list[Event]:
 def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The lines that are an object in JSON, read. Torn or foreign ones are left out."""
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if isinstance(value := json.loads(line), dict):
                 yield value
 
@@ -118,11 +119,13 @@ class Ledger:
         """Add a row, on a line of its own, on disk when this returns. Others may do so at the same time. Raises NoSpace if not whole."""
         append_line(self.folder / _file_of(now), dumps(row), durable=True)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row, oldest first."""
-        for path in self._files():
+    def rows(self, since: float = 0.0) -> Iterator[dict[str, Any]]:
+        """Every row, oldest first, or those of machines that ended *since*; rows that do not tell their end, too."""
+        for path in self._files(_file_of(since - DAY)):  # the clock may have been set back a little
             with open(path, "rb") as file:
-                yield from _objects(file)
+                yield from _objects(
+                    line for line in file if not since or not (end := ENDED.search(line)) or int(end[1]) >= since - 1
+                )
 
     def row(self, id: str, since: float) -> dict[str, Any] | None:
         """The row of a machine that began at *since*; None where there is none."""

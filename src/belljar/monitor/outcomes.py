@@ -1,0 +1,242 @@
+"""The reader of ledgers: the machines that ended, on one node or on many, so far and as they end.
+
+Metrics, spans, reports and the page all read by it. Rows come one by one: memory does not grow with a ledger. A row of an
+older or newer version is read as far as it is understood; a row that does not tell which machine ended, and how, is left
+out and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BadOption
+from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
+from belljar.journal import Ledger
+from belljar.records import dataclass, field
+
+LARGEST = 1e15  # of a number in a row; more is not one
+COMES = IN_MODIFY | IN_CREATE | IN_MOVED_TO
+PLACE_HINT = (
+    "Give DIR or NODE=DIR: the folder `paths.logs` of a node, or one that has such folders of many nodes in it."
+)
+LEDGERS = "ledger-*.jsonl"
+LOOK_AGAIN = 15.0  # seconds; only where a ledger lies on a file system whose other writers the kernel does not report
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
+# In the order in which a machine goes through them, of which the payload's own time is `run`.
+BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
+PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
+WITHIN = {"template": "prepare", "pack": "prepare"}  # these are a part of another one
+
+
+@dataclass(frozen=True)
+class Source:
+    """One ledger: the records of a node, or of one user there."""
+
+    node: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A machine that ended, as its row tells it. What the row does not tell is empty, or 0. Times are in seconds, moments in
+    seconds since the epoch, sizes in bytes."""
+
+    node: str
+    id: str
+    cause: str
+    klass: str
+    reason: str = ""
+    hint: str = ""
+    error: str = ""
+    name: str = ""
+    image: str = ""
+    start: str = ""  # "clone", "cold", or "": it was never started
+    context: str = ""
+    accelerator: str = ""
+    user: str = ""  # the account's name, else the uid
+    requester: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    started: float = 0.0
+    ended: float = 0.0
+    cpus: int = 0
+    memory: int = 0
+    guest_cpu: float = 0.0  # processor time, user and system
+    host_cpu: float = 0.0
+    peak_memory: int = 0  # of the host's processes
+
+    @property
+    def path(self) -> str:
+        """How it came up: `clone`, `cold`, or `template` where a template was made for it first; "" where it never did."""
+        return "template" if self.start == "clone" and self.phases.get("template") else self.start
+
+    @property
+    def wall(self) -> float:
+        return max(self.ended - self.started, 0.0)
+
+    @property
+    def run(self) -> float:
+        """The payload's own time."""
+        return min(self.phases.get("run", 0.0), self.wall)
+
+    @property
+    def overhead(self) -> float:
+        """What the machine took beside the payload's own time."""
+        return self.wall - self.run
+
+    @property
+    def until_ready(self) -> float:
+        """From the request to the payload's first moment."""
+        return sum(self.phases.get(name, 0.0) for name in BEFORE)
+
+
+class Outcomes:
+    """The rows of all ledgers at these places. *positions*: what was read before (`positions` of an earlier reader)."""
+
+    def __init__(self, places: Mapping[Path, str], positions: Mapping[str, str] | None = None) -> None:
+        """*places*: folders, each with the name of its node. A folder without a ledger in it stands for the folders below it
+        that have one, each named as its node; those that come later are found, too."""
+        self._places = dict(places)
+        self.positions = dict(
+            positions or {}
+        )  # by folder; plain JSON, to be kept together with what was made of the rows
+        self.unreadable = 0  # rows that were left out
+
+    def between(self, since: float = 0.0, until: float = math.inf) -> Iterator[Ended]:
+        """The machines that ended from *since* to before *until*; of each node about in the order of their ends. Positions
+        stay where they are."""
+        for source in self.sources():
+            for row in Ledger(source.folder).rows(since):
+                if (ended := self._read(row, source.node)) is not None and since <= ended.ended < until:
+                    yield ended
+
+    def new(self) -> Iterator[Ended]:
+        """The machines behind the positions; the next call goes on behind them. Raises PositionLost where a ledger was cut."""
+        for source in self.sources():
+            key = str(source.folder)
+            for row, position in Ledger(source.folder).since(self.positions.get(key, "")):
+                self.positions[key] = position
+                if (ended := self._read(row, source.node)) is not None:
+                    yield ended
+
+    def skip(self) -> None:
+        """Leave out what there is: `new` and `follow` begin with the next machine that ends."""
+        for source in self.sources():
+            self.positions[str(source.folder)] = Ledger(source.folder).end()
+
+    async def follow(self) -> AsyncIterator[Ended]:
+        """`new`, then each machine as it ends, for ever: woken by the kernel, and by the clock only for network file systems.
+        Raises PositionLost."""
+        loop, woken, watch = asyncio.get_running_loop(), asyncio.Event(), Watch()
+        loop.add_reader(watch.fileno(), woken.set)
+        patience = LOOK_AGAIN if any(map(is_remote, self._places)) else None
+        try:
+            while True:
+                for folder in (*self._places, *itertools.chain(*map(_below, self._places))):
+                    _ = watch.add(folder, COMES) or watch.add(
+                        folder.parent, COMES
+                    )  # again: one that is watched stays so
+                woken.clear()
+                watch.read()
+                for ended in self.new():
+                    yield ended
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await woken.wait()
+        finally:
+            loop.remove_reader(watch.fileno())
+            watch.close()
+
+    def sources(self) -> list[Source]:
+        """The ledgers that there are now."""
+        found = []
+        for place, node in self._places.items():
+            below = [Source(folder.name, folder) for folder in _below(place) if _has_ledger(folder)]
+            found += below or [Source(node, place)]
+        return found
+
+    def _read(self, row: Mapping[str, Any], node: str) -> Ended | None:
+        ended = ended_of(row, node)
+        self.unreadable += ended is None
+        return ended
+
+
+def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:
+    """Folders by which `Outcomes` reads: those *names* give, as DIR or NODE=DIR; without any, this host's own. Raises BadOption."""
+    chosen = {}
+    for name in names:
+        node, _, folder = name.rpartition("=")
+        path = Path(folder)
+        if not (path.is_dir() and os.access(path, os.R_OK | os.X_OK)):
+            raise BadOption(f"--ledger {name}: {folder!r} is not a folder that can be read", hint=PLACE_HINT)
+        chosen[path.absolute()] = node or path.name
+    return chosen or {own: own_node}
+
+
+def ended_of(row: Mapping[str, Any], node: str) -> Ended | None:
+    """What a row tells; None where it is not of a machine that ended."""
+    id, cause, klass = row.get("id"), row.get("cause"), row.get("class")
+    if not (isinstance(id, str) and isinstance(cause, str) and isinstance(klass, str)):
+        return None
+    texts = {name: value for name in TEXTS if isinstance(value := row.get(name), str)}
+    uid, pairs, phases = row.get("uid"), row.get("labels"), row.get("phases")
+    guest, host = _side(row.get("guest")), _side(row.get("host"))
+    labels = {
+        pair[0]: pair[1]
+        for pair in (pairs if isinstance(pairs, list) else ())
+        if isinstance(pair, list) and [type(word) for word in pair] == [str, str]
+    }
+    return Ended(
+        node, id, cause, klass, **texts, labels=labels, user=_text(row.get("account")) or _text(str(uid) if isinstance(uid, int) else ""),
+        phases={name: _number(value) for name, value in phases.items()} if isinstance(phases, dict) else {},
+        started=_number(row.get("started")), ended=_number(row.get("ended")), cpus=int(_number(row.get("cpus"))),
+        memory=int(_number(row.get("memory"))), guest_cpu=guest[0], host_cpu=host[0], peak_memory=host[1],
+    )  # fmt: skip
+
+
+TEXTS = ("reason", "hint", "error", "name", "image", "start", "context", "accelerator", "requester")
+
+
+def _side(usage: object) -> tuple[float, int]:
+    """(processor time, peak memory) of guest or host."""
+    side = usage if isinstance(usage, dict) else {}
+    return _number(side.get("user")) + _number(side.get("system")), int(_number(side.get("peak_memory")))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST else 0.0
+
+
+def _has_ledger(folder: Path) -> bool:
+    return any(folder.glob(LEDGERS))
+
+
+def _below(place: Path) -> list[Path]:
+    """The folders that may have a ledger, where this one has none."""
+    with suppress(OSError):
+        return [] if _has_ledger(place) else sorted(path for path in place.iterdir() if path.is_dir())
+    return []
+
+
+def is_remote(path: Path) -> bool:
+    """Does it lie on a file system that others change without this kernel's knowing?"""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    place, kinds = os.path.realpath(path), dict[str, str]()
+    for line in lines:
+        _, mount, kind, *_ = line.split()
+        if mount == "/" or place == mount or place.startswith(f"{mount}/"):
+            kinds[mount] = kind
+    return kinds[max(kinds, key=len)].partition(".")[0] in REMOTE if kinds else False
