@@ -1,6 +1,7 @@
 """How many lines each room may have. A number is lowered when its room gets smaller; a feature that does not fit makes room first.
 
-Lines are those of a room's `.py` files, blank ones and comments included. The ground is what every room stands on.
+Lines are those of a room's `.py` files, blank ones and comments included. The ground is what every room stands on. The verbs of
+the monitor count as its own.
 """
 
 from collections import Counter
@@ -38,7 +39,7 @@ GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "mod
 def sizes() -> Counter[str]:
     rooms: Counter[str] = Counter()
     for path in MODULES:
-        room = room_of(name_of(path)) or "__init__"
+        room = "monitor" if "/cli/monitor/" in str(path) else room_of(name_of(path)) or "__init__"
         rooms["ground" if room in GROUND else room] += len(path.read_text().splitlines())
     return rooms
 

@@ -33,7 +33,8 @@ class Entry:
     help: str
 
 
-RUNNING, MACHINES, IMAGES, BATCH, VACUUM, HOST = "Run", "Machines", "Images", "Batch systems", "Vacuum", "This host"
+RUNNING, MACHINES, IMAGES, BATCH, VACUUM = "Run", "Machines", "Images", "Batch systems", "Vacuum"
+SIGHT, HOST = "Monitoring", "This host"
 VERBS = {
     "run": Entry("machine.run", RUNNING, "run a command or a script in its own fresh virtual machine"),
     "exec": Entry("machine.inside", RUNNING, "run a second command in a running machine"),
@@ -52,15 +53,15 @@ VERBS = {
     "image": Entry("image.image", IMAGES, "build, import, list, verify and remove images"),
     "template": Entry("image.template", IMAGES, "list, verify and remove templates (booted guests, frozen)"),
     "cache": Entry("image.template", IMAGES, "list and remove disks that later machines find again"),
-    "batch": Entry(
-        "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
-    ),
+    "batch": Entry("batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after nodes"),
     "bait": Entry("bait.bait", BATCH, "attract jobs and give each a machine that is a worker node of its own"),
     "node": Entry("bait.node", BATCH, "make and end machines that are cloud nodes of Slurm"),
     "lease": Entry("lease.lease", BATCH, "lease machines for so long, on nodes of a batch system"),
     "pilot": Entry("lease.lease", "", "hold a node for a lease, as a job of the batch system"),
     "vacuum": Entry("vacuum.factory", VACUUM, "decide alone, as one of many hosts, which machines to start"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
+    "report": Entry("monitor.report", SIGHT, "add up the machines that ended: by user, image, cause, node or day"),
+    "monitor": Entry("monitor.monitor", SIGHT, "metrics, spans and site information for those who watch many hosts"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),

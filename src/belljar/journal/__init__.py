@@ -25,7 +25,7 @@ JOB_KILLED = "job-killed"  # told by the batch system, after its machine was kil
 LONGEST_JOURNAL = 16 << 20
 DAY = 86400.0
 MONTH = r"\d{4}-\d\d"
-ENDED = re.compile(rb'"ended":(\d+)')
+ENDED = re.compile(rb'"ended":(\d{1,12})')
 
 Event = dict[str, Any]
 

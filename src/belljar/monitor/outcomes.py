@@ -10,15 +10,18 @@ import asyncio
 import itertools
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadOption
+from belljar.errors import BadOption, CommandFailed, PositionLost
+from belljar.host.privileges import User
 from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.journal import Ledger
-from belljar.records import dataclass, field
+from belljar.monitor.users import rows_as
+from belljar.records import dataclass, field, replace
 
 LARGEST = 1e15  # of a number in a row; more is not one
 COMES = IN_MODIFY | IN_CREATE | IN_MOVED_TO
@@ -26,7 +29,9 @@ PLACE_HINT = (
     "Give DIR or NODE=DIR: the folder `paths.logs` of a node, or one that has such folders of many nodes in it."
 )
 LEDGERS = "ledger-*.jsonl"
-LOOK_AGAIN = 15.0  # seconds; only where a ledger lies on a file system whose other writers the kernel does not report
+LOOK_AGAIN = (
+    15.0  # seconds; only for what the kernel does not report: other hosts' writing, and a user's where root watches
+)
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 # In the order in which a machine goes through them, of which the payload's own time is `run`.
 BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
@@ -34,12 +39,21 @@ PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
 WITHIN = {"template": "prepare", "pack": "prepare"}  # these are a part of another one
 
 
+Users = Callable[[], list[tuple[User, Callable[[], Path]]]]
+
+
 @dataclass(frozen=True)
 class Source:
-    """One ledger: the records of a node, or of one user there."""
+    """One ledger: the records of a node, or those of one of its users, who alone may read them."""
 
     node: str
-    folder: Path
+    key: str
+    folder: Callable[[], Path]  # called as the user
+    user: User | None = None
+
+    def rows(self, read: Callable[[Ledger], Iterator[Any]]) -> Iterator[Any]:
+        """What *read* yields. Raises CommandFailed for a user's ledger."""
+        return rows_as(self.user, lambda: read(Ledger(self.folder()))) if self.user else read(Ledger(self.folder()))
 
 
 @dataclass(frozen=True)
@@ -99,43 +113,51 @@ class Ended:
 class Outcomes:
     """The rows of all ledgers at these places. *positions*: what was read before (`positions` of an earlier reader)."""
 
-    def __init__(self, places: Mapping[Path, str], positions: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, places: Mapping[Path, str], positions: Mapping[str, str] | None = None, users: Users = list
+    ) -> None:
         """*places*: folders, each with the name of its node. A folder without a ledger in it stands for the folders below it
-        that have one, each named as its node; those that come later are found, too."""
-        self._places = dict(places)
+        that have one, each named as its node; those that come later are found, too. *users*: of this host, for root, each
+        with the folder of the records."""
+        self._places, self._users = dict(places), users
         self.positions = dict(
             positions or {}
         )  # by folder; plain JSON, to be kept together with what was made of the rows
         self.unreadable = 0  # rows that were left out
+        self.troubles: list[str] = []  # ledgers of users that could not be read, and why
 
     def between(self, since: float = 0.0, until: float = math.inf) -> Iterator[Ended]:
         """The machines that ended from *since* to before *until*; of each node about in the order of their ends. Positions
         stay where they are."""
         for source in self.sources():
-            for row in Ledger(source.folder).rows(since):
-                if (ended := self._read(row, source.node)) is not None and since <= ended.ended < until:
-                    yield ended
+            with self._minding(source):
+                for row in source.rows(lambda ledger: ledger.rows(since)):
+                    if (ended := self._read(row, source)) is not None and since <= ended.ended < until:
+                        yield ended
 
     def new(self) -> Iterator[Ended]:
         """The machines behind the positions; the next call goes on behind them. Raises PositionLost where a ledger was cut."""
         for source in self.sources():
-            key = str(source.folder)
-            for row, position in Ledger(source.folder).since(self.positions.get(key, "")):
-                self.positions[key] = position
-                if (ended := self._read(row, source.node)) is not None:
-                    yield ended
+            before = self.positions.get(source.key, "")
+            with self._minding(source):
+                read = partial(_of_user if source.user else Ledger.since, position=before)
+                for row, position in source.rows(read):
+                    self.positions[source.key] = str(position)
+                    if (ended := self._read(row, source)) is not None:
+                        yield ended
 
     def skip(self) -> None:
         """Leave out what there is: `new` and `follow` begin with the next machine that ends."""
         for source in self.sources():
-            self.positions[str(source.folder)] = Ledger(source.folder).end()
+            with self._minding(source):
+                self.positions[source.key] = next(source.rows(lambda ledger: iter([ledger.end()])))
 
     async def follow(self) -> AsyncIterator[Ended]:
-        """`new`, then each machine as it ends, for ever: woken by the kernel, and by the clock only for network file systems.
-        Raises PositionLost."""
+        """`new`, then each machine as it ends, for ever: woken by the kernel, and by the clock only for network file systems
+        and ledgers of users. Raises PositionLost."""
         loop, woken, watch = asyncio.get_running_loop(), asyncio.Event(), Watch()
         loop.add_reader(watch.fileno(), woken.set)
-        patience = LOOK_AGAIN if any(map(is_remote, self._places)) else None
+        patience = LOOK_AGAIN if self._users() or any(map(is_remote, self._places)) else None
         try:
             while True:
                 for folder in (*self._places, *itertools.chain(*map(_below, self._places))):
@@ -157,14 +179,33 @@ class Outcomes:
         """The ledgers that there are now."""
         found = []
         for place, node in self._places.items():
-            below = [Source(folder.name, folder) for folder in _below(place) if _has_ledger(folder)]
-            found += below or [Source(node, place)]
-        return found
+            below = [(folder.name, folder) for folder in _below(place) if _has_ledger(folder)]
+            found += [Source(name, str(folder), partial(Path, folder)) for name, folder in below or [(node, place)]]
+        node = os.uname().nodename
+        return found + [Source(node, f"user {user.uid}", folder, user) for user, folder in self._users()]
 
-    def _read(self, row: Mapping[str, Any], node: str) -> Ended | None:
-        ended = ended_of(row, node)
+    def _read(self, row: Mapping[str, Any], source: Source) -> Ended | None:
+        ended = ended_of(row, source.node)
         self.unreadable += ended is None
-        return ended
+        return ended if ended is None or source.user is None else replace(ended, user=source.user.name)
+
+    @contextmanager
+    def _minding(self, source: Source) -> Iterator[None]:
+        """A user's ledger may be anything: that it cannot be read keeps nobody from reading the others."""
+        try:
+            yield
+        except (CommandFailed, ValueError, TypeError, AttributeError) as exc:
+            if source.user is None:
+                raise
+            self.troubles.append(str(exc))
+
+
+def _of_user(ledger: Ledger, position: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """A ledger that its user cut or removed goes on at its end."""
+    try:
+        yield from ledger.since(position)
+    except PositionLost:
+        yield {}, ledger.end()
 
 
 def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:

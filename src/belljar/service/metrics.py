@@ -29,7 +29,7 @@ def registry(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     except ImportError as exc:
-        hint = "In a checkout: `make install EXTRAS=metrics`, or `pip install '.[metrics]'`."
+        hint = "In a checkout: `make install EXTRAS=monitor`, or `pip install '.[monitor]'`."
         raise CommandMissing("metrics: the library prometheus_client is not installed", hint=hint) from exc
 
     class Collector:

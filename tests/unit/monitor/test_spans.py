@@ -1,0 +1,162 @@
+"""Ended machines as traces, taken by a receiver that speaks OTLP over HTTP."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from tests.unit.monitor.test_outcomes import END, row, write
+
+from belljar.cli import main
+from belljar.monitor.outcomes import ended_of
+from belljar.monitor.spans import _resource, laid_out
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """Takes traces as a collector does, or refuses them."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.requests = 200, list[tuple[str, ExportTraceServiceRequest]]()
+
+    @property
+    def spans(self) -> list[Span]:
+        scopes = [
+            scope for _, request in self.requests for whole in request.resource_spans for scope in whole.scope_spans
+        ]
+        return [span for scope in scopes for span in scope.spans]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.status == 200:
+            self.server.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def send(folder: Path, *words: str) -> int:
+    return main(
+        ["monitor", "spans", "--ledger", f"wn01={folder / 'logs'}", "--state", str(folder / "state.json"), *words]
+    )
+
+
+def attributes(items: Any) -> dict[str, Any]:
+    return {item.key: getattr(item.value, str(item.value.WhichOneof("value"))) for item in items}
+
+
+def test_a_machine_is_a_trace_with_a_span_for_each_phase(tmp_path: Path, collector: Collector) -> None:
+    write(tmp_path / "logs", row(), row("b" * 12, cause="boot-failed", reason="the guest never answered"))
+    assert send(tmp_path, "--from-start") == 0
+    ((path, request),) = collector.requests
+    (whole,) = request.resource_spans
+    assert path == "/v1/traces"
+    assert attributes(whole.resource.attributes).items() >= {"service.name": "belljar", "host.name": "wn01"}.items()
+    machine, *phases = [span for span in collector.spans if span.trace_id == collector.spans[0].trace_id]
+    assert [span.name for span in phases] == ["prepare", "start", "boot", "identify", "run", "stop"]
+    assert {span.parent_span_id for span in phases} == {machine.span_id} and not machine.parent_span_id
+    assert (machine.start_time_unix_nano, machine.end_time_unix_nano) == ((END - 10) * 1e9, END * 1e9)
+    assert (
+        attributes(machine.attributes)["belljar.label.queue"] == "night"
+        and machine.status.code == Status.STATUS_CODE_UNSET
+    )
+    failed = collector.spans[7]
+    assert (failed.status.code, failed.status.message) == (Status.STATUS_CODE_ERROR, "the guest never answered")
+
+
+def test_each_machine_is_sent_once_unless_the_collector_refused_it(
+    tmp_path: Path, collector: Collector, capsys: Any
+) -> None:
+    write(tmp_path / "logs", row("a" * 12))
+    assert send(tmp_path) == 0
+    assert capsys.readouterr().out == "0 machines were sent.\n"
+    write(tmp_path / "logs", row("b" * 12))
+    collector.status = 400
+    assert send(tmp_path) == 125
+    assert "7 spans were not taken by the collector" in capsys.readouterr().err
+    collector.status = 200
+    assert (send(tmp_path), send(tmp_path)) == (0, 0)
+    assert capsys.readouterr().out == "1 machines were sent.\n0 machines were sent.\n"
+    assert len(collector.spans) == 7
+
+
+def test_a_machine_that_is_sent_again_is_the_same_trace(tmp_path: Path, collector: Collector) -> None:
+    write(tmp_path / "logs", row())
+
+    def again(state: str) -> int:
+        return main(
+            [
+                "monitor",
+                "spans",
+                "--ledger",
+                f"wn01={tmp_path / 'logs'}",
+                "--state",
+                str(tmp_path / state),
+                "--from-start",
+            ]
+        )
+
+    assert (again("one"), again("two")) == (0, 0)
+    first, second = collector.requests
+    assert first == second
+
+
+def test_nothing_is_sent_unless_the_standard_variables_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    write(tmp_path / "logs", row())
+    assert send(tmp_path) == 125
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT is not set" in capsys.readouterr().err
+
+
+def test_service_and_resource_are_named_by_the_standard_variables(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "farm")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "site=EXAMPLE")
+    _resource.cache_clear()
+    write(tmp_path / "logs", row())
+    assert send(tmp_path, "--from-start") == 0
+    resource = attributes(collector.requests[0][1].resource_spans[0].resource.attributes)
+    assert resource.items() >= {"service.name": "farm", "site": "EXAMPLE", "host.name": "wn01"}.items()
+    _resource.cache_clear()
+
+
+def test_phases_are_laid_out_between_begin_and_end() -> None:
+    phases = {"prepare": 3.0, "template": 2.0, "start": 1.0, "run": 4.0, "stop": 0.5, "clean": 0.5}
+    ended = ended_of(row(phases=phases), "wn01")
+    assert ended is not None
+    laid = {name: (begin - ended.started, end - ended.started) for name, begin, end in laid_out(ended)}
+    assert laid == {
+        "prepare": (0, 3),
+        "template": (1, 3),
+        "start": (3, 4),
+        "run": (4, 8),
+        "stop": (9, 9.5),
+        "clean": (9.5, 10),
+    }
+    forged = ended_of(json.loads(json.dumps(row(phases={"prepare": 1e9, "run": 1e9, "stop": 1e9}, ended=0))), "wn01")
+    assert forged is not None and all(begin <= end for _, begin, end in laid_out(forged))
