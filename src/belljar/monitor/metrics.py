@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import PositionLost
 from belljar.host.files import write_whole
 from belljar.host.locks import locked
-from belljar.model import Cause, OutcomeClass, Start
-from belljar.monitor.outcomes import BEFORE, Ended, Outcomes
+from belljar.model import Cause, OutcomeClass
+from belljar.monitor.outcomes import BEFORE, PATHS, Outcomes
 from belljar.records import dataclass
 from belljar.service import kept
 from belljar.service.metrics import Metric, registry
@@ -25,27 +25,19 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)  # seconds
 PATIENCE = 60.0  # seconds for another process that writes the same file
-COUNTERS = {
-    "machines_ended": ("Machines that ended", ("node", "class", "cause")),
+METRICS = {
+    "machines_ended": ("Machines that ended", ("node", "mode", "class", "cause")),
     "machine_payload_seconds": ("What payloads took themselves", ("node",)),
-    "ledger_rows_unreadable": ("Rows of ledgers that were left out", ()),
     "machine_overhead_seconds": ("What machines took beside their payloads' own time", ("node",)),
-}
-HISTOGRAMS = {
-    "machine_start_seconds": ("Each phase before the payload", ("node", "phase", "path")),
+    "ledger_rows_unreadable": ("Rows of ledgers that were left out", ()),
+    "last_end_timestamp_seconds": ("When the latest machine of a node ended", ("node",)),  # a gauge
+    "machine_start_seconds": ("Each phase before the payload", ("node", "phase", "path")),  # these are histograms
     "machine_ready_seconds": ("From the request to the payload's first moment", ("node", "path")),
 }
-LAST = Metric("belljar_last_end_timestamp_seconds", "When the latest machine of a node ended", ("node",), {})
+LAST, HISTOGRAMS = "last_end_timestamp_seconds", ("machine_start_seconds", "machine_ready_seconds")
 # A user may write anything into the own ledger, and each word would be a series for ever.
-KNOWN = {
-    *(cause.value for cause in Cause),
-    *(klass.value for klass in OutcomeClass),
-    Start.CLONE.value,
-    Start.COLD.value,
-    "template",
-}
-
-Values = dict[str, dict[tuple[str, ...], list[float]]]
+KNOWN = {*(cause.value for cause in Cause), *(klass.value for klass in OutcomeClass), *PATHS}
+MODES = {"cli", "api", "slurm", "gridengine", "htcondor", "openpbs", "torque", "lsf", "vacuum", "bait", "node", "lease"}
 
 
 @dataclass(frozen=True)
@@ -58,18 +50,15 @@ class Kept:
 
 
 class Tally:
-    """What the machines of these ledgers add up to."""
+    """What the machines of these ledgers add up to. *outcomes*: a reader that begins at such positions. *before*: go on from there."""
 
-    def __init__(self, places: Callable[[Mapping[str, str]], Outcomes], before: Kept | None = None) -> None:
-        """*places*: a reader that begins at such positions. *before*: go on from there."""
-        self._places, self._turn = places, threading.Lock()
+    def __init__(self, outcomes: Callable[[Mapping[str, str]], Outcomes], before: Kept | None = None) -> None:
+        self._reader, self._turn = outcomes, threading.Lock()
         self._begin(before if before and before.buckets == BUCKETS else Kept({}, {}))
 
     def _begin(self, before: Kept) -> None:
-        self._outcomes = self._places(before.positions)
-        self.values: Values = {name: {} for name in (*COUNTERS, *HISTOGRAMS, LAST.name)}
-        for name in self.values.keys() & before.values.keys():
-            self.values[name] = {labels: list(numbers) for labels, numbers in before.values[name]}
+        self._outcomes = self._reader(before.positions)
+        self.values = {name: {of: list(numbers) for of, numbers in before.values.get(name, ())} for name in METRICS}
 
     def read(self) -> None:
         """Add what is new. Where a ledger was cut, all of them are read anew: Prometheus knows counters that begin again."""
@@ -82,79 +71,66 @@ class Tally:
 
     def kept(self) -> Kept:
         """All of it, to be handed to a later one."""
-        values = {
-            name: tuple((labels, tuple(numbers)) for labels, numbers in by.items()) for name, by in self.values.items()
-        }
+        values = {name: tuple((of, tuple(numbers)) for of, numbers in by.items()) for name, by in self.values.items()}
         return Kept(self._outcomes.positions, values)
 
-    def metrics(self) -> Iterator[Metric]:
-        """Counters and gauges."""
-        self.read()
-        for name, (text, labels) in COUNTERS.items():
-            values = {of: numbers[0] for of, numbers in self.values[name].items()}
-            yield Metric(f"belljar_{name}", text, labels, values, only_grows=True)
-        last = {of: numbers[0] for of, numbers in self.values[LAST.name].items()}
-        yield Metric(LAST.name, LAST.text, LAST.labels, last)
-
     def collect(self) -> Iterator[Any]:
-        """Histograms, as prometheus_client takes them."""
-        from prometheus_client.core import HistogramMetricFamily
+        """All metrics, as prometheus_client takes them, with what is new by now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        for name, (text, labels) in HISTOGRAMS.items():
-            family = HistogramMetricFamily(f"belljar_{name}", text, labels=labels)
-            for of, (*counts, total) in self.values[name].items():
-                family.add_metric(of, list(zip([*map(str, BUCKETS), "+Inf"], accumulate(counts), strict=True)), total)
+        self.read()
+        kinds: dict[str, Any] = {LAST: GaugeMetricFamily} | dict.fromkeys(HISTOGRAMS, HistogramMetricFamily)
+        for name, (text, labels) in METRICS.items():
+            family = kinds.get(name, CounterMetricFamily)(f"belljar_{name}", text, labels=labels)
+            for of, (*counts, number) in list(self.values[name].items()):
+                buckets = zip([*map(str, BUCKETS), "+Inf"], accumulate(counts), strict=True) if counts else ()
+                family.add_metric(of, *([list(buckets), number] if counts else [number]))
             yield family
 
     def _add(self, outcomes: Outcomes) -> None:
         before = outcomes.unreadable
         for ended in outcomes.new():
-            self._add_row(ended)
-        self._count("ledger_rows_unreadable", (), outcomes.unreadable - before)
-
-    def _add_row(self, ended: Ended) -> None:
-        path, node = known(ended.path), (ended.node,)
-        self._count("machines_ended", (*node, known(ended.klass), known(ended.cause)))
-        self._count("machine_payload_seconds", node, ended.run)
-        self._count("machine_overhead_seconds", node, ended.overhead)
-        last = self.values[LAST.name].setdefault(node, [0.0])
-        last[0] = max(last[0], ended.ended)
-        if not ended.path:
-            return
-        for phase in BEFORE:
-            if phase in ended.phases:
+            node, path = (ended.node,), _known(ended.path)
+            mode = ended.requester.partition(":")[0]
+            words = mode if mode in MODES else "other", _known(ended.klass), _known(ended.cause)
+            self._count("machines_ended", (*node, *words))
+            self._count("machine_payload_seconds", node, ended.run)
+            self._count("machine_overhead_seconds", node, ended.overhead)
+            self.values[LAST][node] = [max(ended.ended, *self.values[LAST].get(node, [0.0]))]
+            for phase in (phase for phase in BEFORE if ended.path and phase in ended.phases):
                 self._observe("machine_start_seconds", (*node, phase, path), ended.phases[phase])
-        if "run" in ended.phases:
-            self._observe("machine_ready_seconds", (*node, path), ended.until_ready)
+            if ended.path and "run" in ended.phases:
+                self._observe("machine_ready_seconds", (*node, path), ended.until_ready)
+        self._count("ledger_rows_unreadable", (), outcomes.unreadable - before)
 
     def _count(self, name: str, labels: tuple[str, ...], by: float = 1.0) -> None:
         self.values[name].setdefault(labels, [0.0])[0] += by
 
     def _observe(self, name: str, labels: tuple[str, ...], seconds: float) -> None:
-        numbers = self.values[name].setdefault(labels, [0.0] * (len(BUCKETS) + 2))
+        numbers = self.values[name].setdefault(labels, [0.0] * (len(BUCKETS) + 2))  # one above them all, and the sum
         numbers[bisect_left(BUCKETS, seconds)] += 1
         numbers[-1] += seconds
 
 
-def known(word: str) -> str:
+def _known(word: str) -> str:
     return word if word in KNOWN else "other"
 
 
 def collected(tally: Tally, host: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """For prometheus_client's own apps (`make_asgi_app(registry)`): each scrape reads what is new. *host*: what this host has now.
-    Raises CommandMissing without the library."""
-    made = registry(lambda: (*tally.metrics(), *host()))
+    """For prometheus_client's own apps, such as `make_asgi_app(registry)`. *host*: what this host has now. Raises CommandMissing
+    without the library."""
+    made = registry(host)
     made.register(tally)
     return made
 
 
 def write_textfile(
-    path: Path, state: Path, places: Callable[[Mapping[str, str]], Outcomes], host: Callable[[], Iterable[Metric]]
+    path: Path, state: Path, outcomes: Callable[[Mapping[str, str]], Outcomes], host: Callable[[], Iterable[Metric]]
 ) -> None:
     """Put all metrics into this file, for everybody to read, whole or not at all. *state*: a file with what the next call goes on
     from; without it, or where it is damaged, all is read anew. Raises CommandMissing, NoSpace, LockTimeout."""
     with locked(state.with_name(f"{state.name}.lock"), timeout=PATIENCE, what="write metrics"):
-        tally = Tally(places, kept.read(state, Kept))
+        tally = Tally(outcomes, kept.read(state, Kept))
         made = collected(tally, host)
         from prometheus_client import generate_latest
 

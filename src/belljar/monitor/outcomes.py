@@ -32,10 +32,10 @@ LEDGERS = "ledger-*.jsonl"
 LOOK_AGAIN = (
     15.0  # seconds; only for what the kernel does not report: other hosts' writing, and a user's where root watches
 )
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse", "9p", "afs")
 # In the order in which a machine goes through them, of which the payload's own time is `run`.
 BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
 PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
+PATHS = ("clone", "template", "cold")
 WITHIN = {"template": "prepare", "pack": "prepare"}  # these are a part of another one
 
 
@@ -153,11 +153,11 @@ class Outcomes:
                 self.positions[source.key] = next(source.rows(lambda ledger: iter([ledger.end()])))
 
     async def follow(self) -> AsyncIterator[Ended]:
-        """`new`, then each machine as it ends, for ever: woken by the kernel, and by the clock only for network file systems
-        and ledgers of users. Raises PositionLost."""
+        """`new`, then each machine as it ends, for ever: woken by the kernel, and by the clock only for ledgers of other nodes
+        and of users. Raises PositionLost."""
         loop, woken, watch = asyncio.get_running_loop(), asyncio.Event(), Watch()
         loop.add_reader(watch.fileno(), woken.set)
-        patience = LOOK_AGAIN if self._users() or any(map(is_remote, self._places)) else None
+        is_all_ours = {source.node for source in self.sources()} == {os.uname().nodename} and not self._users()
         try:
             while True:
                 for folder in (*self._places, *itertools.chain(*map(_below, self._places))):
@@ -169,7 +169,7 @@ class Outcomes:
                 for ended in self.new():
                     yield ended
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(patience):
+                    async with asyncio.timeout(None if is_all_ours else LOOK_AGAIN):
                         await woken.wait()
         finally:
             loop.remove_reader(watch.fileno())
@@ -235,9 +235,9 @@ def ended_of(row: Mapping[str, Any], node: str) -> Ended | None:
     }
     return Ended(
         node, id, cause, klass, **texts, labels=labels, user=_text(row.get("account")) or _text(str(uid) if isinstance(uid, int) else ""),
-        phases={name: _number(value) for name, value in phases.items()} if isinstance(phases, dict) else {},
-        started=_number(row.get("started")), ended=_number(row.get("ended")), cpus=int(_number(row.get("cpus"))),
-        memory=int(_number(row.get("memory"))), guest_cpu=guest[0], host_cpu=host[0], peak_memory=host[1],
+        phases={name: number_of(value) for name, value in phases.items()} if isinstance(phases, dict) else {},
+        started=number_of(row.get("started")), ended=number_of(row.get("ended")), cpus=int(number_of(row.get("cpus"))),
+        memory=int(number_of(row.get("memory"))), guest_cpu=guest[0], host_cpu=host[0], peak_memory=host[1],
     )  # fmt: skip
 
 
@@ -247,14 +247,15 @@ TEXTS = ("reason", "hint", "error", "name", "image", "start", "context", "accele
 def _side(usage: object) -> tuple[float, int]:
     """(processor time, peak memory) of guest or host."""
     side = usage if isinstance(usage, dict) else {}
-    return _number(side.get("user")) + _number(side.get("system")), int(_number(side.get("peak_memory")))
+    return number_of(side.get("user")) + number_of(side.get("system")), int(number_of(side.get("peak_memory")))
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _number(value: object) -> float:
+def number_of(value: object) -> float:
+    """0 for what is not a sensible number."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST else 0.0
 
 
@@ -267,17 +268,3 @@ def _below(place: Path) -> list[Path]:
     with suppress(OSError):
         return [] if _has_ledger(place) else sorted(path for path in place.iterdir() if path.is_dir())
     return []
-
-
-def is_remote(path: Path) -> bool:
-    """Does it lie on a file system that others change without this kernel's knowing?"""
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return False
-    place, kinds = os.path.realpath(path), dict[str, str]()
-    for line in lines:
-        _, mount, kind, *_ = line.split()
-        if mount == "/" or place == mount or place.startswith(f"{mount}/"):
-            kinds[mount] = kind
-    return kinds[max(kinds, key=len)].partition(".")[0] in REMOTE if kinds else False

@@ -10,14 +10,14 @@ import pytest
 
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
-from belljar.monitor.outcomes import Ended, Outcomes, ended_of, is_remote, places
+from belljar.monitor.outcomes import Ended, Outcomes, ended_of, places
 
 END = 1767268800.0  # 2026-01-01 12:00 UTC
 
 
 def row(id: str = "0123456789ab", **changes: Any) -> dict[str, Any]:
     return {
-        "id": id, "cause": "finished", "class": "payload", "image": "debian12", "start": "clone", "account": "ada", "uid": 1000,
+        "id": id, "cause": "finished", "class": "payload", "image": "debian12", "start": "clone", "account": "ada", "requester": "slurm:4711", "uid": 1000,
         "phases": {"prepare": 0.5, "start": 0.25, "boot": 1.0, "identify": 0.25, "run": 6.0, "stop": 0.5}, "started": END - 10,
         "ended": END, "guest": {"user": 4.0, "system": 1.0, "peak_memory": 1 << 20}, "labels": [["queue", "night"]],
         "host": {"user": 5.0, "system": 1.5, "peak_memory": 1 << 28}, "cpus": 2, "memory": 1 << 29, **changes,
@@ -140,10 +140,6 @@ async def test_machines_are_followed_as_they_end_on_a_node_that_came_later_too(t
         ended = await asyncio.wait_for(following, 30)
         assert (ended.node, ended.id) == (node, id)
     await rows.aclose()  # type: ignore[attr-defined]
-
-
-def test_a_local_folder_is_not_remote(tmp_path: Path) -> None:
-    assert not is_remote(tmp_path)
 
 
 def test_memory_does_not_grow_with_the_ledger(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from belljar.errors import BelljarError
 from belljar.host.privileges import User
 from belljar.jobs import complain
 from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
-from belljar.monitor.outcomes import Outcomes, places
+from belljar.monitor.outcomes import Outcomes, number_of, places
 from belljar.service.metrics import Metric
 
 LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: the folder `paths.logs` of a node, or a folder with those of many nodes;
@@ -41,45 +41,39 @@ def complain_of(outcomes: Outcomes) -> None:
 
 def host_metrics(runtime: Runtime) -> Iterator[Metric]:
     """What there is on this host now, of all its users for root."""
-    sums = dict[tuple[str, str], float]()
+    sums = dict.fromkeys(GAUGES, 0.0)
     for user in (None, *users_of(runtime)):
         try:
             numbers = asked_as(runtime, user, numbers_of, timeout=LOOK_TIMEOUT, what="count machines")
-        except BelljarError as exc:
-            complain(str(exc), "")
-            continue
-        for name, by in numbers.items() if isinstance(numbers, dict) else ():
-            for kind, number in by.items() if isinstance(by, dict) and name in GAUGES else ():
-                if kind in GAUGES[name][1] and isinstance(number, int | float):
-                    sums[name, kind] = sums.get((name, kind), 0) + number
+            sums = {name: number + number_of(numbers[name]) for name, number in sums.items()}
+        except (BelljarError, OSError, KeyError, TypeError) as exc:  # a user may report anything
+            complain(f"{user.name if user else 'this user'}: machines were not counted: {exc}", "")
     node = os.uname().nodename
-    for name, (text, _) in GAUGES.items():
-        values: dict[tuple[str, ...], float] = {
-            (node, kind): number for (of, kind), number in sums.items() if of == name
-        }
-        yield Metric(f"belljar_{name}", text, ("node", "kind"), values)
+    for name, text in GAUGES.items():
+        yield Metric(f"belljar_{name}", text, ("node",), {(node,): sums[name]})
 
 
-def numbers_of(runtime: Any) -> dict[str, dict[str, float]]:
+def numbers_of(runtime: Any) -> dict[str, float]:
     """What one user has."""
     from belljar.machine.life.claim import room_now
 
-    templates, images = runtime.hypervisor.templates(), runtime.images.images()
-    room, machines = room_now(runtime.folders, runtime.settings.host), runtime.machines.list()
-    own = [image for image in images if image.store == runtime.folders.store]
+    machines, templates = runtime.machines.list(), runtime.hypervisor.templates()
+    own = [image.disk for image in runtime.images.images() if image.store == runtime.folders.store]
+    room = room_now(runtime.folders, runtime.settings.host)
     return {
-        "machines": {"living": sum(view.alive for view in machines), "abandoned": sum(not view.alive for view in machines)},
-        "templates": {"all": len(templates)},
-        "store_bytes": {"images": sum(os.stat(image.disk).st_blocks * 512 for image in own), "templates": sum(item.size for item in templates)},
-        "reserved_bytes": {"memory": room.memory_reserved},
-        "reserved_cpus": {"all": room.cpus_taken},
+        "machines": sum(view.alive for view in machines), "machines_abandoned": sum(not view.alive for view in machines),
+        "templates": len(templates), "templates_bytes": sum(template.size for template in templates),
+        "images_bytes": sum(os.stat(disk).st_blocks * 512 for disk in own),
+        "reserved_memory_bytes": room.memory_reserved, "reserved_cpus": room.cpus_taken,
     }  # fmt: skip
 
 
 GAUGES = {
-    "machines": ("Machines on this host", ("living", "abandoned")),
-    "templates": ("Booted guests, frozen, of which machines are cloned", ("all",)),
-    "store_bytes": ("Bytes on disk", ("images", "templates")),
-    "reserved_bytes": ("Bytes reserved for machines", ("memory",)),
-    "reserved_cpus": ("Processors reserved for machines", ("all",)),
+    "machines": "Living machines",
+    "machines_abandoned": "Machines whose keeper is dead",
+    "templates": "Booted guests, frozen, of which machines are cloned",
+    "templates_bytes": "Bytes of templates on disk",
+    "images_bytes": "Bytes of images on disk",
+    "reserved_memory_bytes": "Memory reserved for machines",
+    "reserved_cpus": "Processors reserved for machines",
 }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import LEDGER, complain_of, host_metrics, reader
 from belljar.cli.parser import Args, Verb, acts
+from belljar.cli.render import as_json
 from belljar.errors import BadOption
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
+from belljar.model import NetworkMode
 from belljar.records import dataclass
 from belljar.service import kept
 
@@ -31,9 +34,8 @@ def spans(args: Args, runtime: Runtime) -> None:
     from belljar.monitor.spans import Exporter
 
     if not any(os.environ.get(name) for name in ENDPOINTS):
-        raise BadOption(
-            f"spans: {ENDPOINTS[0]} is not set", hint="Such as http://127.0.0.1:4318, where a collector takes OTLP."
-        )
+        hint = "Such as http://127.0.0.1:4318, where a collector takes OTLP."
+        raise BadOption(f"spans: {ENDPOINTS[0]} is not set", hint=hint)
     state, make = state_of(args, runtime, "spans.json"), reader(args, runtime)
     with locked(state.with_name(f"{state.name}.lock"), timeout=PATIENCE, what="send spans"):
         before = kept.read(state, Sent)
@@ -45,6 +47,26 @@ def spans(args: Args, runtime: Runtime) -> None:
         if args.follow:
             exporter.follow(outcomes)
     complain_of(outcomes)
+
+
+def glue2(args: Args, runtime: Runtime) -> None:
+    from belljar.machine.life.claim import room_now
+    from belljar.monitor.glue2 import Offer, environments, ldif
+
+    host, spec, now = os.uname(), runtime.settings.machine, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    service = args.service or f"urn:glue2:ComputingService:{host.nodename}"
+    manager = args.manager or f"urn:glue2:ComputingManager:{host.nodename}"
+    room = room_now(runtime.folders, runtime.settings.host)
+    living = [view.image for view in runtime.machines.list() if view.alive]
+    free = max(int(min(room.memory // spec.memory, (room.cpus - room.cpus_taken) // spec.cpus)), 0)
+    machine = host.machine, spec.cpus, spec.memory, spec.network is not NetworkMode.NONE
+    names = [(name, image.os) for image in runtime.images.images() for name in image.names]
+    offers = [Offer(name, system, *machine, living.count(name), free) for name, system in names]
+    described = list(environments(offers, service.rpartition(":")[2], manager, now))
+    if args.format == "json":
+        print(as_json({"ExecutionEnvironment": described}))
+    else:
+        print("\n".join(ldif(environment, service) for environment in described), end="")
 
 
 @dataclass(frozen=True)
@@ -67,10 +89,14 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 --from-start | the first time: with all machines of the ledgers (else with those that end from then on)
 {LEDGER}
 {STATE}
+# glue2 | describe this host's images as GLUE 2 execution environments, for a site's information system
+--service ID | of the computing service they belong to (default: made of this host's name)
+--manager ID | of its computing manager (default: the same)
+--format {{ldif,json}} =ldif | for LDAP (a BDII) or as JSON
 """
 VERBS = {
     "monitor": Verb(
         "For those who watch many hosts. Everything is read from ledgers, journals and folders: no machine and no daemon is asked.",
-        acts=acts(ROWS, {"textfile": textfile, "spans": spans}),
+        acts=acts(ROWS, {"textfile": textfile, "spans": spans, "glue2": glue2}),
     )
 }

@@ -1,0 +1,80 @@
+"""The machines of a host as GLUE 2 describes what jobs may have: an ExecutionEnvironment for each image, as LDIF and as JSON.
+
+https://www.ogf.org/documents/GFD.147.pdf (the model), GFD.218 (LDAP), GFD.219 (JSON)
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from belljar.model import MIB
+from belljar.records import dataclass
+
+VALIDITY = 3600  # seconds
+HEAD = ("ID", "Name", "CreationTime", "Validity")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An image, and the machine that a job gets with it."""
+
+    image: str
+    system: str  # as its /etc/os-release has it: "Debian GNU/Linux 12 (bookworm)"
+    platform: str
+    cpus: int
+    memory: int
+    has_network: bool
+    used: int  # machines that run
+    free: int  # more of them that there is room for
+
+
+def environments(offers: Iterable[Offer], service: str, manager: str, time: str) -> Iterator[dict[str, Any]]:
+    """Each as GLUE 2 names its attributes. *time*: ISO 8601, in UTC."""
+    for offer in offers:
+        name, version = offer.system.partition(" ")[0], re.search(r"\d[\w.]*", offer.system)
+        yield {
+            "ID": f"urn:glue2:ExecutionEnvironment:{offer.image}.{service}", "Name": offer.image, "CreationTime": time,
+            "Validity": VALIDITY, "Platform": offer.platform, "VirtualMachine": True, "TotalInstances": offer.used + offer.free,
+            "UsedInstances": offer.used, "LogicalCPUs": offer.cpus, "CPUTimeScalingFactor": 1, "WallTimeScalingFactor": 1,
+            "MainMemorySize": offer.memory // MIB, "VirtualMemorySize": offer.memory // MIB, "OSFamily": "linux",
+            "OSName": name or "linux", "OSVersion": version[0] if version else "", "ConnectivityIn": False,
+            "ConnectivityOut": offer.has_network, "Associations": {"ManagerID": manager},
+        }  # fmt: skip
+
+
+def ldif(environment: Mapping[str, Any], service: str) -> str:
+    """One entry, below that of its service."""
+    id, manager = environment["ID"], environment["Associations"]["ManagerID"]
+    pairs: list[tuple[str, Any]] = [
+        ("objectClass", "GLUE2Resource"),
+        ("objectClass", "GLUE2ExecutionEnvironment"),
+        ("GLUE2ResourceID", id),
+    ]
+    pairs += [(f"GLUE2Entity{name}", environment[name]) for name in HEAD[1:]]
+    pairs += [
+        (f"GLUE2ExecutionEnvironment{name}", value)
+        for name, value in environment.items()
+        if name not in (*HEAD, "Associations")
+    ]
+    pairs += [
+        ("GLUE2ResourceManagerForeignKey", manager),
+        ("GLUE2ExecutionEnvironmentComputingManagerForeignKey", manager),
+    ]
+    place = f"GLUE2ResourceID={_escaped(id)},GLUE2ServiceID={_escaped(service)},GLUE2GroupID=resource,o=glue"
+    return "\n".join(_line(name, value) for name, value in (("dn", place), *pairs) if value != "") + "\n"
+
+
+def _line(name: str, value: Any) -> str:
+    """RFC 2849: what is not plain is written in base64."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if re.fullmatch(r"[!-9;=-~]([ -~]*[!-~])?", text):
+        return f"{name}: {text}"
+    return f"{name}:: {base64.b64encode(text.encode()).decode()}"
+
+
+def _escaped(text: str) -> str:
+    """As a value in a distinguished name: RFC 4514."""
+    return re.sub(r'([,+"\\<>;=#]|^ | $)', r"\\\1", text)

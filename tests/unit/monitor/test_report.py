@@ -1,0 +1,154 @@
+"""`belljar report`: sums by user, image, cause, node and day; plots; ledgers of users, for root."""
+
+import csv
+import io
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.monitor.test_outcomes import END, row, write
+
+from belljar.cli import main
+from belljar.errors import CommandFailed
+from belljar.host.privileges import User
+from belljar.journal import Ledger
+from belljar.monitor.outcomes import Outcomes
+from belljar.monitor.report import report
+from belljar.monitor.users import rows_as
+
+NOBODY = User(65534, 65534, "nobody", "/nonexistent")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root reads for others")
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["report", *words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    failed = row("c" * 12, cause="node-fault", account="bob", phases={"stop": 1.0}, started=END - 1)
+    return write(
+        tmp_path / "wn01", row("a" * 12), row("b" * 12, image="alma9", ended=END + 86400, started=END + 86380), failed
+    )
+
+
+def test_what_machines_took_is_told_apart_from_the_payloads(folder: Path, capsys: Any) -> None:
+    ada, bob = json.loads(call(capsys, "--by", "user", "--ledger", str(folder), "--format", "json"))
+    assert ada == {
+        "user": "ada", "machines": 2, "failed": 0, "wall": 30.0, "payload": 12.0, "overhead": 18.0, "payload_cpu": 10.0,
+        "host_cpu": 13.0, "ready_mean": 2.0, "ready_longest": 2.0,
+    }  # fmt: skip
+    assert (bob["user"], bob["failed"], bob["payload"], bob["overhead"], bob["ready_mean"]) == ("bob", 1, 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [
+        ("image", ["alma9", "debian12"]),
+        ("cause", ["finished", "node-fault"]),
+        ("node", ["wn01"]),
+        ("day", ["2026-01-01", "2026-01-02"]),
+    ],
+)
+def test_a_row_for_each(folder: Path, capsys: Any, by: str, names: list[str]) -> None:
+    rows = list(csv.DictReader(io.StringIO(call(capsys, "--by", by, "--ledger", str(folder), "--format", "csv"))))
+    assert [row[by] for row in rows] == names
+    assert sum(int(row["machines"]) for row in rows) == 3
+
+
+def test_a_report_has_a_beginning_and_an_end(folder: Path, capsys: Any) -> None:
+    ago = int(time.time() - END)
+    assert "2026-01-01" not in call(capsys, "--ledger", str(folder), "--since", f"{ago - 3600}s")
+    assert "2026-01-02" not in call(capsys, "--ledger", str(folder), "--until", f"{ago - 3600}s")
+    assert main(["report", "--ledger", str(folder), "--since", "1h", "--until", "2h"]) == 125
+    assert "ends before --since begins" in capsys.readouterr().err
+
+
+def test_rows_that_were_left_out_are_told_on_stderr(folder: Path, capsys: Any) -> None:
+    write(folder, {"id": 7})
+    assert main(["report", "--ledger", str(folder)]) == 0
+    assert "1 rows of ledgers do not tell which machine ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "begin"), [("plot.png", b"\x89PNG\r\n"), ("plot.svg", b"<?xml")])
+def test_it_is_drawn(folder: Path, tmp_path: Path, capsys: Any, name: str, begin: bytes) -> None:
+    for by in ("user", "day"):
+        call(capsys, "--by", by, "--ledger", str(folder), "--plot", str(tmp_path / name))
+        assert (tmp_path / name).read_bytes().startswith(begin)
+
+
+def test_a_plot_says_what_it_lacks(folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["report", "--ledger", str(folder), "--plot", str(tmp_path / "plot.pdf")]) == 125
+    assert "neither PNG nor SVG" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", "--ledger", str(folder), "--plot", str(tmp_path / "plot.png")]) == 125
+    assert "EXTRAS=plots" in capsys.readouterr().err
+
+
+def test_an_empty_ledger_is_an_empty_report(tmp_path: Path, capsys: Any) -> None:
+    assert json.loads(call(capsys, "--ledger", str(tmp_path), "--format", "json")) == []
+    assert report([], "user") == []
+
+
+# -- ledgers of users --------------------------------------------------------------------------------------------------
+
+
+def of_nobody(folder: Path, *rows: dict[str, Any] | bytes) -> Path:
+    write(folder, *rows)
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, NOBODY.uid, NOBODY.gid)
+    folder.chmod(0o700)
+    for parent in folder.parents:
+        if parent.stat().st_uid == 0 and "pytest" in str(parent):
+            parent.chmod(0o755)
+    return folder
+
+
+@as_root
+def test_a_users_ledger_is_read_as_the_user_whoever_it_names(tmp_path: Path) -> None:
+    folder = of_nobody(tmp_path / "logs", row("a" * 12, account="root"))
+    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [(NOBODY, lambda: folder)])
+    assert [(ended.id, ended.user) for ended in outcomes.between()] == [("a" * 12, "nobody")]
+    assert len(list(outcomes.new())) == 1 and not list(outcomes.new())
+    (folder / "ledger-2026-01.jsonl").unlink()
+    assert not list(outcomes.new())
+    of_nobody(folder, row("b" * 12))
+    assert [ended.id for ended in outcomes.new()] == ["b" * 12]
+
+
+@as_root
+def test_what_only_root_may_read_a_user_cannot_have_read(tmp_path: Path) -> None:
+    """A link to another's ledger is opened with the user's own rights."""
+    folder, secret = of_nobody(tmp_path / "logs"), write(tmp_path / "secret", row("5" * 12))
+    secret.chmod(0o700)
+    (folder / "ledger-2026-01.jsonl").symlink_to(secret / "ledger-2026-01.jsonl")
+    own = write(tmp_path / "own", row("a" * 12))
+    outcomes = Outcomes({own: "here"}, users=lambda: [(NOBODY, lambda: folder)])
+    assert [ended.id for ended in outcomes.between()] == ["a" * 12]
+    assert outcomes.troubles == ["the ledger of nobody: could not be read"]
+
+
+@as_root
+def test_a_user_who_writes_without_end_or_not_at_all_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CommandFailed, match="more than 1 MiB"):
+        list(rows_as(NOBODY, lambda: [{"id": "x" * (2 << 20)}]))
+    monkeypatch.setattr("belljar.monitor.users.SILENCE", 0.01)
+    with pytest.raises(CommandFailed, match=r"no row came for 0\.01 s"):
+        list(rows_as(NOBODY, lambda: [os.read(os.pipe()[0], 1)]))
+
+
+@as_root
+def test_who_stops_reading_leaves_no_child(tmp_path: Path) -> None:
+    folder = of_nobody(tmp_path / "logs", *[row()] * 100)
+    rows = rows_as(NOBODY, lambda: Ledger(folder).rows())
+    next(rows)
+    rows.close()  # type: ignore[attr-defined]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
