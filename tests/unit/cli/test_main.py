@@ -266,7 +266,7 @@ def test_what_batch_systems_call_is_no_verb_for_people(capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "internal" not in shown and "keep" not in shown and "wrap" not in shown
     assert [line for line in shown.splitlines() if line.endswith(":")] == [
-        "Run:", "Machines:", "Images:", "Batch systems:", "Vacuum:", "This host:",
+        "Run:", "Machines:", "Images:", "Batch systems:", "Vacuum:", "Monitoring:", "This host:",
     ]  # fmt: skip
 
 
