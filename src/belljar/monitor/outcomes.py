@@ -20,24 +20,20 @@ from belljar.errors import BadOption, CommandFailed, PositionLost
 from belljar.host.privileges import User
 from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.journal import Ledger
+from belljar.model import Cause
 from belljar.monitor.users import rows_as
 from belljar.records import dataclass, field, replace
 
 LARGEST = 1e15  # of a number in a row; more is not one
-COMES = IN_MODIFY | IN_CREATE | IN_MOVED_TO
-PLACE_HINT = (
-    "Give DIR or NODE=DIR: the folder `paths.logs` of a node, or one that has such folders of many nodes in it."
-)
-LEDGERS = "ledger-*.jsonl"
+LEDGERS, COMES = "ledger-*.jsonl", IN_MODIFY | IN_CREATE | IN_MOVED_TO
 LOOK_AGAIN = (
-    15.0  # seconds; only for what the kernel does not report: other hosts' writing, and a user's where root watches
+    15.0  # seconds; only for what the kernel does not report: what other hosts write, and users where root reads
 )
 # In the order in which a machine goes through them, of which the payload's own time is `run`.
 BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
 PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
 PATHS = ("clone", "template", "cold")
 WITHIN = {"template": "prepare", "pack": "prepare"}  # these are a part of another one
-
 
 Users = Callable[[], list[tuple[User, Callable[[], Path]]]]
 
@@ -82,13 +78,17 @@ class Ended:
     cpus: int = 0
     memory: int = 0
     guest_cpu: float = 0.0  # processor time, user and system
-    host_cpu: float = 0.0
-    peak_memory: int = 0  # of the host's processes
+    host_cpu: float = 0.0  # of the host's processes, the guest included
 
     @property
     def path(self) -> str:
         """How it came up: `clone`, `cold`, or `template` where a template was made for it first; "" where it never did."""
         return "template" if self.start == "clone" and self.phases.get("template") else self.start
+
+    @property
+    def has_failed(self) -> bool:
+        """Did anything end it but its payload, with whatever exit code, or somebody who cancelled it?"""
+        return self.cause not in (Cause.FINISHED.value, Cause.CANCELLED.value)
 
     @property
     def wall(self) -> float:
@@ -111,18 +111,13 @@ class Ended:
 
 
 class Outcomes:
-    """The rows of all ledgers at these places. *positions*: what was read before (`positions` of an earlier reader)."""
+    """The rows of all ledgers at these places: folders, each with the name of its node. A folder without a ledger in it stands for
+    the folders below it that have one, each named as its node; those that come later are found, too. *users*: of this host, for
+    root, each with the folder of the records. *positions*: what was read before, as `positions` of an earlier reader."""
 
-    def __init__(
-        self, places: Mapping[Path, str], positions: Mapping[str, str] | None = None, users: Users = list
-    ) -> None:
-        """*places*: folders, each with the name of its node. A folder without a ledger in it stands for the folders below it
-        that have one, each named as its node; those that come later are found, too. *users*: of this host, for root, each
-        with the folder of the records."""
+    def __init__(self, places: Mapping[Path, str], positions: Mapping[str, str] = {}, users: Users = list) -> None:
         self._places, self._users = dict(places), users
-        self.positions = dict(
-            positions or {}
-        )  # by folder; plain JSON, to be kept together with what was made of the rows
+        self.positions = dict(positions)  # plain JSON, to be kept together with what was made of the rows
         self.unreadable = 0  # rows that were left out
         self.troubles: list[str] = []  # ledgers of users that could not be read, and why
 
@@ -161,9 +156,7 @@ class Outcomes:
         try:
             while True:
                 for folder in (*self._places, *itertools.chain(*map(_below, self._places))):
-                    _ = watch.add(folder, COMES) or watch.add(
-                        folder.parent, COMES
-                    )  # again: one that is watched stays so
+                    _ = watch.add(folder, COMES) or watch.add(folder.parent, COMES)  # again: what is watched stays so
                 woken.clear()
                 watch.read()
                 for ended in self.new():
@@ -177,16 +170,15 @@ class Outcomes:
 
     def sources(self) -> list[Source]:
         """The ledgers that there are now."""
-        found = []
+        here, sources = os.uname().nodename, list[Source]()
         for place, node in self._places.items():
-            below = [(folder.name, folder) for folder in _below(place) if _has_ledger(folder)]
-            found += [Source(name, str(folder), partial(Path, folder)) for name, folder in below or [(node, place)]]
-        node = os.uname().nodename
-        return found + [Source(node, f"user {user.uid}", folder, user) for user, folder in self._users()]
+            below = [(_plain(folder.name), folder) for folder in _below(place) if _has_ledger(folder)]
+            sources += [Source(name, str(folder), partial(Path, folder)) for name, folder in below or [(node, place)]]
+        return sources + [Source(here, f"user {user.uid}", folder, user) for user, folder in self._users()]
 
     def _read(self, row: Mapping[str, Any], source: Source) -> Ended | None:
         ended = ended_of(row, source.node)
-        self.unreadable += ended is None
+        self.unreadable += ended is None and bool(row)
         return ended if ended is None or source.user is None else replace(ended, user=source.user.name)
 
     @contextmanager
@@ -215,8 +207,9 @@ def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:
         node, _, folder = name.rpartition("=")
         path = Path(folder)
         if not (path.is_dir() and os.access(path, os.R_OK | os.X_OK)):
-            raise BadOption(f"--ledger {name}: {folder!r} is not a folder that can be read", hint=PLACE_HINT)
-        chosen[path.absolute()] = node or path.name
+            hint = "Give DIR or NODE=DIR: the folder `paths.logs` of a node, or one with those of many nodes."
+            raise BadOption(f"--ledger {name}: {folder!r} is not a folder that can be read", hint=hint)
+        chosen[path.absolute()] = _plain(node or path.name)
     return chosen or {own: own_node}
 
 
@@ -225,33 +218,30 @@ def ended_of(row: Mapping[str, Any], node: str) -> Ended | None:
     id, cause, klass = row.get("id"), row.get("cause"), row.get("class")
     if not (isinstance(id, str) and isinstance(cause, str) and isinstance(klass, str)):
         return None
-    texts = {name: value for name in TEXTS if isinstance(value := row.get(name), str)}
+    texts = {name: _plain(value) for name in TEXTS if isinstance(value := row.get(name), str)}
+    numbers = {name: number_of(row.get(name)) for name in ("started", "ended", "cpus", "memory")}
     uid, pairs, phases = row.get("uid"), row.get("labels"), row.get("phases")
-    guest, host = _side(row.get("guest")), _side(row.get("host"))
-    labels = {
-        pair[0]: pair[1]
-        for pair in (pairs if isinstance(pairs, list) else ())
-        if isinstance(pair, list) and [type(word) for word in pair] == [str, str]
-    }
+    both = [pair for pair in pairs if isinstance(pair, list) and len(pair) == 2] if isinstance(pairs, list) else []
     return Ended(
-        node, id, cause, klass, **texts, labels=labels, user=_text(row.get("account")) or _text(str(uid) if isinstance(uid, int) else ""),
-        phases={name: number_of(value) for name, value in phases.items()} if isinstance(phases, dict) else {},
-        started=number_of(row.get("started")), ended=number_of(row.get("ended")), cpus=int(number_of(row.get("cpus"))),
-        memory=int(number_of(row.get("memory"))), guest_cpu=guest[0], host_cpu=host[0], peak_memory=host[1],
+        node, id, cause, klass, user=texts.pop("account", "") or (str(uid) if isinstance(uid, int) else ""), **texts,
+        labels={_plain(name): _plain(text) for name, text in both if isinstance(name, str) and isinstance(text, str)},
+        phases={_plain(name): number_of(value) for name, value in phases.items()} if isinstance(phases, dict) else {},
+        guest_cpu=_cpu(row.get("guest")), host_cpu=_cpu(row.get("host")), started=numbers["started"], ended=numbers["ended"],
+        cpus=int(numbers["cpus"]), memory=int(numbers["memory"]),
     )  # fmt: skip
 
 
-TEXTS = ("reason", "hint", "error", "name", "image", "start", "context", "accelerator", "requester")
+TEXTS = ("reason", "hint", "error", "name", "image", "start", "context", "accelerator", "requester", "account")
 
 
-def _side(usage: object) -> tuple[float, int]:
-    """(processor time, peak memory) of guest or host."""
-    side = usage if isinstance(usage, dict) else {}
-    return number_of(side.get("user")) + number_of(side.get("system")), int(number_of(side.get("peak_memory")))
+def _cpu(usage: object) -> float:
+    """Processor time of guest or host."""
+    return number_of(usage.get("user")) + number_of(usage.get("system")) if isinstance(usage, dict) else 0.0
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _plain(text: str) -> str:
+    """Without halves of characters, which JSON may have and no other form takes."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def number_of(value: object) -> float:

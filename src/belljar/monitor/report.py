@@ -10,7 +10,6 @@ from pathlib import Path
 
 from belljar.errors import BadOption, CommandMissing
 from belljar.host.files import named_when_whole, no_space_as_error
-from belljar.model import Cause
 from belljar.monitor.outcomes import Ended
 from belljar.records import dataclass
 
@@ -31,7 +30,7 @@ class Group:
 
     name: str
     machines: int = 0
-    failed: int = 0  # their payloads did not end by themselves
+    failed: int = 0
     wall: float = 0.0
     payload: float = 0.0
     overhead: float = 0.0  # wall, but for the payload's own time
@@ -43,7 +42,7 @@ class Group:
 
     def add(self, ended: Ended) -> None:
         self.machines += 1
-        self.failed += ended.cause != Cause.FINISHED.value
+        self.failed += ended.has_failed
         self.wall += ended.wall
         self.payload += ended.run
         self.overhead += ended.overhead
@@ -108,12 +107,12 @@ def plot(groups: Sequence[Group], by: str, path: Path) -> None:
     hours.barh(names, payload, label="payloads", color="#2b6cb0")
     hours.barh(names, [group.overhead / 3600 for group in shown], left=payload, label="their machines", color="#dd8833")
     ended_well = [group.machines - group.failed for group in shown]
-    machines.barh(names, ended_well, label="finished", color="#2f855a")
+    machines.barh(names, ended_well, label="ended well", color="#2f855a")
     machines.barh(names, [group.failed for group in shown], left=ended_well, label="failed", color="#c53030")
     hours.set(xlabel="hours", ylabel=by)
-    machines.set(xlabel="machines")
+    machines.set(xlabel="machines", xlim=(0, None))
     for axes in (hours, machines):
-        axes.legend(loc="lower right", frameon=False)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     with no_space_as_error(path), named_when_whole(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
         figure.savefig(file, format=form, dpi=120)

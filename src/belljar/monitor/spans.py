@@ -12,7 +12,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from belljar.errors import CommandMissing, HostError
-from belljar.model import Cause
 from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes
 
 if TYPE_CHECKING:
@@ -79,10 +78,9 @@ def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
     }  # fmt: skip
     attributes: dict[str, str | int] = {f"belljar.{name}": text for name, text in texts.items() if text}
     attributes |= {"belljar.cpus": ended.cpus, "belljar.memory": ended.memory}
-    is_well = ended.cause == Cause.FINISHED.value
     yield ReadableSpan(
         "machine", context("machine"), resource=_resource(ended.node), attributes=attributes, start_time=_nano(ended.started),
-        end_time=_nano(max(ended.ended, ended.started)), status=Status() if is_well else Status(StatusCode.ERROR, ended.reason),
+        end_time=_nano(max(ended.ended, ended.started)), status=Status(StatusCode.ERROR, ended.reason) if ended.has_failed else Status(),
     )  # fmt: skip
     for name, begin, end in laid_out(ended):
         parent = context(WITHIN.get(name, "machine"))
@@ -123,4 +121,4 @@ def _number(text: str, size: int) -> int:
 
 
 def _nano(moment: float) -> int:
-    return int(moment * 1e9)
+    return int(min(moment, 1e10) * 1e9)  # a row may tell more than the 64 bits there are

@@ -96,6 +96,16 @@ def test_words_that_nobody_knows_make_no_series_of_their_own(tmp_path: Path) -> 
     assert len(values) < 60
 
 
+def test_a_node_may_have_any_name(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(bytes(tmp_path / "logs") + b'-\xff"\n'))
+    write(folder, row())
+    assert (
+        main(["monitor", "textfile", str(tmp_path / "out"), "--ledger", str(folder), "--state", str(tmp_path / "s")])
+        == 0
+    )
+    assert samples((tmp_path / "out").read_text())["belljar_machine_payload_seconds_total", 'logs-?"\n'] == 6.0
+
+
 def test_everybody_may_read_the_file_and_it_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write(tmp_path / "logs", row())
     (tmp_path / "belljar.prom").write_text("old")

@@ -102,6 +102,19 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     assert len(collector.spans) == 7
 
 
+def test_no_row_keeps_those_behind_it_from_being_sent(tmp_path: Path, collector: Collector) -> None:
+    odd = {
+        "reason": "\ud800",
+        "image": "\udcff",
+        "labels": [["\ud800", "\ud800"]],
+        "phases": {"run": 1e14},
+        "ended": 1e14,
+    }
+    write(tmp_path / "logs", row("a" * 12, **odd, started=1e13), row("b" * 12))
+    assert send(tmp_path, "--from-start") == 0
+    assert len({span.trace_id for span in collector.spans}) == 2
+
+
 def test_a_machine_that_is_sent_again_is_the_same_trace(tmp_path: Path, collector: Collector) -> None:
     write(tmp_path / "logs", row())
 
