@@ -204,7 +204,7 @@ def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:
     """Folders by which `Outcomes` reads: those *names* give, as DIR or NODE=DIR; without any, this host's own. Raises BadOption."""
     chosen = {}
     for name in names:
-        node, _, folder = name.rpartition("=")
+        node, _, folder = ("", "", name) if Path(name).is_dir() else name.rpartition("=")
         path = Path(folder)
         if not (path.is_dir() and os.access(path, os.R_OK | os.X_OK)):
             hint = "Give DIR or NODE=DIR: the folder `paths.logs` of a node, or one with those of many nodes."

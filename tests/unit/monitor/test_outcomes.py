@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
-from belljar.monitor.outcomes import Ended, Outcomes, ended_of, places
+from belljar.model import Cause, Outcome, OutcomeClass, Usage, dumps
+from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes, ended_of, places
 
 END = 1767268800.0  # 2026-01-01 12:00 UTC
 
@@ -66,6 +68,24 @@ def test_a_row_of_another_version_is_read_as_far_as_it_is_understood() -> None:
     assert newer.phases == {"thaw": 1.0, "run": 0.0}
     older = ended_of({"id": "0123456789ab", "cause": "finished", "class": "payload"}, "wn01")
     assert older == Ended("wn01", "0123456789ab", "finished", "payload")
+
+
+def test_a_row_as_a_machine_leaves_it_is_read_whole() -> None:
+    outcome = Outcome(
+        "0123456789ab", Cause.BOOT_FAILED, OutcomeClass.NODE, reason="why", hint="what to do", error="BootFailed", name="job",
+        image="debian12", start="cold", context="ramdisk", accelerator="kvm", phases={"boot": 3.0}, guest=Usage(1.0, 2.0, 3),
+        host=Usage(4.0, 5.0, 6), started=END - 4, ended=END, requester="slurm:1", labels=(("queue", "night"),), uid=7,
+        account="ada", cpus=2, memory=1 << 30,
+    )  # fmt: skip
+    assert ended_of(json.loads(dumps(outcome)), "wn01") == Ended(
+        "wn01", "0123456789ab", "boot-failed", "node", "why", "what to do", "BootFailed", "job", "debian12", "cold", "ramdisk", "kvm",
+        "ada", "slurm:1", {"queue": "night"}, {"boot": 3.0}, END - 4, END, 2, 1 << 30, 3.0, 9.0,
+    )  # fmt: skip
+
+
+def test_every_phase_of_a_machine_has_its_place() -> None:
+    texts = [path.read_text() for path in (Path(__file__).parents[3] / "src/belljar/machine").rglob("*.py")]
+    assert {name for text in texts for name in re.findall(r"""\.phase\("(\w+)"\)""", text)} == {*PHASES, *WITHIN}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300, "7", True, None, [7]])
@@ -125,6 +145,8 @@ def test_places_are_folders_with_or_without_the_name_of_a_node(tmp_path: Path) -
     folder = tmp_path / "wn01"
     assert places([str(folder)], tmp_path, "here") == {folder: "wn01"}
     assert places([f"first={folder}"], tmp_path, "here") == {folder: "first"}
+    (odd := tmp_path / "a=b").mkdir()
+    assert places([str(odd)], tmp_path, "here") == {odd: "a=b"}
     with pytest.raises(BadOption, match="is not a folder that can be read"):
         places([f"wn02={tmp_path}/nowhere"], tmp_path, "here")
 

@@ -59,7 +59,17 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 def send(folder: Path, *words: str) -> int:
     return main(
-        ["monitor", "spans", "--ledger", f"wn01={folder / 'logs'}", "--state", str(folder / "state.json"), *words]
+        [
+            "monitor",
+            "spans",
+            "--ledger",
+            f"wn01={folder / 'logs'}",
+            "--state",
+            str(folder / "state.json"),
+            "--format",
+            "json",
+            *words,
+        ]
     )
 
 
@@ -91,14 +101,16 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
 ) -> None:
     write(tmp_path / "logs", row("a" * 12))
     assert send(tmp_path) == 0
-    assert capsys.readouterr().out == "0 machines were sent.\n"
+    assert json.loads(capsys.readouterr().out) == {"sent": 0}
     write(tmp_path / "logs", row("b" * 12))
     collector.status = 400
     assert send(tmp_path) == 125
     assert "7 spans were not taken by the collector" in capsys.readouterr().err
     collector.status = 200
-    assert (send(tmp_path), send(tmp_path)) == (0, 0)
-    assert capsys.readouterr().out == "1 machines were sent.\n0 machines were sent.\n"
+    assert send(tmp_path) == 0
+    assert json.loads(capsys.readouterr().out) == {"sent": 1}
+    assert send(tmp_path) == 0
+    assert json.loads(capsys.readouterr().out) == {"sent": 0}
     assert len(collector.spans) == 7
 
 

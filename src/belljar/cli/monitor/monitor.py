@@ -8,8 +8,8 @@ from pathlib import Path
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import LEDGER, complain_of, host_metrics, reader
-from belljar.cli.parser import Args, Verb, acts
-from belljar.cli.render import as_json
+from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.render import as_json, show
 from belljar.errors import BadOption
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
@@ -43,7 +43,8 @@ def spans(args: Args, runtime: Runtime) -> None:
         exporter = Exporter(lambda: kept.keep(state, Sent(outcomes.positions)))
         if before is None and not args.from_start:
             outcomes.skip()
-        print(f"{exporter.send_new(outcomes)} machines were sent.", flush=True)
+        sent = exporter.send_new(outcomes)
+        show({"sent": sent}, ("MACHINES SENT",), [(sent,)], as_=args.format)
         if args.follow:
             exporter.follow(outcomes)
     complain_of(outcomes)
@@ -89,6 +90,7 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 --from-start | the first time: with all machines of the ledgers (else with those that end from then on)
 {LEDGER}
 {STATE}
+{FORMAT}
 # glue2 | describe this host's images as GLUE 2 execution environments, for a site's information system
 --service ID | of the computing service they belong to (default: made of this host's name)
 --manager ID | of its computing manager (default: the same)
