@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,6 @@ class Source:
     key: str
     folder: Callable[[], Path]  # called as the user
     user: User | None = None
-
-    def rows(self, read: Callable[[Ledger], Iterator[Any]]) -> Iterator[Any]:
-        """What *read* yields. Raises CommandFailed for a user's ledger."""
-        return rows_as(self.user, lambda: read(Ledger(self.folder()))) if self.user else read(Ledger(self.folder()))
 
 
 @dataclass(frozen=True)
@@ -125,27 +121,26 @@ class Outcomes:
         """The machines that ended from *since* to before *until*; of each node about in the order of their ends. Positions
         stay where they are."""
         for source in self.sources():
-            with self._minding(source):
-                for row in source.rows(lambda ledger: ledger.rows(since)):
-                    if (ended := self._read(row, source)) is not None and since <= ended.ended < until:
-                        yield ended
+            for row in self._read(source, lambda ledger: ledger.rows(since)):
+                if (ended := self._ended(row, source)) is not None and since <= ended.ended < until:
+                    yield ended
 
     def new(self) -> Iterator[Ended]:
         """The machines behind the positions; the next call goes on behind them. Raises PositionLost where a ledger was cut."""
         for source in self.sources():
             before = self.positions.get(source.key, "")
-            with self._minding(source):
-                read = partial(_of_user if source.user else Ledger.since, position=before)
-                for row, position in source.rows(read):
-                    self.positions[source.key] = str(position)
-                    if (ended := self._read(row, source)) is not None:
-                        yield ended
+            for row, position in self._read(
+                source, partial(_of_user if source.user else Ledger.since, position=before)
+            ):
+                self.positions[source.key] = position
+                if (ended := self._ended(row, source)) is not None:
+                    yield ended
 
     def skip(self) -> None:
         """Leave out what there is: `new` and `follow` begin with the next machine that ends."""
         for source in self.sources():
-            with self._minding(source):
-                self.positions[source.key] = next(source.rows(lambda ledger: iter([ledger.end()])))
+            for position in self._read(source, lambda ledger: iter([ledger.end()])):
+                self.positions[source.key] = position
 
     async def follow(self) -> AsyncIterator[Ended]:
         """`new`, then each machine as it ends, for ever: woken by the kernel, and by the clock only for ledgers of other nodes
@@ -176,20 +171,20 @@ class Outcomes:
             sources += [Source(name, str(folder), partial(Path, folder)) for name, folder in below or [(node, place)]]
         return sources + [Source(here, f"user {user.uid}", folder, user) for user, folder in self._users()]
 
-    def _read(self, row: Mapping[str, Any], source: Source) -> Ended | None:
+    def _read(self, source: Source, read: Callable[[Ledger], Iterator[Any]]) -> Iterator[Any]:
+        """What *read* yields; of a user whose ledger cannot be read, nothing more."""
+        if source.user is None:
+            yield from read(Ledger(source.folder()))
+            return
+        try:
+            yield from rows_as(source.user, lambda: read(Ledger(source.folder())))
+        except CommandFailed as exc:
+            self.troubles.append(exc.message)
+
+    def _ended(self, row: Mapping[str, Any], source: Source) -> Ended | None:
         ended = ended_of(row, source.node)
         self.unreadable += ended is None and bool(row)
         return ended if ended is None or source.user is None else replace(ended, user=source.user.name)
-
-    @contextmanager
-    def _minding(self, source: Source) -> Iterator[None]:
-        """A user's ledger may be anything: that it cannot be read keeps nobody from reading the others."""
-        try:
-            yield
-        except (CommandFailed, ValueError, TypeError, AttributeError) as exc:
-            if source.user is None:
-                raise
-            self.troubles.append(str(exc))
 
 
 def _of_user(ledger: Ledger, position: str) -> Iterator[tuple[dict[str, Any], str]]:

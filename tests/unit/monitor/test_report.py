@@ -137,11 +137,23 @@ def test_what_only_root_may_read_a_user_cannot_have_read(tmp_path: Path) -> None
 def test_a_user_who_writes_without_end_or_not_at_all_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CommandFailed, match="more than 1 MiB"):
+    with pytest.raises(CommandFailed, match="no row of at most 1 MiB came"):
         list(rows_as(NOBODY, lambda: [{"id": "x" * (2 << 20)}]))
     monkeypatch.setattr("belljar.monitor.users.SILENCE", 0.01)
-    with pytest.raises(CommandFailed, match=r"no row came for 0\.01 s"):
+    with pytest.raises(CommandFailed, match=r"came for 0\.01 s"):
         list(rows_as(NOBODY, lambda: [os.read(os.pipe()[0], 1)]))
+
+
+@as_root
+def test_a_ledger_of_one_line_without_end_takes_no_more_memory_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("belljar.monitor.users.ROOM", 32 << 20)
+    folder = of_nobody(tmp_path / "logs", row())
+    os.truncate(folder / "ledger-2026-01.jsonl", 100 << 30)  # a file with a hole
+    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [(NOBODY, lambda: folder)])
+    assert len(list(outcomes.between())) == 1
+    assert outcomes.troubles == ["the ledger of nobody: could not be read"]
 
 
 @as_root
