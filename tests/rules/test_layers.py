@@ -35,6 +35,8 @@ FOREIGN = {
     "h11": "host",
     "botocore": "lease",
     "prometheus_client": "service monitor",
+    "starlette": "monitor",
+    "uvicorn": "monitor",
     "argcomplete": "cli",
     "psycopg": "lease",
     "tuf": "image",

@@ -13,17 +13,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import read_json
 from belljar.host.threads import in_thread
-from belljar.host.watch import watching
+from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch, watching
 from belljar.journal import Event, read
 from belljar.machine import CONSOLE_LOG, OUTCOME, REQUEST, Folders
 from belljar.model import State
 from belljar.monitor.outcomes import Ended, Outcomes
-from belljar.monitor.view import SHOWN, Node, Values, add, machine_of, tally_of
+from belljar.monitor.view import BLANK, SHOWN, Node, Values, add, machine_of, tally_of
 from belljar.service.streams import first_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ ID = re.compile(r"[0-9a-f]{12}")
 TAIL, EVENTS = 32 << 10, 500  # of a console, bytes; of a journal, events
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 SECRET = ("argv", "env", "user_data", "told", "script", "files")  # of requests and events
+PAUSE = 1.0  # seconds between two looks at the machines of other users
+CHANGES = IN_CREATE | IN_DELETE | IN_MODIFY | IN_MOVED_FROM | IN_MOVED_TO
 AGAIN = 20.0  # seconds until a lease service that is down is asked again
 
 
@@ -61,19 +63,22 @@ class Counted:
 
 class Host:
     """*events*: of the machines here, as `machine.outside` streams them. *outcomes*: makes a reader of the ledgers. *leased*: machines
-    that the lease service here accounts for, blocking until there may be news."""
+    that the lease service here accounts for, blocking until there may be news. *others*: machines of this node's other users, and
+    folders and files whose change is news of them."""
 
     def __init__(
         self, node: str, folders: Folders, events: Callable[[], Stream], outcomes: Callable[[], Outcomes], window: float,
         leased: Callable[[], Iterator[list[Values]]] = lambda: iter(()),
+        others: Callable[[], tuple[list[Values], set[Path]]] = lambda: ([], set()),
     ) -> None:  # fmt: skip
         self.node, self._folders, self._events, self._outcomes = node, folders, events, outcomes
-        self._window, self._leased, self._why = window, leased, "its ledger is being read"
-        self._live, self._counted, self._leases = dict[str, Values](), dict[str, Counted](), list[Values]()
+        self._window, self._leased, self._others, self._why = window, leased, others, "its ledger is being read"
+        self._live, self._counted = dict[str, Values](), dict[str, Counted]()
+        self._leases, self._theirs = list[Values](), cast("list[Values] | None", None)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end. *changed* is called whenever `nodes` may be another."""
-        works = (self._machines, self._ledgers, self._modes, self._lease)
+        works = (self._machines, self._users, self._ledgers, self._modes, self._lease)
         await first_of(*(self._again(work, changed) for work in works))
 
     def nodes(self) -> list[Node]:
@@ -84,9 +89,14 @@ class Host:
         with suppress(OSError):
             there = set(os.listdir(self._folders.machines))
             self._live = {id: machine for id, machine in self._live.items() if id in there}
-        nodes[0].part["machines"][:0] = self._live.values()
+        nodes[0].part["machines"][:0] = [*self._live.values(), *(self._theirs or ())]
         nodes[0].part["modes"] = [*vacuum(store / "vacuum"), *bait(store / "bait"), *self._leases]
         return nodes
+
+    @property
+    def is_read(self) -> bool:
+        """Is what there was before counted by now?"""
+        return not self._why and self._theirs is not None
 
     async def _again(self, work: Callable[[Callable[[], None]], Any], changed: Callable[[], None]) -> None:
         """From the beginning whenever a ledger was cut or removed."""
@@ -119,23 +129,57 @@ class Host:
         account, user = (work.get("payload") or {}).get("account") or {}, ""
         with suppress(OSError, KeyError):
             user = account.get("name") or pwd.getpwuid(os.stat(folder).st_uid).pw_name
-        return {
-            "id": id, "node": self.node, "name": request.get("name", ""), "user": user, "image": asked.get("image", ""),
-            "requester": request.get("requester", ""), "cpus": asked.get("cpus", 0), "memory": asked.get("memory", 0), "start": "",
-            "state": "", "phases": [], "ended": None, "cause": "", "reason": "",
-        }  # fmt: skip
+        names = {key: str(request.get(key) or "") for key in ("name", "requester")}
+        sizes = {key: asked[key] for key in ("image", "cpus", "memory") if key in asked}
+        return {**BLANK, "id": id, "node": self.node, "user": user, **names, **sizes, "phases": []}
+
+    async def _users(self, changed: Callable[[], None]) -> None:
+        loop, woken, watch, known = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
+        loop.add_reader(watch.fileno(), woken.set)
+        try:
+            while True:
+                woken.clear()
+                watch.read()
+                self._theirs, paths = await in_thread(self._others)
+                for path in paths - known:
+                    watch.add(path, CHANGES)
+                    woken.set()  # something may have happened before it was watched
+                known = paths
+                changed()
+                await woken.wait()
+                await asyncio.sleep(PAUSE)
+        finally:
+            loop.remove_reader(watch.fileno())
+            watch.close()
 
     async def _ledgers(self, changed: Callable[[], None]) -> None:
-        outcomes = self._outcomes()
-        outcomes.skip()  # before the rows so far are read: what comes meanwhile is met twice, and counted once
-        self._counted = await in_thread(lambda: _count(outcomes.between(time.time() - self._window)))
-        self._why = ""
-        changed()
-        async for ended in outcomes.follow():
+        """In a thread: a ledger may be large, and one of a user slow. Raises PositionLost."""
+        loop, works = asyncio.get_running_loop(), list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]()
+
+        def begin(counted: dict[str, Counted]) -> None:
+            self._counted, self._why = counted, ""
+            changed()
+
+        def take(ended: Ended) -> None:
             counted = self._counted.setdefault(ended.node, Counted())
             if all(machine["id"] != ended.id for machine in counted.recent):
                 counted.take(ended)
                 changed()
+
+        async def follow() -> None:
+            works.append((asyncio.get_running_loop(), cast("asyncio.Task[None]", asyncio.current_task())))
+            outcomes = self._outcomes()
+            outcomes.skip()  # before the rows so far are read: what comes meanwhile is met twice, and counted once
+            loop.call_soon_threadsafe(begin, _count(outcomes.between(time.time() - self._window)))
+            async for ended in outcomes.follow():
+                loop.call_soon_threadsafe(take, ended)
+
+        try:
+            await in_thread(lambda: asyncio.run(follow()))
+        finally:
+            for inner, work in works:
+                with suppress(RuntimeError):  # it has ended by itself
+                    inner.call_soon_threadsafe(work.cancel)
 
     async def _modes(self, changed: Callable[[], None]) -> None:
         with ExitStack() as watches:

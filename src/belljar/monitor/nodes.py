@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from belljar.errors import BadOption
 from belljar.host.threads import in_thread
 from belljar.monitor.view import Node, Values, view
+from belljar.reading import strict_json
 from belljar.records import replace
 
 SILENT = 40.0  # seconds without a word; a monitor says something every fifteen
@@ -85,8 +86,8 @@ class Remote:
 def part_of(line: bytes) -> Values:
     """A part that can be shown. Raises ValueError."""
     try:
-        part = dict(json.loads(line[5:])["part"])
+        part = dict(strict_json(line[5:])["part"])
         view([Node("", part)], is_trusted=True)
-    except (LookupError, TypeError, AttributeError, RecursionError) as exc:
+    except (LookupError, TypeError, AttributeError) as exc:
         raise ValueError("what its monitor tells cannot be read: another version?") from exc
     return part

@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import __version__
@@ -32,6 +33,9 @@ from belljar.monitor.view import Values, view
 from belljar.service.http.server import counted, place
 from belljar.service.senders import Askers, Budget
 from belljar.service.streams import first_of
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -158,8 +162,8 @@ class Access:
             raise HTTPException(401, "this takes the token", {"WWW-Authenticate": "Bearer"})
 
 
-def app(hub: Hub, access: Access, metrics: ASGIApp | None = None) -> ASGIApp:
-    """The page, and what it reads."""
+def app(hub: Hub, access: Access, metrics: CollectorRegistry | None = None) -> ASGIApp:
+    """The page, and what it reads. *metrics*: for Prometheus."""
 
     async def look(request: Request) -> Response:
         sections = hub.sections(is_trusted=access(request))
@@ -188,11 +192,18 @@ def app(hub: Hub, access: Access, metrics: ASGIApp | None = None) -> ASGIApp:
             raise HTTPException(404, "no machine of this id is known here")
         return JSONResponse(told)
 
+    async def numbers(request: Request) -> Response:
+        from prometheus_client.exposition import choose_encoder
+
+        assert metrics is not None
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})
+
     routes: list[BaseRoute] = [
         Route("/api/view", look), Route("/api/events", events), Route("/api/node", node), Route("/api/machines/{id}", story),
         *map(_file, sorted(PAGE.iterdir())),
     ]  # fmt: skip
-    routes += [Mount("/metrics", metrics)] if metrics is not None else []
+    routes += [Route("/metrics", numbers)] if metrics is not None else []
     return with_headers(Starlette(routes=routes))
 
 

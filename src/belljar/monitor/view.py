@@ -28,6 +28,10 @@ HINTS = {  # where neither the machine's row nor its error has one
     Cause.NODE_FAULT.value: errors.HostError.hint,
     Cause.REFUSED.value: errors.BelljarError.hint,
 }
+BLANK: Values = {  # a machine of which nothing is known
+    **dict.fromkeys(("id", "node", "name", "user", "image", "requester", "start", "state", "cause", "reason"), ""),
+    "cpus": 0, "memory": 0, "phases": (), "ended": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

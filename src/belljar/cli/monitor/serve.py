@@ -1,24 +1,28 @@
-"""`belljar monitor serve` and `belljar top`: machines as they live and end, on a page and on a terminal."""
+"""`belljar monitor serve`: machines as they live and end, on a page."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from belljar.assembly import Runtime
-from belljar.cli.lease.asking import ask
+from belljar.cli.lease.asking import DOOR, ask
 from belljar.cli.monitor import LEDGER, host_metrics, reader
 from belljar.cli.parser import Args
-from belljar.errors import CommandMissing
+from belljar.errors import BelljarError, CommandMissing
 from belljar.host.files import private_folder, read_secret, write_whole
-from belljar.monitor.live import Host, story
-from belljar.monitor.view import Values
+from belljar.jobs.users import LOOK_TIMEOUT, asked_as, rows_of_all, users_of
+from belljar.journal import JOURNAL
+from belljar.machine import MachineView
+from belljar.monitor.live import ID, Host, story
+from belljar.monitor.nodes import Remote
+from belljar.monitor.view import BLANK, Values
 
+TEXTS, LONGEST = ("id", "name", "image", "requester", "start", "state"), 200
 HELD = 20.0  # seconds for which the lease service holds a question until there is news
 
 
@@ -26,7 +30,41 @@ def host_of(args: Args, runtime: Runtime) -> Host:
     """This host, for a verb with LEDGER and --door."""
     read = reader(args, runtime)
     leased = (lambda: leases(args.door)) if args.door.exists() else lambda: iter(())
-    return Host(os.uname().nodename, runtime.folders, runtime.machines.events, lambda: read({}), args.window, leased)
+    return Host(
+        os.uname().nodename, runtime.folders, runtime.machines.events, lambda: read({}), args.window, leased, lambda: others(runtime)
+    )  # fmt: skip
+
+
+def others(runtime: Runtime) -> tuple[list[Values], set[Path]]:
+    """Machines of this node's other users, as they say themselves, and what changes when these do."""
+    machines, node = list[Values](), runtime.settings.paths.node
+    folders = {user.name: runtime.of_user(user.uid, user.home).folders for user in users_of(runtime)}
+    paths = {node, *(of.machines for of in folders.values())} if node and folders else set[Path]()
+    for row in rows_of_all(runtime, _described, ended=False)[0]:
+        with suppress(LookupError, TypeError, ValueError):  # a user may say anything
+            texts = {key: str(row[key])[:LONGEST] for key in TEXTS} | {"user": row["USER"]}
+            phases = [(str(name)[:LONGEST], int(moment)) for name, moment in row["phases"][:2]]
+            sizes = {key: int(row[key]) for key in ("cpus", "memory")}
+            machines.append({**BLANK, "node": os.uname().nodename, **texts, **sizes, "phases": phases})
+            paths.add(folders[row["USER"]].machine(texts["id"]) / JOURNAL)
+    return machines, paths
+
+
+def _described(view: MachineView) -> Values:
+    phases = [("preparing", view.created), *([("running", view.began)] if view.began else [])]
+    return {key: getattr(view, key) for key in (*TEXTS, "cpus", "memory")} | {"phases": phases}
+
+
+def tell(runtime: Runtime, id: str) -> Values | None:
+    """Its story, whichever user of this node has it."""
+    found = story(runtime.folders, id)
+    for user in users_of(runtime) if found is None and ID.fullmatch(id) else ():
+        with suppress(BelljarError):
+            told = asked_as(
+                runtime, user, lambda theirs: story(theirs.folders, id), timeout=LOOK_TIMEOUT, what="tell of a machine"
+            )
+            found = told if isinstance(told, dict) else found
+    return found
 
 
 def leases(door: Path) -> Iterator[list[Values]]:
@@ -41,18 +79,18 @@ def serve(args: Args, runtime: Runtime) -> None:
     try:
         from belljar.monitor import server
     except ImportError as exc:
-        hint = "`pip install 'belljar[monitor]'` in belljar's own environment."
+        hint = "In a checkout: `make install EXTRAS=monitor`."
         raise CommandMissing(f"the page: the library {exc.name} is not installed", hint=hint) from exc
-    from belljar.monitor.nodes import Remote
+    from belljar.monitor.metrics import Tally, collected
     from belljar.service.systemd import serving
 
     file, end = token_file(args, runtime), server.listening(args.listen)
     token = read_secret(file).decode()
     remotes = [Remote(place, token) for place in args.nodes]
-    metrics = server.metrics_app(reader(args, runtime), lambda: host_metrics(runtime))
+    metrics = collected(Tally(reader(args, runtime)), lambda: host_metrics(runtime))
 
     async def work() -> None:
-        hub = server.Hub(host_of(args, runtime), remotes, lambda id: story(runtime.folders, id))
+        hub = server.Hub(host_of(args, runtime), remotes, lambda id: tell(runtime, id))
         app = server.app(hub, server.Access(token), metrics)
         await serving(hub.watch(), server.serve(end, app), reload=hub.ring)
 
@@ -68,3 +106,14 @@ def token_file(args: Args, runtime: Runtime) -> Path:
     if not args.token_file and not file.exists():
         write_whole(file, secrets.token_urlsafe(24).encode() + b"\n")
     return file
+
+
+SEEN = f"""{LEDGER}
+{DOOR}
+--window TIME =1d | how far back machines that ended are counted"""
+SERVE = f"""# serve | show a page and metrics: numbers to everybody who reaches the port, names and consoles to those with the token
+--listen ADDRESS:PORT =127.0.0.1:9180 | where; beyond this host, put a server with TLS in front
+--token-file FILE | with the token, mode 0600; default: monitor/token below `paths.store`, made where it is missing
+--node URL * @nodes | another node's monitor, which has the same token: [NAME=]http://HOST:9180
+{SEEN}
+"""

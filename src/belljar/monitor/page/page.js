@@ -287,7 +287,7 @@ async function openStory(id, node) {
   $("story-title").textContent = `Machine ${id}`;
   fill($("story-body"), el("p", { class: "empty" }, "reading…"));
   if (!$("story").open) $("story").showModal();
-  const own = node === state.sections.about?.node;
+  const own = !node || node === state.sections.about?.node;
   try {
     const answer = await fetch(`/api/machines/${encodeURIComponent(id)}${own ? "" : `?node=${encodeURIComponent(node)}`}`, { headers: headers() });
     if (!answer.ok) throw new Error(answer.status === 404 ? "Its records are not kept on this host any more, or its user keeps them." : await answer.text());
@@ -369,8 +369,9 @@ $("keys").addEventListener("click", () => $("help").showModal());
 for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("click", event => { if (event.target === dialog) dialog.close("cancel"); });
 
 document.documentElement.dataset.theme = localStorage.getItem("theme") || "";
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (given) history.replaceState(null, "", location.pathname);
-setToken(given || sessionStorage.getItem("token") || "");
+const given = new URLSearchParams(location.hash.slice(1));  // #token=...&machine=ID
+if (given.get("token")) history.replaceState(null, "", location.pathname);
+setToken(given.get("token") || sessionStorage.getItem("token") || "");
+if (given.get("machine")) openStory(given.get("machine"), "");
 setInterval(() => { if (state.isLive) drawMachines(); }, 1000);  // time goes on, though nothing happens
 listen();
