@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from tests.live.conftest import Belljar
 
+from belljar.host.locks import try_lock
+
 HOSTILE = "<script>document.title='guest'</script><img src=x onerror=document.title='guest'>"
 PATIENCE = 4000, 30_000, 60_000  # milliseconds until a browser writes the page down: a busy host takes long
 IN_BROWSER = pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")
+KEPT: list[object] = []  # locks of machines that seem to live
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="root alone sees the machines of others")
 
 
@@ -146,6 +149,7 @@ def _machine(machines: Path, uid: int, cpus: object) -> Path:
         json.dumps({"requester": "slurm:7", "machine": {"image": "el9", "cpus": cpus}})
     )
     (folder / "journal.jsonl").write_text('{"time":1.0,"event":"state","state":"running"}\n')
+    KEPT.append(try_lock(folder / "lock"))
     top = machines.parent.parent
     for path in (top, *top.rglob("*")):
         os.chown(path, uid, uid)

@@ -27,7 +27,7 @@ BUDGETS = {
     "accounting": 460,
     "bait": 2890,
     "lease": 6660,
-    "monitor": 1030,
+    "monitor": 2160,
     "api": 400,
     "config": 430,
     "assembly": 170,

@@ -33,8 +33,8 @@ class Entry:
     help: str
 
 
-RUNNING, MACHINES, IMAGES, BATCH, VACUUM = "Run", "Machines", "Images", "Batch systems", "Vacuum"
-SIGHT, HOST = "Monitoring", "This host"
+RUNNING, MACHINES, IMAGES, BATCH = "Run", "Machines", "Images", "Batch systems"
+VACUUM, SIGHT, HOST = "Vacuum", "Monitoring", "This host"
 VERBS = {
     "run": Entry("machine.run", RUNNING, "run a command or a script in its own fresh virtual machine"),
     "exec": Entry("machine.inside", RUNNING, "run a second command in a running machine"),

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import read_json
+from belljar.host.locks import is_locked
 from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch, watching
 from belljar.journal import Event, read
-from belljar.machine import CONSOLE_LOG, OUTCOME, REQUEST, Folders
+from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders
 from belljar.model import State
 from belljar.monitor.outcomes import Ended, Outcomes
 from belljar.monitor.view import BLANK, SHOWN, Node, Values, add, machine_of, tally_of
@@ -38,6 +39,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 SECRET = ("argv", "env", "user_data", "told", "script", "files")  # of requests and events
 PAUSE = 1.0  # seconds between two looks at the machines of other users
 CHANGES = IN_CREATE | IN_DELETE | IN_MODIFY | IN_MOVED_FROM | IN_MOVED_TO
+SETTLED = 5.0  # seconds until a machine without a keeper is said to have none
 AGAIN = 20.0  # seconds until a lease service that is down is asked again
 
 
@@ -61,6 +63,53 @@ class Counted:
         return {"node": node, "machines": [*self.recent], "tally": tally, "hours": hours, "modes": []}
 
 
+class Living:
+    """The machines of these folders that live, as their journals tell."""
+
+    def __init__(self, node: str, folders: Folders) -> None:
+        self._node, self._folders, self.machines = node, folders, dict[str, Values]()
+
+    def read(self) -> list[Values]:
+        """All of them as they are now, from the files alone."""
+        with suppress(OSError):
+            for id in sorted(os.listdir(self._folders.machines)):
+                for event in read(self._folders.machine(id)):
+                    self.take({**event, "machine": id})
+        return self.now()
+
+    def take(self, event: Event) -> None:
+        """One event of a machine here."""
+        id, what = str(event["machine"]), event["event"]
+        state = str(event.get("state")) if what == "state" else PAUSED.get(what, "")
+        if what == "ended" or state == State.DONE.value:
+            self.machines.pop(id, None)
+        elif state:
+            machine = self.machines.setdefault(id, self.machines.get(id) or self._asked(id))
+            machine["phases"].append((state, float(event.get("time", 0.0))))
+            machine |= {"state": state, "start": str(event.get("start") or machine["start"])}
+
+    def now(self) -> list[Values]:
+        """Those whose folder is there. One that nobody keeps any more is *abandoned*."""
+        self.machines = {id: machine for id, machine in self.machines.items() if self._folders.machine(id).exists()}
+        late = time.time() - SETTLED
+        for id, machine in self.machines.items():
+            if machine["phases"][-1][1] < late and not is_locked(self._folders.machine(id) / LOCK):
+                machine["state"] = "abandoned"
+        return [*self.machines.values()]
+
+    def _asked(self, id: str) -> Values:
+        """A machine as it was asked for."""
+        folder = self._folders.machine(id)
+        request = _json(folder / REQUEST)
+        asked, work = request.get("machine") or {}, request.get("work") or {}
+        account, user = (work.get("payload") or {}).get("account") or {}, ""
+        with suppress(OSError, KeyError):
+            user = account.get("name") or pwd.getpwuid(os.stat(folder).st_uid).pw_name
+        names = {key: str(request.get(key) or "") for key in ("name", "requester")}
+        sizes = {key: asked[key] for key in ("image", "cpus", "memory") if key in asked}
+        return {**BLANK, "id": id, "node": self._node, "user": user, **names, **sizes, "phases": []}
+
+
 class Host:
     """*events*: of the machines here, as `machine.outside` streams them. *outcomes*: makes a reader of the ledgers. *leased*: machines
     that the lease service here accounts for, blocking until there may be news. *others*: machines of this node's other users, and
@@ -73,7 +122,7 @@ class Host:
     ) -> None:  # fmt: skip
         self.node, self._folders, self._events, self._outcomes = node, folders, events, outcomes
         self._window, self._leased, self._others, self._why = window, leased, others, "its ledger is being read"
-        self._live, self._counted = dict[str, Values](), dict[str, Counted]()
+        self._living, self._counted = Living(node, folders), dict[str, Counted]()
         self._leases, self._theirs = list[Values](), cast("list[Values] | None", None)
 
     async def watch(self, changed: Callable[[], None]) -> None:
@@ -86,10 +135,7 @@ class Host:
         now, store = time.time(), self._folders.store
         counted = {self.node: Counted()} | self._counted
         nodes = [Node(name, ended.part(name, now - self._window), now, self._why) for name, ended in counted.items()]
-        with suppress(OSError):
-            there = set(os.listdir(self._folders.machines))
-            self._live = {id: machine for id, machine in self._live.items() if id in there}
-        nodes[0].part["machines"][:0] = [*self._live.values(), *(self._theirs or ())]
+        nodes[0].part["machines"][:0] = [*self._living.now(), *(self._theirs or ())]
         nodes[0].part["modes"] = [*vacuum(store / "vacuum"), *bait(store / "bait"), *self._leases]
         return nodes
 
@@ -105,33 +151,10 @@ class Host:
                 await work(changed)
 
     async def _machines(self, changed: Callable[[], None]) -> None:
-        self._live.clear()
+        self._living = Living(self.node, self._folders)
         async for event in self._events():
-            self.take(event)
+            self._living.take(event)
             changed()
-
-    def take(self, event: Event) -> None:
-        """One event of a machine here."""
-        id, what = str(event["machine"]), event["event"]
-        state = str(event.get("state")) if what == "state" else PAUSED.get(what, "")
-        if what == "ended" or state == State.DONE.value:
-            self._live.pop(id, None)
-        elif state:
-            machine = self._live.setdefault(id, self._live.get(id) or self._asked(id))
-            machine["phases"].append((state, float(event.get("time", 0.0))))
-            machine |= {"state": state, "start": str(event.get("start") or machine["start"])}
-
-    def _asked(self, id: str) -> Values:
-        """A machine as it was asked for."""
-        folder = self._folders.machine(id)
-        request = _json(folder / REQUEST)
-        asked, work = request.get("machine") or {}, request.get("work") or {}
-        account, user = (work.get("payload") or {}).get("account") or {}, ""
-        with suppress(OSError, KeyError):
-            user = account.get("name") or pwd.getpwuid(os.stat(folder).st_uid).pw_name
-        names = {key: str(request.get(key) or "") for key in ("name", "requester")}
-        sizes = {key: asked[key] for key in ("image", "cpus", "memory") if key in asked}
-        return {**BLANK, "id": id, "node": self.node, "user": user, **names, **sizes, "phases": []}
 
     async def _users(self, changed: Callable[[], None]) -> None:
         loop, woken, watch, known = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()

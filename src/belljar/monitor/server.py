@@ -9,8 +9,8 @@ import asyncio
 import hmac
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from belljar import __version__
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 PAGE = Path(__file__).parent / "page"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 WRONG = Budget(burst=10, rate=0.2)  # wrong tokens of one address
 MOST_READERS, MOST_CONNECTIONS = 64, 256
 PAUSE = 0.25  # seconds in which changes become one piece
@@ -144,26 +144,22 @@ class Access:
     def __init__(self, token: str) -> None:
         self._digest, self._askers = sha256(token.encode()).digest(), Askers(WRONG)
 
-    def __call__(self, request: Request) -> bool:
-        """False without a token. Raises HTTPException for a wrong one."""
-        given = request.headers.get("authorization")
-        if given is None:
-            return False
-        kind, _, token = given.partition(" ")
-        is_right = hmac.compare_digest(sha256(token.strip().encode("latin-1", "replace")).digest(), self._digest)
-        if kind.lower() == "bearer" and is_right:
+    def __call__(self, request: Request, *, needed: bool = False) -> bool:
+        """False without a token, where none is *needed*. Raises HTTPException for a wrong one."""
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        digest = sha256(token.strip().encode("latin-1", "replace")).digest()
+        if kind.lower() == "bearer" and hmac.compare_digest(digest, self._digest):
             return True
-        if not self._askers.may_ask(counted(request.client.host if request.client else "127.0.0.1"), time.monotonic()):
+        if not kind and not needed:
+            return False
+        if kind and not self._askers.may_ask(counted(request.client.host if request.client else ""), time.monotonic()):
             raise HTTPException(429, "too many wrong tokens", {"Retry-After": "5"})
-        raise HTTPException(401, "this is not the token", {"WWW-Authenticate": "Bearer"})
-
-    def need(self, request: Request) -> None:
-        if not self(request):
-            raise HTTPException(401, "this takes the token", {"WWW-Authenticate": "Bearer"})
+        raise HTTPException(401, "this takes the token, and another than was given", {"WWW-Authenticate": "Bearer"})
 
 
 def app(hub: Hub, access: Access, metrics: CollectorRegistry | None = None) -> ASGIApp:
     """The page, and what it reads. *metrics*: for Prometheus."""
+    one_at_a_time = asyncio.Lock()
 
     async def look(request: Request) -> Response:
         sections = hub.sections(is_trusted=access(request))
@@ -174,7 +170,7 @@ def app(hub: Hub, access: Access, metrics: CollectorRegistry | None = None) -> A
         return stream(lambda: hub.sections(is_trusted=is_trusted))
 
     async def node(request: Request) -> Response:
-        access.need(request)
+        access(request, needed=True)
         return stream(hub.part)
 
     def stream(look: Look) -> Response:
@@ -183,7 +179,7 @@ def app(hub: Hub, access: Access, metrics: CollectorRegistry | None = None) -> A
         return Events(hub, look)
 
     async def story(request: Request) -> Response:
-        access.need(request)
+        access(request, needed=True)
         try:
             told = await hub.story(request.path_params["id"], request.query_params.get("node", ""))
         except BROKEN as exc:
@@ -197,23 +193,14 @@ def app(hub: Hub, access: Access, metrics: CollectorRegistry | None = None) -> A
 
         assert metrics is not None
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})
+        async with one_at_a_time:
+            return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})
 
     routes: list[BaseRoute] = [
         Route("/api/view", look), Route("/api/events", events), Route("/api/node", node), Route("/api/machines/{id}", story),
-        *map(_file, sorted(PAGE.iterdir())),
+        *([Route("/metrics", numbers)] if metrics is not None else []), Mount("/", StaticFiles(directory=PAGE, html=True)),
     ]  # fmt: skip
-    routes += [Route("/metrics", numbers)] if metrics is not None else []
     return with_headers(Starlette(routes=routes))
-
-
-def _file(path: Path) -> Route:
-    content, kind = path.read_bytes(), TYPES[path.suffix]
-
-    async def file(request: Request) -> Response:
-        return Response(content, media_type=kind)
-
-    return Route("/" if path.name == "index.html" else f"/{path.name}", file)
 
 
 def with_headers(inner: ASGIApp) -> ASGIApp:
@@ -244,18 +231,12 @@ def listening(where: str) -> socket.socket:
     return end
 
 
-class Server(uvicorn.Server):
-    """One that leaves signals to its caller."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(end: socket.socket, application: ASGIApp) -> None:
     """Until it is cancelled."""
     config = uvicorn.Config(
         application, log_config=None, log_level="critical", access_log=False, lifespan="off", server_header=False, proxy_headers=False,
         limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16 << 10, ws="none", http="h11", loop="asyncio",
     )  # fmt: skip
-    await Server(config).serve([end])
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]  # they are its caller's
+    await server.serve([end])

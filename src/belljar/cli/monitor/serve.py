@@ -15,14 +15,14 @@ from belljar.cli.monitor import LEDGER, host_metrics, reader
 from belljar.cli.parser import Args
 from belljar.errors import BelljarError, CommandMissing
 from belljar.host.files import private_folder, read_secret, write_whole
-from belljar.jobs.users import LOOK_TIMEOUT, asked_as, rows_of_all, users_of
+from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
 from belljar.journal import JOURNAL
-from belljar.machine import MachineView
-from belljar.monitor.live import ID, Host, story
+from belljar.monitor.live import ID, Host, Living, story
 from belljar.monitor.nodes import Remote
 from belljar.monitor.view import BLANK, Values
 
-TEXTS, LONGEST = ("id", "name", "image", "requester", "start", "state"), 200
+TEXTS = ("id", "name", "image", "requester", "start", "state")
+MOST, LONGEST, PHASES = 500, 200, 20  # of one user: machines; characters of a word, phases of a machine
 HELD = 20.0  # seconds for which the lease service holds a question until there is news
 
 
@@ -37,22 +37,29 @@ def host_of(args: Args, runtime: Runtime) -> Host:
 
 def others(runtime: Runtime) -> tuple[list[Values], set[Path]]:
     """Machines of this node's other users, as they say themselves, and what changes when these do."""
-    machines, node = list[Values](), runtime.settings.paths.node
-    folders = {user.name: runtime.of_user(user.uid, user.home).folders for user in users_of(runtime)}
-    paths = {node, *(of.machines for of in folders.values())} if node and folders else set[Path]()
-    for row in rows_of_all(runtime, _described, ended=False)[0]:
-        with suppress(LookupError, TypeError, ValueError):  # a user may say anything
-            texts = {key: str(row[key])[:LONGEST] for key in TEXTS} | {"user": row["USER"]}
-            phases = [(str(name)[:LONGEST], int(moment)) for name, moment in row["phases"][:2]]
-            sizes = {key: int(row[key]) for key in ("cpus", "memory")}
-            machines.append({**BLANK, "node": os.uname().nodename, **texts, **sizes, "phases": phases})
-            paths.add(folders[row["USER"]].machine(texts["id"]) / JOURNAL)
+    machines, users, host = list[Values](), users_of(runtime), os.uname().nodename
+    paths = {runtime.settings.paths.node or Path("/")} if users else set[Path]()
+    for user in users:
+        folders, found = runtime.of_user(user.uid, user.home).folders, []
+        paths.add(folders.machines)
+        with suppress(BelljarError):
+            found = asked_as(
+                runtime,
+                user,
+                lambda theirs: Living(host, theirs.folders).read()[-MOST:],
+                timeout=LOOK_TIMEOUT,
+                what="list machines",
+            )
+        for machine in found if isinstance(found, list) else ():
+            with suppress(LookupError, TypeError, ValueError, OverflowError):  # a user may say anything
+                texts = {key: str(machine[key])[:LONGEST] for key in TEXTS} | {"user": user.name, "node": host}
+                phases = [
+                    (str(name)[:LONGEST], int(1000 * moment) / 1000) for name, moment in machine["phases"][-PHASES:]
+                ]
+                sizes = {key: int(machine[key]) for key in ("cpus", "memory")}
+                machines.append({**BLANK, **texts, **sizes, "phases": phases})
+                paths.add(folders.machine(texts["id"]) / JOURNAL)
     return machines, paths
-
-
-def _described(view: MachineView) -> Values:
-    phases = [("preparing", view.created), *([("running", view.began)] if view.began else [])]
-    return {key: getattr(view, key) for key in (*TEXTS, "cpus", "memory")} | {"phases": phases}
 
 
 def tell(runtime: Runtime, id: str) -> Values | None:
