@@ -123,8 +123,7 @@ def entry(commands: str | None = None) -> NoReturn:
 
 
 def main(arguments: Sequence[str], commands: str | None = None) -> int:
-    """Carry out one command line and return the exit code. Raises KeyboardInterrupt, and BrokenPipeError for our own
-    output."""
+    """Carry out one command line; its exit code. Raises KeyboardInterrupt, and BrokenPipeError for our own output."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments  # behind it are a payload's
     return reported(lambda: _carry_out(split(arguments), commands), detail="-v" in ours or "--verbose" in ours)
 
