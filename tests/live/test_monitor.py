@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="root alone sees the ma
 class Page:
     """`belljar monitor serve`, and a reader of its events with the token."""
 
-    def __init__(self, belljar: Belljar, folder: Path) -> None:
+    def __init__(self, belljar: Belljar, folder: Path, *words: str) -> None:
         self.file = folder / "token"
         self.file.write_text("a token for this test alone\n")
         self.file.chmod(0o600)
-        self.serve = belljar.popen("monitor", "serve", "--listen", "127.0.0.1:0", "--token-file", str(self.file))
+        self.serve = belljar.popen(
+            *words, "monitor", "serve", "--listen", "127.0.0.1:0", "--token-file", str(self.file)
+        )
         assert self.serve.stdout is not None
         found = re.match(rb"http://127\.0\.0\.1:(\d+)/", self.serve.stdout.readline())
         assert found
@@ -55,16 +58,19 @@ class Page:
         connection.request("GET", path, headers={"Authorization": "Bearer a token for this test alone"})
         return connection.getresponse()
 
-    def until(self, state: str) -> dict[str, Any]:
-        """The newest machine, once it is shown in this state."""
-        while True:
+    def until(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The sections, once this is so."""
+        while "machines" not in self.sections or not is_so(self.sections):
             line = self._events.readline()
             assert line, "the stream ended"
             if line.startswith(b"data:"):
                 self.sections |= json.loads(line[5:])
-            machines: list[dict[str, Any]] = self.sections["machines"]
-            if machines and machines[0]["state"] == state:
-                return machines[0]
+        return self.sections
+
+
+def first_is(state: str) -> Callable[[dict[str, Any]], bool]:
+    """Is the first machine that is shown in this state?"""
+    return lambda sections: [machine["state"] for machine in sections["machines"][:1]] == [state]
 
 
 def test_a_machine_is_seen_from_its_first_state_to_its_end(belljar: Belljar, tmp_path: Path) -> None:
@@ -72,7 +78,7 @@ def test_a_machine_is_seen_from_its_first_state_to_its_end(belljar: Belljar, tmp
     work = f'echo "{HOSTILE}" >/dev/console; echo up; read line'
     machine = belljar.popen("run", "--name", "seen", "--", "sh", "-c", work, stdin=subprocess.PIPE)
     assert machine.stdout is not None and machine.stdin is not None
-    running = page.until("running")
+    running = page.until(first_is("running"))["machines"][0]
     assert [name for name, _ in running["phases"]][-4:] == ["starting", "booting", "ready", "running"]
     assert machine.stdout.readline() == b"up\n"
     assert running["name"] == "seen" and running["user"] == running["user"].strip() != ""
@@ -82,7 +88,7 @@ def test_a_machine_is_seen_from_its_first_state_to_its_end(belljar: Belljar, tmp
     assert belljar.json("top", "--once")["totals"]["states"] == {"running": 1}
     machine.stdin.write(b"\n")
     machine.stdin.close()
-    ended = page.until("ended")
+    ended = page.until(first_is("ended"))["machines"][0]
     assert (ended["id"], ended["cause"]) == (running["id"], "finished")
     assert page.sections["totals"]["machines"] == 1 and page.sections["starts"][0]["count"] == 1
     second = belljar("monitor", "serve", "--listen", f"127.0.0.1:{page.port}", "--token-file", str(page.file))
@@ -97,7 +103,7 @@ def test_a_browser_shows_machines_and_a_console_and_obeys_nothing_that_a_guest_w
     folder = _machine(belljar.run_folder / "machines", os.geteuid(), 2)
     (folder / "console.log").write_text(f"{HOSTILE}\n")
     page = Page(belljar, tmp_path)
-    page.until("running")
+    page.until(first_is("running"))
     address = f"http://127.0.0.1:{page.port}/#token=a+token+for+this+test+alone&machine={folder.name}"
     flags = (
         "--headless=new",
@@ -119,24 +125,21 @@ def test_a_browser_shows_machines_and_a_console_and_obeys_nothing_that_a_guest_w
 def test_root_sees_the_machines_of_the_users_of_this_node_as_they_come(belljar: Belljar, tmp_path: Path) -> None:
     """Each is looked at by a process that became that user; what one of them makes up keeps nobody else from being seen."""
     node = Path(f"/var/tmp/belljar-test-node-{os.getpid()}")
-    belljar.env["BELLJAR_PATHS_NODE"] = str(node)
     node.mkdir(mode=0o755)
+    (node / "belljar.toml").write_text(f'[paths]\nnode = "{node}"\n')
     try:
         machines = {
             uid: _machine(node / str(uid) / "run/machines", uid, cpus)
             for uid, cpus in ((61001, 2), (61002, "many"), (61003, 4))
         }
-        page = Page(belljar, tmp_path)
-        page.until("running")
-        while {machine["user"] for machine in page.sections["machines"]} != {"61001", "61002", "61003"}:
-            page.until("running")
+        page = Page(belljar, tmp_path, "--config", str(node / "belljar.toml"))
+        page.until(lambda seen: {machine["user"] for machine in seen["machines"]} == {"61001", "61003"})
         assert page.sections["totals"]["cpus"] == 6
         told = page.story(machines[61003].name)
         assert told["request"]["machine"]["cpus"] == 4
         with open(machines[61001] / "journal.jsonl", "a") as file:
             file.write('{"time":1.0,"event":"state","state":"stopping"}\n')
-        while page.sections["totals"]["states"] != {"running": 2, "stopping": 1}:
-            page.until("running")
+        page.until(lambda seen: seen["totals"]["states"] == {"running": 1, "stopping": 1})
         page.close()
     finally:
         shutil.rmtree(node)

@@ -91,11 +91,12 @@ class Living:
     def now(self) -> list[Values]:
         """Those whose folder is there. One that nobody keeps any more is *abandoned*."""
         self.machines = {id: machine for id, machine in self.machines.items() if self._folders.machine(id).exists()}
-        late = time.time() - SETTLED
-        for id, machine in self.machines.items():
-            if machine["phases"][-1][1] < late and not is_locked(self._folders.machine(id) / LOCK):
-                machine["state"] = "abandoned"
-        return [*self.machines.values()]
+        return [{**machine, "state": self._state(machine)} for machine in self.machines.values()]
+
+    def _state(self, machine: Values) -> str:
+        is_settled = machine["phases"][-1][1] < time.time() - SETTLED
+        is_kept = not is_settled or is_locked(self._folders.machine(machine["id"]) / LOCK)
+        return str(machine["state"]) if is_kept else "abandoned"
 
     def _asked(self, id: str) -> Values:
         """A machine as it was asked for."""
@@ -132,9 +133,9 @@ class Host:
 
     def nodes(self) -> list[Node]:
         """This host first, then the other nodes whose ledgers are read here."""
-        now, store = time.time(), self._folders.store
+        since, store = time.time() - self._window, self._folders.store
         counted = {self.node: Counted()} | self._counted
-        nodes = [Node(name, ended.part(name, now - self._window), now, self._why) for name, ended in counted.items()]
+        nodes = [Node(name, ended.part(name, since), why=self._why) for name, ended in counted.items()]
         nodes[0].part["machines"][:0] = [*self._living.now(), *(self._theirs or ())]
         nodes[0].part["modes"] = [*vacuum(store / "vacuum"), *bait(store / "bait"), *self._leases]
         return nodes

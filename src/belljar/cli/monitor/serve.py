@@ -58,7 +58,7 @@ def others(runtime: Runtime) -> tuple[list[Values], set[Path]]:
                 ]
                 sizes = {key: int(machine[key]) for key in ("cpus", "memory")}
                 machines.append({**BLANK, **texts, **sizes, "phases": phases})
-                paths.add(folders.machine(texts["id"]) / JOURNAL)
+                paths |= {folders.machine(texts["id"]) / JOURNAL} if ID.fullmatch(texts["id"]) else set()
     return machines, paths
 
 

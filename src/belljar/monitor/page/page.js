@@ -8,7 +8,7 @@ const PHASES = {
   running: "run", paused: "run", run: "run",
   stopping: "stop", cleaning: "stop", fetch: "stop", collect: "stop", stop: "stop", clean: "stop",
 };
-const FIRST = 25;  // machines shown before "show all"
+const FIRST = 15;  // machines shown before "show all"
 const PERCENTILES = ["p50", "p90", "p99", "max"];
 const state = { token: "", sections: {}, all: false, heard: 0, isLive: false };
 
@@ -186,7 +186,7 @@ function drawMachines() {
 function machineRow(machine, edge, span) {
   const begun = machine.phases[0]?.[1] ?? machine.ended ?? now(), end = machine.ended ?? now();
   const ran = machine.phases.find(([name]) => PHASES[name] === "run");
-  const last = machine.phases.at(-1)?.[0], isBad = machine.state === "failed";
+  const last = machine.phases.at(-1)?.[0], isBad = machine.state === "failed" || machine.state === "abandoned";
   const kind = isBad ? "bad" : machine.ended != null ? "" : PHASES[last] || "prepare";
   const label = machine.ended == null ? machine.state : isBad ? machine.cause.split(":")[0] : machine.cause;
   const where = (state.sections.nodes?.length ?? 0) > 1 ? `${machine.node} · ` : "";
@@ -206,7 +206,7 @@ function track(phases, end, edge, span, isBad) {
     const until = phases[at + 1]?.[1] ?? end, left = Math.max((from - edge) / span, 0), right = Math.min((until - edge) / span, 1);
     return right <= 0 ? null : el("i", { class: PHASES[name] || "prepare", title: `${name} ${duration(until - from)}`, style: { left: `${100 * left}%`, width: `${100 * (right - left)}%` } });
   });
-  const mark = isBad && end > edge ? el("i", { class: "late", style: { left: `calc(${100 * Math.min((end - edge) / span, 1)}% - 4px)`, width: "4px" } }) : null;
+  const mark = isBad && end > edge && end < edge + span - 1 ? el("i", { class: "late", style: { left: `calc(${100 * Math.min((end - edge) / span, 1)}% - 4px)`, width: "4px" } }) : null;
   return el("div", { class: "track", "aria-hidden": "true" }, ...parts, mark);
 }
 
@@ -251,7 +251,7 @@ function drawUsers(users) {
 function drawNodes(nodes) {
   $("nodes-panel").hidden = nodes.length < 2;
   fill($("nodes"), table(["Node", "State", "*Now", "*Ended", "*Failed"], nodes.map(node => [
-    node.node, el("span", { class: `state ${node.why ? "bad" : "run"}`, title: node.why }, node.why ? `silent ${node.heard ? `since ${clock(node.heard)}` : ""}: ${node.why}` : "live"),
+    node.node, el("span", { class: `state ${node.why ? "bad" : "run"}`, title: node.why }, node.why ? `silent${node.heard ? ` since ${clock(node.heard)}` : ""}: ${node.why}` : node.node === state.sections.about?.node ? "this host" : node.heard ? "answers" : "by its ledger"),
     node.live, node.machines.toLocaleString("en"), node.failed || ""])));
 }
 
