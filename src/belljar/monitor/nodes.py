@@ -46,7 +46,9 @@ class Remote:
             try:
                 await in_thread(lambda: self._listen(lambda part: loop.call_soon_threadsafe(hear, part)))
             except BROKEN as exc:
-                self.node = replace(self.node, why=(str(exc) or type(exc).__name__)[:200])
+                self.node = replace(
+                    self.node, why=(getattr(exc, "strerror", "") or str(exc) or type(exc).__name__)[:200]
+                )
             changed()
             await asyncio.sleep(AGAIN)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import socket
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.unit.monitor.test_outcomes import row
 
+from belljar.cli.monitor.top import SORTS, screen
 from belljar.errors import BadOption, HostError
 from belljar.host.locks import try_lock
 from belljar.journal import JOURNAL, Ledger
@@ -25,7 +28,7 @@ from belljar.monitor.live import Host, Living, bait, console_tail, leases, story
 from belljar.monitor.metrics import Tally, collected
 from belljar.monitor.nodes import Remote, part_of
 from belljar.monitor.outcomes import Outcomes, ended_of
-from belljar.monitor.view import Node, add, percentiles, tally_of, view
+from belljar.monitor.view import BLANK, Node, add, percentiles, tally_of, view
 from belljar.service.streams import first_of
 
 TOKEN, LIVE = "a token of many characters", "0123456789ab"
@@ -397,3 +400,20 @@ def test_a_console_that_is_a_pipe_or_not_there_is_empty(tmp_path: Path) -> None:
 
     os.mkfifo(tmp_path / "pipe")
     assert console_tail(tmp_path / "pipe") == console_tail(tmp_path / "none") == ""
+
+
+def test_no_text_of_a_user_steers_the_terminal_that_shows_it() -> None:
+    machine = {
+        **BLANK,
+        "id": LIVE,
+        "name": "\x1b[2J[red]x",
+        "user": "ada",
+        "state": "running",
+        "phases": [["running", time.time() - 5]],
+    }
+    values = view([Node("wn01", {"machines": [machine]})], is_trusted=True)
+    for order in SORTS:
+        console = Console(file=io.StringIO(), width=140)
+        console.print(screen(values, order, 24))
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "\x1b" not in shown and "[red]x" in shown and "1 machines (1 running)" in shown

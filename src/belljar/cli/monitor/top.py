@@ -25,19 +25,10 @@ from belljar.service.streams import first_of
 REFRESH = 1.0  # seconds after which ages are shown anew
 LEAST = 0.2  # seconds between two pictures
 BAR = 24  # characters of a machine's life
-COLOURS = {
-    "run": "green",
-    "paused": "green",
-    "stop": "magenta",
-    "clean": "magenta",
-    "fetch": "magenta",
-    "req": "white",
-    "prep": "white",
-}
-SORTS: dict[str, tuple[str, Callable[[Values], Any]]] = {
-    "a": ("age", lambda machine: machine["phases"][:1]), "u": ("user", lambda machine: machine["user"]),
-    "c": ("cpus", lambda machine: -machine["cpus"]), "m": ("memory", lambda machine: -machine["memory"]),
-    "s": ("state", lambda machine: machine["state"]), "i": ("image", lambda machine: machine["image"]),
+COLOURS = {"run": "green", "paused": "green", "stop": "magenta", "clean": "magenta", "req": "white", "prep": "white"}
+SORTS: dict[str, Callable[[Values], Any]] = {  # the first letter is the key
+    "age": lambda machine: machine["phases"][:1], "user": lambda machine: machine["user"], "cpus": lambda machine: -machine["cpus"],
+    "memory": lambda machine: -machine["memory"], "state": lambda machine: machine["state"], "image": lambda machine: machine["image"],
 }  # fmt: skip
 
 
@@ -46,44 +37,42 @@ def top(args: Args, runtime: Runtime) -> None:
 
 
 async def _watch(args: Args, runtime: Runtime) -> None:
-    host, changed, ended = host_of(args, runtime), asyncio.Event(), asyncio.Event()
-    console, order = Console(), [next(key for key, (name, _) in SORTS.items() if name == args.sort)]
-    is_live = args.format == "table" and not args.once and console.is_terminal
+    host, changed, ended, console = host_of(args, runtime), asyncio.Event(), asyncio.Event(), Console()
+    is_table, order = args.format == "table", [args.sort]
+    is_once = args.once or (is_table and not console.is_terminal)
 
     def press(key: str) -> None:
-        order[:] = [key] if key in SORTS else order
+        order[:] = [name for name in SORTS if name[0] == key] or order
         (ended if key in "q\x03\x1b" else changed).set()
 
-    def now() -> Values:
-        return view(host.nodes(), is_trusted=True)
+    async def change(longest: float | None = None) -> None:
+        """Return when there is a new picture to show."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest):
+                await changed.wait()
+        changed.clear()
+
+    def picture() -> Any:
+        values = view(host.nodes(), is_trusted=True)
+        return screen(values, order[0], console.height) if is_table else as_json(values, indent=2 if is_once else None)
 
     async def pictures() -> None:
         while not host.is_read:
-            await changed.wait()
-            changed.clear()
-        while not is_live:
-            console.print(screen(now(), order[0], console.height)) if args.format == "table" else print(
-                _line(now(), args)
-            )
-            if args.once or args.format == "table":
-                return
-            await changed.wait()
-            await asyncio.sleep(LEAST)
-            changed.clear()
+            await change()
+        if is_once or not is_table:
+            console.print(picture()) if is_table else print(picture(), flush=True)
+            while not is_once:
+                await change()
+                await asyncio.sleep(LEAST)
+                print(picture(), flush=True)
+            return
         with Live(console=console, screen=True, auto_refresh=False) as live, _keys(press):
             while True:
-                live.update(screen(now(), order[0], console.height), refresh=True)
+                live.update(picture(), refresh=True)
                 await asyncio.sleep(LEAST)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(REFRESH):
-                        await changed.wait()
-                changed.clear()
+                await change(REFRESH)
 
     await first_of(host.watch(changed.set), pictures(), ended.wait())
-
-
-def _line(values: Values, args: Args) -> str:
-    return as_json(values, indent=2 if args.once else None)
 
 
 @contextmanager
@@ -119,24 +108,13 @@ def screen(values: Values, order: str, height: int) -> Group:
     for name in ("MACHINE", "USER", "IMAGE", "CPUS", "MEMORY", "STATE", "START", "AGE", "LIFE", "REQUESTER"):
         is_number = name in ("CPUS", "MEMORY", "AGE")
         machines.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
-    rows = sorted(values["machines"], key=SORTS[order][1])
-    live, ended = (
-        [row for row in rows if row["ended"] is None],
-        [row for row in values["machines"] if row["ended"] is not None],
-    )
-    for machine in (*live, *ended)[: max(height - len(failures) - 5, 1)]:
+    live = sorted((row for row in values["machines"] if row["ended"] is None), key=SORTS[order])
+    ended = (row for row in values["machines"] if row["ended"] is not None)
+    for machine in [*live, *ended][: max(height - len(failures) - 5, 1)]:
         machines.add_row(*_row(machine))
-    hints = [
-        Text(
-            f"{item['count']:>6} {plain(item['cause'])} -> {plain(item['hint'])}",
-            "red",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        for item in failures
-    ]
-    keys = "  ".join(f"{key} {name}" for key, (name, _) in SORTS.items())
-    foot = Text(f"sort: {keys}  q quit", "dim")
+    words = [f"{item['count']:>6} {plain(item['cause'])} -> {plain(item['hint'])}" for item in failures]
+    hints = [Text(line, "red", no_wrap=True, overflow="ellipsis") for line in words]
+    foot = Text(f"sort by the first letter: {', '.join(SORTS)};  q quits", "dim")
     return Group(head, Text(f"median start: {', '.join(paths) or 'none yet'}"), machines, *hints, foot)
 
 
@@ -150,7 +128,7 @@ def _row(machine: Values) -> Iterator[Text]:
         "" if ran is None else f"{duration(ran)} {machine['start']}", duration(max(end - begin, 0.0)),
     )  # fmt: skip
     for word in words:
-        yield Text(plain(str(word)), "red" if word == state and machine["state"] == "failed" else style)
+        yield Text(plain(str(word)), "red" if word == state and machine["state"] in ("failed", "abandoned") else style)
     yield _life(phases, begin, end)
     yield Text(plain(machine["requester"]), style)
 
@@ -160,7 +138,8 @@ def _life(phases: list[tuple[str, float]], begin: float, end: float) -> Text:
     bar = Text()
     for (name, since), (_, until) in zip(phases, [*phases[1:], ("", end)], strict=True):
         colour = next((colour for word, colour in COLOURS.items() if name.startswith(word)), "yellow")
-        bar.append("\N{LOWER HALF BLOCK}" * round(BAR * (until - since) / max(end - begin, 1e-9)), colour)
+        width = round(BAR * min((until - since) / max(end - begin, 1e-9), 1.0))  # a user may write any moment
+        bar.append("\N{LOWER HALF BLOCK}" * width, colour)
     return bar
 
 
@@ -171,7 +150,7 @@ VERBS = {
         top,
         f"""
         --once | show it once
-        --sort {{{",".join(name for name, _ in SORTS.values())}}} =age | what decides the order
+        --sort {{{",".join(SORTS)}}} =age | what decides the order
         {SEEN}
         --format {{table,json}} =table | json: a line for each change, or with --once one value""",
     )

@@ -137,7 +137,7 @@ function drawTiles() {
   fill($("tiles"),
     tile("Machines now", String(totals.live), states || "none lives"),
     tile("In use", `${totals.cpus}`, `cpus, ${size(totals.memory)} of memory`),
-    tile("Median start", best ? seconds(best.p50) : "–", best ? `as ${best.path}; 99 % within ${seconds(best.p99)}` : `${all} starts`),
+    tile("Median start", best ? seconds(best.p50) : "–", best ? `${best.path}; p99 ${seconds(best.p99)}` : `${all} starts`),
     tile("Failed", String(totals.failed), `${share.toFixed(share < 10 ? 1 : 0)} % of ${totals.machines.toLocaleString("en")} in 24 hours`, totals.failed ? "bad" : ""),
     chartTile(hours),
   );
