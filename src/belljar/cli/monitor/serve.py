@@ -23,6 +23,7 @@ from belljar.monitor.view import BLANK, Values
 
 TEXTS = ("id", "name", "image", "requester", "start", "state")
 MOST, LONGEST, PHASES = 500, 200, 20  # of one user: machines; characters of a word, phases of a machine
+DAY = 86400.0  # machines that ended are counted for so long
 HELD = 20.0  # seconds for which the lease service holds a question until there is news
 
 
@@ -31,7 +32,7 @@ def host_of(args: Args, runtime: Runtime) -> Host:
     read = reader(args, runtime)
     leased = (lambda: leases(args.door)) if args.door.exists() else lambda: iter(())
     return Host(
-        os.uname().nodename, runtime.folders, runtime.machines.events, lambda: read({}), args.window, leased, lambda: others(runtime)
+        os.uname().nodename, runtime.folders, runtime.machines.events, lambda: read({}), DAY, leased, lambda: others(runtime)
     )  # fmt: skip
 
 
@@ -116,8 +117,7 @@ def token_file(args: Args, runtime: Runtime) -> Path:
 
 
 SEEN = f"""{LEDGER}
-{DOOR}
---window TIME =1d | how far back machines that ended are counted"""
+{DOOR}"""
 SERVE = f"""# serve | show a page and metrics: numbers to everybody who reaches the port, names and consoles to those with the token
 --listen ADDRESS:PORT =127.0.0.1:9180 | where; beyond this host, put a server with TLS in front
 --token-file FILE | with the token, mode 0600; default: monitor/token below `paths.store`, made where it is missing
