@@ -122,6 +122,7 @@ function drawAbout(about) {
   document.title = `belljar · ${about.node}`;
   $("unlock").textContent = about.trusted ? "Forget token" : "Enter token";
   for (const id of ["users-panel", "nodes-panel"]) if (!about.trusted) $(id).hidden = true;
+  for (const id of ["filter", "window", "legend"]) $(id).hidden = !about.trusted;
   if (!about.trusted) fill($("modes"));
 }
 
