@@ -62,8 +62,11 @@ VERBS = {
     "pilot": Entry("lease.lease", "", "hold a node for a lease, as a job of the batch system"),
     "vacuum": Entry("vacuum.factory", VACUUM, "let this host start experiments' machines by itself, by target shares"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
+    "top": Entry("monitor.top", SIGHT, "watch machines live and end, on a terminal"),
     "report": Entry("monitor.report", SIGHT, "add up the machines that ended: by user, image, cause, node or day"),
-    "monitor": Entry("monitor.monitor", SIGHT, "metrics, spans and site information for those who watch many hosts"),
+    "monitor": Entry(
+        "monitor.monitor", SIGHT, "a page, metrics, traces and site information for those who watch many hosts"
+    ),
     "doctor": Entry("host.doctor", HOST, "check this host, and say what is missing and how to get it"),
     "soak": Entry("soak.soak", HOST, "run job after job in fresh machines: starts, failures, and does anything grow?"),
     "config": Entry("host.config", HOST, "show or check the settings"),
@@ -114,8 +117,7 @@ def entry(commands: str | None = None) -> NoReturn:
 
 
 def main(arguments: Sequence[str], commands: str | None = None) -> int:
-    """Carry out one command line and return the exit code. Raises KeyboardInterrupt, and BrokenPipeError for our own
-    output."""
+    """Carry out one command line; its exit code. Raises KeyboardInterrupt, and BrokenPipeError for our own output."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments  # behind it are a payload's
     return reported(lambda: _carry_out(split(arguments), commands), detail="-v" in ours or "--verbose" in ours)
 

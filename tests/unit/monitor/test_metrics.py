@@ -19,7 +19,7 @@ from belljar.monitor.metrics import HISTOGRAMS, LAST, METRICS, Tally, collected
 from belljar.monitor.outcomes import Outcomes
 from belljar.service.metrics import Metric
 
-DOCS = Path(__file__).parents[3] / "docs/monitor"
+DOCS = Path(__file__).parents[3] / "docs/operate/monitor"
 promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="Debian's package prometheus is not installed")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import LEDGER, complain_of, host_metrics, reader
+from belljar.cli.monitor.serve import SERVE, serve
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption
@@ -81,6 +82,7 @@ PATIENCE = 10.0  # seconds for another process that sends
 ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 STATE = "--state FILE | where the next call finds what was read before; default: in monitor/ below `paths.store`"
 ROWS = f"""
+{SERVE}
 # textfile | write all metrics into a file for node_exporter's textfile collector: from cron, or a timer
 FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a whole
 {LEDGER}
@@ -99,6 +101,6 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 VERBS = {
     "monitor": Verb(
         "For those who watch many hosts. Everything is read from ledgers, journals and folders: no machine and no daemon is asked.",
-        acts=acts(ROWS, {"textfile": textfile, "spans": spans, "glue2": glue2}),
+        acts=acts(ROWS, {"serve": serve, "textfile": textfile, "spans": spans, "glue2": glue2}),
     )
 }
