@@ -70,8 +70,15 @@ def show_findings(findings: Iterable[Finding], *, as_: str) -> int:
 
 
 def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]], *, as_: str) -> None:
-    """Print *value* as JSON or *rows* as a table, by the verb's --format."""
-    print(as_json(value) if as_ == "json" else table(heads, rows))
+    """Print *value* as JSON, or as CSV if it is a list of objects, or *rows* as a table, by the verb's --format."""
+    if as_ == "csv":
+        import csv
+        import sys
+
+        heads, rows = list(value[0]) if value else heads, [list(item.values()) for item in value]
+        csv.writer(sys.stdout, lineterminator="\n").writerows([heads, *rows])
+    else:
+        print(as_json(value) if as_ == "json" else table(heads, rows))
 
 
 def duration(seconds: float) -> str:

@@ -22,8 +22,8 @@ from belljar.model import State, dumps, to_json
 
 JOURNAL = "journal.jsonl"
 JOB_KILLED = "job-killed"  # told by the batch system, after its machine was killed with it
-LONGEST_JOURNAL = 16 << 20
-DAY, MONTH, ENDED = 86400.0, r"\d{4}-\d\d", re.compile(rb'"ended":(\d{1,12})')
+LONGEST_JOURNAL, LONGEST_ROW = 16 << 20, 1 << 20  # bytes
+DAY, MONTH = 86400.0, r"\d{4}-\d\d"
 
 Event = dict[str, Any]
 
@@ -118,11 +118,10 @@ class Ledger:
         append_line(self.folder / _file_of(now), dumps(row), durable=True)
 
     def rows(self, since: float = 0.0, text: bytes = b"") -> Iterator[dict[str, Any]]:
-        """Every row, oldest first; or those with this text, of machines that ended *since*. Rows without an end, too."""
+        """Every row, oldest first; or those with this text, of the months in which machines ended *since*."""
         for path in self._files(_file_of(since - DAY)):  # the clock may have been set back a little
             with open(path, "rb") as file:
-                some = (line for line in file if text in line)
-                yield from _objects(line for line in some if not (at := ENDED.search(line)) or int(at[1]) > since - 1)
+                yield from _objects(line for line in _lines(file) if text in line)
 
     def row(self, id: str, since: float) -> dict[str, Any] | None:
         """The row of a machine that began at *since*; None where there is none."""
@@ -137,12 +136,11 @@ class Ledger:
             month = path.stem.removeprefix("ledger-")
             with open(path, "rb") as file:
                 file.seek(read.get(month, 0))
-                for line in file:
-                    if not line.endswith(b"\n"):
+                for line in _lines(file):
+                    if not line.endswith(b"\n") and len(line) < LONGEST_ROW:
                         break  # it is being written
                     read[month] = read.get(month, 0) + len(line)
-                    for row in _objects([line]):
-                        yield row, _text(read)
+                    yield from ((row, _text(read)) for row in _objects([line]))
 
     def end(self) -> str:
         """The position behind the last whole row."""
@@ -155,12 +153,14 @@ class Ledger:
     def _check(self, read: dict[str, int]) -> None:
         for month, offset in read.items():
             path = self.folder / f"ledger-{month}.jsonl"
-            try:
-                size = os.stat(path).st_size
-            except FileNotFoundError:
-                raise PositionLost(f"{path}: was removed, and had been read up to byte {offset}") from None
+            size = path.stat().st_size if path.exists() else 0
             if size < offset:
-                raise PositionLost(f"{path}: has {size} bytes, and had been read up to byte {offset}")
+                raise PositionLost(f"{path}: had been read up to byte {offset}, and has {size} bytes now")
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    """Each line of a ledger; one that is no row, for it is too long, in parts."""
+    return iter(lambda: file.readline(LONGEST_ROW), b"")
 
 
 def _whole(path: Path) -> int:

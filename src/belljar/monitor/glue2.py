@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from belljar.model import MIB
 from belljar.records import dataclass
 
 VALIDITY = 3600  # seconds
-HEAD = ("ID", "Name", "CreationTime", "Validity")
+KEY = "GLUE2ResourceID"
+ENTITY = ("Name", "CreationTime", "Validity")  # attributes of every entity, as LDAP has them
 
 
 @dataclass(frozen=True)
@@ -31,40 +32,34 @@ class Offer:
     free: int  # more of them that there is room for
 
 
-def environments(offers: Iterable[Offer], service: str, manager: str, time: str) -> Iterator[dict[str, Any]]:
-    """Each as GLUE 2 names its attributes. *time*: ISO 8601, in UTC."""
-    for offer in offers:
-        name, version = offer.system.partition(" ")[0], re.search(r"\d[\w.]*", offer.system)
-        yield {
-            "ID": f"urn:glue2:ExecutionEnvironment:{offer.image}.{service}", "Name": offer.image, "CreationTime": time,
-            "Validity": VALIDITY, "Platform": offer.platform, "VirtualMachine": True, "TotalInstances": offer.used + offer.free,
-            "UsedInstances": offer.used, "LogicalCPUs": offer.cpus, "CPUTimeScalingFactor": 1, "WallTimeScalingFactor": 1,
-            "MainMemorySize": offer.memory // MIB, "VirtualMemorySize": offer.memory // MIB, "OSFamily": "linux",
-            "OSName": name or "linux", "OSVersion": version[0] if version else "", "ConnectivityIn": False,
-            "ConnectivityOut": offer.has_network, "Associations": {"ManagerID": manager},
-        }  # fmt: skip
+def environment(offer: Offer, service: str, manager: str, time: str) -> dict[str, Any]:
+    """As GLUE 2 names its attributes. *time*: ISO 8601, in UTC."""
+    version, memory = re.search(r"\d[\w.]*", offer.system), offer.memory // MIB
+    return {
+        "ID": f"urn:glue2:ExecutionEnvironment:{offer.image}.{service}", "Name": offer.image, "CreationTime": time,
+        "Validity": VALIDITY, "Platform": offer.platform, "VirtualMachine": True, "TotalInstances": offer.used + offer.free,
+        "UsedInstances": offer.used, "LogicalCPUs": offer.cpus, "CPUTimeScalingFactor": 1, "WallTimeScalingFactor": 1,
+        "MainMemorySize": memory, "VirtualMemorySize": memory, "OSFamily": "linux",
+        "OSName": offer.system.partition(" ")[0] or "linux", "OSVersion": version[0] if version else "",
+        "ConnectivityIn": False, "ConnectivityOut": offer.has_network, "Associations": {"ManagerID": manager},
+    }  # fmt: skip
 
 
 def ldif(environment: Mapping[str, Any], service: str) -> str:
     """One entry, below that of its service."""
     id, manager = environment["ID"], environment["Associations"]["ManagerID"]
-    pairs: list[tuple[str, Any]] = [
-        ("objectClass", "GLUE2Resource"),
-        ("objectClass", "GLUE2ExecutionEnvironment"),
-        ("GLUE2ResourceID", id),
+    own = {name: value for name, value in environment.items() if name not in ("ID", *ENTITY, "Associations")}
+    lines = [
+        _line("dn", f"{KEY}={_escaped(id)},GLUE2ServiceID={_escaped(service)},GLUE2GroupID=resource,o=glue"),
+        "objectClass: GLUE2Resource",
+        "objectClass: GLUE2ExecutionEnvironment",
+        _line(KEY, id),
+        *(_line(f"GLUE2Entity{name}", environment[name]) for name in ENTITY),
+        *(_line(f"GLUE2ExecutionEnvironment{name}", value) for name, value in own.items() if value != ""),
+        _line("GLUE2ResourceManagerForeignKey", manager),
+        _line("GLUE2ExecutionEnvironmentComputingManagerForeignKey", manager),
     ]
-    pairs += [(f"GLUE2Entity{name}", environment[name]) for name in HEAD[1:]]
-    pairs += [
-        (f"GLUE2ExecutionEnvironment{name}", value)
-        for name, value in environment.items()
-        if name not in (*HEAD, "Associations")
-    ]
-    pairs += [
-        ("GLUE2ResourceManagerForeignKey", manager),
-        ("GLUE2ExecutionEnvironmentComputingManagerForeignKey", manager),
-    ]
-    place = f"GLUE2ResourceID={_escaped(id)},GLUE2ServiceID={_escaped(service)},GLUE2GroupID=resource,o=glue"
-    return "\n".join(_line(name, value) for name, value in (("dn", place), *pairs) if value != "") + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _line(name: str, value: Any) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from belljar.errors import PositionLost
 from belljar.host.files import write_whole
 from belljar.host.locks import locked
 from belljar.model import Cause, OutcomeClass
-from belljar.monitor.outcomes import BEFORE, PATHS, Outcomes
+from belljar.monitor.outcomes import BEFORE, PATHS, Ended, Outcomes
 from belljar.records import dataclass
 from belljar.service import kept
 from belljar.service.metrics import Metric, registry
@@ -24,20 +24,42 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)  # seconds
+LIMITS = [*map(str, BUCKETS), "+Inf"]
 PATIENCE = 60.0  # seconds for another process that writes the same file
-METRICS = {
-    "machines_ended": ("Machines that ended", ("node", "mode", "class", "cause")),
-    "machine_payload_seconds": ("What payloads took themselves", ("node",)),
-    "machine_overhead_seconds": ("What machines took beside their payloads' own time", ("node",)),
-    "ledger_rows_unreadable": ("Rows of ledgers that were left out", ()),
-    "last_end_timestamp_seconds": ("When the latest machine of a node ended", ("node",)),  # a gauge
-    "machine_start_seconds": ("Each phase before the payload", ("node", "phase", "path")),  # these are histograms
-    "machine_ready_seconds": ("From the request to the payload's first moment", ("node", "path")),
-}
-LAST, HISTOGRAMS = "last_end_timestamp_seconds", ("machine_start_seconds", "machine_ready_seconds")
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 # A user may write anything into the own ledger, and each word would be a series for ever.
-KNOWN = {*(cause.value for cause in Cause), *(klass.value for klass in OutcomeClass), *PATHS}
 MODES = {"cli", "api", "slurm", "gridengine", "htcondor", "openpbs", "torque", "lsf", "vacuum", "bait", "node", "lease"}
+KNOWN = {*(cause.value for cause in Cause), *(klass.value for klass in OutcomeClass), *PATHS}
+
+
+LAST, UNREADABLE = "last_end_timestamp_seconds", "ledger_rows_unreadable"
+METRICS = {
+    "machines_ended": (COUNTER, "Machines that ended", ("node", "mode", "class", "cause")),
+    "machine_payload_seconds": (COUNTER, "What payloads took themselves", ("node",)),
+    "machine_overhead_seconds": (COUNTER, "What machines took beside their payloads' own time", ("node",)),
+    UNREADABLE: (COUNTER, "Rows of ledgers that were left out", ()),
+    LAST: (GAUGE, "When the latest machine of a node ended", ("node",)),
+    "machine_start_seconds": (HISTOGRAM, "Each phase before the payload", ("node", "phase", "path")),
+    "machine_ready_seconds": (HISTOGRAM, "From the request to the payload's first moment", ("node", "path")),
+}
+
+
+def numbers_of(ended: Ended) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """What a machine tells: each a metric, the values of its labels, and a number to add or to observe."""
+    node, path, mode = ended.node, _known(ended.path), ended.requester.partition(":")[0]
+    yield "machines_ended", (node, _known(mode, MODES), _known(ended.klass), _known(ended.cause)), 1
+    yield "machine_payload_seconds", (node,), ended.run
+    yield "machine_overhead_seconds", (node,), ended.overhead
+    yield LAST, (node,), ended.ended
+    for phase in BEFORE if ended.path else ():
+        if phase in ended.phases:
+            yield "machine_start_seconds", (node, phase, path), ended.phases[phase]
+    if ended.path and "run" in ended.phases:
+        yield "machine_ready_seconds", (node, path), ended.until_ready
+
+
+def _known(word: str, words: Collection[str] = KNOWN) -> str:
+    return word if word in words else "other"
 
 
 @dataclass(frozen=True)
@@ -64,10 +86,10 @@ class Tally:
         """Add what is new. Where a ledger was cut, all of them are read anew: Prometheus knows counters that begin again."""
         with self._turn:
             try:
-                self._add(self._outcomes)
+                self._add_new()
             except PositionLost:
                 self._begin(Kept({}, {}))
-                self._add(self._outcomes)
+                self._add_new()
 
     def kept(self) -> Kept:
         """All of it, to be handed to a later one."""
@@ -79,41 +101,27 @@ class Tally:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         self.read()
-        kinds: dict[str, Any] = {LAST: GaugeMetricFamily} | dict.fromkeys(HISTOGRAMS, HistogramMetricFamily)
-        for name, (text, labels) in METRICS.items():
-            family = kinds.get(name, CounterMetricFamily)(f"belljar_{name}", text, labels=labels)
+        kinds = {COUNTER: CounterMetricFamily, GAUGE: GaugeMetricFamily, HISTOGRAM: HistogramMetricFamily}
+        for name, (kind, text, labels) in METRICS.items():
+            family: Any = kinds[kind](f"belljar_{name}", text, labels=labels)
             for of, (*counts, number) in list(self.values[name].items()):
-                buckets = zip([*map(str, BUCKETS), "+Inf"], accumulate(counts), strict=True) if counts else ()
-                family.add_metric(of, *([list(buckets), number] if counts else [number]))
+                buckets = [list(zip(LIMITS, accumulate(counts), strict=True))] if kind == HISTOGRAM else []
+                family.add_metric(of, *buckets, number)
             yield family
 
-    def _add(self, outcomes: Outcomes) -> None:
-        before = outcomes.unreadable
-        for ended in outcomes.new():
-            node, path = (ended.node,), _known(ended.path)
-            mode = ended.requester.partition(":")[0]
-            words = mode if mode in MODES else "other", _known(ended.klass), _known(ended.cause)
-            self._count("machines_ended", (*node, *words))
-            self._count("machine_payload_seconds", node, ended.run)
-            self._count("machine_overhead_seconds", node, ended.overhead)
-            self.values[LAST][node] = [max(ended.ended, *self.values[LAST].get(node, [0.0]))]
-            for phase in (phase for phase in BEFORE if ended.path and phase in ended.phases):
-                self._observe("machine_start_seconds", (*node, phase, path), ended.phases[phase])
-            if ended.path and "run" in ended.phases:
-                self._observe("machine_ready_seconds", (*node, path), ended.until_ready)
-        self._count("ledger_rows_unreadable", (), outcomes.unreadable - before)
+    def _add_new(self) -> None:
+        before = self._outcomes.unreadable
+        for ended in self._outcomes.new():
+            for name, of, number in numbers_of(ended):
+                self._add(name, of, number)
+        self._add(UNREADABLE, (), self._outcomes.unreadable - before)
 
-    def _count(self, name: str, labels: tuple[str, ...], by: float = 1.0) -> None:
-        self.values[name].setdefault(labels, [0.0])[0] += by
-
-    def _observe(self, name: str, labels: tuple[str, ...], seconds: float) -> None:
-        numbers = self.values[name].setdefault(labels, [0.0] * (len(BUCKETS) + 2))  # one above them all, and the sum
-        numbers[bisect_left(BUCKETS, seconds)] += 1
-        numbers[-1] += seconds
-
-
-def _known(word: str) -> str:
-    return word if word in KNOWN else "other"
+    def _add(self, name: str, of: tuple[str, ...], number: float) -> None:
+        kind = METRICS[name][0]
+        numbers = self.values[name].setdefault(of, [0.0] * (len(LIMITS) + 1 if kind == HISTOGRAM else 1))
+        numbers[-1] = max(numbers[-1], number) if kind == GAUGE else numbers[-1] + number
+        if kind == HISTOGRAM:
+            numbers[bisect_left(BUCKETS, number)] += 1
 
 
 def collected(tally: Tally, host: Callable[[], Iterable[Metric]]) -> CollectorRegistry:

@@ -1,25 +1,48 @@
 """Ended machines as OpenTelemetry traces: a span for the machine, one for each of its phases. Needs opentelemetry's SDK and exporter.
 
-Ids are made of the machine's, so a machine that is sent twice is the same trace. The ledger has how long each phase took: those up
-to the payload's end are laid end to end from the machine's start, the last two up to its end."""
+Ids are made of the machine's, so a machine that is sent twice is the same trace. The ledger has how long each phase took, not when
+it began: they are laid end to end from the machine's start."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+import os
+import select
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import CommandMissing, HostError
+from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
+from belljar.jobs import complain
 from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
 
-BATCH = 500  # spans
-AT_THE_END = ("stop", "clean")
+BATCH = 60  # machines, each with about eight spans
+LOOK_AGAIN = (
+    15.0  # seconds, only for what this kernel does not report: ledgers of other hosts, and of users where root reads
+)
+MOST_REFUSALS = 8  # in a row, each of which doubles the pause, from 2 seconds to 4 minutes
+TEXTS = (
+    "cause",
+    "image",
+    "path",
+    "error",
+    "context",
+    "accelerator",
+    "requester",
+    "name",
+    "user",
+)  # names of attributes, too
+
+
+def until_news(watches: Sequence[Watch], longest: float | None) -> None:
+    """Return when something happened to what these watch, or after so many seconds."""
+    select.select(watches, [], [], longest)
 
 
 class Exporter:
@@ -35,31 +58,39 @@ class Exporter:
         self._exporter, self._kept = OTLPSpanExporter(), kept
 
     def send_new(self, outcomes: Outcomes) -> int:
-        """Send the machines behind the positions; returns how many. Raises HostError, PositionLost."""
-        machines, batch = 0, list["ReadableSpan"]()
-        for ended in outcomes.new():
-            machines += 1
-            batch += spans_of(ended)
-            if len(batch) >= BATCH:
-                self._send(batch)
-                batch = []
-        self._send(batch)
+        """Send the machines behind the positions; returns how many. Where the collector does not take them, the positions stay in
+        front of them. Raises HostError, PositionLost."""
+        machines, taken, rows = 0, dict(outcomes.positions), outcomes.new()
+        while batch := list(islice(rows, BATCH)):
+            if self._exporter.export([span for ended in batch for span in spans_of(ended)]).value != 0:
+                outcomes.positions = taken
+                hint = "See the lines above, and OTEL_EXPORTER_OTLP_ENDPOINT. They are sent again."
+                raise HostError(f"{len(batch)} machines were not taken by the collector", hint=hint)
+            machines, taken = machines + len(batch), dict(outcomes.positions)
+            self._kept()
+        self._kept()
         return machines
 
-    def follow(self, outcomes: Outcomes) -> None:
-        """Send each machine as it ends, for ever. Raises HostError, PositionLost."""
-
-        async def run() -> None:
-            async for ended in outcomes.follow():
-                self._send(list(spans_of(ended)))
-
-        asyncio.run(run())
-
-    def _send(self, spans: list[ReadableSpan]) -> None:
-        if spans and self._exporter.export(spans).value != 0:
-            hint = "See the lines above, and OTEL_EXPORTER_OTLP_ENDPOINT. The next call sends these machines again."
-            raise HostError(f"{len(spans)} spans were not taken by the collector", hint=hint)
-        self._kept()
+    def follow(self, outcomes: Outcomes, wait: Callable[[Sequence[Watch], float | None], object] = until_news) -> None:
+        """Send each machine as it ends, for ever. Where the collector does not take them, they are sent again, later and later.
+        Raises PositionLost."""
+        watch, here, refusals = Watch(), os.uname().nodename, 0
+        while True:
+            watch.read()
+            are_watched = [
+                source.node == here
+                and not source.user
+                and watch.add(source.folder(), IN_CREATE | IN_MODIFY | IN_MOVED_TO) > 0
+                for source in outcomes.sources()
+            ]
+            try:
+                self.send_new(outcomes)
+                refusals = 0
+                wait([watch], None if all(are_watched) else LOOK_AGAIN)
+            except HostError as exc:
+                complain(exc.message, exc.hint)
+                refusals = min(refusals + 1, MOST_REFUSALS)
+                wait([], 2.0**refusals)
 
 
 def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
@@ -70,50 +101,38 @@ def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
     def context(name: str) -> SpanContext:
         return SpanContext(trace, _number(f"{trace}/{name}", 8), is_remote=False, trace_flags=TraceFlags(1))
 
-    trace = _number(f"{ended.node}/{ended.id}/{ended.started}", 16)
-    texts = {
-        "machine.id": ended.id, "cause": ended.cause, "class": ended.klass, "image": ended.image, "path": ended.path, "error": ended.error,
-        "context": ended.context, "accelerator": ended.accelerator, "requester": ended.requester, "name": ended.name, "user": ended.user,
-        **{f"label.{name}": text for name, text in ended.labels.items()},
-    }  # fmt: skip
-    attributes: dict[str, str | int] = {f"belljar.{name}": text for name, text in texts.items() if text}
-    attributes |= {"belljar.cpus": ended.cpus, "belljar.memory": ended.memory}
+    trace, resource = _number(f"{ended.node}/{ended.id}/{ended.started}", 16), _resource(ended.node)
+    values = {"machine.id": ended.id, "class": ended.klass, "cpus": ended.cpus, "memory": ended.memory}
+    values |= {name: getattr(ended, name) for name in TEXTS} | {f"label.{name}": text for name, text in ended.labels}
+    attributes: dict[str, Any] = {f"belljar.{name}": value for name, value in values.items() if value != ""}
+    status = Status(StatusCode.ERROR, ended.reason) if ended.has_failed else Status()
     yield ReadableSpan(
-        "machine", context("machine"), resource=_resource(ended.node), attributes=attributes, start_time=_nano(ended.started),
-        end_time=_nano(max(ended.ended, ended.started)), status=Status(StatusCode.ERROR, ended.reason) if ended.has_failed else Status(),
+        "machine", context("machine"), None, resource, attributes, status=status,
+        start_time=_nano(ended.started), end_time=_nano(max(ended.ended, ended.started)),
     )  # fmt: skip
     for name, begin, end in laid_out(ended):
-        parent = context(WITHIN.get(name, "machine"))
-        resource, begins, ends = _resource(ended.node), _nano(begin), _nano(end)
+        parent, begins, ends = context(WITHIN.get(name, "machine")), _nano(begin), _nano(end)
         yield ReadableSpan(name, context(name), parent, resource, start_time=begins, end_time=ends)
 
 
 def laid_out(ended: Ended) -> Iterator[tuple[str, float, float]]:
     """Each phase with the moments of its begin and its end."""
-    moment = ended.started
+    moment, last = ended.started, max(ended.ended, ended.started)
     for name in PHASES:
-        seconds = ended.phases.get(name)
-        if seconds is None or name in AT_THE_END:
-            continue
-        begin, moment = moment, min(moment + seconds, max(ended.ended, ended.started))
-        yield name, begin, moment
-        for part in (part for part, whole in WITHIN.items() if whole == name and part in ended.phases):
-            yield part, max(moment - ended.phases[part], begin), moment
-    last = max(ended.ended, moment)
-    for name in reversed([name for name in AT_THE_END if name in ended.phases]):
-        begin = max(last - ended.phases[name], moment)
-        yield name, begin, last
-        last = begin
+        if name in ended.phases:
+            begin, moment = moment, min(moment + ended.phases[name], last)
+            yield name, begin, moment
+            for part, whole in WITHIN.items():
+                if whole == name and part in ended.phases:
+                    yield part, max(moment - ended.phases[part], begin), moment
 
 
 @lru_cache(maxsize=1000)
 def _resource(node: str) -> Resource:
-    """Whose spans these are; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME add to it."""
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    """Whose spans these are; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have the last word."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 
-    made = Resource.create({"host.name": node})
-    is_named = not str(made.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service")
-    return made if is_named else made.merge(Resource({SERVICE_NAME: "belljar"}))
+    return Resource({SERVICE_NAME: "belljar", "host.name": node}).merge(OTELResourceDetector().detect())
 
 
 def _number(text: str, size: int) -> int:

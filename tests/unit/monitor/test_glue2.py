@@ -11,7 +11,7 @@ import pytest
 
 from belljar.cli import main
 from belljar.model import GIB
-from belljar.monitor.glue2 import Offer, environments, ldif
+from belljar.monitor.glue2 import Offer, environment, ldif
 
 SCHEMA = Path("/etc/ldap/schema")
 SERVICE, MANAGER = "urn:glue2:ComputingService:ce01", "urn:glue2:ComputingManager:ce01"
@@ -46,7 +46,7 @@ GLUE2ServiceAdminDomainForeignKey: EXAMPLE
 
 
 def described(*offers: Offer) -> list[dict[str, Any]]:
-    return list(environments(offers, "ce01", MANAGER, "2026-01-01T12:00:00Z"))
+    return [environment(offer, "ce01", MANAGER, "2026-01-01T12:00:00Z") for offer in offers]
 
 
 def test_an_image_is_an_environment_of_virtual_machines() -> None:
@@ -73,7 +73,7 @@ def test_an_entry_is_escaped_where_it_must_be() -> None:
 def test_openldap_takes_the_entries_by_the_schema(tmp_path: Path) -> None:
     (tmp_path / "db").mkdir()
     (tmp_path / "slapd.conf").write_text(CONFIGURATION.format(folder=tmp_path / "db"))
-    entries = "\n".join(ldif(environment, SERVICE) for environment in described(DEBIAN, ODD))
+    entries = "\n".join(ldif(described_one, SERVICE) for described_one in described(DEBIAN, ODD))
     for text, code in (
         (entries, 0),
         (entries.replace("ExecutionEnvironmentOSFamily: linux\n", "EntityOtherInfo: x\n"), 1),

@@ -15,7 +15,7 @@ from tests.unit.monitor.test_outcomes import row, write
 
 from belljar.cli import main
 from belljar.cli.monitor import GAUGES
-from belljar.monitor.metrics import HISTOGRAMS, LAST, METRICS, Tally, collected
+from belljar.monitor.metrics import HISTOGRAM, LAST, METRICS, Tally, collected
 from belljar.monitor.outcomes import Outcomes
 from belljar.service.metrics import Metric
 
@@ -134,6 +134,17 @@ def test_what_this_host_has_is_told(tmp_path: Path) -> None:
     assert {values[f"belljar_{name}", os.uname().nodename] for name in GAUGES} == {0.0}
 
 
+def test_a_machine_without_a_keeper_is_counted_and_left_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "logs", row())
+    folder = tmp_path / "host/run/machines" / ("a" * 12)
+    for parent in (folder, folder.parent, folder.parents[1]):
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "journal.jsonl").write_text('{"time":1.0,"event":"state","state":"running"}\n')
+    values = textfile(tmp_path)
+    assert values["belljar_machines_abandoned", os.uname().nodename] == 1
+    assert [path.name for path in folder.iterdir()] == ["journal.jsonl"]
+
+
 # -- alerts and dashboard ----------------------------------------------------------------------------------------------
 
 
@@ -172,7 +183,8 @@ def dashboard() -> Any:
 
 def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:
     names = {f"belljar_{name}" for name in (*GAUGES, LAST)} | {f"belljar_{name}_total" for name in METRICS}
-    names |= {f"belljar_{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+    histograms = [name for name, (kind, *_) in METRICS.items() if kind == HISTOGRAM]
+    names |= {f"belljar_{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
     asked = set(re.findall(r"\bbelljar_\w+", " ".join([(DOCS / "alerts.yml").read_text(), *expressions()])))
     assert asked <= names
 

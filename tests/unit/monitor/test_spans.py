@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.unit.monitor.test_outcomes import END, row, write
 
 from belljar.cli import main
-from belljar.monitor.outcomes import ended_of
-from belljar.monitor.spans import _resource, laid_out
+from belljar.monitor.outcomes import Outcomes, ended_of
+from belljar.monitor.spans import Exporter, _resource, laid_out
 
 
 class Collector(http.server.ThreadingHTTPServer):
@@ -105,13 +106,36 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     write(tmp_path / "logs", row("b" * 12))
     collector.status = 400
     assert send(tmp_path) == 125
-    assert "7 spans were not taken by the collector" in capsys.readouterr().err
+    assert "1 machines were not taken by the collector" in capsys.readouterr().err
     collector.status = 200
     assert send(tmp_path) == 0
     assert json.loads(capsys.readouterr().out) == {"sent": 1}
     assert send(tmp_path) == 0
     assert json.loads(capsys.readouterr().out) == {"sent": 0}
     assert len(collector.spans) == 7
+
+
+def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(tmp_path: Path, collector: Collector) -> None:
+    write(tmp_path / "logs", *[row(f"{number:012x}") for number in range(100)])
+    outcomes, waits, kept = Outcomes({tmp_path / "logs": os.uname().nodename}), list[float | None](), list[int]()
+
+    class Enough(Exception):
+        pass
+
+    def wait(watches: Any, longest: float | None) -> None:
+        waits.append(longest)
+        collector.status = 400 if len(waits) < 3 else 200
+        if watches and len(collector.spans) > 700:
+            raise Enough
+        if watches:
+            write(tmp_path / "logs", row("f" * 12))
+
+    collector.status = 400
+    with pytest.raises(Enough):
+        Exporter(lambda: kept.append(len(collector.spans))).follow(outcomes, wait)
+    assert waits == [2.0, 4.0, 8.0, None, None]
+    assert len({span.trace_id for span in collector.spans}) == 101 and len(collector.spans) == 101 * 7
+    assert kept[0] == 60 * 7
 
 
 def test_no_row_keeps_those_behind_it_from_being_sent(tmp_path: Path, collector: Collector) -> None:
@@ -180,8 +204,8 @@ def test_phases_are_laid_out_between_begin_and_end() -> None:
         "template": (1, 3),
         "start": (3, 4),
         "run": (4, 8),
-        "stop": (9, 9.5),
-        "clean": (9.5, 10),
+        "stop": (8, 8.5),
+        "clean": (8.5, 9),
     }
     forged = ended_of(json.loads(json.dumps(row(phases={"prepare": 1e9, "run": 1e9, "stop": 1e9}, ended=0))), "wn01")
     assert forged is not None and all(begin <= end for _, begin, end in laid_out(forged))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
@@ -12,7 +13,9 @@ from belljar.errors import BelljarError
 from belljar.host.privileges import User
 from belljar.jobs import complain
 from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
-from belljar.monitor.outcomes import Outcomes, number_of, places
+from belljar.journal import Ledger
+from belljar.monitor.outcomes import Outcomes, Source, places
+from belljar.reading import from_json
 from belljar.service.metrics import Metric
 
 LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: the folder `paths.logs` of a node, or a folder with those of many nodes;
@@ -22,13 +25,27 @@ Reader = Callable[[Mapping[str, str]], Outcomes]
 
 def reader(args: Args, runtime: Runtime) -> Reader:
     """Makes readers of the ledgers that the verb's options name. Raises BadOption."""
-    found = places(args.ledgers, runtime.folders.logs, os.uname().nodename)
+    chosen = places(args.ledgers, runtime.folders.logs, os.uname().nodename)
 
-    def users() -> list[tuple[User, Callable[[], Any]]]:
-        chosen = [] if args.ledgers else users_of(runtime)
-        return [(user, lambda user=user: runtime.of_user(user.uid, user.home).folders.logs) for user in chosen]  # type: ignore[misc]
+    def users() -> list[Source]:
+        return [] if args.ledgers else [_source(runtime, user) for user in users_of(runtime)]
 
-    return lambda positions: Outcomes(found, positions, users)
+    return lambda positions: Outcomes(chosen, positions, users)
+
+
+def _source(runtime: Runtime, user: User) -> Source:
+    """A user's own ledger."""
+
+    def ask(look: Callable[[Ledger], Any]) -> Any:
+        def work(theirs: Runtime) -> Any:
+            return look(Ledger(theirs.folders.logs))
+
+        return asked_as(runtime, user, work, timeout=LOOK_TIMEOUT, what="read the ledger")
+
+    def folder() -> Path:
+        return runtime.of_user(user.uid, user.home).folders.logs
+
+    return Source(os.uname().nodename, f"user {user.uid}", folder, user.name, ask)
 
 
 def complain_of(outcomes: Outcomes) -> None:
@@ -37,35 +54,6 @@ def complain_of(outcomes: Outcomes) -> None:
         complain(trouble, "")
     if outcomes.unreadable:
         complain(f"{outcomes.unreadable} rows of ledgers do not tell which machine ended, and were left out", "")
-
-
-def host_metrics(runtime: Runtime) -> Iterator[Metric]:
-    """What there is on this host now, of all its users for root."""
-    sums = dict.fromkeys(GAUGES, 0.0)
-    for user in (None, *users_of(runtime)):
-        try:
-            numbers = asked_as(runtime, user, numbers_of, timeout=LOOK_TIMEOUT, what="count machines")
-            sums = {name: number + number_of(numbers[name]) for name, number in sums.items()}
-        except (BelljarError, OSError, KeyError, TypeError) as exc:  # a user may report anything
-            complain(f"{user.name if user else 'this user'}: machines were not counted: {exc}", "")
-    node = os.uname().nodename
-    for name, text in GAUGES.items():
-        yield Metric(f"belljar_{name}", text, ("node",), {(node,): sums[name]})
-
-
-def numbers_of(runtime: Any) -> dict[str, float]:
-    """What one user has."""
-    from belljar.machine.life.claim import room_now
-
-    machines, templates = runtime.machines.list(), runtime.hypervisor.templates()
-    own = [image.disk for image in runtime.images.images() if image.store == runtime.folders.store]
-    room = room_now(runtime.folders, runtime.settings.host)
-    return {
-        "machines": sum(view.alive for view in machines), "machines_abandoned": sum(not view.alive for view in machines),
-        "templates": len(templates), "templates_bytes": sum(template.size for template in templates),
-        "images_bytes": sum(os.stat(disk).st_blocks * 512 for disk in own),
-        "reserved_memory_bytes": room.memory_reserved, "reserved_cpus": room.cpus_taken,
-    }  # fmt: skip
 
 
 GAUGES = {
@@ -77,3 +65,35 @@ GAUGES = {
     "reserved_memory_bytes": "Memory reserved for machines",
     "reserved_cpus": "Processors reserved for machines",
 }
+
+
+def host_metrics(runtime: Runtime) -> Iterator[Metric]:
+    """What there is on this host now, of all its users for root."""
+    sums, node = dict.fromkeys(GAUGES, 0.0), os.uname().nodename
+    for user in (None, *users_of(runtime)):
+        try:
+            answer = asked_as(runtime, user, _numbers, timeout=LOOK_TIMEOUT, what="count machines")
+            numbers = from_json(dict[str, float], answer)
+            sums = {name: number + max(numbers[name], 0.0) for name, number in sums.items()}
+        except (BelljarError, OSError, KeyError, ValueError) as exc:  # a user may report anything
+            complain(f"{user.name if user else 'this user'}: machines were not counted: {exc}", "")
+    for name, text in GAUGES.items():
+        yield Metric(f"belljar_{name}", text, ("node",), {(node,): sums[name]})
+
+
+def _numbers(runtime: Runtime) -> dict[str, float]:
+    """What one user has, by the gauges' names. Nothing is finished or cleared away."""
+    from belljar.machine.life.claim import room_now
+
+    alive, templates = [view.alive for view in runtime.machines.living()], runtime.hypervisor.templates()
+    own = [image.disk for image in runtime.images.images() if image.store == runtime.folders.store]
+    room = room_now(runtime.folders, runtime.settings.host)
+    return {
+        "machines": alive.count(True),
+        "machines_abandoned": alive.count(False),
+        "templates": len(templates),
+        "templates_bytes": sum(template.size for template in templates),
+        "images_bytes": sum(os.stat(disk).st_blocks * 512 for disk in own),
+        "reserved_memory_bytes": room.memory_reserved,
+        "reserved_cpus": room.cpus_taken,
+    }

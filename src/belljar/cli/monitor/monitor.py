@@ -15,19 +15,13 @@ from belljar.errors import BadOption
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
 from belljar.model import NetworkMode
-from belljar.records import dataclass
 from belljar.service import kept
-
-
-def state_of(args: Args, runtime: Runtime, name: str) -> Path:
-    """The file with what was read before."""
-    return args.state or private_folder(runtime.folders.store / "monitor") / name
 
 
 def textfile(args: Args, runtime: Runtime) -> None:
     from belljar.monitor.metrics import write_textfile
 
-    state = state_of(args, runtime, "textfile.json")
+    state = _state(args, runtime, "textfile.json")
     write_textfile(args.file, state, reader(args, runtime), lambda: host_metrics(runtime))
 
 
@@ -37,45 +31,43 @@ def spans(args: Args, runtime: Runtime) -> None:
     if not any(os.environ.get(name) for name in ENDPOINTS):
         hint = "Such as http://127.0.0.1:4318, where a collector takes OTLP."
         raise BadOption(f"spans: {ENDPOINTS[0]} is not set", hint=hint)
-    state, make = state_of(args, runtime, "spans.json"), reader(args, runtime)
+    state = _state(args, runtime, "spans.json")
     with locked(state.with_name(f"{state.name}.lock"), timeout=PATIENCE, what="send spans"):
-        before = kept.read(state, Sent)
-        outcomes = make(before.positions if before else {})
-        exporter = Exporter(lambda: kept.keep(state, Sent(outcomes.positions)))
+        before = kept.read(state, dict[str, str])
+        outcomes = reader(args, runtime)(before or {})
+        exporter = Exporter(lambda: kept.keep(state, outcomes.positions))
         if before is None and not args.from_start:
             outcomes.skip()
-        sent = exporter.send_new(outcomes)
-        show({"sent": sent}, ("MACHINES SENT",), [(sent,)], as_=args.format)
         if args.follow:
             exporter.follow(outcomes)
+        sent = exporter.send_new(outcomes)
+    show({"sent": sent}, ("MACHINES SENT",), [(sent,)], as_=args.format)
     complain_of(outcomes)
 
 
 def glue2(args: Args, runtime: Runtime) -> None:
     from belljar.machine.life.claim import room_now
-    from belljar.monitor.glue2 import Offer, environments, ldif
+    from belljar.monitor.glue2 import Offer, environment, ldif
 
     host, spec, now = os.uname(), runtime.settings.machine, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     service = args.service or f"urn:glue2:ComputingService:{host.nodename}"
     manager = args.manager or f"urn:glue2:ComputingManager:{host.nodename}"
     room = room_now(runtime.folders, runtime.settings.host)
-    living = [view.image for view in runtime.machines.list() if view.alive]
+    living = [view.image for view in runtime.machines.living() if view.alive]
     free = max(int(min(room.memory // spec.memory, (room.cpus - room.cpus_taken) // spec.cpus)), 0)
     machine = host.machine, spec.cpus, spec.memory, spec.network is not NetworkMode.NONE
     names = [(name, image.os) for image in runtime.images.images() for name in image.names]
     offers = [Offer(name, system, *machine, living.count(name), free) for name, system in names]
-    described = list(environments(offers, service.rpartition(":")[2], manager, now))
+    environments = [environment(offer, service.rpartition(":")[2], manager, now) for offer in offers]
     if args.format == "json":
-        print(as_json({"ExecutionEnvironment": described}))
+        print(as_json({"ExecutionEnvironment": environments}))
     else:
-        print("\n".join(ldif(environment, service) for environment in described), end="")
+        print("\n".join(ldif(environment, service) for environment in environments), end="")
 
 
-@dataclass(frozen=True)
-class Sent:
-    """Where each ledger was read up to."""
-
-    positions: dict[str, str]
+def _state(args: Args, runtime: Runtime, name: str) -> Path:
+    """The file with what was read before."""
+    return args.state or private_folder(runtime.folders.store / "monitor") / name
 
 
 PATIENCE = 10.0  # seconds for another process that sends

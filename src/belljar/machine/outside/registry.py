@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +25,20 @@ NEWEST = 200  # records of ended machines that a hook looks through
 
 
 class Machines:
-    """Reads; what dead supervisors left is finished on the way."""
+    """Reads; what dead supervisors left is finished on the way, but for `living`."""
 
     def __init__(self, folders: Folders, reaper: Reaper) -> None:
         self.folders, self._reaper = folders, reaper
         self._ends: Ends | None = None
 
+    def living(self) -> Sequence[MachineView]:
+        """The machines that have not been put away, as they are on disk: nothing is finished, and a keeper may be dead."""
+        return [view for folder in _folders(self.folders.machines) if (view := _view(folder)) is not None]
+
     def list(self, *, ended: bool = False) -> list[MachineView]:
         """The live machines, oldest first; with *ended* those too whose records are still kept."""
         self._reaper.lost()
-        views = [view for folder in _folders(self.folders.machines) if (view := _view(folder)) is not None]
+        views = [*self.living()]
         if ended:
             live = {view.id for view in views}  # a record that could not be moved whole is in both places
             kept = [folder for folder in _folders(self.folders.logs) if folder.name not in live]
