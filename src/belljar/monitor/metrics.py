@@ -30,8 +30,6 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 # A user may write anything into the own ledger, and each word would be a series for ever.
 MODES = {"cli", "api", "slurm", "gridengine", "htcondor", "openpbs", "torque", "lsf", "vacuum", "bait", "node", "lease"}
 KNOWN = {*(cause.value for cause in Cause), *(klass.value for klass in OutcomeClass), *PATHS}
-
-
 LAST, UNREADABLE = "last_end_timestamp_seconds", "ledger_rows_unreadable"
 METRICS = {
     "machines_ended": (COUNTER, "Machines that ended", ("node", "mode", "class", "cause")),

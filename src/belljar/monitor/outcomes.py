@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from typing import Any
 from belljar.errors import BadOption, BelljarError, PositionLost
 from belljar.journal import DAY, Ledger
 from belljar.model import Cause
-from belljar.reading import from_json, hints_of
-from belljar.records import RESERVED, dataclass, field, replace
+from belljar.records import dataclass, field, replace
 
 LARGEST = 1e15  # of a number in a row; more is not one
 PART = 1 << 18  # bytes of rows that are asked for at once as another user
@@ -94,26 +93,35 @@ class Ended:
         return sum(self.phases.get(name, 0.0) for name in BEFORE)
 
 
+TEXTS = (
+    "id", "cause", "class", "reason", "hint", "error", "name", "image", "start", "context", "accelerator", "account", "requester",
+)  # fmt: skip
+
+
 def ended_of(row: Mapping[str, Any], node: str) -> Ended | None:
     """What a row tells; None where it is not of a machine that ended."""
-    values = dict[str, Any]()
-    for name, kind in hints_of(Ended).items():
-        with suppress(KeyError, ValueError, RecursionError):
-            values[name] = from_json(kind, _sane(row[RESERVED.get(name, name)]))
-    with suppress(TypeError):  # id, cause or class is missing
-        return Ended(**{**values, "node": node})
-    return None
+    values: dict[str, Any] = {name: plain(text) for name in TEXTS if isinstance(text := row.get(name), str)}
+    if not {"id", "cause", "class"} <= values.keys():
+        return None
+    values |= {name: _number(row.get(name)) for name in ("started", "ended", "cpus", "memory")}
+    for name in ("phases", "guest", "host"):
+        if isinstance(numbers := row.get(name), dict):
+            values[name] = {plain(key): _number(number) for key, number in numbers.items()}
+    if isinstance(pairs := row.get("labels"), list):
+        labels = [pair for pair in pairs if isinstance(pair, list) and [type(word) for word in pair] == [str, str]]
+        values["labels"] = tuple((plain(name), plain(text)) for name, text in labels)
+    uid = uid if isinstance(uid := row.get("uid"), int) else None
+    return Ended(node=node, uid=uid, klass=values.pop("class"), **values)
 
 
-def _sane(value: Any) -> Any:
-    """Text without halves of characters, which no form but JSON takes. 0 for a number that is below it, endless or none."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_sane(key): _sane(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_sane(item) for item in value]
-    return 0 if isinstance(value, int | float) and not 0 <= value < LARGEST else value
+def plain(text: str) -> str:
+    """Without halves of characters, which JSON may have and no other form takes."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _number(value: object) -> float:
+    """0 for what is not a sensible number."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST else 0
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,7 @@ class Outcomes:
         self.places, self._users = dict(places), users
         self.positions = dict(positions)  # plain JSON, to be kept together with what was made of the rows
         self.unreadable = 0  # rows that were left out
-        self.troubles: list[str] = []  # ledgers of users that could not be read, and why
+        self.troubles = dict[str, str]()  # ledgers of users that could not be read, and why
 
     def between(self, since: float = 0.0) -> Iterator[Ended]:
         """The machines that ended from *since* on; of each node about in the order of their ends. Positions stay where they are."""
@@ -195,7 +203,7 @@ class Outcomes:
         sources = list[Source]()
         for place, node in self.places.items():
             shared = [] if _has_ledger(place) else sorted(filter(_has_ledger, place.glob("*/")))
-            nodes = {folder: _sane(folder.name) for folder in shared} or {place: node}
+            nodes = {folder: plain(folder.name) for folder in shared} or {place: node}
             sources += [Source(name, str(folder), partial(Path, folder)) for folder, name in nodes.items()]
         return sources + self._users()
 
@@ -215,7 +223,7 @@ class Outcomes:
         except (BelljarError, OSError, TypeError, ValueError) as exc:
             if not source.user:
                 raise
-            self.troubles.append(f"the ledger of {source.user}: {exc}")
+            self.troubles[f"the ledger of {source.user}"] = str(exc)
 
 
 def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:
@@ -227,7 +235,7 @@ def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:
         if not (path.is_dir() and os.access(path, os.R_OK | os.X_OK)):
             hint = "Give DIR or NODE=DIR: the folder `paths.logs` of a node, or one with those of many nodes."
             raise BadOption(f"--ledger {name}: {folder!r} is not a folder that can be read", hint=hint)
-        chosen[path.absolute()] = _sane(node or path.name)
+        chosen[path.absolute()] = plain(node or path.name)
     return chosen or {own: own_node}
 
 

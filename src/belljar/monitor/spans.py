@@ -23,21 +23,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 BATCH = 60  # machines, each with about eight spans
-LOOK_AGAIN = (
-    15.0  # seconds, only for what this kernel does not report: ledgers of other hosts, and of users where root reads
-)
+LOOK_AGAIN = 15.0  # seconds, for what this kernel does not report: ledgers of other hosts, and of users
 MOST_REFUSALS = 8  # in a row, each of which doubles the pause, from 2 seconds to 4 minutes
-TEXTS = (
-    "cause",
-    "image",
-    "path",
-    "error",
-    "context",
-    "accelerator",
-    "requester",
-    "name",
-    "user",
-)  # names of attributes, too
+# Fields that are attributes, too.
+TEXTS = ("cause", "image", "path", "error", "context", "accelerator", "requester", "name", "user")
 
 
 def until_news(watches: Sequence[Watch], longest: float | None) -> None:

@@ -50,8 +50,8 @@ def _source(runtime: Runtime, user: User) -> Source:
 
 def complain_of(outcomes: Outcomes) -> None:
     """What could not be read, on stderr."""
-    for trouble in outcomes.troubles:
-        complain(trouble, "")
+    for ledger, trouble in outcomes.troubles.items():
+        complain(f"{ledger}: {trouble}", "")
     if outcomes.unreadable:
         complain(f"{outcomes.unreadable} rows of ledgers do not tell which machine ended, and were left out", "")
 
