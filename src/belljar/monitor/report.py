@@ -18,28 +18,28 @@ BY: Mapping[str, Callable[[Ended], str]] = {
     "node": lambda ended: ended.node,
     "day": lambda ended: time.strftime("%Y-%m-%d", time.localtime(ended.ended)),
 }
-# Each column adds up a number of each machine; times are in seconds.
-SUMS: Mapping[str, Callable[[Ended], float]] = {
+COUNTS: Mapping[str, Callable[[Ended], int]] = {
     "machines": lambda ended: 1,
-    "failed": lambda ended: int(ended.has_failed),
-    "started": lambda ended: int("run" in ended.phases),  # with a payload that began
+    "failed": lambda ended: ended.has_failed,
+    "started": lambda ended: "run" in ended.phases,  # with a payload that began
+}
+SUMS: Mapping[str, Callable[[Ended], float]] = {  # of seconds
     "wall": lambda ended: ended.wall,
     "payload": lambda ended: ended.run,
     "overhead": lambda ended: ended.overhead,
     "payload_cpu": lambda ended: _cpu(ended.guest),  # processor time that guests report of their payloads
     "host_cpu": lambda ended: _cpu(ended.host),  # and that machines took on the host, guests included
 }
-READY = ("ready_mean", "ready_longest")  # from the request to the payload's first moment
+TIMES = (*SUMS, "ready_mean", "ready_longest")  # the last two from the request to the payload's first moment
 MOST_BARS = 40
-FORMS = ("png", "svg")
 
 
 def report(rows: Iterable[Ended], by: str) -> list[dict[str, Any]]:
     """A group for each value there is, with its sums: days by their order, else what took most time first."""
     groups, value = dict[str, dict[str, Any]](), BY[by]
     for ended in rows:
-        group = groups.setdefault(value(ended), dict.fromkeys((*SUMS, *READY), 0))
-        for column, number in SUMS.items():
+        group = groups.setdefault(value(ended), dict.fromkeys((*COUNTS, *TIMES), 0))
+        for column, number in (*COUNTS.items(), *SUMS.items()):
             group[column] += number(ended)
         if "run" in ended.phases:
             group["ready_mean"] += (ended.until_ready - group["ready_mean"]) / group["started"]
@@ -55,7 +55,7 @@ def _cpu(usage: Mapping[str, float]) -> float:
 def plot(groups: Sequence[Mapping[str, Any]], by: str, path: Path) -> None:
     """Hours of payloads and of the machines around them, and how many machines ended well: PNG or SVG, by the file's name. Of more
     groups than fit the first are shown, of days the last. Raises BadOption, CommandMissing, NoSpace."""
-    if (form := path.suffix[1:]) not in FORMS:
+    if (form := path.suffix[1:]) not in ("png", "svg"):
         raise BadOption(f"--plot {path}: neither PNG nor SVG", hint="Give a name that ends in .png or .svg.")
     try:
         from matplotlib.figure import Figure

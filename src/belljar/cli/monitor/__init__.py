@@ -37,10 +37,13 @@ def _source(runtime: Runtime, user: User) -> Source:
     """A user's own ledger."""
 
     def ask(look: Callable[[Ledger], Any]) -> Any:
-        def work(theirs: Runtime) -> Any:
-            return look(Ledger(theirs.folders.logs))
-
-        return asked_as(runtime, user, work, timeout=LOOK_TIMEOUT, what="read the ledger")
+        return asked_as(
+            runtime,
+            user,
+            lambda theirs: look(Ledger(theirs.folders.logs)),
+            timeout=LOOK_TIMEOUT,
+            what="read the ledger",
+        )
 
     def folder() -> Path:
         return runtime.of_user(user.uid, user.home).folders.logs

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import LEDGER, complain_of, reader
 from belljar.cli.parser import Args, Verb
 from belljar.cli.render import duration, show
-from belljar.monitor.report import BY, plot, report
-
-COUNTS, TIMES = ("machines", "failed"), ("payload_cpu", "host_cpu", "ready_mean", "ready_longest")
-HEADS = ("MACHINES", "FAILED", "WALL", "PAYLOAD", "OVERHEAD", "%", "PAYLOAD CPU", "HOST CPU", "READY AFTER", "AT MOST")
+from belljar.monitor.report import BY, COUNTS, TIMES, plot, report
 
 
 def run(args: Args, runtime: Runtime) -> None:
@@ -21,20 +16,10 @@ def run(args: Args, runtime: Runtime) -> None:
     groups = report(outcomes.between(time.time() - args.since if args.since else 0.0), args.by)
     if args.plot is not None:
         plot(groups, args.by, args.plot)
-    show(groups, (args.by.upper(), *HEADS), [_row(group, args.by) for group in groups], as_=args.format)
+    heads = [column.replace("_", " ").upper() for column in (args.by, *COUNTS, *TIMES)]
+    rows = [[duration(value) if name in TIMES else value for name, value in group.items()] for group in groups]
+    show(groups, heads, rows, as_=args.format)
     complain_of(outcomes)
-
-
-def _row(group: Mapping[str, Any], by: str) -> tuple[object, ...]:
-    share = f"{100 * group['overhead'] / group['wall']:.1f}" if group["wall"] else ""
-    times = [duration(group[column]) for column in ("wall", "payload", "overhead")]
-    return (
-        group[by] or "(none)",
-        *(group[column] for column in COUNTS),
-        *times,
-        share,
-        *(duration(group[column]) for column in TIMES),
-    )
 
 
 VERBS = {
