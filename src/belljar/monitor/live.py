@@ -1,5 +1,5 @@
-"""This host, watched: machines by their journals while they live, those that ended by ledgers, and its vacuum, bait and leases by what
-they write down or tell. Woken by the kernel; no machine and no keeper is asked."""
+"""This host, watched: machines by their folders while they live, those that ended by ledgers, and its vacuum, bait and leases by what
+they write down or answer. Woken by the kernel; no machine and no keeper is asked, and nothing is finished."""
 
 from __future__ import annotations
 
@@ -9,277 +9,202 @@ import os
 import pwd
 import re
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar
 
 from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import read_json
-from belljar.host.locks import is_locked
 from belljar.host.threads import in_thread
-from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch, watching
-from belljar.journal import Event, read
-from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders
+from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch
+from belljar.journal import JOURNAL, read
+from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
 from belljar.monitor.outcomes import Ended, Outcomes
-from belljar.monitor.view import BLANK, SHOWN, Node, Values, add, machine_of, tally_of
+from belljar.monitor.view import HOUR, Counted, Machine, Mode, Node, Values
 from belljar.service.streams import first_of
 
-if TYPE_CHECKING:
-    from belljar.machine.outside.watching import Stream
-
-HOUR = 3600
-PAUSED = {"paused": "paused", "resumed": State.RUNNING.value}
+T = TypeVar("T")
+DAY = 86400.0  # machines that ended are counted for so long
+PAUSE = 0.5  # seconds between two looks
+LOOK_AGAIN = 15.0  # seconds, for ledgers of other hosts, of which the kernel reports nothing
+ASK_AGAIN = 20.0  # seconds until a lease service that is down is asked again
+IN_FOLDER, IN_FILE = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO, IN_MODIFY | IN_CLOSE_WRITE
 STATUS, DECISIONS, LAST = "status.json", "decisions.jsonl", 1 << 18  # LAST: bytes in which the last decision is
 ID = re.compile(r"[0-9a-f]{12}")
 TAIL, EVENTS = 32 << 10, 500  # of a console, bytes; of a journal, events
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 SECRET = ("argv", "env", "user_data", "told", "script", "files")  # of requests and events
-PAUSE = 1.0  # seconds between two looks at the machines of other users
-CHANGES = IN_CREATE | IN_DELETE | IN_MODIFY | IN_MOVED_FROM | IN_MOVED_TO
-SETTLED = 5.0  # seconds until a machine without a keeper is said to have none
-AGAIN = 20.0  # seconds until a lease service that is down is asked again
-
-
-class Counted:
-    """The machines of one node that ended within the window."""
-
-    def __init__(self) -> None:
-        self.recent, self._hours = deque[Values](maxlen=SHOWN), dict[int, Values]()
-
-    def take(self, ended: Ended) -> None:
-        add(self._hours.setdefault(int(ended.ended // HOUR * HOUR), {}), tally_of(ended))
-        self.recent.append(machine_of(ended))
-
-    def part(self, node: str, since: float) -> Values:
-        """Hours before *since* are forgotten."""
-        self._hours = {hour: tally for hour, tally in self._hours.items() if hour > since - HOUR}
-        tally, hours = Values(), Values()
-        for hour, counts in self._hours.items():
-            add(tally, counts)
-            hours[str(hour)] = {"machines": counts["machines"], "failed": counts["failed"]}
-        return {"node": node, "machines": [*self.recent], "tally": tally, "hours": hours, "modes": []}
-
-
-class Living:
-    """The machines of these folders that live, as their journals tell."""
-
-    def __init__(self, node: str, folders: Folders) -> None:
-        self._node, self._folders, self.machines = node, folders, dict[str, Values]()
-
-    def read(self) -> list[Values]:
-        """All of them as they are now, from the files alone."""
-        with suppress(OSError):
-            for id in sorted(os.listdir(self._folders.machines)):
-                for event in read(self._folders.machine(id)):
-                    self.take({**event, "machine": id})
-        return self.now()
-
-    def take(self, event: Event) -> None:
-        """One event of a machine here."""
-        id, what = str(event["machine"]), event["event"]
-        state = str(event.get("state")) if what == "state" else PAUSED.get(what, "")
-        if what == "ended" or state == State.DONE.value:
-            self.machines.pop(id, None)
-        elif state:
-            machine = self.machines.setdefault(id, self.machines.get(id) or self._asked(id))
-            machine["phases"].append((state, float(event.get("time", 0.0))))
-            machine |= {"state": state, "start": str(event.get("start") or machine["start"])}
-
-    def now(self) -> list[Values]:
-        """Those whose folder is there. One that nobody keeps any more is *abandoned*."""
-        self.machines = {id: machine for id, machine in self.machines.items() if self._folders.machine(id).exists()}
-        return [{**machine, "state": self._state(machine)} for machine in self.machines.values()]
-
-    def _state(self, machine: Values) -> str:
-        is_settled = machine["phases"][-1][1] < time.time() - SETTLED
-        is_kept = not is_settled or is_locked(self._folders.machine(machine["id"]) / LOCK)
-        return str(machine["state"]) if is_kept else "abandoned"
-
-    def _asked(self, id: str) -> Values:
-        """A machine as it was asked for."""
-        folder = self._folders.machine(id)
-        request = _json(folder / REQUEST)
-        asked, work = request.get("machine") or {}, request.get("work") or {}
-        account, user = (work.get("payload") or {}).get("account") or {}, ""
-        with suppress(OSError, KeyError):
-            user = account.get("name") or pwd.getpwuid(os.stat(folder).st_uid).pw_name
-        names = {key: str(request.get(key) or "") for key in ("name", "requester")}
-        sizes = {key: asked[key] for key in ("image", "cpus", "memory") if key in asked}
-        return {**BLANK, "id": id, "node": self._node, "user": user, **names, **sizes, "phases": []}
 
 
 class Host:
-    """*events*: of the machines here, as `machine.outside` streams them. *outcomes*: makes a reader of the ledgers. *leased*: machines
-    that the lease service here accounts for, blocking until there may be news. *others*: machines of this node's other users, and
-    folders and files whose change is news of them."""
+    """*look*: at the machines that live here, and the paths by which a change of them or of modes shows. *outcomes*: makes a reader
+    of ledgers. *leased*: machines that the lease service here accounts for, blocking until there may be news."""
 
     def __init__(
-        self, node: str, folders: Folders, events: Callable[[], Stream], outcomes: Callable[[], Outcomes], window: float,
-        leased: Callable[[], Iterator[list[Values]]] = lambda: iter(()),
-        others: Callable[[], tuple[list[Values], set[Path]]] = lambda: ([], set()),
+        self, name: str, store: Path, look: Callable[[], tuple[list[Machine], set[Path]]], outcomes: Callable[[], Outcomes],
+        leased: Callable[[], Iterator[list[Values]]] = lambda: iter(()), window: float = DAY,
     ) -> None:  # fmt: skip
-        self.node, self._folders, self._events, self._outcomes = node, folders, events, outcomes
-        self._window, self._leased, self._others, self._why = window, leased, others, "its ledger is being read"
-        self._living, self._counted = Living(node, folders), dict[str, Counted]()
-        self._leases, self._theirs = list[Values](), cast("list[Values] | None", None)
+        self.name, self._store, self._look, self._outcomes = name, store, look, outcomes
+        self._leased, self._window = leased, window
+        self._machines: list[Machine] | None = None
+        self._by_node: dict[str, Counted] | None = None  # by node
+        self._modes, self._leases = list[Mode](), list[Mode]()
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end. *changed* is called whenever `nodes` may be another."""
-        works = (self._machines, self._users, self._ledgers, self._modes, self._lease)
-        await first_of(*(self._again(work, changed) for work in works))
+        await first_of(self._watch_machines(changed), self._watch_ledgers(changed), self._watch_leases(changed))
 
     def nodes(self) -> list[Node]:
         """This host first, then the other nodes whose ledgers are read here."""
-        since, store = time.time() - self._window, self._folders.store
-        counted = {self.node: Counted()} | self._counted
-        nodes = [Node(name, ended.part(name, since), why=self._why) for name, ended in counted.items()]
-        nodes[0].part["machines"][:0] = [*self._living.now(), *(self._theirs or ())]
-        nodes[0].part["modes"] = [*vacuum(store / "vacuum"), *bait(store / "bait"), *self._leases]
-        return nodes
+        by_node, why = dict(self._by_node or {}), "" if self._by_node is not None else "its ledger is being read"
+        own, modes = by_node.pop(self.name, Counted()), (*self._modes, *self._leases)
+        here = Node(self.name, tuple(self._machines or ()), own, modes, why=why)
+        return [here, *(Node(name, counted=counted) for name, counted in by_node.items())]
 
     @property
     def is_read(self) -> bool:
-        """Is what there was before counted by now?"""
-        return not self._why and self._theirs is not None
+        """Was everything looked at once?"""
+        return self._by_node is not None and self._machines is not None
 
-    async def _again(self, work: Callable[[Callable[[], None]], Any], changed: Callable[[], None]) -> None:
-        """From the beginning whenever a ledger was cut or removed."""
+    async def _watch_machines(self, changed: Callable[[], None]) -> None:
+        def take(machines: list[Machine]) -> None:
+            self._machines, self._modes = machines, modes(self._store)
+            changed()
+
+        await look_whenever(self._look, take)
+
+    async def _watch_ledgers(self, changed: Callable[[], None]) -> None:
+        """Counted anew every hour, without those that ended before the window, and whenever a ledger was cut or removed."""
         while True:
-            with suppress(PositionLost):
-                await work(changed)
+            with suppress(PositionLost, TimeoutError):
+                async with asyncio.timeout(HOUR):
+                    await self._count(self._outcomes(), changed)
 
-    async def _machines(self, changed: Callable[[], None]) -> None:
-        self._living = Living(self.node, self._folders)
-        async for event in self._events():
-            self._living.take(event)
-            changed()
-
-    async def _users(self, changed: Callable[[], None]) -> None:
-        loop, woken, watch, known = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
-        loop.add_reader(watch.fileno(), woken.set)
-        try:
-            while True:
-                woken.clear()
-                watch.read()
-                self._theirs, paths = await in_thread(self._others)
-                for path in paths - known:
-                    watch.add(path, CHANGES)
-                    woken.set()  # something may have happened before it was watched
-                known = paths
-                changed()
-                await woken.wait()
-                await asyncio.sleep(PAUSE)
-        finally:
-            loop.remove_reader(watch.fileno())
-            watch.close()
-
-    async def _ledgers(self, changed: Callable[[], None]) -> None:
-        """In a thread: a ledger may be large, and one of a user slow. Raises PositionLost."""
-        loop, works = asyncio.get_running_loop(), list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]()
-
-        def begin(counted: dict[str, Counted]) -> None:
-            self._counted, self._why = counted, ""
-            changed()
-
-        def take(ended: Ended) -> None:
-            counted = self._counted.setdefault(ended.node, Counted())
-            if all(machine["id"] != ended.id for machine in counted.recent):
-                counted.take(ended)
-                changed()
-
-        async def follow() -> None:
-            works.append((asyncio.get_running_loop(), cast("asyncio.Task[None]", asyncio.current_task())))
-            outcomes = self._outcomes()
+    async def _count(self, outcomes: Outcomes, changed: Callable[[], None]) -> None:
+        def begin() -> dict[str, Counted]:
             outcomes.skip()  # before the rows so far are read: what comes meanwhile is met twice, and counted once
-            loop.call_soon_threadsafe(begin, _count(outcomes.between(time.time() - self._window)))
-            async for ended in outcomes.follow():
-                loop.call_soon_threadsafe(take, ended)
+            return count_by_node(outcomes.between(time.time() - self._window), {})
 
-        try:
-            await in_thread(lambda: asyncio.run(follow()))
-        finally:
-            for inner, work in works:
-                with suppress(RuntimeError):  # it has ended by itself
-                    inner.call_soon_threadsafe(work.cancel)
+        def look() -> tuple[list[Ended], set[Path]]:
+            folders = [source.folder() for source in outcomes.sources()]
+            paths = (path for folder in folders for path in (folder, *folder.glob("ledger-*.jsonl")))
+            return [*outcomes.new()], {*paths}
 
-    async def _modes(self, changed: Callable[[], None]) -> None:
-        with ExitStack() as watches:
-            for name in ("vacuum", "bait"):
-                watches.enter_context(watching(self._folders.store / name, STATUS, changed))
-            await asyncio.Event().wait()
+        def take(new: list[Ended]) -> None:
+            self._by_node = count_by_node(new, by_node)
+            changed()
 
-    async def _lease(self, changed: Callable[[], None]) -> None:
-        answers = self._leased()
-        with suppress(BelljarError, OSError, ValueError):
-            while (machines := await in_thread(lambda: next(answers, None))) is not None:
-                self._leases = leases(machines)
-                changed()
-        self._leases = []
-        await asyncio.sleep(AGAIN)
+        by_node = await in_thread(begin)
+        are_all_here = {source.node for source in outcomes.sources()} <= {self.name}
+        await look_whenever(look, take, None if are_all_here else LOOK_AGAIN)
 
-
-def _count(all_ended: Iterable[Ended]) -> dict[str, Counted]:
-    counted = dict[str, Counted]()
-    for ended in all_ended:
-        counted.setdefault(ended.node, Counted()).take(ended)
-    return counted
+    async def _watch_leases(self, changed: Callable[[], None]) -> None:
+        while True:
+            answers = self._leased()
+            with suppress(BelljarError, OSError, ValueError):
+                while (machines := await in_thread(partial(next, answers, None))) is not None:
+                    self._leases = leases(machines)
+                    changed()
+            self._leases = []
+            await asyncio.sleep(ASK_AGAIN)
 
 
-# -- vacuum, bait, leases: a mode has bars, each with a value and, where there is one, a target -----------------------
+async def look_whenever(
+    look: Callable[[], tuple[T, set[Path]]], take: Callable[[T], object], longest: float | None = None
+) -> None:
+    """Hand over what *look* finds in a thread, now and whenever something happens to one of the paths that it names."""
+    loop, woken, watch, watched = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
+
+    def wake() -> None:
+        watch.read()
+        woken.set()
+
+    loop.add_reader(watch.fileno(), wake)
+    try:
+        while True:
+            woken.clear()
+            value, paths = await in_thread(look)
+            take(value)
+            new = {path for path in paths - watched if watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)}
+            watched = watched & paths | new
+            if not new:  # else something may have happened before it was watched
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(longest):
+                        await woken.wait()
+            await asyncio.sleep(PAUSE)
+    finally:
+        loop.remove_reader(watch.fileno())
+        watch.close()
 
 
-def vacuum(folder: Path) -> list[Values]:
-    """The factory that keeps its state here, with the shares of its last decision."""
-    status, last = _json(folder / STATUS), Values()
-    with suppress(OSError), open(folder / DECISIONS, "rb") as file:
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+def living(views: Iterable[MachineView]) -> list[Machine]:
+    """Of these, those that have not ended. One whose keeper is dead is *abandoned*."""
+    return [_living(view) for view in views if view.state != State.DONE.value]
+
+
+def _living(view: MachineView) -> Machine:
+    account, user = view.payload.get("account"), str(view.owner)
+    with suppress(KeyError):
+        user = str(account["name"] if isinstance(account, dict) else pwd.getpwuid(view.owner).pw_name)
+    states = [(event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state"]
+    return Machine(
+        view.id, view.name, user, view.image, view.requester, view.cpus, view.memory, view.start,
+        view.state if view.alive else "abandoned", tuple(states),
+    )  # fmt: skip
+
+
+def paths_of(folders: Folders, machines: Iterable[Machine]) -> set[Path]:
+    """Where the kernel reports that machines come and go, what they write, that a keeper has died, and what modes write."""
+    each = (folders.machine(machine.id) / name for machine in machines for name in ("", JOURNAL, LOCK))
+    return {folders.machines, folders.store / "vacuum", folders.store / "bait", *each}
+
+
+def count_by_node(machines: Iterable[Ended], by_node: dict[str, Counted]) -> dict[str, Counted]:
+    """With these machines, by node."""
+    for ended in machines:
+        by_node.setdefault(ended.node, Counted()).count(ended)
+    return by_node
+
+
+# -- vacuum, bait, leases ----------------------------------------------------------------------------------------------
+
+
+def modes(store: Path) -> list[Mode]:
+    """The vacuum, with the shares of its last decision, and the bait, with its jobs by state, that keep their files here."""
+    vacuum, bait, decision = _json(store / "vacuum" / STATUS), _json(store / "bait" / STATUS), Values()
+    with suppress(OSError, ValueError, IndexError), open(store / "vacuum" / DECISIONS, "rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - LAST, 0))
-        with suppress(ValueError, IndexError):
-            last = json.loads(file.read().rstrip(b"\n").splitlines()[-1])
-    bars = [
-        {"name": verdict["machinetype"], "value": verdict["hs06"], "target": verdict["target"], "why": verdict["why"]}
-        for verdict in last.get("verdicts", ())
-    ]
-    why, state = (
-        status.get("error") or status.get("settings_error"),
-        "draining" if status.get("draining") else "running",
+        decision = json.loads(file.read().splitlines()[-1])
+    shares = [(of["machinetype"], of["hs06"], of["target"], of["why"]) for of in decision.get("verdicts", ())]
+    jobs = [(state, count, None, "") for state, count in bait.get("jobs", {}).items()]
+    rows = (
+        (vacuum, "vacuum", "{factory} in {space}", ("error", "settings_error"), "HS06", "cycled", shares),
+        (bait, "bait", "{name} of {system}", ("error", "why", "waits"), "jobs", "looked", jobs),
     )
-    return _mode(
-        "vacuum", f"{status.get('factory')} in {status.get('space')}", state, why, "HS06", status.get("cycled"), bars
-    )
+    return [
+        Mode(
+            kind, name.format_map(status), status.get("state") or ("draining" if status.get("draining") else "running"),
+            next((status[key] for key in whys if status.get(key)), ""), unit, status[at], tuple(bars),
+        )
+        for status, kind, name, whys, unit, at, bars in rows if status.get(at)
+    ]  # fmt: skip
 
 
-def bait(folder: Path) -> list[Values]:
-    """The bait that keeps its state here, with its jobs by their states."""
-    status = _json(folder / STATUS)
-    bars = [{"name": state, "value": count} for state, count in status.get("jobs", {}).items()]
-    why, name = (
-        status.get("error") or status.get("why") or status.get("waits"),
-        f"{status.get('name')} of {status.get('system')}",
-    )
-    return _mode("bait", name, status.get("state"), why, "jobs", status.get("looked"), bars)
-
-
-def leases(machines: Iterable[Values]) -> list[Values]:
+def leases(machines: Iterable[Values]) -> list[Mode]:
     """Of the machines that a lease service accounts for, the processors of those that run, by lease."""
     cpus = Counter[str]()
     for machine in machines:
         if machine["ended"] is None:
             cpus[f"{machine['lease']}: {machine['owner']}, {machine['image']}"] += machine["cpus"]
-    return _mode(
-        "lease", "", "running", "", "cpus", time.time(), [{"name": name, "value": of} for name, of in cpus.items()]
-    )
-
-
-def _mode(kind: str, name: str, state: object, why: object, unit: str, at: object, bars: list[Values]) -> list[Values]:
-    """None where nothing was written."""
-    return (
-        [{"kind": kind, "name": name, "state": state, "why": why or "", "unit": unit, "at": at, "bars": bars}]
-        if at
-        else []
-    )
+    bars = tuple((name, number, None, "") for name, number in cpus.items())
+    return [Mode("lease", "", "running", "", "cpus", time.time(), bars)]
 
 
 # -- one machine -------------------------------------------------------------------------------------------------------

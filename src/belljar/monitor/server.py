@@ -19,10 +19,10 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Send
 
 from belljar import __version__
 from belljar.errors import HostError
@@ -44,7 +44,7 @@ MOST_READERS, MOST_CONNECTIONS = 64, 256
 PAUSE = 0.25  # seconds in which changes become one piece
 SIGN_OF_LIFE = 15.0  # seconds
 STALL = 20.0  # seconds for which a reader may not read
-HEADERS = {
+HEADERS = {  # what keeps a browser from doing more than this page needs
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
@@ -54,88 +54,67 @@ Look = Callable[[], dict[str, bytes]]
 
 
 class Hub:
-    """All nodes, and who waits for news of them. *tell*: the story of a machine here, None where nothing is known of it."""
+    """All nodes, and who waits for news of them."""
 
-    def __init__(
-        self, host: Host, remotes: Sequence[Remote] = (), tell: Callable[[str], Values | None] = lambda id: None
-    ) -> None:
-        self.host, self.remotes, self.tell, self.readers = host, remotes, tell, 0
-        self._changed = asyncio.Event()
-        self._made = dict[bool, tuple[asyncio.Event, float, dict[str, bytes]]]()
+    def __init__(self, host: Host, remotes: Sequence[Remote] = ()) -> None:
+        self.host, self.remotes, self.readers = host, remotes, 0
+        self._changed, self._views = asyncio.Event(), dict[bool, dict[str, bytes]]()
 
     async def watch(self) -> None:
         await first_of(self.host.watch(self.ring), *(remote.watch(self.ring) for remote in self.remotes))
 
     def ring(self) -> None:
-        """Something may be another now."""
+        """Wake all readers: something may have changed."""
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed, self._views = asyncio.Event(), {}
 
     def sections(self, *, is_trusted: bool) -> dict[str, bytes]:
         """The view, each section as JSON; made once for all readers."""
-        made = self._made.get(is_trusted)
-        if made is None or made[0] is not self._changed or time.monotonic() - made[1] > SIGN_OF_LIFE / 2:
+        if is_trusted not in self._views:
             nodes = [*self.host.nodes(), *(remote.node for remote in self.remotes)]
-            about = {"node": self.host.node, "version": __version__, "trusted": is_trusted}
+            about = {"node": self.host.name, "version": __version__, "trusted": is_trusted}
             sections = {"about": about, **view(nodes, is_trusted=is_trusted)}
-            made = self._changed, time.monotonic(), {name: dumps(section) for name, section in sections.items()}
-            self._made[is_trusted] = made
-        return made[2]
-
-    def part(self) -> dict[str, bytes]:
-        """This host alone, for the monitor of another."""
-        return {"part": dumps(self.host.nodes()[0].part)}
+            self._views[is_trusted] = {name: dumps(section) for name, section in sections.items()}
+        return self._views[is_trusted]
 
     async def pieces(self, look: Look) -> AsyncIterator[bytes]:
         """For one reader: all sections, then those that changed, and now and then a sign of life."""
         sent = dict[str, bytes]()
         while True:
-            changed, now = self._changed, look()  # in this order: nothing falls between
-            new = {name: text for name, text in now.items() if sent.get(name) != text}
-            sent = now
+            changed, sections = self._changed, look()  # in this order: nothing falls between
+            new = {name: text for name, text in sections.items() if sent.get(name) != text}
+            sent = sections
             yield b"data:%s\n\n" % joined(new) if new else b":\n\n"
             with suppress(TimeoutError):
                 async with asyncio.timeout(SIGN_OF_LIFE):
                     await changed.wait()
             await asyncio.sleep(PAUSE)
 
-    async def story(self, id: str, node: str) -> Values | None:
-        """Raises what `BROKEN` names."""
-        remote = next((remote for remote in self.remotes if remote.node.name == node), None)
-        return await in_thread(lambda: remote.story(id) if remote else self.tell(id))
-
 
 def joined(sections: dict[str, bytes]) -> bytes:
     return b"{%s}" % b",".join(b'"%s":%s' % (name.encode(), text) for name, text in sections.items())
 
 
-class Events(Response):
-    """Pieces for one reader, until it goes or does not read."""
-
-    media_type = "text/event-stream"
+class Events(StreamingResponse):
+    """Pieces for one reader, until it goes or does not read. Raises HTTPException where there are too many readers."""
 
     def __init__(self, hub: Hub, look: Look) -> None:
-        super().__init__()
-        del self.headers["content-length"]
-        self._hub, self._look = hub, look
+        if hub.readers >= MOST_READERS:
+            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
+        super().__init__(hub.pieces(look), media_type="text/event-stream")
+        self._hub = hub
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(STALL):
+                await send(message)
+
         self._hub.readers += 1
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            with suppress(TimeoutError, OSError):
-                await first_of(self._send(send), self._until_gone(receive))
+            with suppress(TimeoutError):
+                await super().stream_response(send_in_time)
         finally:
             self._hub.readers -= 1
-
-    async def _send(self, send: Send) -> None:
-        async for piece in self._hub.pieces(self._look):
-            async with asyncio.timeout(STALL):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    async def _until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
 
 class Access:
@@ -157,31 +136,30 @@ class Access:
         raise HTTPException(401, "this takes the token, and another than was given", {"WWW-Authenticate": "Bearer"})
 
 
-def app(hub: Hub, access: Access, metrics: CollectorRegistry | None = None) -> ASGIApp:
-    """The page, and what it reads. *metrics*: for Prometheus."""
-    one_at_a_time = asyncio.Lock()
+def app(
+    hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics: CollectorRegistry | None = None
+) -> ASGIApp:
+    """The page, and what it reads. *tell*: the story of a machine here, None where nothing is known of it. *metrics*: for Prometheus."""
+    scraping = asyncio.Lock()
 
     async def look(request: Request) -> Response:
-        sections = hub.sections(is_trusted=access(request))
-        return Response(joined(sections), media_type="application/json")
+        return Response(joined(hub.sections(is_trusted=access(request))), media_type="application/json")
 
     async def events(request: Request) -> Response:
         is_trusted = access(request)
-        return stream(lambda: hub.sections(is_trusted=is_trusted))
+        return Events(hub, lambda: hub.sections(is_trusted=is_trusted))
 
     async def node(request: Request) -> Response:
+        """This host alone, for the monitor of another."""
         access(request, needed=True)
-        return stream(hub.part)
-
-    def stream(look: Look) -> Response:
-        if hub.readers >= MOST_READERS:
-            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
-        return Events(hub, look)
+        return Events(hub, lambda: {"node": dumps(hub.host.nodes()[0])})
 
     async def story(request: Request) -> Response:
         access(request, needed=True)
+        id, name = request.path_params["id"], request.query_params.get("node", "")
+        telling = next((remote.story for remote in hub.remotes if remote.node.name == name), tell)
         try:
-            told = await hub.story(request.path_params["id"], request.query_params.get("node", ""))
+            told = await in_thread(lambda: telling(id))
         except BROKEN as exc:
             raise HTTPException(502, f"its node does not answer: {exc}") from exc
         if told is None:
@@ -193,29 +171,13 @@ def app(hub: Hub, access: Access, metrics: CollectorRegistry | None = None) -> A
 
         assert metrics is not None
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        async with one_at_a_time:
+        async with scraping:
             return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})
 
-    routes: list[BaseRoute] = [
-        Route("/api/view", look), Route("/api/events", events), Route("/api/node", node), Route("/api/machines/{id}", story),
-        *([Route("/metrics", numbers)] if metrics is not None else []), Mount("/", StaticFiles(directory=PAGE, html=True)),
-    ]  # fmt: skip
-    return with_headers(Starlette(routes=routes))
-
-
-def with_headers(inner: ASGIApp) -> ASGIApp:
-    """What keeps a browser from doing more than this page needs, on every answer."""
-    own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *own]
-            await send(message)
-
-        await inner(scope, receive, sent)
-
-    return outer
+    routes = {"view": look, "events": events, "node": node, "machines/{id}": story}
+    api: list[BaseRoute] = [Route(f"/api/{path}", answer) for path, answer in routes.items()]
+    api += [] if metrics is None else [Route("/metrics", numbers)]
+    return Starlette(routes=[*api, Mount("/", StaticFiles(directory=PAGE, html=True))])
 
 
 def listening(where: str) -> socket.socket:
@@ -236,6 +198,7 @@ async def serve(end: socket.socket, application: ASGIApp) -> None:
     config = uvicorn.Config(
         application, log_config=None, log_level="critical", access_log=False, lifespan="off", server_header=False, proxy_headers=False,
         limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16 << 10, ws="none", http="h11", loop="asyncio",
+        headers=[*HEADERS.items()],
     )  # fmt: skip
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]  # they are its caller's

@@ -21,18 +21,19 @@ from belljar.cli.monitor.top import SORTS, screen
 from belljar.errors import BadOption, HostError
 from belljar.host.locks import try_lock
 from belljar.journal import JOURNAL, Ledger
-from belljar.machine import CONSOLE_LOG, LOCK, REQUEST, Folders
-from belljar.machine.outside.watching import Stream
-from belljar.monitor import nodes, server
-from belljar.monitor.live import Host, Living, bait, console_tail, leases, story, vacuum
+from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders
+from belljar.machine.outside.registry import Machines
+from belljar.monitor import live, nodes, server
+from belljar.monitor.live import Host, console_tail, leases, living, modes, paths_of, story
 from belljar.monitor.metrics import Tally, collected
-from belljar.monitor.nodes import Remote, part_of
+from belljar.monitor.nodes import Remote, node_of
 from belljar.monitor.outcomes import Outcomes, ended_of
-from belljar.monitor.view import BLANK, Node, add, percentiles, tally_of, view
+from belljar.monitor.view import Counted, Machine, Node, percentiles, view
 from belljar.service.streams import first_of
 
 TOKEN, LIVE = "a token of many characters", "0123456789ab"
 NAMES = ("ada", "slurm:4711", "debian12-secret", LIVE, "wn01", "BootTimeout after 7 s", "queue")
+NO_REAPER: Any = None  # whoever only reads needs none
 WITH = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -72,8 +73,15 @@ def tell(folders: Folders, state: str, at: float, **facts: Any) -> None:
         file.write(json.dumps({"time": at, "event": "state", "state": state, **facts}) + "\n")
 
 
+def look(folders: Folders) -> tuple[list[Machine], set[Path]]:
+    machines = living(Machines(folders, NO_REAPER).living())
+    return machines, paths_of(folders, machines)
+
+
 def host_of(folders: Folders, window: float = 86400.0) -> Host:
-    return Host("wn01", folders, lambda: Stream(folders), lambda: Outcomes({folders.logs: "wn01"}), window)
+    return Host(
+        "wn01", folders.store, lambda: look(folders), lambda: Outcomes({folders.logs: "wn01"}), lambda: iter(()), window
+    )
 
 
 class Site:
@@ -111,10 +119,9 @@ class Site:
 @asynccontextmanager
 async def monitored(folders: Folders, *remotes: Remote, metrics: Any = None) -> AsyncIterator[Site]:
     end = server.listening("127.0.0.1:0")
-    hub = server.Hub(host_of(folders), remotes, lambda id: story(folders, id))
-    work = asyncio.ensure_future(
-        first_of(hub.watch(), server.serve(end, server.app(hub, server.Access(TOKEN), metrics)))
-    )
+    hub = server.Hub(host_of(folders), remotes)
+    app = server.app(hub, server.Access(TOKEN), lambda id: story(folders, id), metrics)
+    work = asyncio.ensure_future(first_of(hub.watch(), server.serve(end, app)))
     try:
         await until(lambda: hub.host.is_read)
         yield Site(hub, end.getsockname()[1])
@@ -133,6 +140,7 @@ async def until(is_so: Callable[[], object]) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "PAUSE", 0.0)
 
 
 # -- who may read what ---------------------------------------------------------------------------------------------------
@@ -153,9 +161,9 @@ async def test_without_the_token_there_are_numbers_and_causes_and_no_names(folde
 async def test_with_the_token_there_are_names_and_what_to_do(folders: Folders) -> None:
     async with monitored(folders) as site:
         values = await site.view(WITH)
-        live, failed = values["machines"]
-        assert (live["id"], live["user"], live["state"], live["start"]) == (LIVE, "ada", "running", "clone")
-        assert live["phases"] == [["preparing", 100.0], ["starting", 101.0], ["running", 102.5]]
+        alive, failed = values["machines"]
+        assert (alive["id"], alive["user"], alive["state"], alive["start"]) == (LIVE, "ada", "running", "clone")
+        assert alive["phases"] == [["preparing", 100.0], ["starting", 101.0], ["running", 102.5]]
         assert failed["state"] == "failed" and values["causes"][0]["machine"] == failed["id"]
         assert f"belljar logs {failed['id']} --console" in values["causes"][0]["hint"]
         assert values["users"][0]["user"] == "ada" and values["users"][0]["live"] == 1
@@ -301,7 +309,7 @@ async def test_a_node_that_is_silent_is_shown_as_silent_with_what_it_last_told(
         await until(lambda: remote.node.why)
         watch.cancel()
         assert "timed out" in remote.node.why and remote.node.name == "wn01"
-        assert remote.node.heard == heard and remote.node.part["machines"][0]["id"] == LIVE
+        assert remote.node.heard == heard and remote.node.living[0].id == LIVE
 
 
 async def test_a_node_with_another_token_says_so_and_what_cannot_be_meant_is_refused(folders: Folders) -> None:
@@ -313,12 +321,13 @@ async def test_a_node_with_another_token_says_so_and_what_cannot_be_meant_is_ref
     for line in (
         b"data:{}",
         b"data:[1]",
-        b'data:{"part":{"machines":[{}]}}',
-        b'data:{"part":{"tally":7}}',
+        b'data:{"node":{"name":"n","living":[{}]}}',
+        b'data:{"node":{"name":"n","counted":7}}',
+        b'data:{"node":{"name":"n","counted":{"causes":{"x":{"machines":1}}}}}',
         b"data:" + b"[" * 100_000,
     ):
         with pytest.raises(ValueError):
-            part_of(line)
+            node_of(line)
     for place in ("wn01", "ftp://wn01", "http://wn01/path", "wn01=//x"):
         with pytest.raises(BadOption):
             Remote(place, TOKEN)
@@ -328,21 +337,24 @@ async def test_a_node_with_another_token_says_so_and_what_cannot_be_meant_is_ref
 
 
 def test_failures_are_counted_by_cause_and_a_payload_of_its_own_will_is_not_one() -> None:
-    total: dict[str, Any] = {}
-    for line in (
+    counted = Counted()
+    rows = (
         lost("a" * 12),
         lost("b" * 12, hint="Ask the site."),
         row("c" * 12, exit_code=3),
         row("d" * 12, cause="cancelled"),
-    ):
+    )
+    for line in (*rows, *rows):  # each may be met twice, and is counted once
         ended = ended_of(line, "wn01")
         assert ended is not None
-        add(total, tally_of(ended))
-    assert (total["machines"], total["failed"], total["users"]["ada"]["machines"]) == (4, 2, 4)
-    assert total["starts"] == {"clone": {"2": 2}}
-    assert total["causes"]["boot-failed: BootTimeout"]["latest"][1] == "b" * 12
-    seen = view([Node("wn01", {"tally": total})], is_trusted=True)
-    assert seen["causes"][0]["hint"] == "Ask the site."
+        counted.count(ended)
+    seen = view([Node("wn01", counted=counted), Node("wn02", counted=counted)], is_trusted=True)
+    assert (seen["totals"]["machines"], seen["totals"]["failed"], seen["users"][0]["machines"]) == (8, 4, 8)
+    assert counted.starts == {"clone": {"2": 2}}
+    (failures,) = seen["causes"]
+    assert failures["cause"] == "boot-failed: BootTimeout" and failures["count"] == 4
+    assert (failures["machine"], failures["hint"]) == ("b" * 12, "Ask the site.")
+    assert "Ask the site." not in json.dumps(view([Node("wn01", counted=counted)], is_trusted=False))
 
 
 def test_percentiles_are_of_all_starts() -> None:
@@ -357,16 +369,30 @@ def test_percentiles_are_of_all_starts() -> None:
     }
 
 
-async def test_a_machine_that_nobody_keeps_is_said_to_be_abandoned(folders: Folders) -> None:
-    (folders.machine(LIVE) / LOCK).unlink()
-    assert [machine["state"] for machine in Living("wn01", folders).read()] == ["abandoned"]
+async def test_a_machine_that_nobody_keeps_is_said_to_be_abandoned_at_once(folders: Folders) -> None:
+    host, lock = host_of(folders), folders.machine("e" * 12) / LOCK
+    lock.parent.mkdir()
+    (lock.parent / JOURNAL).write_text('{"time": 5.0, "event": "state", "state": "running"}\n')
+    held = try_lock(lock)
+    assert held is not None
+    watch = asyncio.ensure_future(host.watch(lambda: None))
+    await until(lambda: states(host).get("e" * 12) == "running")
+    held.release()
+    await until(lambda: states(host).get("e" * 12) == "abandoned")
+    assert states(host)[LIVE] == "running"
+    watch.cancel()
 
 
-async def test_a_row_older_than_the_window_is_not_counted_and_a_machine_whose_folder_is_gone_is_not_shown(
+def states(host: Host) -> dict[str, str]:
+    return {machine.id: machine.state for machine in host.nodes()[0].living}
+
+
+async def test_a_row_older_than_the_window_is_not_counted_and_a_machine_that_has_ended_is_not_shown(
     folders: Folders,
 ) -> None:
     host = host_of(folders, window=0.5)
-    host._living.take({"machine": "e" * 12, "event": "state", "state": "running", "time": 1.0})
+    folders.machine("e" * 12).mkdir()
+    (folders.machine("e" * 12) / OUTCOME).write_text('{"ended": 5.0}')
     watch = asyncio.ensure_future(host.watch(lambda: None))
     await until(lambda: host.is_read)
     values = view(host.nodes(), is_trusted=True)
@@ -375,24 +401,26 @@ async def test_a_row_older_than_the_window_is_not_counted_and_a_machine_whose_fo
 
 
 def test_a_vacuum_a_bait_and_leases_are_shown_where_there_are_some(tmp_path: Path) -> None:
-    assert vacuum(tmp_path) == bait(tmp_path) == []
+    assert modes(tmp_path) == []
+    vacuum, bait = tmp_path / "vacuum", tmp_path / "bait"
+    vacuum.mkdir()
+    bait.mkdir()
     verdict = {"machinetype": "lhcb", "hs06": 10.0, "target": 20.0, "why": "it backs off"}
-    (tmp_path / "status.json").write_text(
-        json.dumps({"space": "vac01", "factory": "wn01", "cycled": 5.0, "draining": True})
-    )
-    (tmp_path / "decisions.jsonl").write_text(json.dumps({"verdicts": [verdict]}) + "\n")
-    (mode,) = vacuum(tmp_path)
-    assert mode["state"] == "draining" and mode["bars"] == [
-        {"name": "lhcb", "value": 10.0, "target": 20.0, "why": "it backs off"}
-    ]
-    (tmp_path / "decisions.jsonl").write_text('{"verdicts": [{"ma')
-    assert vacuum(tmp_path)[0]["bars"] == []
-    (tmp_path / "status.json").write_text(
-        json.dumps({"name": "b", "system": "slurm", "looked": 5.0, "jobs": {"running": 2}})
-    )
-    assert bait(tmp_path)[0]["bars"] == [{"name": "running", "value": 2}]
+    status = {"space": "vac01", "factory": "wn01", "cycled": 5.0, "draining": True, "settings_error": "a typo"}
+    (vacuum / "status.json").write_text(json.dumps(status))
+    (vacuum / "decisions.jsonl").write_text(json.dumps({"verdicts": [verdict]}) + "\n")
+    (mode,) = modes(tmp_path)
+    assert (mode.name, mode.state, mode.why) == ("wn01 in vac01", "draining", "a typo")
+    assert mode.bars == (("lhcb", 10.0, 20.0, "it backs off"),)
+    (vacuum / "decisions.jsonl").write_text('{"verdicts": [{"ma')
+    assert modes(tmp_path)[0].bars == ()
+    status = {"name": "b", "system": "slurm", "looked": 5.0, "state": "open", "jobs": {"running": 2}}
+    (bait / "status.json").write_text(json.dumps(status))
+    mode = modes(tmp_path)[1]
+    assert (mode.kind, mode.name, mode.state, mode.bars) == ("bait", "b of slurm", "open", (("running", 2, None, ""),))
     machine = {"lease": "l-1", "owner": "ada", "image": "el9", "cpus": 2, "ended": None}
-    assert leases([machine, machine, {**machine, "ended": 5.0}])[0]["bars"] == [{"name": "l-1: ada, el9", "value": 4}]
+    (mode,) = leases([machine, machine, {**machine, "ended": 5.0}])
+    assert mode.bars == (("l-1: ada, el9", 4, None, ""),)
 
 
 def test_a_console_that_is_a_pipe_or_not_there_is_empty(tmp_path: Path) -> None:
@@ -403,15 +431,9 @@ def test_a_console_that_is_a_pipe_or_not_there_is_empty(tmp_path: Path) -> None:
 
 
 def test_no_text_of_a_user_steers_the_terminal_that_shows_it() -> None:
-    machine = {
-        **BLANK,
-        "id": LIVE,
-        "name": "\x1b[2J[red]x",
-        "user": "ada",
-        "state": "running",
-        "phases": [["running", time.time() - 5]],
-    }
-    values = view([Node("wn01", {"machines": [machine]})], is_trusted=True)
+    phases = (("running", time.time() - 5),)
+    machine = Machine(LIVE, "\x1b[2J[red]x", "ada", "el9", "", 1, 1 << 30, "clone", "running", phases)
+    values = view([Node("wn01", (machine,))], is_trusted=True)
     for order in SORTS:
         console = Console(file=io.StringIO(), width=140)
         console.print(screen(values, order, 24))

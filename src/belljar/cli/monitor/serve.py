@@ -16,63 +16,53 @@ from belljar.cli.parser import Args
 from belljar.errors import BelljarError, CommandMissing
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
-from belljar.journal import JOURNAL
-from belljar.monitor.live import ID, Host, Living, story
+from belljar.model import to_json
+from belljar.monitor.live import Host, living, paths_of, story
 from belljar.monitor.nodes import Remote
-from belljar.monitor.view import BLANK, Values
+from belljar.monitor.view import Machine, Values
+from belljar.reading import from_json
+from belljar.records import replace
 
-TEXTS = ("id", "name", "image", "requester", "start", "state")
-MOST, LONGEST, PHASES = 500, 200, 20  # of one user: machines; characters of a word, phases of a machine
-DAY = 86400.0  # machines that ended are counted for so long
+MOST, LARGEST = 500, 4096  # of one user: machines; characters of one
 HELD = 20.0  # seconds for which the lease service holds a question until there is news
 
 
 def host_of(args: Args, runtime: Runtime) -> Host:
     """This host, for a verb with LEDGER and --door."""
-    read = reader(args, runtime)
+    read, folders = reader(args, runtime), runtime.folders
     leased = (lambda: leases(args.door)) if args.door.exists() else lambda: iter(())
-    return Host(
-        os.uname().nodename, runtime.folders, runtime.machines.events, lambda: read({}), DAY, leased, lambda: others(runtime)
-    )  # fmt: skip
+    return Host(os.uname().nodename, folders.store, lambda: look(runtime), lambda: read({}), leased)
 
 
-def others(runtime: Runtime) -> tuple[list[Values], set[Path]]:
-    """Machines of this node's other users, as they say themselves, and what changes when these do."""
-    machines, users, host = list[Values](), users_of(runtime), os.uname().nodename
-    paths = {runtime.settings.paths.node or Path("/")} if users else set[Path]()
-    for user in users:
-        folders, found = runtime.of_user(user.uid, user.home).folders, []
-        paths.add(folders.machines)
+def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
+    """The machines that live on this host, for root those of all its users, and the paths by which a change shows."""
+    node = runtime.settings.paths.node
+    machines, paths = living(runtime.machines.living()), {node} if node else set[Path]()
+    paths |= paths_of(runtime.folders, machines)
+    for user in users_of(runtime):
+        theirs, rows = list[Machine](), list[object]()
         with suppress(BelljarError):
-            found = asked_as(
-                runtime,
-                user,
-                lambda theirs: Living(host, theirs.folders).read()[-MOST:],
-                timeout=LOOK_TIMEOUT,
-                what="list machines",
-            )
-        for machine in found if isinstance(found, list) else ():
-            with suppress(LookupError, TypeError, ValueError, OverflowError):  # a user may say anything
-                texts = {key: str(machine[key])[:LONGEST] for key in TEXTS} | {"user": user.name, "node": host}
-                phases = [
-                    (str(name)[:LONGEST], int(1000 * moment) / 1000) for name, moment in machine["phases"][-PHASES:]
-                ]
-                sizes = {key: int(machine[key]) for key in ("cpus", "memory")}
-                machines.append({**BLANK, **texts, **sizes, "phases": phases})
-                paths |= {folders.machine(texts["id"]) / JOURNAL} if ID.fullmatch(texts["id"]) else set()
+            rows = asked_as(
+                runtime, user, lambda theirs: to_json(living(theirs.machines.living())), timeout=LOOK_TIMEOUT, what="list machines"
+            )  # fmt: skip
+        for row in rows[:MOST] if isinstance(rows, list) else ():
+            with suppress(ValueError):  # a user may say anything
+                theirs += [replace(from_json(Machine, row), user=user.name)] if len(str(row)) < LARGEST else []
+        paths |= paths_of(runtime.of_user(user.uid, user.home).folders, theirs)
+        machines += theirs
     return machines, paths
 
 
 def tell(runtime: Runtime, id: str) -> Values | None:
-    """Its story, whichever user of this node has it."""
-    found = story(runtime.folders, id)
-    for user in users_of(runtime) if found is None and ID.fullmatch(id) else ():
+    """A machine's story, whichever user of this node has it."""
+    for user in (None, *users_of(runtime)):
         with suppress(BelljarError):
             told = asked_as(
-                runtime, user, lambda theirs: story(theirs.folders, id), timeout=LOOK_TIMEOUT, what="tell of a machine"
+                runtime, user, lambda theirs: story(theirs.folders, id), timeout=LOOK_TIMEOUT, what="read records"
             )
-            found = told if isinstance(told, dict) else found
-    return found
+            if isinstance(told, dict):
+                return told
+    return None
 
 
 def leases(door: Path) -> Iterator[list[Values]]:
@@ -94,12 +84,11 @@ def serve(args: Args, runtime: Runtime) -> None:
 
     file, end = token_file(args, runtime), server.listening(args.listen)
     token = read_secret(file).decode()
-    remotes = [Remote(place, token) for place in args.nodes]
     metrics = collected(Tally(reader(args, runtime)), lambda: host_metrics(runtime))
 
     async def work() -> None:
-        hub = server.Hub(host_of(args, runtime), remotes, lambda id: tell(runtime, id))
-        app = server.app(hub, server.Access(token), metrics)
+        hub = server.Hub(host_of(args, runtime), [Remote(place, token) for place in args.nodes])
+        app = server.app(hub, server.Access(token), lambda id: tell(runtime, id), metrics)
         await serving(hub.watch(), server.serve(end, app), reload=hub.ring)
 
     host, port = end.getsockname()[:2]

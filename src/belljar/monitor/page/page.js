@@ -259,14 +259,14 @@ function drawNodes(nodes) {
 function drawModes(modes) {
   const titles = { vacuum: "Vacuum", bait: "Bait", lease: "Leases" };
   fill($("modes"), ...modes.map(mode => {
-    const most = Math.max(1, ...mode.bars.map(bar => Math.max(bar.value, bar.target ?? 0)));
+    const most = Math.max(1, ...mode.bars.map(([, value, target]) => Math.max(value, target ?? 0)));
     const late = mode.at && now() - mode.at > 3600;
     return el("section", { class: "panel" },
       el("div", { class: "head" }, el("h2", {}, titles[mode.kind] || mode.kind), el("small", {}, mode.name), el("span", { class: `state ${late || mode.state === "closed" ? "bad" : "run"}` }, late ? `silent since ${clock(mode.at)}` : mode.state)),
       mode.why ? el("p", { class: "why" }, mode.why) : null,
-      mode.bars.length ? table(["", "", `*${mode.unit}`], mode.bars.map(bar => [
-        el("span", { title: bar.why }, bar.name, bar.why ? el("br") : null, el("small", {}, bar.why)), meter(bar.value / most, bar.target == null ? null : bar.target / most),
-        `${+bar.value.toFixed(1)}${bar.target == null ? "" : ` of ${+bar.target.toFixed(1)}`}`])) : el("p", { class: "empty" }, "Nothing runs."));
+      mode.bars.length ? table(["", "", `*${mode.unit}`], mode.bars.map(([name, value, target, why]) => [
+        el("span", { title: why }, name, why ? el("br") : null, el("small", {}, why)), meter(value / most, target == null ? null : target / most),
+        `${+value.toFixed(1)}${target == null ? "" : ` of ${+target.toFixed(1)}`}`])) : el("p", { class: "empty" }, "Nothing runs."));
   }));
 }
 
