@@ -129,9 +129,10 @@ async def look_whenever(
             woken.clear()
             value, paths = await in_thread(look)
             take(value)
-            new = {path for path in paths - watched if watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)}
-            watched = watched & paths | new
-            if not new:  # else something may have happened before it was watched
+            before, watched = watched, {_there(path) for path in paths}
+            for path in watched:
+                watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)
+            if watched <= before:  # else something may have happened before it was watched
                 with suppress(TimeoutError):
                     async with asyncio.timeout(longest):
                         await woken.wait()
@@ -139,6 +140,11 @@ async def look_whenever(
     finally:
         loop.remove_reader(watch.fileno())
         watch.close()
+
+
+def _there(path: Path) -> Path:
+    """The path, or the folder in which it, or a folder on the way to it, will be made."""
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 # -- machines ----------------------------------------------------------------------------------------------------------

@@ -383,6 +383,21 @@ async def test_a_machine_that_nobody_keeps_is_said_to_be_abandoned_at_once(folde
     watch.cancel()
 
 
+async def test_the_first_machine_of_a_host_is_seen_though_there_was_no_folder_for_it(tmp_path: Path) -> None:
+    folders = Folders(*(tmp_path / name for name in ("run", "scratch", "store", "logs")))
+    host = host_of(folders)
+    watch = asyncio.ensure_future(host.watch(lambda: None))
+    await until(lambda: host.is_read)
+    folders.machine(LIVE).mkdir(parents=True)
+    await until(lambda: states(host) == {LIVE: "abandoned"})
+    tell(folders, "running", at=1.0)
+    await until(lambda: host.nodes()[0].living[0].phases)
+    folders.logs.mkdir()
+    Ledger(folders.logs).append(lost(), time.time())
+    await until(lambda: host.nodes()[0].counted.recent)
+    watch.cancel()
+
+
 def states(host: Host) -> dict[str, str]:
     return {machine.id: machine.state for machine in host.nodes()[0].living}
 
