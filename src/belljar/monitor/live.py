@@ -50,6 +50,8 @@ class Host:
     ) -> None:  # fmt: skip
         self.name, self._store, self._look, self._outcomes = name, store, look, outcomes
         self._leased, self._window = leased, window
+        # Whoever looks in a thread: a child forked meanwhile would wait for ever for locks that another thread had.
+        self.turn = asyncio.Lock()
         self._machines: list[Machine] | None = None
         self._by_node: dict[str, Counted] | None = None  # by node
         self._modes, self._leases = list[Mode](), list[Mode]()
@@ -75,7 +77,7 @@ class Host:
             self._machines, self._modes = machines, modes(self._store)
             changed()
 
-        await look_whenever(self._look, take)
+        await look_whenever(self._look, take, self.turn)
 
     async def _watch_ledgers(self, changed: Callable[[], None]) -> None:
         """Counted anew every hour, without those that ended before the window, and whenever a ledger was cut or removed."""
@@ -98,9 +100,10 @@ class Host:
             self._by_node = count_by_node(new, by_node)
             changed()
 
-        by_node = await in_thread(begin)
-        are_all_here = {source.node for source in outcomes.sources()} <= {self.name}
-        await look_whenever(look, take, None if are_all_here else LOOK_AGAIN)
+        async with self.turn:
+            by_node = await in_thread(begin)
+            are_all_here = {source.node for source in outcomes.sources()} <= {self.name}
+        await look_whenever(look, take, self.turn, None if are_all_here else LOOK_AGAIN)
 
     async def _watch_leases(self, changed: Callable[[], None]) -> None:
         while True:
@@ -114,7 +117,10 @@ class Host:
 
 
 async def look_whenever(
-    look: Callable[[], tuple[T, set[Path]]], take: Callable[[T], object], longest: float | None = None
+    look: Callable[[], tuple[T, set[Path]]],
+    take: Callable[[T], object],
+    turn: asyncio.Lock,
+    longest: float | None = None,
 ) -> None:
     """Hand over what *look* finds in a thread, now and whenever something happens to one of the paths that it names."""
     loop, woken, watch, watched = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
@@ -127,7 +133,8 @@ async def look_whenever(
     try:
         while True:
             woken.clear()
-            value, paths = await in_thread(look)
+            async with turn:
+                value, paths = await in_thread(look)
             take(value)
             before, watched = watched, {_there(path) for path in paths}
             for path in watched:

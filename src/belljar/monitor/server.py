@@ -140,7 +140,6 @@ def app(
     hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics: CollectorRegistry | None = None
 ) -> ASGIApp:
     """The page, and what it reads. *tell*: the story of a machine here, None where nothing is known of it. *metrics*: for Prometheus."""
-    scraping = asyncio.Lock()
 
     async def look(request: Request) -> Response:
         return Response(joined(hub.sections(is_trusted=access(request))), media_type="application/json")
@@ -159,7 +158,8 @@ def app(
         id, name = request.path_params["id"], request.query_params.get("node", "")
         telling = next((remote.story for remote in hub.remotes if remote.node.name == name), tell)
         try:
-            told = await in_thread(lambda: telling(id))
+            async with hub.host.turn if telling is tell else nullcontext():
+                told = await in_thread(lambda: telling(id))
         except BROKEN as exc:
             raise HTTPException(502, f"its node does not answer: {exc}") from exc
         if told is None:
@@ -171,7 +171,7 @@ def app(
 
         assert metrics is not None
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        async with scraping:
+        async with hub.host.turn:
             return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})
 
     routes = {"view": look, "events": events, "node": node, "machines/{id}": story}
