@@ -27,12 +27,12 @@ BUDGETS = {
     "accounting": 440,
     "bait": 2880,
     "lease": 6660,
-    "monitor": 2120,
+    "monitor": 1890,
     "soak": 460,
     "api": 390,
     "config": 430,
     "assembly": 170,
-    "cli": 4340,
+    "cli": 4345,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 
