@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import CommandMissing, HostError
+from belljar.errors import CommandMissing, HostError, PositionLost
 from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.jobs import complain
 from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes
@@ -76,6 +76,8 @@ class Exporter:
                 self.send_new(outcomes)
                 refusals = 0
                 wait([watch], None if all(are_watched) else LOOK_AGAIN)
+            except PositionLost:
+                raise
             except HostError as exc:
                 complain(exc.message, exc.hint)
                 refusals = min(refusals + 1, MOST_REFUSALS)
