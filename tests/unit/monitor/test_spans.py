@@ -123,7 +123,7 @@ def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(tmp_path:
     class Enough(Exception):
         pass
 
-    def wait(watches: Any, longest: float | None) -> None:
+    def wait(watches: Any, _: Any, __: Any, longest: float | None) -> None:
         waits.append(longest)
         collector.status = 400 if len(waits) < 3 else 200
         if watches and len(collector.spans) > 700:
@@ -142,7 +142,7 @@ def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(tmp_path:
 def test_a_ledger_that_was_cut_ends_the_following(tmp_path: Path, collector: Collector) -> None:
     write(tmp_path / "logs", row())
 
-    def cut(watches: Any, longest: float | None) -> None:
+    def cut(*words: Any) -> None:
         (tmp_path / "logs/ledger-2026-01.jsonl").write_bytes(b"")
 
     with pytest.raises(PositionLost):
