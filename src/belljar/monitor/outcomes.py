@@ -103,7 +103,8 @@ def ended_of(row: Mapping[str, Any], node: str) -> Ended | None:
     values: dict[str, Any] = {name: plain(text) for name in TEXTS if isinstance(text := row.get(name), str)}
     if not {"id", "cause", "class"} <= values.keys():
         return None
-    values |= {name: _number(row.get(name)) for name in ("started", "ended", "cpus", "memory")}
+    values |= {name: _number(row.get(name)) for name in ("started", "ended")}
+    values |= {name: int(_number(row.get(name))) for name in ("cpus", "memory")}
     for name in ("phases", "guest", "host"):
         if isinstance(numbers := row.get(name), dict):
             values[name] = {plain(key): _number(number) for key, number in numbers.items()}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import CommandMissing, HostError
+from belljar.errors import CommandMissing, HostError, PositionLost
 from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.jobs import complain
 from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes
@@ -27,11 +27,6 @@ LOOK_AGAIN = 15.0  # seconds, for what this kernel does not report: ledgers of o
 MOST_REFUSALS = 8  # in a row, each of which doubles the pause, from 2 seconds to 4 minutes
 # Fields that are attributes, too.
 TEXTS = ("cause", "image", "path", "error", "context", "accelerator", "requester", "name", "user")
-
-
-def until_news(watches: Sequence[Watch], longest: float | None) -> None:
-    """Return when something happened to what these watch, or after so many seconds."""
-    select.select(watches, [], [], longest)
 
 
 class Exporter:
@@ -60,7 +55,7 @@ class Exporter:
         self._kept()
         return machines
 
-    def follow(self, outcomes: Outcomes, wait: Callable[[Sequence[Watch], float | None], object] = until_news) -> None:
+    def follow(self, outcomes: Outcomes, wait: Callable[..., object] = select.select) -> None:
         """Send each machine as it ends, for ever. Where the collector does not take them, they are sent again, later and later.
         Raises PositionLost."""
         watch, here, refusals = Watch(), os.uname().nodename, 0
@@ -75,11 +70,13 @@ class Exporter:
             try:
                 self.send_new(outcomes)
                 refusals = 0
-                wait([watch], None if all(are_watched) else LOOK_AGAIN)
+                wait([watch], [], [], None if all(are_watched) else LOOK_AGAIN)
+            except PositionLost:
+                raise
             except HostError as exc:
                 complain(exc.message, exc.hint)
                 refusals = min(refusals + 1, MOST_REFUSALS)
-                wait([], 2.0**refusals)
+                wait([], [], [], 2.0**refusals)
 
 
 def spans_of(ended: Ended) -> Iterator[ReadableSpan]:

@@ -91,11 +91,16 @@ def test_every_phase_of_a_machine_has_its_place() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300, "7", True, None, [7]])
 def test_a_number_that_is_not_one_is_0(value: Any) -> None:
     ended = ended_of(row(ended=value, guest={"user": value}, phases={"run": value}), "wn01")
-    assert ended is not None and (ended.ended, ended.guest.get("user", 0.0), ended.run, ended.wall) == (
-        0.0,
-        0.0,
-        0.0,
-        0.0,
+    assert (
+        ended is not None
+        and type(ended.cpus) is int
+        and (ended.ended, ended.guest.get("user", 0.0), ended.run, ended.wall)
+        == (
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        )
     )
 
 

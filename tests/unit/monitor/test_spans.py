@@ -14,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.unit.monitor.test_outcomes import END, row, write
 
 from belljar.cli import main
+from belljar.errors import PositionLost
 from belljar.monitor.outcomes import Outcomes, ended_of
 from belljar.monitor.spans import Exporter, _resource, laid_out
 
@@ -122,7 +123,7 @@ def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(tmp_path:
     class Enough(Exception):
         pass
 
-    def wait(watches: Any, longest: float | None) -> None:
+    def wait(watches: Any, _: Any, __: Any, longest: float | None) -> None:
         waits.append(longest)
         collector.status = 400 if len(waits) < 3 else 200
         if watches and len(collector.spans) > 700:
@@ -136,6 +137,16 @@ def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(tmp_path:
     assert waits == [2.0, 4.0, 8.0, None, None]
     assert len({span.trace_id for span in collector.spans}) == 101 and len(collector.spans) == 101 * 7
     assert kept[0] == 60 * 7
+
+
+def test_a_ledger_that_was_cut_ends_the_following(tmp_path: Path, collector: Collector) -> None:
+    write(tmp_path / "logs", row())
+
+    def cut(*words: Any) -> None:
+        (tmp_path / "logs/ledger-2026-01.jsonl").write_bytes(b"")
+
+    with pytest.raises(PositionLost):
+        Exporter(lambda: None).follow(Outcomes({tmp_path / "logs": "wn01"}), cut)
 
 
 def test_no_row_keeps_those_behind_it_from_being_sent(tmp_path: Path, collector: Collector) -> None:
