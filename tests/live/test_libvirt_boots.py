@@ -79,6 +79,7 @@ def test_a_disk_that_nothing_can_be_booted_from_is_found_out_at_once(
     nothing_is_left(own_store, daemon)
 
 
+@pytest.mark.slow
 def test_a_disc_is_booted_and_finds_no_metadata_service(cernvm: Belljar, daemon: Daemon, tmp_path: Path) -> None:
     """By libvirt there is none: what such a disc needs is refused, unless the site opens the network."""
     cernvm.env.update(daemon.settings)

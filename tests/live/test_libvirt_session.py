@@ -172,6 +172,7 @@ def test_a_job_by_the_users_own_libvirt_is_the_same_job(belljar: Session) -> Non
     assert logs(belljar.state / "qemu/log") <= before
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_slow_to_be_done_with_a_machine_leaves_no_log_of_it(belljar: Session) -> None:
     before = logs(belljar.state / "qemu/log")
     keeper = running(belljar)

@@ -74,7 +74,7 @@ def next_job_works(belljar: Belljar, shared: Path) -> None:
 # -- what the job sees -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", ["clone", "cold"])
+@pytest.mark.parametrize("start", ["clone", pytest.param("cold", marks=pytest.mark.slow)])
 def test_files_made_in_a_writable_folder_are_the_callers(belljar: Belljar, open_folder: Path, start: str) -> None:
     for user in (0, SOMEBODY):
         shared = open_folder / f"of {user}"
@@ -99,7 +99,7 @@ def test_files_made_in_a_writable_folder_are_the_callers(belljar: Belljar, open_
     assert left(belljar) == []
 
 
-@pytest.mark.parametrize("start", ["clone", "cold"])
+@pytest.mark.parametrize("start", ["clone", pytest.param("cold", marks=pytest.mark.slow)])
 def test_a_folder_is_read_only_whatever_the_guest_does(belljar: Belljar, tmp_path: Path, start: str) -> None:
     shared = tmp_path / "a place\nwith ü"
     shared.mkdir()
@@ -212,7 +212,11 @@ def started(belljar: Belljar, shared: Path, *words: str) -> subprocess.Popen[byt
     return keeper
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["outside", "waiting", "serving"])
+@pytest.mark.parametrize(
+    "which",
+    [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2],
+    ids=["outside", "waiting", "serving"],
+)
 def test_a_server_that_is_killed_ends_the_job_with_a_sentence(belljar: Belljar, tmp_path: Path, which: int) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -231,12 +235,15 @@ def test_a_server_that_is_killed_ends_the_job_with_a_sentence(belljar: Belljar, 
 POINTS = ["after-overlay", "after-spawn", "after-boot", "payload-started", "before-stop", "after-stop"]
 
 
-COLD = [pytest.param(point, "cold", marks=pytest.mark.slow) for point in POINTS if point != "payload-started"]
+QUICK_ONES = {("after-spawn", "auto"), ("payload-started", "auto"), ("after-stop", "auto")}
+MATRIX = [
+    pytest.param(point, start, marks=[] if (point, start) in QUICK_ONES else [pytest.mark.slow])
+    for point in POINTS
+    for start in ("auto", "cold")
+]
 
 
-@pytest.mark.parametrize(
-    ("point", "start"), [*((point, "auto") for point in POINTS), ("payload-started", "cold"), *COLD]
-)
+@pytest.mark.parametrize(("point", "start"), MATRIX)
 def test_belljar_killed_at_any_point_leaves_nothing_after_one_reap(
     belljar: Belljar, tmp_path: Path, point: str, start: str
 ) -> None:
