@@ -139,6 +139,30 @@ def test_daemons_have_their_libraries(host: Host) -> None:
     host("sh", "-c", "PYTHONPATH=/usr/lib/belljar/lib /usr/bin/python3 -c 'import botocore, psycopg; psycopg.adapters'")
 
 
+def test_the_monitor_runs_within_what_its_unit_allows(host: Host) -> None:
+    """The unit's folder and walls, made by hand: there is no systemd here."""
+    host("install", "-d", "-m", "0700", "/var/lib/belljar/monitor")
+    walls = "mount --bind /var/lib/belljar/monitor /var/lib/belljar/monitor; for at in / /run /tmp; do mount -o remount,bind,ro $at; done; exec "
+    walls += "setpriv --no-new-privs --bounding-set=-all,+setuid,+setgid,+dac_read_search,+kill belljar monitor serve --listen 127.0.0.1:29180"
+    daemon = host.room.start("unshare", "--mount", "sh", "-ec", walls)
+    try:
+        curl = "curl -s --retry 60 --retry-delay 1 --retry-connrefused http://127.0.0.1:29180"
+        assert "belljar_" in host(*f"{curl}/metrics".split())
+        assert "<html" in host(*f"{curl}/".split())
+        modes = host(
+            "stat", "-c", "%a %U", "/var/lib/belljar", "/var/lib/belljar/monitor", "/var/lib/belljar/monitor/token"
+        )
+        assert modes.splitlines() == ["755 root", "700 root", "600 root"]
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=60)
+    host(
+        "sh",
+        "-c",
+        "PYTHONPATH=/usr/lib/belljar/lib /usr/bin/python3 -c 'import opentelemetry.exporter.otlp.proto.http.trace_exporter'",
+    )
+
+
 def test_an_installation_beside_another_says_which_one_is_run(host: Host) -> None:
     host(
         "sh",

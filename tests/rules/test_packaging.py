@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,19 @@ def test_a_unit_starts_what_belljar_understands(unit: Path) -> None:
     assert words is not None
     if words[1] in VERBS:
         parser_of(words[1]).parse_args(words[2].split())
+
+
+def test_what_builds_a_wheel_has_the_libraries_that_its_man_pages_take() -> None:
+    """In a venv of developers others are there, too."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, built_with = settings["project"], settings["build-system"]["requires"]
+    all_of_them = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    code = "import sys; sys.path[:0] = ['src', 'packaging']; import manpages; manpages.pages(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    )
+    names, theirs = ({re.split(r"\W", line)[0] for line in lines} for lines in (all_of_them, built_with))
+    assert names & set(done.stdout.split()) <= theirs
 
 
 def test_versions_agree(wheel: zipfile.ZipFile) -> None:

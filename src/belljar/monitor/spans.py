@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import CommandMissing, HostError, PositionLost
+from belljar.errors import HostError, LibraryMissing, PositionLost
 from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.jobs import complain
 from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes
@@ -33,12 +33,11 @@ class Exporter:
     """Sends spans to where the variables OTEL_EXPORTER_OTLP_... say, by HTTP."""
 
     def __init__(self, kept: Callable[[], object]) -> None:
-        """*kept* is called after what was read so far has been taken. Raises CommandMissing."""
+        """*kept* is called after what was read so far has been taken. Raises LibraryMissing."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError as exc:
-            hint = "In a checkout: `make install EXTRAS=monitor`, or `pip install '.[monitor]'`."
-            raise CommandMissing("spans: the libraries of opentelemetry are not installed", hint=hint) from exc
+            raise LibraryMissing("spans: the libraries of opentelemetry are not installed") from exc
         self._exporter, self._kept = OTLPSpanExporter(), kept
 
     def send_new(self, outcomes: Outcomes) -> int:

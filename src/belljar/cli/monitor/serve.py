@@ -13,7 +13,7 @@ from belljar.assembly import Runtime
 from belljar.cli.lease.asking import DOOR, ask
 from belljar.cli.monitor import LEDGER, host_metrics, reader
 from belljar.cli.parser import Args
-from belljar.errors import BelljarError, CommandMissing
+from belljar.errors import BelljarError, LibraryMissing
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
 from belljar.model import to_json
@@ -77,8 +77,7 @@ def serve(args: Args, runtime: Runtime) -> None:
     try:
         from belljar.monitor import server
     except ImportError as exc:
-        hint = "In a checkout: `make install EXTRAS=monitor`."
-        raise CommandMissing(f"the page: the library {exc.name} is not installed", hint=hint) from exc
+        raise LibraryMissing(f"the page: the library {exc.name} is not installed") from exc
     from belljar.monitor.metrics import Tally, collected
     from belljar.service.systemd import serving
 
