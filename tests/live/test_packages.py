@@ -38,7 +38,7 @@ processors = 1
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    """A folder with both packages of both kinds, in two releases. Libraries are fetched once for a pyproject.toml."""
+    """A folder with both packages of both kinds, in two releases. Libraries are fetched once."""
     folder = folder_for_all(STATE / "packages")
     with alone(folder / "lock"):
         for release in ("1", "2"):
