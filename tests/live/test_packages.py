@@ -139,28 +139,25 @@ def test_daemons_have_their_libraries(host: Host) -> None:
     host("sh", "-c", "PYTHONPATH=/usr/lib/belljar/lib /usr/bin/python3 -c 'import botocore, psycopg; psycopg.adapters'")
 
 
-def test_the_monitor_runs_within_what_its_unit_allows(host: Host) -> None:
+def test_the_monitor_sees_a_machine_from_within_what_its_unit_allows(host: Host) -> None:
     """The unit's folder and walls, made by hand: there is no systemd here."""
-    host("install", "-d", "-m", "0700", "/var/lib/belljar/monitor")
-    walls = "mount --bind /var/lib/belljar/monitor /var/lib/belljar/monitor; for at in / /run /tmp; do mount -o remount,bind,ro $at; done; exec "
-    walls += "setpriv --no-new-privs --bounding-set=-all,+setuid,+setgid,+dac_read_search,+kill belljar monitor serve --listen 127.0.0.1:29180"
-    daemon = host.room.start("unshare", "--mount", "sh", "-ec", walls)
+    own = f"{FOLDERS['BELLJAR_PATHS_STORE']}/monitor"
+    host("install", "-d", "-m", "0700", own)
+    machine = host("belljar", "run", "-d", "--", "sleep", "1000").strip()
+    walls = f"mount --bind {own} {own}; for at in / /run /tmp; do mount -o remount,bind,ro $at; done; exec setpriv --no-new-privs "
+    walls += "--bounding-set=-all,+setuid,+setgid,+dac_read_search,+kill belljar monitor serve --listen 127.0.0.1:29180"
+    daemon = host.room.start("unshare", "--mount", "sh", "-ec", walls, env=FOLDERS)
     try:
         curl = "curl -s --retry 60 --retry-delay 1 --retry-connrefused http://127.0.0.1:29180"
-        assert "belljar_" in host(*f"{curl}/metrics".split())
+        assert 'belljar_machines{node="node"} 1.0' in host(*f"{curl}/metrics".split())
         assert "<html" in host(*f"{curl}/".split())
-        modes = host(
-            "stat", "-c", "%a %U", "/var/lib/belljar", "/var/lib/belljar/monitor", "/var/lib/belljar/monitor/token"
-        )
-        assert modes.splitlines() == ["755 root", "700 root", "600 root"]
+        assert host("stat", "-c", "%a %U", "/var/lib/belljar", f"{own}/token") == "755 root\n600 root\n"
     finally:
         daemon.terminate()
         daemon.wait(timeout=60)
-    host(
-        "sh",
-        "-c",
-        "PYTHONPATH=/usr/lib/belljar/lib /usr/bin/python3 -c 'import opentelemetry.exporter.otlp.proto.http.trace_exporter'",
-    )
+    host("belljar", "kill", machine)
+    libraries = "import opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    host("sh", "-c", f"PYTHONPATH=/usr/lib/belljar/lib /usr/bin/python3 -c '{libraries}'")
 
 
 def test_an_installation_beside_another_says_which_one_is_run(host: Host) -> None:
