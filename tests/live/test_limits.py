@@ -4,6 +4,7 @@ import resource
 import signal
 from pathlib import Path
 
+import pytest
 from tests.live.conftest import Belljar
 from tests.live.test_faults import report
 
@@ -36,6 +37,7 @@ def test_a_small_limit_on_address_space_is_enough(belljar: Belljar) -> None:
     assert (done.returncode, done.stdout) == (0, b"up\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_many_writers_fit_into_a_limit_on_data(belljar: Belljar) -> None:
     """As Torque's `-l mem=700mb` sets it, soft and hard. QEMU's own number of workers for disks did not fit."""
 

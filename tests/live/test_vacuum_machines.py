@@ -109,6 +109,7 @@ def test_machines_end_as_they_may_and_as_they_must(belljar: Belljar, tmp_path: P
     stop(space)
 
 
+@pytest.mark.slow
 def test_a_pipe_brings_an_image_by_its_address_and_its_machines_work(
     belljar: Belljar, tmp_path: Path, queues: Queues, request: pytest.FixtureRequest
 ) -> None:
