@@ -82,10 +82,14 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
 
 
 def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
-    """Raises NotPermitted unless some rule gives this image to this asker."""
-    wrong, hint = judge.forbidden(image, _offered(asker, settings), asker.user, asker.queue)
-    if wrong:
-        raise NotPermitted(wrong, hint=hint)
+    """Raises NotPermitted unless some rule gives this image to this asker, and one of a registry may be pulled."""
+    patterns = _offered(asker, settings)
+    for wrong, hint in (
+        judge.unpulled(image, settings.pull.value, settings.registries),
+        judge.forbidden(image, patterns, asker.user, asker.queue),
+    ):
+        if wrong:
+            raise NotPermitted(wrong, hint=hint)
 
 
 def may_be_own(asker: Asker, settings: Settings) -> bool:
@@ -107,6 +111,7 @@ def site_of(settings: Settings) -> dict[str, Any]:
     return {
         "default_image": settings.default_image, "queue_images": queue_images(settings),
         "allow": [list(rule) for rule in rules(settings)], **_limits(settings),
+        "pull": settings.pull.value, "registries": list(settings.registries),
     }  # fmt: skip
 
 
