@@ -92,7 +92,7 @@ def requirement(settings: Settings) -> str:
 
 def _of_registry(image: str, settings: Settings) -> str:
     """Is this an image that a job may pull?"""
-    names = "|".join(name.rstrip("/").replace(".", "[.]") for name in settings.registries)
+    names = "|".join(name.replace(".", "[.]") for name in policy.registries(settings))
     place = f"({names})/" if settings.pull is Pull.SITE_REGISTRIES else "[A-Za-z0-9]"
     words = string(f"^docker://{place}"), string("[^A-Za-z0-9._:@/-]")
     return f"isString({image}) && regexp({words[0]}, {image}) && !regexp({words[1]}, {image}) && size({image}) <= 209"
