@@ -309,10 +309,10 @@ def write_login(scratch: Path, address: str, password: str = PASSWORD) -> Path:
 def mirrored(server: Server, layout: Layout, tag: str, name: str, **tricks: Any) -> str:
     """Put an image on a server of files, with each answer as the registry protocol has it, and return its address.
     *tricks*: of each layer, see `Served`."""
-    server.put("/v2/", b"{}", headers={"Docker-Distribution-Api-Version": "registry/2.0"})
+    server.put("/v2/", b"{}")
     manifest = layout.tags[tag]
     for version in (tag, manifest["digest"]):
-        server.put(f"/v2/{name}/manifests/{version}", layout.read(manifest), headers={"Content-Type": manifest["mediaType"]})
+        server.put(f"/v2/{name}/manifests/{version}", layout.read(manifest), content_type=manifest["mediaType"])
     value = json.loads(layout.read(manifest))
     server.put(f"/v2/{name}/blobs/{value['config']['digest']}", layout.read(value["config"]))
     for it in value["layers"]:

@@ -35,7 +35,6 @@ class Served:
     drip: float = 0.0  # one byte each so many seconds
     changes: bool = False  # another version at each request
     looks_at_if_range: bool = True
-    headers: dict[str, str] = field(default_factory=dict)  # further ones
 
 
 class Server:
@@ -100,10 +99,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
             elif served.status != 200:
-                self.send_response(served.status)
-                for name, value in {**served.headers, "Content-Length": "0"}.items():
-                    self.send_header(name, value)
-                self.end_headers()
+                self.send_error(served.status)
             elif served.etag and self.headers.get("If-None-Match") == served.etag:
                 self.send_response(304)
                 self.end_headers()
@@ -137,8 +133,6 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.send_header("ETag", served.etag)
             if served.last_modified:
                 self.send_header("Last-Modified", served.last_modified)
-            for name, value in served.headers.items():
-                self.send_header(name, value)
             length = len(data) if served.says_length is None else served.says_length
             if not served.chunked and not served.endless:
                 self.send_header("Content-Length", str(length))
