@@ -55,7 +55,10 @@ def allow(*rules: str) -> dict[str, Any]:
 
 NOT, NAME = "image debian12: not allowed for", "name of an image"
 TOOL = "docker://hub.example.org/team/tool:1.2"
-ANY, OURS = {"pull": Pull.ANY}, {"pull": Pull.SITE_REGISTRIES, "registries": ("hub.example.org/team", "localhost:5000/")}
+ANY, OURS = (
+    {"pull": Pull.ANY},
+    {"pull": Pull.SITE_REGISTRIES, "registries": ("hub.example.org/team", "localhost:5000/")},
+)
 NO_PULL, ONLY = "a job pulls images from no registry here", "a job pulls images only from hub.example.org/team"
 
 CASES = [

@@ -48,7 +48,9 @@ def test_a_queue_image_that_is_none_names_the_setting(word: str) -> None:
         queue_images(Settings(queue_images=(word,)))
 
 
-@pytest.mark.parametrize("name", ["", "hub", "https://hub.example.org", "hub.example.org/Team", "-x.y z", "hub:x", "a.b/..//c"])
+@pytest.mark.parametrize(
+    "name", ["", "hub", "https://hub.example.org", "hub.example.org/Team", "-x.y z", "hub:x", "a.b/..//c"]
+)
 def test_a_registry_that_is_none_names_the_setting(name: str) -> None:
     with pytest.raises(BadSetting, match=r"batch\.registries.*HOST"):
         registries(Settings(registries=(name,)))

@@ -86,7 +86,11 @@ def requirement(settings: Settings) -> str:
         owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
         clauses.append(f"({owner}{matches})")
         own += [f"({owner}true)"] if pattern == "*" else []
-    pulled = f" || ({_of_registry(IMAGE, settings)} && ({' || '.join(own)}))" if own and settings.pull is not Pull.NEVER else ""
+    pulled = (
+        f" || ({_of_registry(IMAGE, settings)} && ({' || '.join(own)}))"
+        if own and settings.pull is not Pull.NEVER
+        else ""
+    )
     return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'})){pulled}"
 
 

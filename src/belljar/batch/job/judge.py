@@ -36,7 +36,11 @@ def misnamed(image: str) -> str:
 def unpulled(image: str, pull: str, registries: "Sequence[str]") -> "tuple[str, str]":
     """Why no job may pull this image from its registry, and what would do; empty where one may, and for a plain name."""
     place = image[len("docker://") :] if REFERENCE.match(image) else ""
-    if not place or pull == "any" or (pull == "site-registries" and any(place.startswith(name + "/") for name in registries)):
+    if (
+        not place
+        or pull == "any"
+        or (pull == "site-registries" and any(place.startswith(name + "/") for name in registries))
+    ):
         return "", ""
     where = "only from %s" % ", ".join(registries) if pull == "site-registries" and registries else "from no registry"
     return "image %s: a job pulls images %s here" % (image, where), PULL_HINT
