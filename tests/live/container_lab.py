@@ -99,7 +99,9 @@ def layer(*members: Member) -> bytes:
 
 def busybox(*applets: str) -> bytes:
     """A layer with one static program, and names for it."""
-    return layer(folder("bin"), file("bin/busybox", BUSYBOX, mode=0o755), *(link(f"bin/{it}", "busybox") for it in applets))
+    return layer(
+        folder("bin"), file("bin/busybox", BUSYBOX, mode=0o755), *(link(f"bin/{it}", "busybox") for it in applets)
+    )
 
 
 def packed(tar: bytes, how: str) -> bytes:
@@ -113,7 +115,10 @@ def musl_root(scratch: Path) -> bytes:
     scratch.mkdir(parents=True, exist_ok=True)
     (scratch / "hello.c").write_text(HELLO_C)
     subprocess.run(
-        ["musl-gcc", "-o", str(scratch / "hello"), str(scratch / "hello.c")], check=True, capture_output=True, timeout=LONGEST
+        ["musl-gcc", "-o", str(scratch / "hello"), str(scratch / "hello.c")],
+        check=True,
+        capture_output=True,
+        timeout=LONGEST,
     )
     release = 'ID=alpine\nPRETTY_NAME="Alpine of the lab"\n'
     return layer(
@@ -134,7 +139,15 @@ def debian_root(*packages: str) -> Path:
         if not made.exists():
             draft = made.with_suffix(".draft")
             env = {**os.environ, **debian.proxies(), "DEBIAN_FRONTEND": "noninteractive"}
-            argv = ["setpriv", "--pdeathsig=KILL", "--", *words, "bookworm", str(draft), *debian.sources("bookworm", "")]
+            argv = [
+                "setpriv",
+                "--pdeathsig=KILL",
+                "--",
+                *words,
+                "bookworm",
+                str(draft),
+                *debian.sources("bookworm", ""),
+            ]
             subprocess.run(argv, env=env, check=True, capture_output=True, timeout=roots.LONGEST, cwd="/")
             draft.rename(made)
     return made
@@ -290,7 +303,9 @@ def environment(home: Path, address: str, pem: Path | None = None) -> dict[str, 
         shutil.copy(f"{pem}.crt", containers / "certs.d" / address / "ca.crt")
     else:
         (containers / "registries.conf").write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
-    outside = {name: value for name, value in os.environ.items() if "proxy" not in name.lower() and name != "XDG_RUNTIME_DIR"}
+    outside = {
+        name: value for name, value in os.environ.items() if "proxy" not in name.lower() and name != "XDG_RUNTIME_DIR"
+    }
     return {**outside, "HOME": str(home)}
 
 
@@ -316,5 +331,5 @@ def mirrored(server: Server, layout: Layout, tag: str, name: str, **tricks: Any)
     value = json.loads(layout.read(manifest))
     server.put(f"/v2/{name}/blobs/{value['config']['digest']}", layout.read(value["config"]))
     for it in value["layers"]:
-        server.put(f"/v2/{name}/blobs/{it['digest']}", layout.read(it), **tricks)
+        server.put(f"/v2/{name}/blobs/{it['digest']}", **{"data": layout.read(it), **tricks})
     return f"docker://{server.address.partition('//')[2]}/{name}:{tag}"
