@@ -26,7 +26,7 @@ from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread, to_its_end
 from belljar.jobs.asked import Asked, understood
-from belljar.jobs.starting import make_request
+from belljar.jobs.starting import brought_container, container_of, environment_of, make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
@@ -152,7 +152,8 @@ class Machine:
         async with self._guest() as (guest, usual):
             who = account or usual
             cwd = os.fsencode(str(self.view.payload.get("cwd") or "/"))
-            env = tuple(plain_environment(who).items())
+            container = container_of(self._runtime, self.view.image)
+            env = tuple((plain_environment(who) | environment_of(container)).items())
             await guest.add_account(who)
             process = await guest.start(Payload(_argv(argv), who, cwd=cwd, env=env), streams)
             status = await process.wait()
@@ -345,15 +346,24 @@ def room() -> Room:
 
 
 def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
-    """What `start` asks for, by the settings and these options, of this process's user. Raises TypeError, ValueError."""
-    account, asked = caller(), dict[str, Any](options)
+    """What `start` asks for, by the settings and these options, of this process's user; with a container image, which is imported
+    first, as that is to be started: without words its own command. Raises TypeError, ValueError."""
+    asked = dict[str, Any](options)
+    container = brought_container(_runtime(), options.get("image"))
+    account, argv = (
+        (container.account, argv or (*container.entrypoint, *container.command)) if container else (caller(), argv)
+    )
     inside = {name: asked.pop(name) for name in Options.__annotations__.keys() - Asked.__annotations__ if name in asked}
-    env = plain_environment(account) | {os.fsencode(k): os.fsencode(v) for k, v in inside.get("env", {}).items()}
+    env = (
+        plain_environment(account)
+        | environment_of(container)
+        | {os.fsencode(k): os.fsencode(v) for k, v in inside.get("env", {}).items()}
+    )
     for name, value in env.items():
         if not name or b"=" in name or b"\0" in name + value:
             raise ValueError(f"env: {name!r}={value!r} cannot be a variable")
     payload = Payload(
-        _argv(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", "/")),
+        _argv(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", container.cwd if container else "/")),
         env=tuple(env.items()), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
         inputs=tuple(Transfer(os.path.abspath(here), there) for here, there in inside.get("inputs", {}).items()),
         outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in inside.get("outputs", {}).items()),

@@ -155,6 +155,17 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Container:
+    """What a container image says of its processes: the defaults of a payload."""
+
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str = "/"
+    account: Account = Account("root", 0, 0, "root", home="/root")
+
+
+@dataclass(frozen=True)
 class Payload:
     """What runs inside. Either `argv` names a program of the guest, or `script` is copied in and run by its `#!` line
     with `argv[0]` as its name. With `program`, that is what is executed, and `argv[0]` is only its name."""
@@ -315,6 +326,7 @@ class Outcome:
     name: str = ""
     image: str = ""
     image_digest: str = ""
+    image_manifest: str = ""  # of a container image: its manifest's digest in the registry
     start: str = ""  # "clone" or "cold", as it really was
     start_reason: str = ""  # why it was not a clone
     context: str = ""  # how the guest was given its agent

@@ -26,6 +26,7 @@ PROGRAMS = ("config", "assembly", "api", "cli", "__main__")  # these know every 
 OPEN_ROOMS = ("host", "service", "agent")  # shelves of small modules, each a door of its own
 HANDS_ON_THE_ENVIRONMENT = {
     "belljar.image.build.debian": "to the program that builds, with the proxies that all downloads of this host go through",
+    "belljar.image.container.sources": "to skopeo, which finds the user's logins, certificates and proxies by it",
     "belljar.hypervisor.libvirt.connection": "to the process that holds a connection: libvirt finds a user's own daemon by it",
 }
 FOREIGN = {

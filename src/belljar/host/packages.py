@@ -7,6 +7,7 @@ MANAGERS = {
     "apk": "apk add", "pacman": "pacman -S",
 }  # fmt: skip
 QEMU = ("qemu-system-x86", "qemu-kvm", "qemu-x86", "qemu-system-x86_64", "qemu-system-x86")
+SQUASHFS = ("squashfs-tools-ng",) * 5  # sqfs2tar
 TREES, BUSYBOX = "squashfs-tools", "busybox-static"
 PROGRAMS = (  # beside QEMU: program, its package for each of these ("": it has none), what for, is nothing possible without it
     ("qemu-img", ("qemu-utils", "qemu-img", "qemu-tools", "qemu-img", "qemu-img"), "makes and checks disks", True),
@@ -17,6 +18,8 @@ PROGRAMS = (  # beside QEMU: program, its package for each of these ("": it has 
     ("mkfs.ext4", ("e2fsprogs",) * 5, "builds images", False),
     ("mke2fs", ("e2fsprogs",) * 5, "makes scratch disks (`--scratch`)", False),
     ("mksquashfs", (TREES, TREES, "squashfs", TREES, TREES), "packs large folders of `--in`, which are copied slowly without it", False),
+    ("skopeo", ("skopeo",) * 5, "fetches container images", False),
+    ("umoci", ("umoci", "", "umoci", "umoci", ""), "unpacks container images", False),
     ("busybox", (BUSYBOX, "busybox", BUSYBOX, BUSYBOX, "busybox"), "makes the small initramfs of images", False),
 )  # fmt: skip
 

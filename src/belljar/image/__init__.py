@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Any
-from belljar.model import GIB, MIB, Firmware, setting
+from belljar.model import GIB, MIB, Container, Firmware, setting
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ class Image:
         return self.names[0] if self.names else self.digest[:12]
 
     @property
+    def container(self) -> Container | None:
+        """What a container image says of its processes; None of other images."""
+        from belljar.reading import from_json
+
+        container: Container | None = from_json(Container | None, self.facts.get("container"))
+        return container
+
+    @property
     def is_disc(self) -> bool:
         """Is it a CD-ROM that the firmware boots, instead of a hard disk?"""
         return self.facts.get("boots_by") == "disc"
@@ -95,6 +103,9 @@ class BootFiles:
 AGENT_PATH = "/usr/lib/belljar"
 UNIT = Path(__file__).parent / "boot/inside/belljar-agent.service"
 UNIT_PATH = "/etc/systemd/system/belljar-agent.service"
+
+# How sources of container images begin.
+CONTAINERS = ("docker://", "docker-archive:", "oci:", "oci-archive:", "sif:", "dir:")
 
 HOLD_TIMEOUT = 10.0  # seconds; an exclusive lock on an image is held for a short check or a removal only
 Users = Callable[[str], list[str]]  # digest -> what still needs the image, in words ("template 3f2a...")
@@ -136,8 +147,13 @@ def small_file(url: str, largest: int, *, patience: float, public_only: bool = F
 
 
 def is_source(reference: str) -> bool:
-    """Does it say where an image comes from, an http(s) address or a path from the root? Else it is a name or a digest."""
-    return reference.startswith(("/", "http://", "https://"))
+    """Does it say where an image comes from, an address or a path from the root? Else it is a name or a digest."""
+    return reference.startswith(("/", "http://", "https://", *CONTAINERS))
+
+
+def is_container(source: str) -> bool:
+    """Does a container image come from there?"""
+    return source.startswith(CONTAINERS)
 
 
 def name_of(source: str) -> str:

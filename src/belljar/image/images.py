@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, BelljarError, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import read_json, write_whole
 from belljar.host.locks import try_lock
-from belljar.image import is_source, name_of
+from belljar.image import is_container, is_source, name_of
 from belljar.image.store.store import PREFIX, Store
 from belljar.records import dataclass
 
@@ -117,12 +117,15 @@ class Images(Store):
         from belljar.image.intake import fetch, intake, sources
         from belljar.image.progress import shown
 
+        place = source.partition(":")[2]
+        if is_container(source) and not place.startswith("/"):
+            raise BadOption(f"{source}: not an absolute path", hint="Name it by its path from the root.")
         order = sources.Order(source, name_of(source), kind="auto", public_only=public_only)
         path = self.work_folder("named") / f"{fetch.key(source)}.json"
         if not self._has(source):
             with shown() as progress, intake.alone(self, path.stem, f"import {fetch.shown(source)}", progress, "named"):
                 if not self._has(source):
-                    version = sources.version(order, self.settings)
+                    version = sources.version(order, self)
                     sources.bring(self, order)
                     _write(path, fetch.shown(source), Note(version, now))
         note = _read(path)
@@ -139,7 +142,7 @@ class Images(Store):
         from belljar.image.intake import sources
 
         try:
-            version = sources.version(order, self.settings)
+            version = sources.version(order, self)
             if version and version != note.version:
                 sources.bring(self, order)
             return Note(version or note.version, now)

@@ -7,13 +7,15 @@ import os
 import resource
 import stat
 import time
+from contextlib import suppress
 
-from belljar.errors import HostError, UnsafeFolder
+from belljar.errors import HostError, ImageError, NoStore, UnsafeFolder
 from belljar.hints import TYPE_CHECKING, Any, Unpack
 from belljar.host.caller import umask
 from belljar.host.files import private_folder
+from belljar.image import is_container
 from belljar.jobs import complain
-from belljar.model import MachineSpec, Request, StdinKind, Work
+from belljar.model import Container, MachineSpec, Request, StdinKind, Work
 from belljar.records import fields
 
 if TYPE_CHECKING:
@@ -63,6 +65,25 @@ def ensure_image(runtime: Runtime, reference: str, *, public_only: bool = False)
     """See `Images.ensure`. Says on stderr why a newer image could not be had."""
     if problem := runtime.images.ensure(reference, public_only=public_only):
         complain(f"{problem}; the image that was imported before is used", "")
+
+
+def container_of(runtime: Runtime, reference: str | None) -> Container | None:
+    """What a container image says of its processes; None of other images, and of one that is not here."""
+    with suppress(ImageError, NoStore):
+        return runtime.images.find(reference or runtime.settings.image.default).container
+    return None
+
+
+def brought_container(runtime: Runtime, reference: str | None) -> Container | None:
+    """The same; an image that is named by its source is imported first."""
+    if reference and is_container(reference):
+        ensure_image(runtime, reference)
+    return container_of(runtime, reference)
+
+
+def environment_of(container: Container | None) -> dict[bytes, bytes]:
+    """The variables of a container image."""
+    return {os.fsencode(name): os.fsencode(value) for name, value in container.env} if container else {}
 
 
 def finish_the_dead(runtime: Runtime) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class Served:
     drip: float = 0.0  # one byte each so many seconds
     changes: bool = False  # another version at each request
     looks_at_if_range: bool = True
+    content_type: str = ""
+    login: str = ""  # user:password that an answer takes
 
 
 class Server:
@@ -78,6 +81,10 @@ def serving(host: str = "127.0.0.1", port: int = 0, certificate: Path | None = N
         http.server_close()
 
 
+def _basic(login: str) -> str:
+    return f"Basic {b64encode(login.encode()).decode()}"
+
+
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -96,6 +103,11 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             elif served.redirect:
                 self.send_response(302)
                 self.send_header("Location", served.redirect)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            elif served.login and self.headers.get("Authorization") != _basic(served.login):
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="here"')
                 self.send_header("Content-Length", "0")
                 self.end_headers()
             elif served.status != 200:
@@ -129,6 +141,8 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             if start:
                 shown = start + 1 if served.wrong_range else start
                 self.send_header("Content-Range", f"bytes {shown}-{size - 1}/{size}")
+            if served.content_type:
+                self.send_header("Content-Type", served.content_type)
             if served.etag:
                 self.send_header("ETag", served.etag)
             if served.last_modified:

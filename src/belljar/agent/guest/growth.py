@@ -136,6 +136,12 @@ def grow_root(size: int) -> None:
         os.close(fd)
 
 
+def fill_disk() -> None:
+    """After a boot, where `/init` had no tool to do it."""
+    if device := root_device():
+        grow_root(int(read_file(f"{device}/size").strip() or b"0") * 512)
+
+
 def limit_for(total: int, used: int, surplus: int) -> int:
     """What payloads may use: *used* is the kernel's and ours, *surplus* more than was asked for."""
     meant = total - surplus

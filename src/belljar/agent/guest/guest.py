@@ -12,10 +12,10 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
-from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, limit_for, meminfo, take_all
+from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, fill_disk, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, renew_host_keys
-from belljar.agent.guest.system import libc, load_filesystems, now, read_file, write_file, write_quietly
+from belljar.agent.guest.system import Refused, libc, load_filesystems, now, read_file, say, write_file, write_quietly
 from belljar.agent.wire import MIB, Patience, Words
 
 LongCall = tuple[int, Callable[[], bytes | None]]  # seconds for it, and what may block
@@ -75,6 +75,11 @@ class Guest(Mounts):
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
             self.jobs = "/var/lib/belljar/job"
             os.makedirs(self.jobs, 0o711, exist_ok=True)
+        if os.path.exists(RUN + "/busybox"):  # a container's root
+            try:
+                fill_disk()
+            except Refused as exc:
+                say(exc.message)
         write_file("/proc/self/oom_score_adj", b"-1000")
         self.random = os.open("/dev/urandom", os.O_RDWR | os.O_CLOEXEC)
         self.cgroup = self._make_cgroup()

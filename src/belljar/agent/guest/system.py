@@ -9,7 +9,7 @@ import time
 
 from belljar.agent.wire import KIB
 
-MODPROBES = ("/sbin/modprobe", "/usr/sbin/modprobe")
+MODPROBES = ("/run/belljar/modprobe", "/sbin/modprobe", "/usr/sbin/modprobe")
 COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which file systems stamp
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
 from belljar.errors import BadOption, InputMissing
-from belljar.image import Image, agent_unit
+from belljar.image import Image, agent_unit, is_container, name_of
 from belljar.image.progress import shown
 from belljar.image.store.store import check_name
 from belljar.jobs import complain, disks, size
@@ -40,8 +41,11 @@ def import_(args: Args, runtime: Runtime) -> None:
     from belljar.image.intake.sources import Order, bring
 
     context = Context(args.context)
+    source = "docker-archive:-" if args.source == "-" else args.source
+    if not args.name and (args.source == "-" or not is_container(source)):
+        raise BadOption("--name is missing", hint="Only a container image with an address or path needs none.")
     order = Order(
-        args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
+        source, args.name or name_of(source), args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
         sha256=args.sha256.lower(), context=context, signer=args.signer,
     )  # fmt: skip
 
@@ -64,10 +68,19 @@ def list_(args: Args, runtime: Runtime) -> None:
 def show(args: Args, runtime: Runtime) -> None:
     image = runtime.images.find(args.image)
     value = _described(runtime, image)
-    shown = {**value, **value["facts"], "created": moment(image.created)}
+    shown = {**value, **value["facts"], **_container(image), "created": moment(image.created)}
     del shown["facts"]
     rows = [(name, _cell(name, fact)) for name, fact in shown.items() if fact not in ("", None, [], ())]
     put(value, ("WHAT", "VALUE"), rows, as_=args.format)
+
+
+def _container(image: Image) -> dict[str, Any]:
+    """What a container image starts, and as whom."""
+    if not (container := image.container):
+        return {}
+    command = shlex.join([*container.entrypoint, *container.command])
+    env = [f"{name}={value}" for name, value in container.env]
+    return {"container": "", "command": command, "env": env, "cwd": container.cwd, "user": container.account.name}
 
 
 def _cell(name: str, fact: Any) -> str:
@@ -240,9 +253,10 @@ ACTS = f"""
 --packages PACKAGE + = | Debian packages to add
 --run CMD * | a shell command to run as root in the new system; repeatable
 --disk SIZE | the disk's size; it takes no space until written to (8G)
-# import | import a disk image, qcow2 or raw, from a file or an address; xz, gzip and zstd are unpacked
-FILE|URL @source | a path, or an address that begins with file, http or https
---name NAME ! | the image's name
+# import | import a disk image, qcow2 or raw, packed or not, or a container image
+FILE|URL|CONTAINER @source | a path, or an address that begins with file, http or https; or docker://HOST/NAME[:TAG|@sha256:DIGEST], oci:DIR[:TAG],
+| oci-archive:FILE, docker-archive:FILE, - (`docker save` on standard input), sif:FILE, dir:PATH
+--name NAME = | the image's name (default for a container image: one by which `belljar run --image CONTAINER` finds it)
 --kind {{disk,iso}} =disk | iso: a boot disc, such as CernVM's, whose guests start their own work
 --sha256 DIGEST = | digest that the file must have, before it is unpacked
 --signer x509:FOLDER:DN = | require a signature, as CernVM images have: by a certificate of an authority in FOLDER, with a name

@@ -16,12 +16,13 @@ from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine,
 from belljar.guest import ExitStatus
 from belljar.host.processes import die_by
 from belljar.jobs.attend import StoppableLoop, in_loop, listen, raw_terminal, streams_of
+from belljar.jobs.starting import container_of
 from belljar.jobs.users import reach
 from belljar.machine import MachineView
 from belljar.machine.life import control
 from belljar.machine.life.control import talk
 from belljar.machine.orders import Pause, Resize, Signal
-from belljar.model import Account, Payload, State, Transfer
+from belljar.model import Account, Container, Payload, State, Transfer
 
 LEAVE = b"\x1d"  # Ctrl-]
 
@@ -38,7 +39,7 @@ def exec_(args: Args, runtime: Runtime) -> int:
     if args.wait is not None:
         asyncio.run(_running(runtime, args.machine, args.wait))
     runtime, view = reach(runtime, args.machine)
-    payload = _payload(args, view)
+    payload = _payload(args, view, container_of(runtime, view.image))
     return _leave(in_loop(lambda loop: _attend(runtime, view, payload, loop)))
 
 
@@ -77,11 +78,11 @@ async def _attend(runtime: Runtime, view: MachineView, payload: Payload, loop: S
                 passing.cancel()
 
 
-def _payload(args: Args, view: MachineView) -> Payload:
+def _payload(args: Args, view: MachineView, container: Container | None) -> Payload:
     args.inputs, args.outputs = [], []
     if args.cwd is None:
         args.cwd = str(view.payload.get("cwd") or "/")
-    return words.payload(args, _account(args.user, view))
+    return words.payload(args, _account(args.user, view), container)
 
 
 def _account(user: str | None, view: MachineView) -> Account:

@@ -12,10 +12,11 @@ from belljar.hints import TYPE_CHECKING
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.host.files import read_named
 from belljar.jobs.shares import network_of, shares
-from belljar.jobs.starting import kind, make_request
+from belljar.jobs.starting import environment_of, kind, make_request
 from belljar.model import (
     SCRATCH_PLACE,
     Account,
+    Container,
     Context,
     OwnWork,
     Payload,
@@ -38,8 +39,8 @@ LONGEST_LABEL = 200
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}"
 
 
-def build(args: Args, settings: Settings) -> Request:
-    """The request these arguments make, of this caller, in this place."""
+def build(args: Args, settings: Settings, container: Container | None = None) -> Request:
+    """The request these arguments make, of this caller, in this place; or as its *container* image is to be started."""
     if args.name and not re.fullmatch(NAME, args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
     for option in ("cpus", "memory", "disk", "timeout"):
@@ -50,7 +51,7 @@ def build(args: Args, settings: Settings) -> Request:
     if args.image is not None and not args.image.strip():
         raise BadOption(f"--image {args.image!r}: the name is missing", hint="`belljar image list` shows the names.")
     return make_request(
-        settings, _work(args, account_of(args.user)),
+        settings, _work(args, account_of(args.user, container), container),
         image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
         network=network, network_name=network_name, shares=folders, start=Start(args.start) if args.start else None,
         context=Context(args.context) if args.context else None, scratch=args.scratch, cache=args.cache, name=args.name,
@@ -67,7 +68,7 @@ def _label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _work(args: Args, account: Account) -> Work:
+def _work(args: Args, account: Account, container: Container | None) -> Work:
     """The guest's own where there is no command, and user data, `--ready`, or an image that is said to know its work."""
     if args.user_data is None and (args.user_data_option or args.user_data_file):
         raise BadOption("--user-data-option and --user-data-file mean nothing without --user-data")
@@ -76,7 +77,7 @@ def _work(args: Args, account: Account) -> Work:
         for option, value in (("--cache", args.cache), ("--ready", args.ready)):
             if value is not None:
                 raise BadOption(f"{option} with a command: it is for guests that know their own work")
-        return RunPayload(payload(args, account))
+        return RunPayload(payload(args, account, container))
     options = (("--in", args.inputs), ("--out", args.outputs), ("--tty", args.tty), ("--collect", args.collect))
     for option, value in options:
         if value:
@@ -100,24 +101,36 @@ def probe(text: str) -> Probe:
     return Probe(Sign(word), of)
 
 
-def payload(args: Args, account: Account) -> Payload:
-    """What is to run: a command of the guest after `--`, or a script of ours."""
-    argv, script = command(args.command)
+def payload(args: Args, account: Account, container: Container | None = None) -> Payload:
+    """What is to run: a command of the guest after `--`, or a script of ours; without either a container image's own."""
+    argv, script = command(args.command, container, with_entrypoint=getattr(args, "entrypoint", False))
     stdin, stdout, stderr = map(kind, (0, 1, 2))
     if args.tty and not os.isatty(0):
         raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
     outputs = tuple(map(_output, args.outputs))
     _refuse_twice("--out", [os.path.realpath(item.outside) for item in outputs])
     return Payload(
-        argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
+        argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account, container), env=environment(args, account, container),
         umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=StdinKind.NULL if args.no_input else stdin, stdout=stdout, stderr=stderr,
         inputs=tuple(_input(text) for text in args.inputs), outputs=outputs,
     )  # fmt: skip
 
 
-def command(words: list[str]) -> tuple[tuple[bytes, ...], bytes | None]:
-    """(argv, script bytes or None)."""
-    if not words or words == ["--"]:
+def command(
+    words: list[str], container: Container | None = None, *, with_entrypoint: bool = False
+) -> tuple[tuple[bytes, ...], bytes | None]:
+    """(argv, script bytes or None). *with_entrypoint*: a container image's entrypoint comes first, as with `docker run`; without, the
+    words are the command, as with `apptainer exec`."""
+    has_words = bool(words) and words != ["--"]
+    if with_entrypoint and not (container and container.entrypoint):
+        raise BadOption(
+            "--entrypoint: the image has none", hint="`belljar image show` has what a container image starts."
+        )
+    if container and (with_entrypoint or not has_words) and words[:1] in ([], ["--"]):
+        argv = (*container.entrypoint, *(words[1:] if has_words else container.command))
+        if argv:
+            return tuple(map(os.fsencode, argv)), None
+    if not has_words:
         raise BadOption("nothing to run", hint="Give a script file, or `--` and a command of the guest.")
     if words[0] == "--":
         return tuple(os.fsencode(word) for word in words[1:]), None
@@ -148,10 +161,10 @@ def read_script(path: str) -> bytes:
     return script
 
 
-def account_of(user: str | None) -> Account:
-    """The payload's user: the caller, or NAME, UID or UID:GID. Only root may name somebody else."""
+def account_of(user: str | None, container: Container | None = None) -> Account:
+    """The payload's user: the caller, or a container image's own, or NAME, UID or UID:GID."""
     if user is None:
-        return caller()
+        return container.account if container else caller()
     numbers = re.fullmatch(r"(\d{1,10})(?::(\d{1,10}))?", user)
     try:
         entry = pwd.getpwuid(int(numbers[1])) if numbers else pwd.getpwnam(user)
@@ -164,14 +177,15 @@ def account_of(user: str | None) -> Account:
     return describe(int(numbers[1]), int(numbers[2] or numbers[1]), ())
 
 
-def environment(args: Args, account: Account) -> tuple[tuple[bytes, bytes], ...]:
-    """The payload's variables: a small fixed set or the caller's, then single ones; the last one counts."""
+def environment(args: Args, account: Account, container: Container | None = None) -> tuple[tuple[bytes, bytes], ...]:
+    """The payload's variables: a small fixed set or the caller's, then a container image's, then single ones; the last one counts."""
     if args.inherit_env:
         env = dict(os.environb)
     else:
         env = plain_environment(account)
         if args.tty and (term := os.environb.get(b"TERM")):
             env[b"TERM"] = term
+    env |= environment_of(container)
     if getattr(args, "scratch", None) is not None:
         env[b"TMPDIR"] = os.fsencode(SCRATCH_PLACE)
     for word in args.env:
@@ -185,12 +199,15 @@ def environment(args: Args, account: Account) -> tuple[tuple[bytes, bytes], ...]
     return tuple(env.items())
 
 
-def working_directory(path: str | None, account: Account) -> bytes | None:
-    """The path the payload starts in: the caller's own when none is named; None, its home, for somebody else."""
+def working_directory(path: str | None, account: Account, container: Container | None = None) -> bytes | None:
+    """The path the payload starts in: where none is named, a container image's or the caller's own; None, its home, for somebody
+    else."""
     if path is not None:
         if not path.startswith("/"):
             raise BadOption(f"--cwd {path}: not an absolute path")
         return os.fsencode(path)
+    if container:
+        return os.fsencode(container.cwd)
     if account.uid != os.geteuid():
         return None  # the caller's folder may be one that the other user cannot enter
     try:

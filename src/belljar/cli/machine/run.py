@@ -18,9 +18,9 @@ from belljar.model import Cause, Context, Outcome, OwnWork, Request, RunPayload,
 def run(args: Args, runtime: Runtime) -> int:
     from belljar.cli.machine import request
     from belljar.jobs.attend import attend
-    from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
+    from belljar.jobs.starting import brought_container, ensure_image, finish_the_dead, widen_limits
 
-    order = request.build(args, runtime.settings)
+    order = request.build(args, runtime.settings, brought_container(runtime, args.image))
     if args.detach:
         return detach(order, args, runtime)
     report = None if args.report is None else open_report(args.report)
@@ -101,7 +101,7 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
 OPTIONS = f"""
 [the machine]
 --image NAME | name or digest of an image (`belljar image list`); or an http(s) address or absolute path, which is imported
-| first, and again when it has changed
+| first, and again when it has changed; or a container image (docker://HOST/NAME, oci:DIR, docker-archive:FILE, sif:FILE, dir:PATH)
 -c --cpus N | virtual processors
 -m --memory SIZE | memory, such as 512M or 4G
 --disk SIZE | size of its disk, not less than the image's
@@ -120,10 +120,11 @@ OPTIONS = f"""
 [the job]
 --in PATH[:DST] * @inputs | file or folder to copy in first
 --out PATH[:DST] * @outputs | file or folder of the guest to copy out at the end, also after a failure
+--entrypoint | put the container image's own entrypoint before the command, as docker run does
 -e --env K=V * | set a variable; K alone passes on yours
 --inherit-env | pass on your whole environment
---cwd PATH | working directory in the guest, made if missing (default: your current path, or the home of --user)
---user NAME|UID[:GID] | the job's user in the guest (default: you)
+--cwd PATH | working directory in the guest, made if missing (default: your current path, or the home of --user; a container image's own)
+--user NAME|UID[:GID] | the job's user in the guest (default: you; with a container image its own user, mostly root)
 -n --no-input | the job reads no input: use it in shell loops that read from standard input
 -t --tty | give the job a terminal
 [without a command: images that start their own work (docs/operate/pilots.md)]

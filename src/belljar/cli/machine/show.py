@@ -139,6 +139,7 @@ def _machine(machine: MachineView) -> Facts:
         ("state", state_of(machine).replace("(abandoned)", "(abandoned: see `belljar reap`)")),
         ("image", machine.image),
         ("image digest", (machine.outcome or {}).get("image_digest")),
+        ("image manifest", (machine.outcome or {}).get("image_manifest")),
         ("cpus", machine.cpus),
         ("memory", size(machine.memory)),
         ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),

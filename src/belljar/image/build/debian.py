@@ -18,6 +18,7 @@ from belljar.host import commands, packages
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.image import Image
 from belljar.image.intake import intake
+from belljar.image.intake.sandbox import WITHOUT_ROOT
 from belljar.image.progress import Progress, shown
 from belljar.model import GIB, MIB
 from belljar.records import dataclass
@@ -88,7 +89,6 @@ mke2fs -q -F -t ext4 -O ^has_journal -E lazy_itable_init=1,nodiscard -m 0 -i 327
 """
 # Root builds in namespaces of its own: when a build is killed, its processes and mounts are gone with it.
 AS_ROOT = ("unshare", "--mount", "--propagation=private", "--pid", "--kill-child", "--mount-proc", "--")
-WITHOUT_ROOT = ("unshare", "--user", "--map-auto", "--map-root-user", "--mount", "--")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,10 @@ def drop(folder: Path) -> None:
         except FileNotFoundError:
             return
         folder = trash
-    remove_tree(folder)
+    try:
+        remove_tree(folder)
+    except (OSError, RecursionError):  # an unpacked image: files of subordinate ids, or folders in folders without end
+        sandbox.remove(folder)
 
 
 def alone(store: Store, word: str, what: str, progress: Progress, folder: str = "downloads") -> Lock:

@@ -1,6 +1,7 @@
 """Run a program on bytes nobody trusts: under limits, without rights, on open files instead of paths.
 
-The program gets each file as /proc/self/fd/N: it can open that file and no other: when we are root, it runs as the user nobody.
+`run` gives the program each file as /proc/self/fd/N: it can open that file and no other: when we are root, it runs as the user nobody.
+`run_in` is for programs that work in a folder of ours: by the user's own rights, or as root of a user namespace.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
+from belljar.errors import BelljarError, CommandFailed, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import write_all
 from belljar.image.store import qcow2
@@ -33,6 +34,10 @@ PACKED = {
 }
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 AS_NOBODY = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
+# As an ordinary user: root of a user namespace, with the subordinate ids of /etc/subuid.
+WITHOUT_ROOT = ("unshare", "--user", "--map-auto", "--map-root-user", "--mount", "--")
+# What root keeps: to write files of any owner and mode, or nothing.
+FILES_ONLY = "-all,+chown,+dac_override,+dac_read_search,+fowner,+fsetid,+setfcap,+mknod"
 
 
 def run(
@@ -74,6 +79,48 @@ def run(
             raise _failure(argv[0], process.returncode, complaint.decode(errors="replace"))
         out.seek(0)
         return out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
+
+
+def run_in(
+    folder: Path,
+    argv: Sequence[str],
+    seconds: int,
+    largest: int,
+    *,
+    with_owners: bool = False,
+    env: Mapping[str, str] | None = None,
+    stdout: Path | None = None,
+    watch: Callable[[], object] | None = None,
+) -> bytes:
+    """Run *argv* in a folder of ours, and return what it printed; limits as for `run`. *with_owners*: it may make files of any owner, for
+    which an ordinary user has a user namespace; else it has the rights of this user, and as root no more than to its own files.
+    Raises CommandMissing; CommandFailed with all it said, when it failed or its time is up; what *watch* raises."""
+    import subprocess
+    import tempfile
+
+    is_root, name = os.geteuid() == 0, argv[0]
+    argv = [_program("prlimit"), f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0",
+            *(WITHOUT_ROOT if with_owners and not is_root else ()), _program("setpriv"), "--no-new-privs", "--pdeathsig=KILL",
+            *(("--inh-caps=-all", f"--bounding-set={FILES_ONLY if with_owners else '-all'}") if is_root else ()),
+            _program(name), *argv[1:]]  # fmt: skip
+    with ExitStack() as stack:
+        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stderr=err, cwd=folder, start_new_session=True,
+            stdout=_opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out,
+            env={"PATH": SEARCH_PATH, "LC_ALL": "C", "TMPDIR": str(folder), **(env or {})},
+        )  # fmt: skip
+        _await(process, name, seconds, watch)
+        err.seek(0)
+        if process.returncode:
+            raise CommandFailed(err.read(LARGEST_COMPLAINT).decode(errors="replace"))
+        out.seek(0)
+        return out.read(LARGEST_ANSWER)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that may have files of any owner, however deep."""
+    run_in(folder.parent, ["rm", "-rf", "--", folder.name], CONVERSION, LARGEST_COMPLAINT, with_owners=True)
 
 
 def check_qcow2(disk: Path, largest: int, seconds: int) -> int:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing, NoSpace
 from belljar.host import commands
-from belljar.image import Image, Settings
+from belljar.image import Image, is_container
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
 from belljar.image.intake.sandbox import PACKED, check_qcow2, convert, run
@@ -50,6 +50,8 @@ class Order(intake.Origin):
 def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Image:
     """Import the image and give it its name. One import of a source at a time: others wait for it, and go on where it
     stopped if it died. *judge* may refuse what was found."""
+    if is_container(order.source):
+        return _bring_container(store, order)
     check(order)
     address = without_password(order.source)
     with shown() as progress, intake.alone(store, fetch.key(order.source), f"import {address}", progress):
@@ -72,8 +74,28 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
         return image
 
 
-def version(order: Order, settings: Settings) -> str:
+def _bring_container(store: Store, order: Order) -> Image:
+    """Raises BadOption for what holds for disks alone, and for a stranger's address: skopeo follows a registry's redirects to wherever
+    they lead."""
+    from belljar.image.container import disk
+
+    if order.public_only:
+        hint = "Have the site import the image, and ask for it by its name."
+        raise BadOption(f"{order.source}: container images are not fetched for strangers", hint=hint)
+    usual = replace(Order(order.source, order.name), kind=order.kind)
+    if order != usual or order.kind == "iso":
+        raise BadOption(f"{order.source}: options of a disk's import mean nothing for a container image")
+    return disk.bring(store, order.source, order.name)
+
+
+def version(order: Order, store: Store) -> str:
     """What the source calls the version that it has now; "" where it does not say. Raises DownloadFailed, InputMissing."""
+    settings = store.settings
+    if is_container(order.source):
+        from belljar.image.container import sources
+
+        with intake.draft(store, order.name) as folder:
+            return sources.version(order.source, settings, folder)
     if (path := fetch.local_path(order.source)) is None:
         return fetch.version(order.source, settings, public_only=order.public_only)
     try:

@@ -127,10 +127,15 @@ def describe(root: Survey) -> tuple[str, dict[str, Any]]:
 def _name(root: Survey) -> str:
     for path in RELEASES:
         with suppress(ImageCorrupt):
-            text = root.read(path).decode("utf-8", "replace")
-            if name := re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE):
-                return "".join(char for char in name[1] if char.isprintable())
+            if name := pretty_name(root.read(path).decode("utf-8", "replace")):
+                return name
     return ""
+
+
+def pretty_name(text: str) -> str:
+    """What an os-release file calls the system."""
+    name = re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE)
+    return "".join(char for char in name[1] if char.isprintable()) if name else ""
 
 
 def _init(root: Survey) -> dict[str, str]:

@@ -4,6 +4,7 @@
     images/names/<name>        a symbolic link to ../sha256-<digest>
     images/cache/<digest>      initial ramdisks with the present agent in them
     images/drafts/<word>/      images in the making; their maker holds a lock on the file `maker` in it
+    images/modules/<digest>    the kernel's modules of that image, as the last layer of container images
     images/downloads/          what `fetch` has of a file so far, with its locks
     images/changes.lock        held while names and images are put in place or taken away
 

@@ -75,6 +75,7 @@ def _stale(store: Store) -> Iterator[Path]:
     """Ramdisks and layers of images that are gone, or with another agent; copies of this host's Python for another agent. A machine
     that runs on one has its files open."""
     yield from _not_of(store, "cache", initramfs.boot_digest)
+    yield from _not_of(store, "modules", lambda image: image.digest)
     for path in _not_of(store, "layers", layer_name):
         if not is_locked(path.with_suffix(".lock")):
             yield path

@@ -74,7 +74,7 @@ class Runner:
         with life.phase("prepare"):
             life.enter(State.PREPARING)
             image = checked_image(life.request, self.services)
-            life.note(image_digest=image.digest)
+            life.note(image_digest=image.digest, image_manifest=str(image.facts.get("manifest", "")))
             for extra in (*self._further, *extras_of(life.request, image, self.services)):
                 self._held.enter_context(life.trying("what it had beside its disk was not released"))
                 self._held.callback(extra.release)

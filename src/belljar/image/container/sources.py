@@ -1,0 +1,257 @@
+"""From where container images come: registries and local forms, all brought into an OCI layout. skopeo speaks to registries, by the
+user's own standard files for logins (`skopeo login`, `docker login`), certificates, mirrors and signatures."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from belljar.errors import (
+    BadOption,
+    BelljarError,
+    CommandFailed,
+    CommandMissing,
+    DownloadFailed,
+    ImageCorrupt,
+    ImageMismatch,
+    ImageTooLarge,
+    ImageUnfit,
+    ImageUnknown,
+    InputMissing,
+    NoSpace,
+    NotPermitted,
+)
+from belljar.host import packages
+from belljar.host.commands import SEARCH_PATH
+from belljar.image import Settings
+from belljar.image.container import layout
+from belljar.image.container.layout import ARCHITECTURE, Json
+from belljar.image.intake import sandbox
+from belljar.image.progress import Progress
+from belljar.records import dataclass
+
+STDIN = "docker-archive:-"
+LONGEST = 86400  # seconds for one image
+LARGEST_MANIFEST = 4 << 20
+DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+REFERENCE = re.compile(r"docker://[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}")
+SAID = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
+# What programs for containers read of a user: logins, certificates, registries, proxies.
+THEIRS = (
+    "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "CONTAINERS_REGISTRIES_CONF",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+)  # fmt: skip
+LOGIN = "Log in with `skopeo login HOST`, or correct the name."
+# Words in skopeo's or umoci's last message -> what that is here.
+REFUSALS: tuple[tuple[tuple[str, ...], type[BelljarError], str], ...] = (
+    (("no space left",), NoSpace, NoSpace.hint),
+    (("file too large", "file size limit"), ImageTooLarge, ImageTooLarge.hint),
+    (("did not match", "does not match", "digest mismatch"), ImageMismatch, "Nothing was stored: what came is not what its digests say."),
+    (("unauthorized", "authentication required", "denied", "invalid username"), NotPermitted, LOGIN),
+    (("manifest unknown", "name unknown", "statuscode: 404", "not found", "no descriptor found"), ImageUnknown, "Correct the image's name or tag."),
+    (("policy", "signature"), NotPermitted, "/etc/containers/policy.json has what this host asks of container images."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A container image in an OCI layout of ours."""
+
+    manifest: str  # digest of its manifest, or of the list of manifests for several architectures, as the source has it
+    layers: int
+    config: Json
+
+
+def check(source: str) -> None:
+    """Raise BadOption or InputMissing for what cannot be a container image."""
+    kind, _, place = source.partition(":")
+    if kind == "docker" and not REFERENCE.fullmatch(source):
+        raise BadOption(f"{source}: not of the form docker://HOST/NAME[:TAG|@sha256:DIGEST]")
+    if kind == "docker" or source == STDIN:
+        return
+    path, is_folder = path_of(source), kind in ("oci", "dir")
+    exists = path.is_dir() if is_folder else path.is_file()
+    if not (place and exists and os.access(path, os.R_OK)):
+        what = "folder" if is_folder else "file"
+        raise InputMissing(f"{source}: no readable {what} {path}", hint="Correct the path.")
+
+
+def path_of(source: str) -> Path:
+    """The file or folder of a local source: `oci:` and the archives may have a tag behind it."""
+    kind, _, place = source.partition(":")
+    if kind in ("oci", "oci-archive", "docker-archive") and not os.path.exists(place):
+        place = place.partition(":")[0]
+    return Path(place).absolute()
+
+
+def shown(source: str) -> str:
+    """As it is stored: with the whole path."""
+    if source.startswith("docker:"):
+        return source
+    kind, _, place = source.partition(":")
+    return source if source == STDIN else f"{kind}:{os.path.abspath(place)}"
+
+
+def version(source: str, settings: Settings, folder: Path) -> str:
+    """What the source has now: the digest of a registry's manifest, time and size of a file; "" where it does not say."""
+    check(source)
+    if pinned := DIGEST.search(source):
+        return pinned[0][1:]
+    if source.startswith("docker:"):
+        return _digest(_inspect(source, settings, folder))
+    path = path_of(source)
+    if source.startswith("dir:"):
+        return ""
+    file = (path / "index.json" if path.is_dir() else path).stat()
+    return f"{file.st_size} {file.st_mtime_ns}"
+
+
+def fetch(source: str, target: Path, settings: Settings, progress: Progress) -> Fetched:
+    """Make the OCI layout *target* of an image. Raises ImageUnknown, ImageMismatch, ImageUnfit, ImageTooLarge, DownloadFailed, ..."""
+    folder, kind = target.parent, source.partition(":")[0]
+    if kind in ("dir", "sif"):
+        from belljar.image.container import trees
+
+        tar, config = trees.packed(source, folder, settings.max_size, progress)
+        layout.write(target, [tar], config)
+        digest = layout.read(target)[0]["layers"][0]["digest"]
+        return Fetched(digest, 1, layout.read(target)[1])
+    if source == STDIN:
+        progress.step("Reading standard input")
+        source = f"docker-archive:{_spooled(folder / 'stdin', settings.max_size)}"
+    top = _inspect(source, settings, folder)
+    digest, ours, exact = _digest(top), _for_us(source, top), source
+    if kind == "docker":
+        _check_digest(source, digest)
+        exact = f"{_name(source)}@{ours or digest}"
+    progress.step(f"Fetching {source}")
+    _copy(exact, target, settings, progress)
+    manifest, config = layout.read(target)
+    layout.check(source, config)
+    return Fetched(digest, len(manifest["layers"]), config)
+
+
+def _copy(source: str, target: Path, settings: Settings, progress: Progress) -> None:
+    """The image's blobs, each checked against its digest. umoci unpacks no zstd: such layers are packed anew."""
+    words = ["copy", "--quiet", "--retry-times=2", "--dest-compress-format=gzip", source, f"oci:{target}:{layout.NAME}"]
+    _skopeo(words, source, target.parent, settings, _growth(source, target, settings, progress))
+
+
+def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
+    """The bytes of its manifest, or of a list of manifests."""
+    raw = _skopeo(
+        ["inspect", "--raw", "--retry-times=2", source], source, folder, settings, _deadline(source, settings)
+    )
+    if len(raw) > LARGEST_MANIFEST:
+        raise ImageCorrupt(f"{source}: a manifest of {len(raw)} bytes")
+    return raw
+
+
+def _skopeo(words: list[str], source: str, folder: Path, settings: Settings, watch: Callable[[], None]) -> bytes:
+    env = {name: value for name in THEIRS if (value := os.environ.get(name))}
+    env["PATH"] = f"{os.environ.get('PATH', '')}:{SEARCH_PATH}"  # with the user's helpers for logins
+    with refusals(source):
+        return sandbox.run_in(folder, ["skopeo", *words], LONGEST, settings.max_size, env=env, watch=watch)
+
+
+@contextmanager
+def refusals(source: str) -> Iterator[None]:
+    """What skopeo and umoci refuse, as errors of ours, in one line."""
+    try:
+        yield
+    except CommandMissing as exc:
+        raise CommandMissing(exc.message, hint=f"Container images need it. As root: {packages.remedy()}") from exc
+    except CommandFailed as exc:
+        lines = exc.message.strip().splitlines() or ["it failed and said nothing"]
+        fatal = SAID.search(exc.message)
+        text = (fatal[1].replace('\\"', '"') if fatal else lines[-1]).strip()[-600:]
+        for words, kind, hint in REFUSALS:
+            if any(word in text.lower() for word in words):
+                raise kind(f"{source}: {text}", hint=hint) from exc
+        if "newuidmap" in exc.message or "subuid" in exc.message or lines[-1].startswith("unshare:"):
+            from belljar.image.build.debian import NO_USERS
+
+            raise CommandFailed(f"{source}: {text}", hint=NO_USERS) from exc
+        raise (DownloadFailed if source.startswith("docker:") else ImageCorrupt)(f"{source}: {text}") from exc
+
+
+def _deadline(source: str, settings: Settings) -> Callable[[], None]:
+    end = time.monotonic() + settings.stall_timeout
+
+    def watch() -> None:
+        if time.monotonic() > end:
+            raise DownloadFailed(f"{source}: no answer within {settings.stall_timeout:.0f} s")
+
+    return watch
+
+
+def _growth(source: str, target: Path, settings: Settings, progress: Progress) -> Callable[[], None]:
+    """Shows how much has come. Raises where that is too much, and where a registry brings nothing any more."""
+    known, since = 0, time.monotonic()
+
+    def watch() -> None:
+        nonlocal known, since
+        size = sum(_size(path) for path in target.rglob("*"))
+        progress.amount(size, None)
+        if size > settings.max_size:
+            raise ImageTooLarge(f"{source}: more than {settings.max_size} bytes")
+        if size >= known + 1024 * settings.stall_timeout:
+            known, since = size, time.monotonic()
+        elif source.startswith("docker:") and time.monotonic() - since > settings.stall_timeout:
+            raise DownloadFailed(f"{source}: less than 1 KiB a second came for {settings.stall_timeout:.0f} s")
+
+    return watch
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
+
+
+def _digest(raw: bytes) -> str:
+    return f"sha256:{sha256(raw).hexdigest()}"
+
+
+def _name(source: str) -> str:
+    """The reference without tag and digest."""
+    head, slash, last = source.partition("@")[0].rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def _check_digest(source: str, digest: str) -> None:
+    if (pinned := DIGEST.search(source)) and pinned[0][1:] != digest:
+        raise ImageMismatch(f"{source}: got the manifest {digest}")
+
+
+def _for_us(source: str, raw: bytes) -> str:
+    """Of a list of manifests, the digest of the one for this architecture; "" of a manifest. Raises ImageUnfit."""
+    top = layout.parsed(raw, source)
+    if "manifests" not in top:
+        return ""
+    with layout.malformed(source):
+        platforms = {entry["digest"]: entry.get("platform") or {} for entry in top["manifests"]}
+        for digest, platform in platforms.items():
+            if (platform.get("os"), platform.get("architecture")) == ("linux", ARCHITECTURE):
+                return str(digest)
+        kinds = sorted({str(platform.get("architecture")) for platform in platforms.values()} - {"unknown", "None"})
+    raise ImageUnfit(f"{source}: is for {', '.join(kinds)}, not for {ARCHITECTURE}", hint=layout.FOREIGN)
+
+
+def _spooled(path: Path, largest: int) -> Path:
+    with open(path, "xb") as file:
+        while data := sys.stdin.buffer.read(1 << 20):
+            if file.tell() + len(data) > largest:
+                raise ImageTooLarge(f"standard input: more than {largest} bytes")
+            file.write(data)
+    if not path.stat().st_size:
+        raise InputMissing(
+            "standard input: nothing came", hint="For example: docker save NAME | belljar image import - --name N"
+        )
+    return path
