@@ -29,7 +29,7 @@ def registry(store: Images, publish: Publish, monkeypatch: pytest.MonkeyPatch) -
 
     def bring(store: Images, source: str, name: str) -> Image:
         origins = [f"{name} {source}"]
-        return publish(name, tags[source].encode(), facts={"manifest": tags[source], "origins": origins})
+        return publish(name, tags[source].encode(), manifest=tags[source], origins=origins)
 
     monkeypatch.setattr(sources, "version", version)
     monkeypatch.setattr(disk, "bring", bring)
@@ -43,18 +43,18 @@ def registry(store: Images, publish: Publish, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_name_moves_with_its_tag(store: Images, registry: dict[str, str]) -> None:
     disk.bring(store, TAG, "tool")
-    (row,) = follow.sync(store, [])
+    (row,) = follow.sync(store, follow.names(store))
     assert (row.name, row.what, row.source) == ("tool", PRESENT, f"{TAG}@{OLD}")
     before, registry[TAG] = row.digest, NEW
-    (row,) = follow.sync(store, [], dry_run=True)
+    (row,) = follow.sync(store, follow.names(store), dry_run=True)
     assert row.what == UPDATED and store.find("tool").digest == before
-    (row,) = follow.sync(store, ["tool", "nothing"])
+    (row,) = follow.sync(store, follow.names(store), ["tool", "nothing"])
     assert (row.what, row.source, row.digest) == (
         UPDATED,
         f"{TAG}@{NEW}",
         store.find("tool").digest,
     ) and row.digest != before
-    assert [row.what for row in follow.sync(store, [])] == [PRESENT]
+    assert [row.what for row in follow.sync(store, follow.names(store))] == [PRESENT]
 
 
 def test_a_pinned_one_and_one_that_was_given_away_stay(
@@ -64,7 +64,7 @@ def test_a_pinned_one_and_one_that_was_given_away_stay(
     disk.bring(store, PINNED, "pinned")
     disk.bring(store, TAG, "tool")
     publish("tool", b"another")
-    assert follow.sync(store, []) == [] and follow.names(store) == {}
+    assert follow.sync(store, follow.names(store)) == [] and follow.names(store) == {}
 
 
 def test_the_error_of_one_is_in_its_row(store: Images, registry: dict[str, str]) -> None:
@@ -72,5 +72,5 @@ def test_the_error_of_one_is_in_its_row(store: Images, registry: dict[str, str])
     registry["docker://hub/other"] = OLD + "2"
     disk.bring(store, "docker://hub/other", "other")
     del registry[TAG]
-    rows = {row.name: row for row in follow.sync(store, [])}
+    rows = {row.name: row for row in follow.sync(store, follow.names(store))}
     assert (rows["tool"].what, rows["tool"].error, rows["other"].what) == (FAILED, "DownloadFailed", PRESENT)

@@ -63,6 +63,21 @@ def test_what_no_rule_is_for_is_not_asked_for(tmp_path: Path, cosign: Path, plac
     assert check(place, tmp_path, *RULES, "* cosign --key=/any") == "cosign --key=/any"
 
 
+@pytest.mark.parametrize(
+    ("place", "whole"),
+    [
+        ("alpine", "docker.io/library/alpine"),
+        ("team/tool", "docker.io/team/tool"),
+        ("index.docker.io/team/tool", "docker.io/team/tool"),
+        ("Hub.Example.org/team/tool", "hub.example.org/team/tool"),
+        ("localhost/tool", "localhost/tool"),
+        ("hub:5000/tool", "hub:5000/tool"),
+    ],
+)
+def test_a_registry_has_one_name(place: str, whole: str) -> None:
+    assert trust.whole(place) == whole
+
+
 def test_without_cosign_nothing_is_taken_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CommandMissing, match="cosign") as caught:

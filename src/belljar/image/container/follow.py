@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from belljar.errors import BelljarError
 from belljar.image import Image
@@ -26,13 +26,13 @@ def _followed(store: Store) -> Iterator[tuple[str, str, Image]]:
                 yield name, source, image
 
 
-def sync(store: Store, asked: Sequence[str], *, dry_run: bool = False) -> list[Synced]:
+def sync(
+    store: Store, followed: Mapping[str, tuple[str, Image]], asked: Sequence[str] = (), *, dry_run: bool = False
+) -> list[Synced]:
     """Bring up to date what follows a tag, or what is *asked* of it. The error of one name is in its row, and the others go on."""
-    followed = names(store)
+    wanted = [name for name in asked or followed if name in followed]
     with shown() as progress:
-        return [
-            _synced(store, name, *followed[name], dry_run, progress) for name in asked or followed if name in followed
-        ]
+        return [_synced(store, name, *followed[name], dry_run, progress) for name in wanted]
 
 
 def _synced(store: Store, name: str, source: str, image: Image, dry_run: bool, progress: Progress) -> Synced:

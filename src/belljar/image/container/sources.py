@@ -30,7 +30,7 @@ from belljar.errors import (
 from belljar.host import packages
 from belljar.host.commands import SEARCH_PATH
 from belljar.image import Settings
-from belljar.image.container import layout
+from belljar.image.container import layout, trust
 from belljar.image.container.layout import ARCHITECTURE, Json
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
@@ -129,6 +129,7 @@ def fetch(source: str, target: Path, settings: Settings, progress: Progress) -> 
     digest, ours, exact = _digest(top), _for_us(source, top), source
     if kind == "docker":
         _check_digest(source, digest)
+        trust.check(_name(source).removeprefix("docker://"), digest, settings, folder, _environment())
         exact = f"{_name(source)}@{ours or digest}"
     progress.step(f"Fetching {source}")
     _copy(exact, target, settings, progress)
@@ -154,10 +155,15 @@ def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
 
 
 def _skopeo(words: list[str], source: str, folder: Path, settings: Settings, watch: Callable[[], None]) -> bytes:
-    env = {name: value for name in THEIRS if (value := os.environ.get(name))}
-    env["PATH"] = f"{os.environ.get('PATH', '')}:{SEARCH_PATH}"  # with the user's helpers for logins
     with refusals(source):
-        return sandbox.run_in(folder, ["skopeo", *words], LONGEST, settings.max_size, env=env, watch=watch)
+        argv = ["skopeo", *words]
+        return sandbox.run_in(folder, argv, LONGEST, settings.max_size, env=_environment(), watch=watch)
+
+
+def _environment() -> dict[str, str]:
+    """What programs for containers may see of the user's, with the user's helpers for logins."""
+    env = {name: value for name in THEIRS if (value := os.environ.get(name))}
+    return env | {"PATH": f"{os.environ.get('PATH', '')}:{SEARCH_PATH}"}
 
 
 @contextmanager

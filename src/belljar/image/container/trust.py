@@ -29,9 +29,20 @@ def rules(settings: Settings) -> list[tuple[str, list[str]]]:
     return [(match[1].rstrip("/"), match[2].split()) for _, match in matches if match]
 
 
+def whole(place: str) -> str:
+    """HOST/NAME as Docker's rules complete it: what has no host is of Docker Hub."""
+    host, slash, rest = place.partition("/")
+    if not slash:
+        return f"docker.io/library/{place}"
+    if not (set(host) & set(".:") or host == "localhost"):
+        return f"docker.io/{place}"
+    return f"{host.lower()}/{rest}".replace("index.docker.io/", "docker.io/", 1)
+
+
 def check(place: str, digest: str, settings: Settings, folder: Path, env: dict[str, str]) -> str:
     """The rule by which the image HOST/NAME of this digest is trusted; "" where none is for it. The first that fits counts. Raises
     NotPermitted, CommandMissing."""
+    place = whole(place)
     rule = next((rule for rule in rules(settings) if rule[0] == "*" or f"{place}/".startswith(f"{rule[0]}/")), None)
     if rule is None:
         return ""
