@@ -86,6 +86,9 @@ def told_of(image: Image) -> str:
 def insert(runtime: Runtime, reference: str, items: Sequence[Item], name: str) -> Image:
     """A new image: this one with files of the host put in, examined like any image that comes in."""
     store, image = runtime.images, runtime.images.resolve(reference)
+    if image.container:  # its kernel is not in its disk
+        hint = "Copy them in with `COPY` of a Dockerfile, or at each run with --in; then import that image."
+        raise BadOption(f"image {reference} is a container image: no files are put into it", hint=hint)
     with (
         store.hold(image, "insert"),
         shown() as progress,

@@ -13,7 +13,7 @@ from belljar.cli import parser_of
 from belljar.cli.machine import request
 from belljar.config import Settings, default_paths
 from belljar.errors import BadOption, BelljarError, InputMissing
-from belljar.model import MIB, NetworkMode, Payload, Request, RunPayload, Start, StdinKind
+from belljar.model import MIB, Account, Container, NetworkMode, Payload, Request, RunPayload, Start, StdinKind
 
 Build = Callable[..., Request]
 
@@ -294,3 +294,47 @@ def test_a_network_may_have_a_name(text: str, mode: str, name: str) -> None:
     from belljar.jobs.shares import network_of
 
     assert network_of(text) == (mode, name)
+
+
+SAID = Container(
+    ("/entry", "-x"), ("serve", "80"), (("PATH", "/opt/bin"), ("A", "image")), "/srv", Account("web", 33, 33, "web")
+)
+
+
+def of_image(*words: str, container: Container | None = SAID) -> Payload:
+    args = parser_of("run").parse_args(list(words))
+    return payload_of(request.build(args, Settings(default_paths(0, {})), container))
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        ((), (b"/entry", b"-x", b"serve", b"80")),
+        (("--",), (b"/entry", b"-x", b"serve", b"80")),
+        (("--", "id", "-u"), (b"id", b"-u")),
+        (("--entrypoint", "--", "id", "-u"), (b"/entry", b"-x", b"id", b"-u")),
+    ],
+)
+def test_words_are_the_command_and_without_any_a_container_image_runs_its_own(
+    words: tuple[str, ...], argv: tuple[bytes, ...]
+) -> None:
+    assert of_image(*words).argv == argv
+
+
+def test_a_payload_is_as_its_container_image_says_unless_words_say_otherwise() -> None:
+    payload = of_image("--env", "B=mine")
+    assert (payload.account, payload.cwd) == (SAID.account, b"/srv")
+    assert dict(payload.env).items() >= {b"PATH": b"/opt/bin", b"A": b"image", b"B": b"mine", b"HOME": b"/"}.items()
+    payload = of_image("--env", "A=mine", "--user", "1:2", "--cwd", "/x", "--inherit-env")
+    assert (payload.account.uid, payload.account.gid, payload.cwd) == (1, 2, b"/x")
+    assert dict(payload.env).items() >= {b"A": b"mine", b"PATH": b"/opt/bin"}.items()
+
+
+def test_a_container_image_without_a_command_wants_one(tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="nothing to run"):
+        of_image(container=Container())
+    (tmp_path / "job.sh").write_bytes(b"#!/bin/sh\n")
+    for words in (["--entrypoint", str(tmp_path / "job.sh")], ["--entrypoint", "--", "id"]):
+        with pytest.raises(BadOption, match="--entrypoint"):
+            of_image(*words, container=Container())
+    assert of_image(str(tmp_path / "job.sh")).script == b"#!/bin/sh\n"

@@ -24,7 +24,7 @@ def layer(*files: tuple[str, bytes | dict[str, Any]]) -> bytes:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, what in files:
             head = tarfile.TarInfo(name)
-            head.mode = 0o644
+            head.mode = 0o755
             if isinstance(what, bytes):
                 head.size = len(what)
                 tar.addfile(head, io.BytesIO(what))

@@ -121,12 +121,11 @@ def command(
 ) -> tuple[tuple[bytes, ...], bytes | None]:
     """(argv, script bytes or None). *with_entrypoint*: a container image's entrypoint comes first, as with `docker run`; without, the
     words are the command, as with `apptainer exec`."""
-    has_words = bool(words) and words != ["--"]
-    if with_entrypoint and not (container and container.entrypoint):
-        raise BadOption(
-            "--entrypoint: the image has none", hint="`belljar image show` has what a container image starts."
-        )
-    if container and (with_entrypoint or not has_words) and words[:1] in ([], ["--"]):
+    has_words, is_script = bool(words) and words != ["--"], words[:1] not in ([], ["--"])
+    if with_entrypoint and (is_script or not (container and container.entrypoint)):
+        hint = "`belljar image show` has what a container image starts."
+        raise BadOption("--entrypoint: with a script, or an image that has none", hint=hint)
+    if container and (with_entrypoint or not has_words):
         argv = (*container.entrypoint, *(words[1:] if has_words else container.command))
         if argv:
             return tuple(map(os.fsencode, argv)), None

@@ -12,21 +12,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from belljar.errors import (
-    BadOption,
-    BelljarError,
-    CommandFailed,
-    CommandMissing,
-    DownloadFailed,
-    ImageCorrupt,
-    ImageMismatch,
-    ImageTooLarge,
-    ImageUnfit,
-    ImageUnknown,
-    InputMissing,
-    NoSpace,
-    NotPermitted,
-)
+from belljar import errors
 from belljar.host import packages
 from belljar.host.commands import SEARCH_PATH
 from belljar.image import Settings
@@ -49,13 +35,13 @@ THEIRS = (
 )  # fmt: skip
 LOGIN = "Log in with `skopeo login HOST`, or correct the name."
 # Words in skopeo's or umoci's last message -> what that is here.
-REFUSALS: tuple[tuple[tuple[str, ...], type[BelljarError], str], ...] = (
-    (("no space left",), NoSpace, NoSpace.hint),
-    (("file too large", "file size limit"), ImageTooLarge, ImageTooLarge.hint),
-    (("did not match", "does not match", "digest mismatch"), ImageMismatch, "Nothing was stored: what came is not what its digests say."),
-    (("unauthorized", "authentication required", "denied", "invalid username"), NotPermitted, LOGIN),
-    (("manifest unknown", "name unknown", "statuscode: 404", "not found", "no descriptor found"), ImageUnknown, "Correct the image's name or tag."),
-    (("policy", "signature"), NotPermitted, "/etc/containers/policy.json has what this host asks of container images."),
+REFUSALS: tuple[tuple[tuple[str, ...], type[errors.BelljarError], str], ...] = (
+    (("no space left",), errors.NoSpace, errors.NoSpace.hint),
+    (("file too large", "file size limit"), errors.ImageTooLarge, errors.ImageTooLarge.hint),
+    (("did not match", "does not match", "digest mismatch"), errors.ImageMismatch, "Nothing was stored: what came is not what its digests say."),
+    (("unauthorized", "authentication required", "denied", "invalid username"), errors.NotPermitted, LOGIN),
+    (("manifest unknown", "name unknown", "statuscode: 404", "not found", "no descriptor found"), errors.ImageUnknown, "Correct the image's name or tag."),
+    (("policy", "signature"), errors.NotPermitted, "/etc/containers/policy.json has what this host asks of container images."),
 )  # fmt: skip
 
 
@@ -72,14 +58,14 @@ def check(source: str) -> None:
     """Raise BadOption or InputMissing for what cannot be a container image."""
     kind, _, place = source.partition(":")
     if kind == "docker" and not REFERENCE.fullmatch(source):
-        raise BadOption(f"{source}: not of the form docker://HOST/NAME[:TAG|@sha256:DIGEST]")
+        raise errors.BadOption(f"{source}: not of the form docker://HOST/NAME[:TAG|@sha256:DIGEST]")
     if kind == "docker" or source == STDIN:
         return
     path, is_folder = path_of(source), kind in ("oci", "dir")
     exists = path.is_dir() if is_folder else path.is_file()
     if not (place and exists and os.access(path, os.R_OK)):
         what = "folder" if is_folder else "file"
-        raise InputMissing(f"{source}: no readable {what} {path}", hint="Correct the path.")
+        raise errors.InputMissing(f"{source}: no readable {what} {path}", hint="Correct the path.")
 
 
 def path_of(source: str) -> Path:
@@ -150,7 +136,7 @@ def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
         ["inspect", "--raw", "--retry-times=2", source], source, folder, settings, _deadline(source, settings)
     )
     if len(raw) > LARGEST_MANIFEST:
-        raise ImageCorrupt(f"{source}: a manifest of {len(raw)} bytes")
+        raise errors.ImageCorrupt(f"{source}: a manifest of {len(raw)} bytes")
     return raw
 
 
@@ -171,9 +157,11 @@ def refusals(source: str) -> Iterator[None]:
     """What skopeo and umoci refuse, as errors of ours, in one line."""
     try:
         yield
-    except CommandMissing as exc:
-        raise CommandMissing(exc.message, hint=f"Container images need it. As root: {packages.remedy()}") from exc
-    except CommandFailed as exc:
+    except errors.CommandMissing as exc:
+        raise errors.CommandMissing(
+            exc.message, hint=f"Container images need it. As root: {packages.remedy()}"
+        ) from exc
+    except errors.CommandFailed as exc:
         lines = exc.message.strip().splitlines() or ["it failed and said nothing"]
         fatal = SAID.search(exc.message)
         text = (fatal[1].replace('\\"', '"') if fatal else lines[-1]).strip()[-600:]
@@ -183,8 +171,10 @@ def refusals(source: str) -> Iterator[None]:
         if "newuidmap" in exc.message or "subuid" in exc.message or lines[-1].startswith("unshare:"):
             from belljar.image.build.debian import NO_USERS
 
-            raise CommandFailed(f"{source}: {text}", hint=NO_USERS) from exc
-        raise (DownloadFailed if source.startswith("docker:") else ImageCorrupt)(f"{source}: {text}") from exc
+            raise errors.CommandFailed(f"{source}: {text}", hint=NO_USERS) from exc
+        raise (errors.DownloadFailed if source.startswith("docker:") else errors.ImageCorrupt)(
+            f"{source}: {text}"
+        ) from exc
 
 
 def _deadline(source: str, settings: Settings) -> Callable[[], None]:
@@ -192,7 +182,7 @@ def _deadline(source: str, settings: Settings) -> Callable[[], None]:
 
     def watch() -> None:
         if time.monotonic() > end:
-            raise DownloadFailed(f"{source}: no answer within {settings.stall_timeout:.0f} s")
+            raise errors.DownloadFailed(f"{source}: no answer within {settings.stall_timeout:.0f} s")
 
     return watch
 
@@ -206,11 +196,11 @@ def _growth(source: str, target: Path, settings: Settings, progress: Progress) -
         size = sum(_size(path) for path in target.rglob("*"))
         progress.amount(size, None)
         if size > settings.max_size:
-            raise ImageTooLarge(f"{source}: more than {settings.max_size} bytes")
+            raise errors.ImageTooLarge(f"{source}: more than {settings.max_size} bytes")
         if size >= known + 1024 * settings.stall_timeout:
             known, since = size, time.monotonic()
         elif source.startswith("docker:") and time.monotonic() - since > settings.stall_timeout:
-            raise DownloadFailed(f"{source}: less than 1 KiB a second came for {settings.stall_timeout:.0f} s")
+            raise errors.DownloadFailed(f"{source}: less than 1 KiB a second came for {settings.stall_timeout:.0f} s")
 
     return watch
 
@@ -233,11 +223,11 @@ def _name(source: str) -> str:
 
 def _check_digest(source: str, digest: str) -> None:
     if (pinned := DIGEST.search(source)) and pinned[0][1:] != digest:
-        raise ImageMismatch(f"{source}: got the manifest {digest}")
+        raise errors.ImageMismatch(f"{source}: got the manifest {digest}")
 
 
 def _for_us(source: str, raw: bytes) -> str:
-    """Of a list of manifests, the digest of the one for this architecture; "" of a manifest. Raises ImageUnfit."""
+    """Of a list of manifests, the digest of the one for this architecture; "" of a manifest. Raises errors.ImageUnfit."""
     top = layout.parsed(raw, source)
     if "manifests" not in top:
         return ""
@@ -247,17 +237,17 @@ def _for_us(source: str, raw: bytes) -> str:
             if (platform.get("os"), platform.get("architecture")) == ("linux", ARCHITECTURE):
                 return str(digest)
         kinds = sorted({str(platform.get("architecture")) for platform in platforms.values()} - {"unknown", "None"})
-    raise ImageUnfit(f"{source}: is for {', '.join(kinds)}, not for {ARCHITECTURE}", hint=layout.FOREIGN)
+    raise errors.ImageUnfit(f"{source}: is for {', '.join(kinds)}, not for {ARCHITECTURE}", hint=layout.FOREIGN)
 
 
 def _spooled(path: Path, largest: int) -> Path:
     with open(path, "xb") as file:
         while data := sys.stdin.buffer.read(1 << 20):
             if file.tell() + len(data) > largest:
-                raise ImageTooLarge(f"standard input: more than {largest} bytes")
+                raise errors.ImageTooLarge(f"standard input: more than {largest} bytes")
             file.write(data)
     if not path.stat().st_size:
-        raise InputMissing(
+        raise errors.InputMissing(
             "standard input: nothing came", hint="For example: docker save NAME | belljar image import - --name N"
         )
     return path

@@ -5,7 +5,6 @@ SIF: https://github.com/apptainer/sif/blob/main/pkg/sif/sif.go"""
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from pathlib import Path
 from typing import IO, Any
@@ -75,21 +74,7 @@ def _copy_partition(source: str, file: IO[bytes], out: IO[bytes], largest: int) 
             offset, size = entry[5], entry[6]
             if not 0 < size <= largest or offset < 0:
                 raise ImageCorrupt(f"{source}: a partition of {size} bytes")
-            file.seek(offset)
-            shutil.copyfileobj(_limited(file, size), out)
+            while size and (sent := os.sendfile(out.fileno(), file.fileno(), offset, size)):
+                offset, size = offset + sent, size - sent
             return
     raise ImageCorrupt(f"{source}: has no root file system")
-
-
-def _limited(file: IO[bytes], size: int) -> Any:
-    """Reads *size* bytes of it and no more."""
-
-    class Part:
-        left = size
-
-        def read(self, most: int) -> bytes:
-            data = file.read(min(most, self.left))
-            self.left -= len(data)
-            return data
-
-    return Part()
