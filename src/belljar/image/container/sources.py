@@ -118,16 +118,25 @@ def fetch(source: str, target: Path, settings: Settings, progress: Progress) -> 
         trust.check(_name(source).removeprefix("docker://"), digest, settings, folder, _environment())
         exact = f"{_name(source)}@{ours or digest}"
     progress.step(f"Fetching {source}")
-    _copy(exact, target, settings, progress)
+    seconds = _longest(source, _inspect(exact, settings, folder) if ours and exact != source else top, settings)
+    _copy(exact, target, settings, progress, seconds)
     manifest, config = layout.read(target)
     layout.check(source, config)
     return Fetched(digest, len(manifest["layers"]), config)
 
 
-def _copy(source: str, target: Path, settings: Settings, progress: Progress) -> None:
+def _longest(source: str, manifest: bytes, settings: Settings) -> float:
+    """Seconds for all layers of a manifest, at 1 KiB a second: skopeo itself reads on for as long as a registry sends."""
+    with layout.malformed(source):
+        size = sum(max(int(layer["size"]), 0) for layer in layout.parsed(manifest, source).get("layers") or ())
+        return min(size / 1024 + 2 * settings.stall_timeout, LONGEST) if size else LONGEST
+    raise AssertionError
+
+
+def _copy(source: str, target: Path, settings: Settings, progress: Progress, seconds: float) -> None:
     """The image's blobs, each checked against its digest. umoci unpacks no zstd: such layers are packed anew."""
     words = ["copy", "--quiet", "--retry-times=2", "--dest-compress-format=gzip", source, f"oci:{target}:{layout.NAME}"]
-    _skopeo(words, source, target.parent, settings, _growth(source, target, settings, progress))
+    _skopeo(words, source, target.parent, settings, _growth(source, target, settings, progress, seconds))
 
 
 def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
@@ -187,9 +196,10 @@ def _deadline(source: str, settings: Settings) -> Callable[[], None]:
     return watch
 
 
-def _growth(source: str, target: Path, settings: Settings, progress: Progress) -> Callable[[], None]:
+def _growth(source: str, target: Path, settings: Settings, progress: Progress, seconds: float) -> Callable[[], None]:
     """Shows how much has come. Raises where that is too much, and where a registry brings nothing any more."""
-    known, since = 0, time.monotonic()
+    start = since = time.monotonic()
+    known = 0
 
     def watch() -> None:
         nonlocal known, since
@@ -197,6 +207,8 @@ def _growth(source: str, target: Path, settings: Settings, progress: Progress) -
         progress.amount(size, None)
         if size > settings.max_size:
             raise errors.ImageTooLarge(f"{source}: more than {settings.max_size} bytes")
+        if time.monotonic() - start > seconds:
+            raise errors.DownloadFailed(f"{source}: not all here after {seconds:.0f} s, at 1 KiB a second")
         if size >= known + 1024 * settings.stall_timeout:
             known, since = size, time.monotonic()
         elif source.startswith("docker:") and time.monotonic() - since > settings.stall_timeout:
