@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
 from importlib import import_module
 
 from belljar.hints import TYPE_CHECKING, cast
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from belljar.batch.job.terms import Dialect
 
 
+class Pull(str, Enum):
+    """From where a batch job may pull an image."""
+
+    NEVER = "never"
+    SITE_REGISTRIES = "site-registries"
+    ANY = "any"
+
+
 @dataclass(frozen=True)
 class Settings:
     """`[batch]` in the settings files."""
@@ -42,6 +51,13 @@ class Settings:
     allow: tuple[str, ...] = setting(
         ("* *",),
         "who may use which image, `WHO PATTERN` each; WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN (debian*) is of the site's images, a lone * of users' own too",
+    )
+    pull: Pull = setting(
+        Pull.NEVER,
+        "may a job pull the image that it names (docker://HOST/NAME), where a rule `WHO *` of `batch.allow` is for it: never, from site-registries, from any",
+    )
+    registries: tuple[str, ...] = setting(
+        (), "the registries of `pull = site-registries`, `HOST[:PORT][/PATH]` each (registry.example.org/physics)"
     )
     max_cpus: int = setting(0, "most virtual cpus of a job's machine; 0: no limit")
     max_memory: int = setting(0, "most memory a job with a machine may ask for; 0: no limit", unit="bytes")

@@ -38,9 +38,10 @@ def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
 
 def _wrong_rules(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
     """Which images jobs may have and get. Whether these are here `belljar batch check` looks, on each node."""
-    from belljar.batch.job.policy import queue_images, rules
+    from belljar.batch.job.policy import queue_images, registries, rules
 
-    for key, look in (("queue_images", queue_images), ("allow", rules)):
+    looks = (("queue_images", queue_images), ("allow", rules), ("registries", registries))
+    for key, look in looks:
         try:
             look(settings.batch)
         except BadSetting as exc:

@@ -34,6 +34,11 @@ class Settings:
         "where images that are not here are looked for, in this order: repositories, in lines ADDRESS#sha256=DIGEST as"
         " `belljar image publish --init` prints them",
     )
+    trust: tuple[str, ...] = setting(
+        (),
+        "whose signature images of registries must have, `REGISTRY cosign --OPTION...` each, with options of `cosign verify` (--key=FILE);"
+        " REGISTRY is HOST[:PORT][/PATH] or *; the first that fits counts",
+    )
     sync_interval: float = setting(
         300.0, "least time between two questions to the source of an image named by address or path", unit="seconds"
     )
@@ -115,12 +120,17 @@ def nobody(digest: str) -> list[str]:
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
     from belljar.errors import BadSetting
+    from belljar.image.container.trust import rules as trust_rules
     from belljar.image.site import source_of
     from belljar.image.store.store import NAME
 
     if not (is_source(settings.default) or NAME.fullmatch(settings.default.removeprefix("sha256:"))):
         hint = "`belljar image list` shows the names; a digest, an http(s) address or an absolute path will do, too."
         yield "default", BadSetting(f"{settings.default!r}: an image cannot have this name", hint=hint)
+    try:
+        trust_rules(settings)
+    except BadSetting as exc:
+        yield "trust", exc
     for line in settings.sources:  # none is asked
         try:
             source_of(line)

@@ -37,7 +37,7 @@ class Note:
 class Images(Store):
     """A store that gets what it lacks."""
 
-    _is_of_job = False
+    _is_of_job, _pulled = False, ""
 
     def ensure(self, reference: str, *, public_only: bool = False, now: float | None = None) -> str:
         """Make sure that the image of this name, digest, address or path is here. A name is brought from the first source that
@@ -49,20 +49,21 @@ class Images(Store):
             if not self._has(reference):
                 self._get(reference)
             return ""
-        if self._is_of_job:
+        if self._is_of_job and reference != self._pulled:
             return ""  # a batch job's image is not imported
         return self._ensure_source(reference, public_only, time.time() if now is None else now)
 
-    def settle(self, reference: str, *, own: bool) -> None:
+    def settle(self, reference: str, *, own: bool, pulls: bool = False) -> None:
         """For a batch job: from now on this name means the image in the site's store, even where a private one has the same name.
         Where the site has none: a private image with *own*, else only one that a source offers. Nothing is built or imported
-        from now on. Raises ImageUnknown, NotPermitted, NoStore."""
-        self._is_of_job = True
+        from now on, but this image of a registry with *pulls*. Raises ImageUnknown, NotPermitted, NoStore."""
+        self._is_of_job, self._pulled = True, reference if pulls else ""
         if self.shared:
             return
         with suppress(ImageUnknown):
-            folder, _ = self._find_in([self.site] if self.site else [], reference)
-            self._settled[reference] = folder.name.removeprefix(PREFIX)
+            name = name_of(reference) if is_source(reference) else reference
+            folder, _ = self._find_in([self.site] if self.site else [], name)
+            self._settled[reference], self._pulled = folder.name.removeprefix(PREFIX), ""
             return
         if own:
             return

@@ -11,7 +11,8 @@ import os
 import resource
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from belljar import batch
@@ -250,8 +251,10 @@ def in_machine(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Ou
     runtime.reaper.quick(START_PATIENCE)  # what cannot be finished is for the site to mend, not for this job
     try:
         runtime.images.settle(runtime.settings.image.default, own=True)  # the workshop's
-        runtime.images.settle(image, own=may_be_own(Asker.of(caller(), job.queue), runtime.settings.batch))
-        runtime.images.ensure(image)
+        own = may_be_own(Asker.of(caller(), job.queue), runtime.settings.batch)
+        runtime.images.settle(image, own=own, pulls="://" in image)  # the rules have judged that
+        with ended_by_term():
+            runtime.images.ensure(image)
         runtime.images.resolve(image)
     except ImageUnknown as exc:
         if job.image:
@@ -259,6 +262,20 @@ def in_machine(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Ou
         raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
     command = job.inside if job.inside.argv else job.native
     return attend(runtime, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
+
+
+@contextmanager
+def ended_by_term() -> Iterator[None]:
+    """A pull takes minutes: the job's end, by its system or its time, ends it, and what it has brought so far is removed."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def make_request(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Request:

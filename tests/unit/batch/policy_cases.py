@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from belljar.batch import Settings
+from belljar.batch import Pull, Settings
 from belljar.model import GIB, MIB
 
 SMALL = {"max_cpus": 4, "max_memory": 2 * GIB, "max_disk": 10 * GIB}
@@ -54,6 +54,12 @@ def allow(*rules: str) -> dict[str, Any]:
 
 
 NOT, NAME = "image debian12: not allowed for", "name of an image"
+TOOL = "docker://hub.example.org/team/tool:1.2"
+ANY, OURS = (
+    {"pull": Pull.ANY},
+    {"pull": Pull.SITE_REGISTRIES, "registries": ("hub.example.org/team", "localhost:5000/")},
+)
+NO_PULL, ONLY = "a job pulls images from no registry here", "a job pulls images only from hub.example.org/team"
 
 CASES = [
     Case(""),
@@ -68,6 +74,18 @@ CASES = [
     # -- names
     *(Case(NAME, image=image) for image in ("../x", "$(id)", "-x", ".x", "x" * 101, "a'b", "a`b")),
     Case("", image="x" * 40, site=allow("* x*")),
+    # -- images of registries
+    Case(NO_PULL, image=TOOL),
+    Case(NO_PULL, image=TOOL, site={"registries": ("hub.example.org",)}),
+    Case(NO_PULL, image=TOOL, site={"pull": Pull.SITE_REGISTRIES}),
+    *(Case("", image=it, site=ANY) for it in (TOOL, "docker://alpine", f"docker://h/n@sha256:{'0' * 64}")),
+    *(Case(NAME, image=it, site=ANY) for it in (
+        "docker://", "docker:///x", "docker://h/$(id)", "docker://h/x'", "http://h/x", f"docker://h/{'x' * 200}", "oci:x", "/x")),
+    *(Case("", image=f"docker://{it}", site=OURS) for it in ("hub.example.org/team/tool", "localhost:5000/x")),
+    *(Case(ONLY, image=f"docker://{it}", site=OURS) for it in (
+        "hub.example.org/tool", "hub.example.org/teams/x", "hubXexample.org/team/x", "localhost:50001/x", "localhost/x")),
+    Case("not allowed for", image=TOOL, site={**ANY, **allow("* d*", "* docker*", "user:root *")}),
+    Case("", image=TOOL, site={**ANY, **allow("* d*", "user:nobody *")}),
     # -- who
     Case(NOT, site=allow()),
     Case("", site=allow("*\tdebian*")),

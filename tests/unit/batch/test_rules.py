@@ -19,6 +19,7 @@ from belljar.batch.job.policy import (
     may_be_own,
     overhead,
     queue_images,
+    registries,
     rounded,
     rules,
 )
@@ -45,6 +46,14 @@ def test_what_is_no_name_of_an_image_is_refused_before_anything_looks_for_it(nam
 def test_a_queue_image_that_is_none_names_the_setting(word: str) -> None:
     with pytest.raises(BadSetting, match=r"batch\.queue_images.*not of the form QUEUE=IMAGE"):
         queue_images(Settings(queue_images=(word,)))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "hub", "https://hub.example.org", "hub.example.org/Team", "-x.y z", "hub:x", "a.b/..//c"]
+)
+def test_a_registry_that_is_none_names_the_setting(name: str) -> None:
+    with pytest.raises(BadSetting, match=r"batch\.registries.*HOST"):
+        registries(Settings(registries=(name,)))
 
 
 @pytest.mark.parametrize("rule", ["", "*", "bob debian12", "group: x", "host:x y", "* a b", "* debian1[12]"])

@@ -43,6 +43,9 @@ NESTED = {
 }  # fmt: skip
 
 
+REFERENCE = f"docker://registry.example.org/team/tool@sha256:{'5' * 64}"
+
+
 def surroundings(
     env: Mapping[str, str] = RECORDED,
     options: Mapping[str, str] = OPTIONS,
@@ -344,3 +347,9 @@ def test_epilog() -> None:
     )
     with pytest.raises(NotInAJob):
         Slurm().epilog({"SLURM_JOB_ID": "15/../1", "SLURM_JOB_UID": "0"}, ())
+
+
+def test_an_image_that_the_kernel_has_cut_is_read_from_the_script() -> None:
+    line = f"#!/opt/belljar/libexec/wrap-slurm --array=no --time=5 --image={REFERENCE}\n".encode()
+    options = {"array": "no", "time": "5", "image": REFERENCE[:60]}
+    assert Slurm().read(surroundings(options=options, script=line + BODY)).image == REFERENCE

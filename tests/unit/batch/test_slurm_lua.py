@@ -147,7 +147,7 @@ def test_the_image_in_the_comment(tmp_path: Path, comment: str) -> None:
 
 def test_time_disk_and_array(tmp_path: Path) -> None:
     _, script, _ = Submission(tmp_path).submit("vm=debian12", time_limit=90, pn_min_tmp_disk=5120, array_inx="1-3")
-    assert line(script).split()[1:] == ["--array=yes", "--image=debian12", "--time=90", "--disk=5120"]
+    assert line(script).split()[1:] == ["--array=yes", "--time=90", "--disk=5120", "--image=debian12"]
 
 
 @pytest.mark.parametrize(("tmp", "scratch", "is_good"), [(6000, 0, False), (8192, 0, True), (6000, 1, True)])

@@ -162,6 +162,8 @@ WRONG = [
     ("qemu", "virtiofsd", "'/no/such/file'", "no such program"),
     ("batch", "queue_images", "['night']", "not of the form QUEUE=IMAGE"),
     ("batch", "allow", "['everybody']", "not of the form"),
+    ("batch", "registries", "['hub']", "not of the form HOST"),
+    ("batch", "pull", "'always'", "site-registries"),
 ]
 
 

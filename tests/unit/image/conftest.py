@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.image.site import Site, site_in
@@ -39,7 +40,9 @@ def store(tmp_path: Path, settings: Settings) -> Store:
 def publish(store: Store) -> Callable[..., Image]:
     """Put a small image into a store."""
 
-    def publish(name: str | None, content: bytes = b"", *, to: Store = store, direct: bool = True) -> Image:
+    def publish(
+        name: str | None, content: bytes = b"", *, to: Store = store, direct: bool = True, **more: Any
+    ) -> Image:
         with intake.draft(to, name or "nameless") as folder:
             disk = bytearray(overlay_bytes(b"", SIZE))
             disk[-len(content) or len(disk) :] = content
@@ -47,7 +50,7 @@ def publish(store: Store) -> Callable[..., Image]:
             if direct:
                 (folder / manifest.KERNEL).write_bytes(b"a kernel")
                 (folder / manifest.INITRD).write_bytes(b"a ramdisk")
-            facts = {"agent_in_initrd": direct}
+            facts = {"agent_in_initrd": direct, **more}
             what = manifest.Facts("build debian bookworm", "quiet", 1.0, "Debian", SIZE, facts)
             return to.publish(folder, what, name)
 

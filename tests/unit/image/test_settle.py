@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import ImageUnknown, NoStore, NotPermitted
-from belljar.image import Image, Settings
+from belljar.image import Image, Settings, name_of
 from belljar.image.images import Images
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
@@ -136,3 +136,35 @@ def test_a_manifest_that_may_not_be_read_is_no_corrupt_image(
     with pytest.raises(NoStore, match=r"manifest.json: Permission denied"):
         user.resolve("base")
     assert user.images() == []
+
+
+SOURCE = "docker://hub.example.org/tool:1"
+
+
+@pytest.fixture
+def pulls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that were asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr(Images, "_ensure_source", lambda store, source, *_: asked.append(source) or "")
+    return asked
+
+
+@pytest.mark.usefixtures("as_user")
+def test_a_job_pulls_the_image_that_it_may_pull_and_no_other(user: Store, pulls: list[str]) -> None:
+    assert isinstance(user, Images)
+    user.settle(SOURCE, own=True)
+    user.ensure(SOURCE)
+    assert pulls == []
+    user.settle(SOURCE, own=True, pulls=True)
+    user.ensure(SOURCE)
+    user.ensure("docker://hub.example.org/other")
+    assert pulls == [SOURCE]
+
+
+@pytest.mark.usefixtures("as_user")
+def test_a_job_pulls_nothing_that_the_site_has(site: Store, user: Store, publish: Publish, pulls: list[str]) -> None:
+    public = publish(name_of(SOURCE), b"site", to=site)
+    assert isinstance(user, Images)
+    user.settle(SOURCE, own=True, pulls=True)
+    user.ensure(SOURCE)
+    assert user.resolve(SOURCE).digest == public.digest and pulls == []

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from belljar.batch import Call, Settings
 from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, memory, reserved_memory, seconds
+from belljar.batch.job.judge import REFERENCE
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
 from belljar.errors import BadSetting, BelljarError, NotPermitted
 from belljar.host.caller import describe
@@ -124,7 +125,7 @@ class Verifier:
         groups = {params.get("GROUP", ""), *self._groups(user)} - {""}
         check_allowed(image, Asker(user, groups, queue if "," not in queue else ""), self._settings)
         known = self._images()
-        if known is not None and image not in known:
+        if known is not None and image not in known and not REFERENCE.match(image):
             names = ", ".join(sorted(known)[:20]) or "none"
             raise NotPermitted(f"image {image}: there is none of this name", hint=f"There are: {names}.")
         slots = _slots(params)

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Collection
 
-from belljar.batch import Call, Settings
+from belljar.batch import Call, Pull, Settings
 from belljar.batch.htcondor.ads import LARGEST, parse, string
 from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS, disk_of, image_of, memory_of
 from belljar.batch.job import policy
@@ -31,10 +31,11 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
     site = policy.site_of(settings)
     least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
+    pulled = f" || ({_of_registry(IMAGE, settings)})" if settings.pull is not Pull.NEVER else ""
     refused = {
         "BelljarImage": (requirement(settings), sentence(settings)),
         "BelljarKnown": (
-            f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES})",
+            f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES}){pulled}",
             f"strcat({unknown}, {POOL_IMAGES})",
         ),
         "BelljarKind": (f"({IMAGE} is undefined && {no_machine}) || {KIND}", OTHER_KIND),
@@ -77,19 +78,34 @@ def _of_queue(group: str, settings: Settings) -> str:
 def requirement(settings: Settings) -> str:
     """What an access point can judge: user and accounting group. A rule for a Unix group is one for everybody here."""
     name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
-    clauses = []
+    clauses, own = [], []
     for kind, who, pattern in policy.rules(settings):
         # Without backslashes: an ad's string would take them away.
         regex = policy.in_words(pattern, lambda char: "[.]" if char == "." else char)
         matches = f"regexp({string(f'^{regex}$')}, {IMAGE})"
         owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
         clauses.append(f"({owner}{matches})")
-    return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'}))"
+        own += [f"({owner}true)"] if pattern == "*" else []
+    pulled = (
+        f" || ({_of_registry(IMAGE, settings)} && ({' || '.join(own)}))"
+        if own and settings.pull is not Pull.NEVER
+        else ""
+    )
+    return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'})){pulled}"
+
+
+def _of_registry(image: str, settings: Settings) -> str:
+    """Is this an image that a job may pull?"""
+    names = "|".join(name.replace(".", "[.]") for name in policy.registries(settings))
+    place = f"({names})/" if settings.pull is Pull.SITE_REGISTRIES else "[A-Za-z0-9]"
+    words = string(f"^docker://{place}"), string("[^A-Za-z0-9._:@/-]")
+    return f"isString({image}) && regexp({words[0]}, {image}) && !regexp({words[1]}, {image}) && size({image}) <= 209"
 
 
 def start(settings: Settings) -> str:
     """Which jobs this node takes: those with a machine only while machines work here, and if it has their image."""
-    asked = f"(MY.{WORKS} =?= True && stringListMember(TARGET.{IMAGE}, MY.{IMAGES}))"
+    pulled = f" || ({_of_registry(f'TARGET.{IMAGE}', settings)})" if settings.pull is not Pull.NEVER else ""
+    asked = f"(MY.{WORKS} =?= True && (stringListMember(TARGET.{IMAGE}, MY.{IMAGES}){pulled}))"
     if settings.default_image:
         return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"
     of_queue = f"(MY.{WORKS} =?= True || !{_of_queue('TARGET.AcctGroup', settings)})"

@@ -12,7 +12,9 @@ from fnmatch import fnmatchcase
 
 MIB = 1 << 20
 IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+REFERENCE = re.compile(r"docker://[A-Za-z0-9][A-Za-z0-9._:@/-]{0,199}\Z")
 NAME_HINT = "A name is letters, digits, dots, dashes and underscores, at most 100 of them."
+PULL_HINT = "Name an image of the site, or ask your site for this one (batch.pull, batch.registries)."
 TOO_SMALL = "%d MiB of memory: a job in a machine needs at least %d MiB, for the guest and for what makes it"
 
 TYPE_CHECKING = False
@@ -27,7 +29,21 @@ def chosen(asked: str, queue: str, queue_images: "Mapping[str, str]", default_im
 
 def misnamed(image: str) -> str:
     """Why this can be no image's name; "" where it can."""
-    return "" if IMAGE_NAME.match(image) else "image %r: not a name of an image" % image[:60]
+    fits = REFERENCE.match(image) or IMAGE_NAME.match(image)
+    return "" if fits else "image %r: not a name of an image" % image[:60]
+
+
+def unpulled(image: str, pull: str, registries: "Sequence[str]") -> "tuple[str, str]":
+    """Why no job may pull this image from its registry, and what would do; empty where one may, and for a plain name."""
+    place = image[len("docker://") :] if REFERENCE.match(image) else ""
+    if (
+        not place
+        or pull == "any"
+        or (pull == "site-registries" and any(place.startswith(name + "/") for name in registries))
+    ):
+        return "", ""
+    where = "only from %s" % ", ".join(registries) if pull == "site-registries" and registries else "from no registry"
+    return "image %s: a job pulls images %s here" % (image, where), PULL_HINT
 
 
 def offered(allow: "Sequence[Sequence[str]]", user: str, groups: "Collection[str]", queue: str) -> "list[str]":
@@ -38,7 +54,8 @@ def offered(allow: "Sequence[Sequence[str]]", user: str, groups: "Collection[str
 
 def forbidden(image: str, patterns: "Sequence[str]", user: str, queue: str) -> "tuple[str, str]":
     """Why an asker who is offered these patterns may not use an image, and what would do; empty where it is allowed."""
-    if any(fnmatchcase(image, pattern) for pattern in patterns):
+    is_own = REFERENCE.match(image)  # a pulled image is the job's user's
+    if any(pattern == "*" or (not is_own and fnmatchcase(image, pattern)) for pattern in patterns):
         return "", ""
     where = " in queue %s" % queue if queue else ""
     hint = "Allowed are: %s." % ", ".join(patterns) if patterns else "No image is allowed there."

@@ -18,6 +18,8 @@ from belljar.model import MIB, Account
 from belljar.records import dataclass
 
 RULE = re.compile(r"(?:\*|(user|group|queue):(\S+)) ([A-Za-z0-9._*?-]+)")  # of batch.allow
+# Of batch.registries. A first word without a dot, port or `localhost` would be a part of a name at Docker Hub.
+REGISTRY = re.compile(r"(localhost|[A-Za-z0-9-]+(?=[.:])[A-Za-z0-9.-]*)(:[0-9]{1,5})?(/[a-z0-9._-]+)*/?")
 
 SMALLEST_GUEST = 256 * MIB
 STEPS = 32  # a guest's size is cut to one of so many per power of two, for each size has a template of its own
@@ -81,11 +83,24 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
     return [(match[1] or "*", match[2] or "", match[3]) for _, match in matches if match]
 
 
+def registries(settings: Settings) -> list[str]:
+    """`batch.registries`, checked. Raises BadSetting."""
+    for name in settings.registries:
+        if not REGISTRY.fullmatch(name):
+            hint = "as in `registry.example.org/physics`, or `localhost:5000`."
+            raise BadSetting(f"batch.registries: {name!r} is not of the form HOST[:PORT][/PATH]", hint=hint)
+    return [name.rstrip("/") for name in settings.registries]
+
+
 def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
-    """Raises NotPermitted unless some rule gives this image to this asker."""
-    wrong, hint = judge.forbidden(image, _offered(asker, settings), asker.user, asker.queue)
-    if wrong:
-        raise NotPermitted(wrong, hint=hint)
+    """Raises NotPermitted unless some rule gives this image to this asker, and one of a registry may be pulled."""
+    patterns = _offered(asker, settings)
+    for wrong, hint in (
+        judge.unpulled(image, settings.pull.value, registries(settings)),
+        judge.forbidden(image, patterns, asker.user, asker.queue),
+    ):
+        if wrong:
+            raise NotPermitted(wrong, hint=hint)
 
 
 def may_be_own(asker: Asker, settings: Settings) -> bool:
@@ -107,6 +122,7 @@ def site_of(settings: Settings) -> dict[str, Any]:
     return {
         "default_image": settings.default_image, "queue_images": queue_images(settings),
         "allow": [list(rule) for rule in rules(settings)], **_limits(settings),
+        "pull": settings.pull.value, "registries": registries(settings),
     }  # fmt: skip
 
 

@@ -46,7 +46,10 @@ class Slurm(Dialect):
             raise NotInAJob("SLURM_JOB_ID and a script are not there: this is not a batch job of Slurm")
         script, image = here.argv[0], here.options.get("image", "")
         text = here.peek(script)[:1024]
-        is_redirected = bool(here.options) and text.startswith(b"#!") and b" --" in text.partition(b"\n")[0]
+        line = text.partition(b"\n")[0]
+        is_redirected = bool(here.options) and line.startswith(b"#!") and b" --" in line
+        if is_redirected and b" --image=" in line:  # whole here, where the kernel may have cut it
+            image = line.partition(b" --image=")[2].split(b" ")[0].decode("ascii", "replace")
         ident = _ident(here, raw)
         cpus = whole(here.var("SLURM_CPUS_ON_NODE"))
         disk = whole(here.options.get("disk", ""))

@@ -196,6 +196,9 @@ def plugin_text(place: Place) -> bytes:
         "default_image": quoted(site["default_image"]),
         "queue_images": _table(site["queue_images"].items()),
         "allow": _rules(site["allow"]),
+        "pull": quoted(site["pull"]),
+        "pull_hint": quoted(judge.PULL_HINT),
+        "registries": f"{{ {', '.join(quoted(name) for name in site['registries'])} }}",
         **{name: str(size) for name, size in site.items() if isinstance(size, int)},
     }
     lines = "".join(f"   {key} = {value},\n" for key, value in table.items())

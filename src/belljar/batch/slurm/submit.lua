@@ -4,9 +4,11 @@ local M = {}
 local NO_VALUE = 4294967294 -- Slurm's NO_VAL; INFINITE is one more
 local NAME = "^[%w][%w._-]*$"
 local LONGEST_NAME = 100
+local REFERENCE = "^docker://%w[%w._:@/-]*$"
+local LONGEST_REFERENCE = 209
 local SHOWN = 60
 local MIB = 1048576
-local LONGEST_LINE = 126 -- Linux before 5.1 drops the rest of a `#!` line in silence
+local LONGEST_LINE = 126 -- Linux before 5.1 drops the rest of a `#!` line in silence; of a reference, the node reads it from the script
 local LARGEST_MANIFEST = 1048576
 local KEPT = 60 -- seconds the groups of a user are remembered
 
@@ -23,8 +25,28 @@ local function refuse(...)
    return nil
 end
 
+-- An image at a registry.
+local function is_reference(text)
+   return #text <= LONGEST_REFERENCE and text:find(REFERENCE) ~= nil
+end
+
 local function is_name(text)
-   return #text <= LONGEST_NAME and text:find(NAME) ~= nil
+   return (#text <= LONGEST_NAME and text:find(NAME) ~= nil) or is_reference(text)
+end
+
+local function may_be_pulled(image)
+   if not is_reference(image) or site.pull == "any" then
+      return true
+   end
+   local shown = {}
+   for _, registry in ipairs(site.pull == "site-registries" and site.registries or {}) do
+      if image:sub(10, 10 + #registry) == registry .. "/" then
+         return true
+      end
+      shown[#shown + 1] = registry
+   end
+   return refuse("image %s: a job pulls images %s here. %s", image,
+      #shown > 0 and ("only from " .. table.concat(shown, ", ")) or "from no registry", site.pull_hint)
 end
 
 -- What the job itself asks for: NAME of a word vm=NAME in the comment, or of a constraint vm_NAME. "" for none, nil for nonsense.
@@ -131,7 +153,7 @@ local function is_allowed(image, job, partition)
    local offered = {}
    for _, rule in ipairs(site.allow) do
       if is_theirs(rule, job, partition) then
-         if image:find(rule.pattern) then
+         if rule.shown == "*" or (not is_reference(image) and image:find(rule.pattern)) then
             return true
          end
          offered[#offered + 1] = rule.shown
@@ -144,7 +166,7 @@ end
 
 -- A store this host cannot see decides nothing: the node will.
 local function is_known(image)
-   local folder = io.open(site.names, "r")
+   local folder = not is_reference(image) and io.open(site.names, "r")
    if not folder then
       return true
    end
@@ -221,15 +243,15 @@ end
 
 local function first_line(image, job, parts, names)
    local words = { "#!" .. site.wrapper .. " --array=" .. (job.array_inx and "yes" or "no") }
-   if image ~= "" then
-      words[#words + 1] = "--image=" .. image
-   end
    local minutes = limit_of(job, parts, names)
    if minutes then
       words[#words + 1] = string.format("--time=%d", minutes)
    end
    if known(job.pn_min_tmp_disk) then
       words[#words + 1] = string.format("--disk=%d", job.pn_min_tmp_disk)
+   end
+   if image ~= "" then
+      words[#words + 1] = "--image=" .. image
    end
    return table.concat(words, " ")
 end
@@ -293,12 +315,12 @@ function M.submit(job, parts, uid)
       image = common or ""
    end
    if not is_for_a_machine(job, script, own and "image " .. image or "partition " .. plain(table.concat(names, ",")))
-      or (image ~= "" and not (is_allowed(image, job, names[1]) and is_known(image) and has_room(image, job)))
+      or (image ~= "" and not (may_be_pulled(image) and is_allowed(image, job, names[1]) and is_known(image) and has_room(image, job)))
       or not has_right_size(job) then
       return slurm.ERROR
    end
    local line = first_line(own and image or "", job, parts, names)
-   if #line > LONGEST_LINE then
+   if #line > LONGEST_LINE and not is_reference(image) then
       refuse("the name of the image is too long: %d characters do not fit here", #image)
       return slurm.ERROR
    end

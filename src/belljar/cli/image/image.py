@@ -216,14 +216,19 @@ def publish(args: Args, runtime: Runtime) -> None:
 
 def sync(args: Args, runtime: Runtime) -> int:
     """Bring what is named, or what has changed."""
+    from belljar.image.container import follow
     from belljar.image.site import sync as act
 
     sources = args.sources or runtime.settings.image.sources
-    if not sources:
+    followed = {} if args.sources else follow.names(runtime.images)
+    if not sources and not followed:
         raise BadOption("no source of images is known", hint="Set `image.sources`, or name one with --from.")
     if args.all and args.names:
         raise BadOption("--all together with names")
-    rows = act.sync(runtime.images, args.names, sources, everything=args.all, dry_run=args.dry_run)
+    rows = follow.sync(runtime.images, followed, args.names, dry_run=args.dry_run)
+    names = [name for name in args.names if name not in followed]
+    if names or (sources and not args.names):
+        rows += act.sync(runtime.images, names, sources, everything=args.all, dry_run=args.dry_run)
     table = [
         (row.name, row.digest[:SHORT], row.what, row.source, f"{row.error}: {row.why}" if row.error else row.why)
         for row in rows

@@ -51,17 +51,19 @@ def bring(store: Store, source: str, name: str) -> Image:
             work = folder / "work"
             work.mkdir(mode=0o700)  # programs with the rights of others are in it for a while
             fetched = sources.fetch(source, work / "layout", store.settings, progress)
-            if image := _stored(store, fetched, kernel):
+            if image := stored(store, fetched.manifest):
                 image = store.tag(image, name)
             else:
                 image = _take(store, folder, source, name, fetched, kernel, progress)
+        origins = sorted({*image.facts.get("origins", ()), f"{name} {sources.shown(source)}"})  # see `follow`
+        manifest.set_facts(image.disk.parent, {"origins": origins}, mode=store.file_mode)
         progress.step(f"Image {name} is ready ({image.digest:.12})")
         return image
 
 
-def _stored(store: Store, fetched: Fetched, kernel: Image) -> Image | None:
-    """The same image with the same kernel, where it is in the store and good."""
-    facts = {"manifest": fetched.manifest, "kernel_of": kernel.digest}
+def stored(store: Store, digest: str) -> Image | None:
+    """The image of this manifest with the present kernel, where it is in the store and good."""
+    facts = {"manifest": digest, "kernel_of": _kernel_image(store).digest}
     ours = (image for image in store.images() if image.store == store.folder and facts.items() <= image.facts.items())
     return next((image for image in ours if not store.complaint(image)), None)
 

@@ -16,7 +16,7 @@ from belljar import errors
 from belljar.host import packages
 from belljar.host.commands import SEARCH_PATH
 from belljar.image import Settings
-from belljar.image.container import layout
+from belljar.image.container import layout, trust
 from belljar.image.container.layout import ARCHITECTURE, Json
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
@@ -115,18 +115,28 @@ def fetch(source: str, target: Path, settings: Settings, progress: Progress) -> 
     digest, ours, exact = _digest(top), _for_us(source, top), source
     if kind == "docker":
         _check_digest(source, digest)
+        trust.check(_name(source).removeprefix("docker://"), digest, settings, folder, _environment())
         exact = f"{_name(source)}@{ours or digest}"
     progress.step(f"Fetching {source}")
-    _copy(exact, target, settings, progress)
+    seconds = _longest(source, _inspect(exact, settings, folder) if ours and exact != source else top, settings)
+    _copy(exact, target, settings, progress, seconds)
     manifest, config = layout.read(target)
     layout.check(source, config)
     return Fetched(digest, len(manifest["layers"]), config)
 
 
-def _copy(source: str, target: Path, settings: Settings, progress: Progress) -> None:
+def _longest(source: str, manifest: bytes, settings: Settings) -> float:
+    """Seconds for all layers of a manifest, at 1 KiB a second: skopeo itself reads on for as long as a registry sends."""
+    with layout.malformed(source):
+        size = sum(max(int(layer["size"]), 0) for layer in layout.parsed(manifest, source).get("layers") or ())
+        return min(size / 1024 + 2 * settings.stall_timeout, LONGEST) if size else LONGEST
+    raise AssertionError
+
+
+def _copy(source: str, target: Path, settings: Settings, progress: Progress, seconds: float) -> None:
     """The image's blobs, each checked against its digest. umoci unpacks no zstd: such layers are packed anew."""
     words = ["copy", "--quiet", "--retry-times=2", "--dest-compress-format=gzip", source, f"oci:{target}:{layout.NAME}"]
-    _skopeo(words, source, target.parent, settings, _growth(source, target, settings, progress))
+    _skopeo(words, source, target.parent, settings, _growth(source, target, settings, progress, seconds))
 
 
 def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
@@ -140,10 +150,15 @@ def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
 
 
 def _skopeo(words: list[str], source: str, folder: Path, settings: Settings, watch: Callable[[], None]) -> bytes:
-    env = {name: value for name in THEIRS if (value := os.environ.get(name))}
-    env["PATH"] = f"{os.environ.get('PATH', '')}:{SEARCH_PATH}"  # with the user's helpers for logins
     with refusals(source):
-        return sandbox.run_in(folder, ["skopeo", *words], LONGEST, settings.max_size, env=env, watch=watch)
+        argv = ["skopeo", *words]
+        return sandbox.run_in(folder, argv, LONGEST, settings.max_size, env=_environment(), watch=watch)
+
+
+def _environment() -> dict[str, str]:
+    """What programs for containers may see of the user's, with the user's helpers for logins."""
+    env = {name: value for name in THEIRS if (value := os.environ.get(name))}
+    return env | {"PATH": f"{os.environ.get('PATH', '')}:{SEARCH_PATH}"}
 
 
 @contextmanager
@@ -181,9 +196,10 @@ def _deadline(source: str, settings: Settings) -> Callable[[], None]:
     return watch
 
 
-def _growth(source: str, target: Path, settings: Settings, progress: Progress) -> Callable[[], None]:
+def _growth(source: str, target: Path, settings: Settings, progress: Progress, seconds: float) -> Callable[[], None]:
     """Shows how much has come. Raises where that is too much, and where a registry brings nothing any more."""
-    known, since = 0, time.monotonic()
+    start = since = time.monotonic()
+    known = 0
 
     def watch() -> None:
         nonlocal known, since
@@ -191,6 +207,8 @@ def _growth(source: str, target: Path, settings: Settings, progress: Progress) -
         progress.amount(size, None)
         if size > settings.max_size:
             raise errors.ImageTooLarge(f"{source}: more than {settings.max_size} bytes")
+        if time.monotonic() - start > seconds:
+            raise errors.DownloadFailed(f"{source}: not all here after {seconds:.0f} s, at 1 KiB a second")
         if size >= known + 1024 * settings.stall_timeout:
             known, since = size, time.monotonic()
         elif source.startswith("docker:") and time.monotonic() - since > settings.stall_timeout:

@@ -312,11 +312,11 @@ class Store:
 
     def _find(self, reference: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of an image. Names go before digests, the private store before the site's."""
-        if is_source(reference):
+        settled = self._settled.get(reference)
+        if is_source(reference) and not settled:
             with suppress(ImageUnknown):
                 return self._find_in(self._stores(), name_of(reference))
             raise ImageUnknown(f"the image of {reference} is not here", hint="Import it: `belljar image import`.")
-        settled = self._settled.get(reference)
         return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
 
     def _find_in(self, stores: Sequence[Path], reference: str) -> tuple[Path, tuple[str, ...]]:

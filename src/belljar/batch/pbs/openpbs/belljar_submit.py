@@ -65,7 +65,10 @@ def check_image(event, image, user, queue, config):
     wrong = misnamed(image)
     if wrong:
         refuse(event, wrong)
-    known = known_images(config)
+    wrong, hint = unpulled(image, config["pull"], config["registries"])
+    if wrong:
+        refuse(event, "%s. %s" % (wrong, hint))
+    known = [] if REFERENCE.match(image) else known_images(config)
     if known and image not in known and not re.match(r"[0-9a-f]{8,64}\Z", image):
         refuse(event, "image %s: there is none of this name; there are: %s" % (image, ", ".join(known[:20])))
     wrong, hint = forbidden(image, offered(config["allow"], user, groups_of(user), queue), user, queue)

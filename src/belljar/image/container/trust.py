@@ -1,0 +1,59 @@
+"""Whose signature a registry's images must have: `image.trust`, checked by the program cosign.
+https://docs.sigstore.dev/cosign/verifying/verify/"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from belljar.errors import BadSetting, CommandFailed, CommandMissing, NotPermitted
+from belljar.image import Settings
+from belljar.image.intake import sandbox
+
+LINE = re.compile(r"(\*|[A-Za-z0-9][A-Za-z0-9._:/-]*) cosign((?: --[a-z][^\s]*)+)")
+LONGEST = 300  # seconds
+MISSING = (
+    "`image.trust` asks for a signature of this image, which only cosign checks: install it, or change the setting."
+)
+
+
+def rules(settings: Settings) -> list[tuple[str, list[str]]]:
+    """`image.trust` as (registry or "*", options of `cosign verify`). Raises BadSetting."""
+    matches = [(line, LINE.fullmatch(" ".join(line.split()))) for line in settings.trust]
+    for line, match in matches:
+        if match is None:
+            hint = (
+                "As in `registry.example.org/physics cosign --key=/etc/belljar/physics.pub`, or `*` for all registries."
+            )
+            raise BadSetting(f"image.trust: {line!r} is not of the form `REGISTRY cosign --OPTION...`", hint=hint)
+    return [(match[1].rstrip("/"), match[2].split()) for _, match in matches if match]
+
+
+def whole(place: str) -> str:
+    """HOST/NAME as Docker's rules complete it: what has no host is of Docker Hub."""
+    host, slash, rest = place.partition("/")
+    if not slash:
+        return f"docker.io/library/{place}"
+    if not (set(host) & set(".:") or host == "localhost"):
+        return f"docker.io/{place}"
+    return f"{host.lower()}/{rest}".replace("index.docker.io/", "docker.io/", 1)
+
+
+def check(place: str, digest: str, settings: Settings, folder: Path, env: dict[str, str]) -> str:
+    """The rule by which the image HOST/NAME of this digest is trusted; "" where none is for it. The first that fits counts. Raises
+    NotPermitted, CommandMissing."""
+    place = whole(place)
+    rule = next((rule for rule in rules(settings) if rule[0] == "*" or f"{place}/".startswith(f"{rule[0]}/")), None)
+    if rule is None:
+        return ""
+    image = f"{place}@{digest}"
+    try:
+        sandbox.run_in(folder, ["cosign", "verify", *rule[1], image], LONGEST, settings.max_size, env=env)
+    except CommandMissing as exc:
+        raise CommandMissing(f"{image}: {exc.message}", hint=MISSING) from exc
+    except CommandFailed as exc:
+        lines = [line for line in exc.message.splitlines() if line.strip()] or ["it said nothing"]
+        text = next((line for line in lines if line.lower().startswith("error")), lines[-1]).strip()[:300]
+        hint = "Ask its maker to sign it, or the site for another rule (image.trust)."
+        raise NotPermitted(f"{image}: not signed as `image.trust` asks: cosign: {text}", hint=hint) from exc
+    return f"cosign {' '.join(rule[1])}"
