@@ -12,9 +12,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.batch.lab.page import follow
 from tests.live.conftest import LONGEST, ROOT, Belljar
 from tests.live.terminal import terminal
 from tests.live.test_detached import detached, keeper_of, until_it_said
+from tests.unit.guest.test_connecting import free_port
 
 SERVES = """
 import http.server, sys
@@ -83,6 +85,26 @@ machine.stop()
         [sys.executable, "-c", code], env={**belljar.env, **path}, input=words, timeout=LONGEST, check=False
     )
     assert done.returncode == 0 and belljar.leftovers() == []
+
+
+def test_the_page_about_notebooks_is_as_it_says(belljar: Belljar, tmp_path: Path) -> None:
+    command = tmp_path / "bin" / "belljar"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m belljar "$@"\n')
+    command.chmod(0o755)
+    port = free_port()
+
+    def run(commands: str, as_user: bool) -> str:
+        done = subprocess.run(
+            ["sh", "-euc", commands.replace("8888", str(port))], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
+            env={**belljar.env, "PATH": f"{command.parent}:{belljar.env['PATH']}"}, text=True, timeout=LONGEST,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {commands}{done.stdout}{done.stderr}exit {done.returncode}"
+        return done.stdout
+
+    assert len(follow(ROOT / "docs/jobs/notebook.md", run)) == 3
+    assert belljar("wait", "lab").returncode == 128 + signal.SIGTERM and belljar.leftovers() == []
 
 
 def test_a_shell_in_a_machine_is_as_its_user_is_used_to(belljar: Belljar, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ BUDGETS = {
     "agent": 3300,
     "batch": 4970,
     "pool": 1600,
-    "machine": 5185,
+    "machine": 5200,
     "jobs": 2500,
     "service": 1500,
     "vacuum": 3260,
@@ -29,10 +29,10 @@ BUDGETS = {
     "lease": 6660,
     "monitor": 1910,
     "soak": 460,
-    "api": 410,
+    "api": 435,
     "config": 430,
     "assembly": 170,
-    "cli": 4435,
+    "cli": 4470,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 

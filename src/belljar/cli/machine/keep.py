@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +26,13 @@ from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 from belljar.records import replace
 
+# What a clone imports on its way; the process that makes many of them does so once.
+OF_EACH = (
+    "guest.relay",
+    "hypervisor.qemu.process.complaints",
+    "hypervisor.qemu.proof",
+    "hypervisor.qemu.template.plugging",
+)
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -36,7 +44,7 @@ OPTIONS = """
 
 def run(args: Args, runtime: Runtime) -> int:
     """The part of whoever is asked: it ends with the last answer, and a keeper is nobody's child."""
-    _make_ready(runtime)
+    _make_ready(runtime, OF_EACH if args.count > 1 else ())
     is_good = True
     try:
         lines = _lines(args)
@@ -75,11 +83,11 @@ def _answer(line: bytes, args: Args, runtime: Runtime) -> bytes:
     return answer
 
 
-def _make_ready(runtime: Runtime) -> None:
+def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
     """Import what every request needs, before it comes. What is wrong with the settings is told to who asks."""
     from importlib import import_module
 
-    for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work"):
+    for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work", *more):
         import_module(f"belljar.{name}")
     with suppress(BelljarError, OSError):
         runtime.supervisor()
