@@ -1,13 +1,15 @@
 """`belljar internal keep`: read a request as one line of JSON from standard input, keep its machine in a process of its own, and
-print one line of JSON once it is claimed: {"id": ...}, or {"error": class, "message": ..., "hint": ...}. For programs, not for people."""
+print one line of JSON once it is claimed (with --count: so many, one after the other): {"id": ...}, or {"error": class, "message": ..., "hint": ...}. For programs, not for people."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import stat
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -24,48 +26,75 @@ from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 from belljar.records import replace
 
+# What a clone imports on its way; the process that makes many of them does so once.
+OF_EACH = (
+    "guest.relay",
+    "hypervisor.qemu.process.complaints",
+    "hypervisor.qemu.proof",
+    "hypervisor.qemu.template.plugging",
+)
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 OPTIONS = """
+--count N =1 | read so many requests, a line each, and answer each; what every one needs is imported once
 --stdin N | the open descriptor that the payload reads (default: nothing, /dev/null)
 --tied | end the machine when standard input is closed, and so with the process that holds its other end"""
 
 
 def run(args: Args, runtime: Runtime) -> int:
-    """The part of whoever is asked: it ends with the answer, and the keeper is nobody's child."""
-    _make_ready(runtime)
+    """The part of whoever is asked: it ends with the last answer, and a keeper is nobody's child."""
+    _make_ready(runtime, OF_EACH if args.count > 1 else ())
+    is_good = True
     try:
-        request = asked(args, runtime)
+        lines = _lines(args)
     except BelljarError as exc:
         print(json.dumps(answer_of(exc)), flush=True)
         return OUR_FAILURE
+    gc.freeze()  # what is there is no garbage: a keeper that looked would have to copy its pages
+    for line in lines:
+        answer = _answer(line, args, runtime)
+        is_good = is_good and b'"id"' in answer[:6]
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+    return 0 if is_good else OUR_FAILURE
+
+
+def _answer(line: bytes, args: Args, runtime: Runtime) -> bytes:
+    """Of one keeper, which has claimed its machine, or of what kept it from that."""
+    try:
+        request = asked(line, args, runtime)
+    except BelljarError as exc:
+        return json.dumps(answer_of(exc)).encode() + b"\n"
     reader, writer = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
         os.close(reader)
         os.setsid()
-        _keep(request, args.stdin, args.tied, writer, runtime)
+        stdin = args.stdin
+        if stdin is not None and args.count > 1:  # each reads from its beginning
+            stdin = os.open(f"/proc/self/fd/{stdin}", os.O_RDONLY | os.O_CLOEXEC)
+        _keep(request, stdin, args.tied, writer, runtime)
     os.close(writer)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))  # whoever asked gave up waiting
     with open(reader, "rb") as file:
         answer = file.read(LONGEST_ANSWER) or json.dumps(answer_of(_died(child))).encode() + b"\n"
-    sys.stdout.buffer.write(answer)
-    return 0 if b'"id"' in answer[:6] else OUR_FAILURE
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return answer
 
 
-def _make_ready(runtime: Runtime) -> None:
+def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
     """Import what every request needs, before it comes. What is wrong with the settings is told to who asks."""
     from importlib import import_module
 
-    for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work"):
+    for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work", *more):
         import_module(f"belljar.{name}")
     with suppress(BelljarError, OSError):
         runtime.supervisor()
 
 
-def asked(args: Args, runtime: Runtime) -> Request:
-    """The request on standard input, as a machine on its own can have it."""
+def _lines(args: Args) -> list[bytes]:
+    """All that is read of standard input. What else comes on a tie means nothing."""
     if args.tied and not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
         raise BadOption(
             "--tied: standard input is neither a pipe nor a socket", hint="Give it a pipe, and keep it open."
@@ -75,9 +104,14 @@ def asked(args: Args, runtime: Runtime) -> Request:
             os.set_inheritable(args.stdin, False)
         except OSError as exc:
             raise BadOption(f"--stdin {args.stdin}: {exc.strerror}", hint="Give an open descriptor.") from exc
+    with open(0, "rb", closefd=False) as file:
+        return [file.readline() for _ in range(args.count)]
+
+
+def asked(line: bytes, args: Args, runtime: Runtime) -> Request:
+    """The request, as a machine on its own can have it."""
     try:
-        with open(0, "rb", closefd=False) as file:
-            request = Request.from_json(json.loads(file.readline()))
+        request = Request.from_json(json.loads(line))
     except ValueError as exc:
         raise BadRequest(f"standard input: {exc}") from exc
     if any(folder.exists() for folder in (runtime.folders.machine(request.id), runtime.folders.ended(request.id))):

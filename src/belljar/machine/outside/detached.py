@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,13 @@ ENTRY = "import sys; sys.path.append(sys.argv.pop(1)); from belljar.cli import e
 class Keeper:
     """A process that waits for a request: what was made before need not be waited for. It is to be released."""
 
-    def __init__(self, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False) -> None:
-        """*stdin*: the payload's."""
+    def __init__(
+        self, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False, count: int = 1
+    ) -> None:
+        """*stdin*: the payload's. *count*: of the requests that it waits for; all of them are tied, or none."""
         words = ["--config", str(config_file)] if config_file is not None else []
-        words += ["internal", "keep"] + (["--tied"] if tied else [])
+        words += ["internal", "keep"] + (["--tied"] if tied else []) + (["--count", str(count)] if count > 1 else [])
+        self.count = count
         copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request
         words += ["--stdin", str(copies[0])] if copies else []
         pipe, self._is_tied, self._is_taken = subprocess.PIPE, tied, False
@@ -47,25 +51,30 @@ class Keeper:
 
     def take(self, request: Request, patience: float = PATIENCE) -> MachineId:
         """Return when its machine is claimed. Raises what kept it from being claimed."""
+        (answer,) = self.take_all([request], patience)
+        if isinstance(answer, BelljarError):
+            raise answer
+        return answer
+
+    def take_all(self, requests: Sequence[Request], patience: float = PATIENCE) -> list[MachineId | BelljarError]:
+        """As many as it was made for: return when each is claimed, or with what kept it from being claimed."""
         keeper, self._is_taken = self._process, True
         assert keeper.stdin is not None and keeper.stdout is not None
         with keeper.stdout:
             try:
                 with suppress(BrokenPipeError):  # then its answer says why
-                    keeper.stdin.write(dumps(request) + b"\n")
+                    keeper.stdin.write(b"".join(dumps(request) + b"\n" for request in requests))
                     keeper.stdin.flush()
-                answer = _answer(keeper, patience)
+                answers = _answers(keeper, len(requests), patience)
             except BaseException:  # re-raised: Ctrl-C leaves no keeper behind either
                 keeper.stdin.close()
                 keeper.terminate()
                 keeper.wait()
                 raise
         keeper.wait()
-        if not self._is_tied or "id" not in answer:
+        if not self._is_tied or not any("id" in answer for answer in answers):
             self.release()
-        if "id" not in answer:
-            raise error_of(answer)
-        return str(answer["id"])
+        return [str(answer["id"]) if "id" in answer else error_of(answer) for answer in answers]
 
     def release(self) -> None:
         """Let go of it: a tied machine ends now; one that was asked for nothing has made nothing."""
@@ -83,20 +92,28 @@ def command() -> list[str]:
     return [sys.executable, *flags, "-c", ENTRY, str(Path(belljar.__file__).parent.parent)]
 
 
-def _answer(keeper: subprocess.Popen[bytes], patience: float) -> dict[str, Any]:
+def _answers(keeper: subprocess.Popen[bytes], count: int, patience: float) -> list[dict[str, Any]]:
     import select
 
     assert keeper.stdout is not None
-    poller = select.poll()
+    poller, told = select.poll(), b""
     poller.register(keeper.stdout, select.POLLIN)
-    if not poller.poll(patience * 1000):
-        raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
-    line = keeper.stdout.readline(LONGEST_ANSWER)  # which it writes in one go
+    while told.count(b"\n") < count:
+        if not poller.poll(patience * 1000):
+            raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
+        if not (part := os.read(keeper.stdout.fileno(), LONGEST_ANSWER)):
+            break
+        told += part
+    lines = told.splitlines()
+    return [_read(line) for line in lines + [b""] * (count - len(lines))]
+
+
+def _read(line: bytes) -> dict[str, Any]:
     with suppress(ValueError):
         answer = json.loads(line)
         if isinstance(answer, dict):
             return answer
-    raise HostError(f"the keeper did not say what became of its machine (it said {line[:80]!r})")
+    return answer_of(HostError(f"the keeper did not say what became of its machine (it said {line[:80]!r})"))
 
 
 def answer_of(error: BelljarError) -> dict[str, str]:
