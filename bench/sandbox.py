@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import resource
 import shutil
 import statistics
 import tempfile
@@ -62,8 +61,8 @@ def main() -> None:
     publish(args, {"benchmark": "sandbox", "parts": parts, "whole": whole, "pss_mib": memory, "storm": storm})
 
 
-async def use(image: str) -> tuple[Row, api.Outcome]:
-    """One whole life. Raises what went wrong in it."""
+async def use(image: str) -> tuple[Row, int]:
+    """One whole life, and the process that kept it. Raises what went wrong in it."""
     moments = [time.perf_counter()]
     sandbox = await Sandbox.create(image, within=LONGEST)
     try:
@@ -71,6 +70,7 @@ async def use(image: str) -> tuple[Row, api.Outcome]:
         if (done := await sandbox.exec(["true"], timeout=LONGEST)) != (0, "", ""):
             raise RuntimeError(f"`true` ended with {done}")
         moments.append(time.perf_counter())
+        keeper = parent_of(sandbox.machine.view.pid or 0)
         with tempfile.TemporaryDirectory() as folder:
             up, down = Path(folder, "up"), Path(folder, "down")
             up.write_bytes(CONTENT)  # noqa: ASYNC240
@@ -80,25 +80,21 @@ async def use(image: str) -> tuple[Row, api.Outcome]:
                 raise RuntimeError("another file came back")
         moments.append(time.perf_counter())
     finally:
-        outcome = await sandbox.machine.aleave()
+        await sandbox.close()
     moments.append(time.perf_counter())
     lasted = [after - before for before, after in pairwise(moments)]
-    return dict(zip(PARTS, lasted, strict=False)), outcome
+    return dict(zip(PARTS, lasted, strict=False)), keeper
 
 
 def measured(image: str, rows: list[Row]) -> float:
-    before, begin = processor_time(resource.RUSAGE_SELF), time.perf_counter()
-    row, outcome = asyncio.run(use(image))
-    took = time.perf_counter() - begin
-    _, _, keeper = os.wait4(-1, 0)
-    own = processor_time(resource.RUSAGE_SELF) - before + keeper.ru_utime + keeper.ru_stime
-    rows.append(row | {"own": own - outcome.host.user - outcome.host.system})
+    before, begin = sum(os.times()[:4]), time.perf_counter()
+    row, keeper = asyncio.run(use(image))
+    took, own = time.perf_counter() - begin, sum(os.times()[:4]) - before
+    os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)
+    own += sum(map(int, stat_of(keeper)[11:13])) / os.sysconf("SC_CLK_TCK")  # without what QEMU took
+    os.waitpid(keeper, 0)
+    rows.append(row | {"own": own})
     return took
-
-
-def processor_time(of: int) -> float:
-    used = resource.getrusage(of)
-    return used.ru_utime + used.ru_stime
 
 
 def others(image: str) -> dict[str, Callable[[], float]]:
@@ -124,14 +120,19 @@ async def idle(image: str, count: int) -> Row:
     sandboxes = await asyncio.gather(*(Sandbox.create(image, within=LONGEST) for _ in range(count)))
     try:
         domains = [pid for sandbox in sandboxes if (pid := sandbox.machine.view.pid)]
-        keepers = [int(parent_of(pid)) for pid in domains]
+        keepers = map(parent_of, domains)
         return {"qemu": statistics.median(map(pss, domains)), "keeper": statistics.median(map(pss, keepers))}
     finally:
         await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
-def parent_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+def stat_of(pid: int) -> list[str]:
+    """From the third field on: see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def parent_of(pid: int) -> int:
+    return int(stat_of(pid)[1])
 
 
 async def many(image: str, count: int, at_once: int) -> Row:
