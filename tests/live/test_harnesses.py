@@ -4,9 +4,11 @@ ways to a sandbox lead to a machine."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.live.conftest import ROOT, STORE
@@ -101,3 +103,56 @@ def test_nemo_gym_finds_its_provider_and_uses_it(harness: Harness) -> None:
 def test_mini_swe_agent_works_in_a_machine(harness: Harness) -> None:
     done = harness("python", LAB, "mini", MSWEA_SILENT_STARTUP="1")
     assert done.returncode == 0 and b"all as expected" in done.stdout
+
+
+TASK = {
+    "task.toml": """schema_version = "1.4"
+[environment]
+docker_image = "debian12"
+workdir = "/app"
+cpus = 1
+memory_mb = 400
+network_mode = "no-network"
+[verifier]
+environment_mode = "shared"
+timeout_sec = 100.0
+[agent]
+timeout_sec = 100.0
+""",
+    "instruction.md": "Make /app/hello say hello.",
+    "environment/seed.txt": "hello",
+    "solution/solve.sh": "#!/bin/bash\nset -o pipefail\ncat seed.txt >/app/hello && ! ip route | grep .\n",
+    "tests/test.sh": """#!/bin/bash
+grep -qx hello /app/hello && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt
+""",
+}
+TRIAL = (
+    "harbor",
+    "run",
+    "-p",
+    "/task",
+    "--agent",
+    "oracle",
+    "--env",
+    "belljar.adapters.harbor:BelljarEnvironment",
+    "--yes",
+)
+
+
+def results(harness: Harness, jobs: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in harness.room.path(jobs).glob("*/*/result.json")]
+
+
+@only("harness", ["harbor"], indirect=True)
+def test_harbor_runs_a_task_in_a_machine(harness: Harness) -> None:
+    for name, text in TASK.items():
+        path = harness.room.path(f"/task/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    done = harness(*TRIAL, "--jobs-dir", "/jobs", HARBOR_TELEMETRY="0")
+    assert done.returncode == 0
+    (trial,) = results(harness, "/jobs")
+    assert trial["exception_info"] is None and trial["verifier_result"]["rewards"] == {"reward": 1.0}, trial
+    harness(*TRIAL, "--jobs-dir", "/lost", "--ek", "image=oci:/no/such/folder", HARBOR_TELEMETRY="0")
+    (trial,) = results(harness, "/lost")
+    assert trial["exception_info"]["exception_type"] == "SandboxBuildFailedError" and not trial["reward_valid"]

@@ -1,5 +1,5 @@
-"""An environment of Harbor: `--environment-import-path belljar.adapters.harbor:BelljarEnvironment`, with options of
-`belljar.api` by `--ek NAME=VALUE`.
+"""An environment of Harbor: `--env belljar.adapters.harbor:BelljarEnvironment` (before Harbor 0.26 `--environment-import-path`),
+with options of `belljar.api` by `--ek NAME=VALUE`.
 
 It takes prebuilt images (`docker_image` of the task, or `--ek image=REF`) and builds no Dockerfile. Harbor tells failures
 apart by the names of exceptions: a machine that could not be started or was lost through no fault of the task raises its
