@@ -34,11 +34,23 @@ from belljar.machine.life.output import kept
 from belljar.machine.outside.detached import Keeper
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
-from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
+from belljar.model import (
+    Account,
+    MachineId,
+    Outcome,
+    Payload,
+    Port,
+    Request,
+    RunPayload,
+    State,
+    StdinKind,
+    Transfer,
+    Work,
+)
 from belljar.records import dataclass
 
-__all__ = ["Account", "Beside", "Completed", "Failed", "Machine", "Options", "Outcome", "TimedOut", "abegin", "aevents", "arun", "astart",
-           "events", "find", "image_digest", "logs", "machines", "request", "request_of", "room", "run", "start"]  # fmt: skip
+__all__ = ["Account", "Beside", "Completed", "Failed", "Machine", "Options", "Outcome", "Port", "TimedOut", "abegin", "aevents", "arun",
+           "astart", "events", "find", "image_digest", "logs", "machines", "request", "request_of", "room", "run", "start"]  # fmt: skip
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -224,6 +236,16 @@ class Machine:
     def _move(self, **how: float) -> float:
         with control.connect(self.view.folder) as connection:
             return float(control.ask(connection, "deadline", **how)["at"])
+
+    def forward(self, guest: int, host: int = 0, address: str = "127.0.0.1") -> Port:
+        """Publish a port of its guest on this host (0: a free one), and return where, until it ends. Raises NoSuchMachine,
+        MachineBusy where that cannot be."""
+        return control.publish(self.view, Port(guest, host, address))
+
+    @property
+    def ports(self) -> list[Port]:
+        """Those that are published."""
+        return control.published(self.view.folder)
 
     def ask(self, do: str, **facts: Any) -> None:
         """One order to its keeper; nothing where there is none any more."""

@@ -118,6 +118,7 @@ class Runtime:
         rules = Rules(
             settings.machine, settings.host, settings.context, settings.qemu,
             default_image=settings.image.default, hs06_per_cpu=settings.batch.hs06_per_cpu,
+            publish=settings.network.publish,
         )  # fmt: skip
         return Supervisor(
             Services(

@@ -122,6 +122,15 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Port:
+    """A port of the guest's loopback that is published on this host."""
+
+    guest: int
+    host: int = 0  # 0: a free one is chosen
+    address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
 class Transfer:
     """A file or folder copied between host and guest. `inside` may be relative to the payload's cwd."""
 
@@ -194,6 +203,7 @@ class MachineSpec:
     scratch: int | None = None  # bytes of an empty disk at /scratch, where $TMPDIR then is
     cache: int | None = None  # bytes of a disk a later machine of this user may find again; of a guest without agent
     public_image: bool = False  # a stranger named the image's address: it is fetched from public hosts only
+    ports: tuple[Port, ...] = ()
 
     @property
     def network_class(self) -> str:

@@ -117,6 +117,10 @@ class FakeGuest:
         self._processes.append(process)
         return process
 
+    async def connect(self, port: int, streams: Streams) -> FakeProcess:
+        self._do(f"connect {port}")
+        return FakeProcess(self.script, streams)
+
     def exchange_by(self, disk: ExchangeDisk) -> None:
         self._do("exchange_by")
 

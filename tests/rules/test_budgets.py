@@ -10,18 +10,18 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1380,
+    "ground": 1385,
     "host": 2690,
     "hypervisor": 4070,
     "image": 4050,
     "network": 960,
     "context": 850,
-    "guest": 1380,
-    "agent": 3180,
+    "guest": 1385,
+    "agent": 3310,
     "batch": 4970,
     "pool": 1600,
-    "machine": 4970,
-    "jobs": 2480,
+    "machine": 5185,
+    "jobs": 2500,
     "service": 1500,
     "vacuum": 3260,
     "accounting": 440,
@@ -29,11 +29,11 @@ BUDGETS = {
     "lease": 6660,
     "monitor": 1910,
     "soak": 460,
-    "api": 450,
-    "adapters": 510,
+    "api": 470,
+    "adapters": 550,
     "config": 430,
     "assembly": 170,
-    "cli": 4345,
+    "cli": 4435,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 

@@ -58,7 +58,8 @@ class Sandbox:
         left. *env*, *cwd* and *user* are those of commands that say nothing else; other *options* are `belljar.api`'s.
         Raises InfrastructureFailure, Unfit."""
         try:
-            options = {"requester": "sandbox", "cwd": cwd or "/", **options, "image": image_of(image), "env": env or {}}
+            options = {"requester": "sandbox", **options, "image": image_of(image), "env": env or {}}
+            options |= {"cwd": cwd} if cwd else {}  # else the image's own
             machine = await api.abegin(argv, within=within, **options)
         except TimeoutError as exc:
             raise InfrastructureFailure(f"no sandbox within {within} s") from exc

@@ -13,7 +13,7 @@ STAMP = "sources.sha256"  # an installed tree has it: its sources never change
 PARTS = (
     "wire.py", "guest/system.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py", "guest/mounts.py",
     "guest/growth.py", "loop/channel.py", "guest/cgroups.py", "guest/guest.py", "loop/payload.py", "loop/streams.py",
-    "loop/process.py", "loop/loop.py",
+    "loop/connection.py", "loop/process.py", "loop/loop.py",
 )  # fmt: skip
 HEAD = '''\
 """belljar's guest agent: gives the guest its identity, runs payloads, carries their streams and files.

@@ -181,6 +181,10 @@ class Guest(Protocol):
     async def start(self, payload: Payload, streams: Streams) -> Process:
         """Make the payload's small files, then start it. Exec errors come as ExitStatus, not here."""
 
+    async def connect(self, port: int, streams: Streams) -> Process:
+        """Connect to a port of the guest's loopback: stdin goes there, what comes back is stdout. It ends when both directions
+        have; a signal breaks it off. Raises GuestRefused where nothing listens, AgentLost."""
+
     def exchange_by(self, disk: ExchangeDisk) -> None:
         """From now on `put` and `get` send the content of large files by this disk."""
 

@@ -242,17 +242,20 @@ class Conversation:
         await self._call(b"place", *counted(file_words(files), 4), *account_words(account))
 
     async def start(self, payload: Payload, streams: Streams) -> Running:
-        return await self._begin(order_of(payload, streams), streams)
+        return await self._begin(b"start", order_of(payload, streams), streams)
+
+    async def connect(self, port: int, streams: Streams) -> Running:
+        return await self._begin(b"connect", [b"%d" % port], streams)
 
     async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
         """Start the agent's own tar reader or writer as the user. See files.py."""
         letters = b"".join(b"s" if stream else b"n" for stream in (streams.stdin, streams.stdout, None))
         head = (b"0", b"", b"", letters, b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
-        return await self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
+        return await self._begin(b"start", [*head, b"0", *counted(order[1:]), b"0"], streams)
 
-    async def _begin(self, order: list[bytes], streams: Streams) -> Running:
+    async def _begin(self, name: bytes, order: list[bytes], streams: Streams) -> Running:
         channel, number = self.open_channel(), self.next_number()
-        call = request(number, b"start", *order)
+        call = request(number, name, *order)
         if len(call) > wire.MAX_CALL:
             raise GuestRefused(
                 f"arguments, environment and small files of {len(call)} bytes are more than a guest can be sent",

@@ -66,7 +66,7 @@ class Downstream:
         self._queue: deque[bytes] = deque()
         self._held = 0  # bytes received and not yet given back as credit
         self._owed = 0  # of these, bytes the sink has taken
-        self._is_ended = False
+        self._is_ended, self._is_whole = False, True
         self._news = asyncio.Event()
         self.error: OSError | None = None  # why the sink took no more, where that is worth telling
 
@@ -77,9 +77,9 @@ class Downstream:
         self._queue.append(data)
         self._news.set()
 
-    def end(self) -> None:
-        """Nothing more comes."""
-        self._is_ended = True
+    def end(self, *, is_whole: bool = True) -> None:
+        """Nothing more comes. Of what is not whole the sink is not told the end."""
+        self._is_ended, self._is_whole = True, self._is_whole and is_whole
         self._news.set()
 
     async def run(self) -> None:
@@ -93,7 +93,8 @@ class Downstream:
             self._send(wire.frame(wire.RESET, self._number))
         finally:
             with suppress(OSError):
-                await self._sink.close()
+                if self._is_whole:
+                    await self._sink.close()
 
     async def _carry(self) -> bool:
         while not self._queue:
@@ -165,6 +166,8 @@ class Running:
             self._input.grant(wire.U32.unpack(body)[0])
         elif kind == wire.EOF and output is not None:
             output.end()
+        elif kind == wire.RESET and output is not None:
+            output.end(is_whole=False)  # of a connection that broke off
         elif kind == wire.RESET and self._reading is not None and number == 4 * self._number:
             self._reading.cancel()  # the payload closed its end
         elif kind in (wire.REPLY, wire.ERROR):

@@ -17,7 +17,7 @@ from belljar.guest import Guest
 from belljar.guest.channel import Channel
 from belljar.guest.conversation import Conversation
 
-ALLOWED = (b"start", b"add_account")
+ALLOWED, PROCESSES = (b"start", b"connect", b"add_account"), (b"start", b"connect")
 MOST_CALLS = 256  # of one client at a time
 KILL = bytes([9])
 
@@ -82,7 +82,7 @@ class Relay:
         except GuestError:
             return self.end()
         inner = self.conversation.next_number()
-        self.forwards[number] = forward = Forward(self, number, inner, channel, is_process=name == b"start")
+        self.forwards[number] = forward = Forward(self, number, inner, channel, is_process=name in PROCESSES)
         self.conversation.register(inner, forward)
         channel.send(wire.frame(wire.CALL, inner, body))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from belljar.host.values import duration, size
-from belljar.model import Context, NetworkMode, Share, Start
+from belljar.jobs.shares import port_of
+from belljar.model import Context, NetworkMode, Port, Share, Start
 
 
 class Asked(TypedDict, total=False):
@@ -29,6 +30,7 @@ class Asked(TypedDict, total=False):
     grace: float | str | None  # between TERM and the end
     keep: bool
     labels: Mapping[str, str]
+    ports: Sequence[Port | str]  # as `--publish` takes them
     collect: tuple[str, ...]
     collect_limit: int | str
 
@@ -41,4 +43,6 @@ READ: Mapping[str, Callable[[Any], Any]] = {
 
 def understood(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The same with texts read as on the command line. Raises ValueError."""
-    return {key: READ[key](value) if key in READ and isinstance(value, str) else value for key, value in asked.items()}
+    read = {key: READ[key](value) if key in READ and isinstance(value, str) else value for key, value in asked.items()}
+    ports = (port_of(port) if isinstance(port, str) else port for port in read.get("ports", ()))
+    return {**read, "ports": tuple(ports)}

@@ -86,11 +86,12 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
 
 
 def attend(
-    runtime: Runtime, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
-) -> Outcome:
+    runtime: Runtime, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None,
+    claimed: Callable[[], None] | None = None,
+) -> Outcome:  # fmt: skip
     """Keep the machine to its end, with this process's streams and signals. *stdin* replaces descriptor 0. *alone*:
     signals but TERM go to the payload's first process, not to its group. When TERM does not follow a *notice* in time,
-    it is assumed."""
+    it is assumed. *claimed* is called once it is claimed."""
     payload = request.work.payload if isinstance(request.work, RunPayload) else None
 
     async def keep(loop: StoppableLoop) -> Outcome:
@@ -99,7 +100,7 @@ def attend(
             streams = streams_of(payload) if payload else Streams(None, None, None)
             if stdin is not None:
                 streams = replace(streams, stdin=BytesSource(stdin))
-            return await runtime.supervisor().keep(request, streams, orders)
+            return await runtime.supervisor().keep(request, streams, orders, claimed=claimed)
 
     return in_loop(keep)
 

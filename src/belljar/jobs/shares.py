@@ -1,18 +1,20 @@
-"""What `--share`, `batch.shares` and `--network` may say: host folders, by 9p or virtiofs; networks."""
+"""What `--share`, `batch.shares`, `--network` and `--publish` may say: host folders, by 9p or virtiofs; networks; ports."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 
 from belljar.errors import BadOption, BadSetting
-from belljar.model import NetworkMode, Share, ShareKind
+from belljar.model import NetworkMode, Port, Share, ShareKind
 
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
 BY_VIRTIOFS = "virtiofs:"
 NO_EXPORTS = (
     "Mount it on this host and share the folder; docs/jobs/data.md says how a guest mounts it itself, with Kerberos."
 )
+PORTS, LAST_PORT = r"(?:(?:(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):)?([0-9]*):)?([0-9]+)", 65535
 MOST_FOLDERS = 20  # each is a device in a slot of its own; the bus has 32, some for what every machine has
 
 
@@ -78,3 +80,20 @@ def network_of(text: str) -> tuple[NetworkMode, str]:
     if mode is NetworkMode.ISOLATED and not name:
         raise BadOption("--network isolated: the name of the group is missing")
     return mode, name
+
+
+def port_of(text: str, before: str = "--publish ") -> Port:
+    """[[ADDR:]HOST:]GUEST; HOST may be empty or 0 for a free one. Raises BadOption."""
+    match = re.fullmatch(PORTS, text, re.ASCII)
+    if match is None:
+        hint = "For example 8888:80; 0:80 for a free port; 0.0.0.0:8888:80 or [::]:8888:80 for other hosts, too."
+        raise BadOption(f"{before}{text[:80]!r}: not of the form [[ADDR:]HOST:]GUEST", hint=hint)
+    host, guest = int(match[3] or "0"), int(match[4])
+    if host > LAST_PORT or not 1 <= guest <= LAST_PORT:
+        raise BadOption(f"{before}{text[:80]}: a port is a number from 1 to {LAST_PORT}")
+    return Port(guest, host, match[1] or match[2] or Port.address)
+
+
+def place_of(port: Port) -> str:
+    """Where it can be connected to."""
+    return f"[{port.address}]:{port.host}" if ":" in port.address else f"{port.address}:{port.host}"

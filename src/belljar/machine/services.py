@@ -16,7 +16,7 @@ from belljar.machine import Folders, Settings
 from belljar.machine.extras import Extra
 from belljar.machine.orders import Orders
 from belljar.model import Outcome, Request
-from belljar.network import Networks
+from belljar.network import Networks, Publish
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Rules:
     qemu: QemuSettings = field(default_factory=QemuSettings)
     default_image: str = ""  # of machines that work on other images
     hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told
+    publish: Publish = Publish.ANY
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ class AntiSpoofing(str, Enum):
     AUTO, REQUIRED, OFF = "auto", "required", "off"
 
 
+class Publish(str, Enum):
+    NONE, LOOPBACK, ANY = "none", "loopback", "any"
+
+
 @dataclass(frozen=True)
 class Settings:
     """`[network]` in the settings files."""
@@ -43,6 +47,8 @@ class Settings:
         "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches")  # fmt: skip
     allow: tuple[str, ...] = setting((), "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4")  # fmt: skip
     deny: tuple[str, ...] = setting((), "what a guarded machine may never reach, in the same form; stronger than allow")
+    publish: Publish = setting(Publish.ANY,
+        "where on this host ports of machines may be published: none, loopback (its own users alone can connect), or any address")  # fmt: skip
     bridges: tuple[str, ...] = setting((), "bridges of this host machines may be put on; the first is that of `--network bridge`")  # fmt: skip
     bridge_addresses: tuple[str, ...] = setting((),
         "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX, for one bridge `BRIDGE:` before it; none: the guest asks for one")  # fmt: skip

@@ -16,6 +16,7 @@ from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, kernel_events, kill_quietly, next_stamp, read_file, say, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
+from belljar.agent.loop.connection import Connection
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
 from belljar.agent.wire import CALL, GREETING, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
@@ -27,8 +28,8 @@ class Agent(Channel):
     def __init__(self, fd: int, guest: Guest, *, is_port: bool) -> None:
         super().__init__(fd, is_port)
         self.guest = guest
-        self.processes: dict[int, Process] = {}
-        self.dying: list[Process] = []
+        self.processes: dict[int, Process | Connection] = {}
+        self.dying: list[Process | Connection] = []
         self.ending: list[int] = []
         self.errands: list[Errand] = []
         self.zygote: Zygote | None = None
@@ -103,6 +104,10 @@ class Agent(Channel):
         if name == b"start":
             self._start(number, words)
             return b""
+        if name == b"connect":
+            self._check_new(number)
+            self.processes[number] = Connection(self, number, words.number(), self._gone)
+            return b""
         if name in self.calls:
             return self.calls[name](words)
         if name in self.guest.errands:
@@ -126,9 +131,12 @@ class Agent(Channel):
         place(files, account, self.guest)
         return b""
 
-    def _start(self, number: int, words: Words) -> None:
+    def _check_new(self, number: int) -> None:
         if number in self.processes:
             raise WireError(f"process {number} is there already")
+
+    def _start(self, number: int, words: Words) -> None:
+        self._check_new(number)
         files = words.rows(4)
         script, text = words.next(), words.next()
         words.words, words.at = words.words[words.at :], 0
@@ -202,7 +210,7 @@ class Agent(Channel):
         for errand in list(self.errands):
             errand.look_at_the_clock()
 
-    def _gone(self, process: Process) -> None:
+    def _gone(self, process: Process | Connection) -> None:
         if self.processes.get(process.number) is process:
             del self.processes[process.number]
         if process in self.dying:

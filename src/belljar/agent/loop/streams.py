@@ -49,8 +49,8 @@ class Outflow(Flow):
                 if self.is_last:
                     self.finish()
                 return
-            except OSError:  # a terminal whose last user is gone
-                data = b""
+            except OSError:
+                return self.fail()
             if not data:
                 return self.finish()
             self.credit -= len(data)
@@ -74,6 +74,10 @@ class Outflow(Flow):
     def drain(self) -> None:
         self.is_last = True
         self.pump()
+
+    def fail(self) -> None:
+        """It is a terminal, whose last user is gone."""
+        self.finish()
 
     def finish(self) -> None:
         if self.fd >= 0:

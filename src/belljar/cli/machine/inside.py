@@ -1,4 +1,4 @@
-"""`belljar exec`, `cp`, `console`: into a running machine, with a second command, with files, by hand."""
+"""`belljar exec`, `ssh`, `cp`, `console`: into a running machine, with a second command, a shell, files, by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import select
 import sys
 from contextlib import suppress
+from fnmatch import fnmatchcase as fnmatch
 
 from belljar import batch
 from belljar.assembly import Runtime
@@ -100,6 +101,22 @@ def _leave(status: ExitStatus) -> int:
     return status.exit_code or 0
 
 
+# -- ssh -----------------------------------------------------------------------------------------------------------------
+
+LOGIN = 'test -x "$SHELL" || SHELL=/bin/sh; export SHELL; exec "$SHELL" "$@"'  # the guest may not have the user's own
+SENT = ("LANG", "LC_*", "COLORTERM", "NO_COLOR", "TERM")
+
+
+def ssh(args: Args, runtime: Runtime) -> int:
+    """As people use the program of that name: a login shell, or its `-c` with all the words in one."""
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    args.tty = args.tty or (not words and os.isatty(0))
+    names = [name for name in os.environ if any(fnmatch(name, pattern) for pattern in SENT)]
+    args.env, args.inherit_env, args.no_input = [*names, *args.env], False, False
+    args.command = ["--", "sh", "-c", LOGIN, "sh", *(["-c", " ".join(words)] if words else ["-l"])]
+    return exec_(args, runtime)
+
+
 # -- cp ------------------------------------------------------------------------------------------------------------------
 
 
@@ -191,11 +208,25 @@ EXEC = f"""
         {MACHINE}
         CMD ... @command"""
 
+SSH = f"""
+        --user NAME|UID[:GID] | the user in the guest (default: the job's)
+        -e --env K=V * | set a variable; K alone passes on yours
+        --cwd PATH | working directory in the guest (default: the job's)
+        -t --tty | give a command a terminal, too
+        --wait TIME | wait this long for a machine of yours with this name to run
+        {MACHINE}
+        CMD ... @command"""
+
 
 VERBS = {
     "exec": Verb(
         "Run a second command in a running machine, as the job's user. The exit code is the command's, as with `belljar run`.",
         exec_, EXEC, usage="belljar exec [options] ID -- CMD ARG...",
+    ),
+    "ssh": Verb(
+        "Open a login shell in a running machine, as the job's user, with your TERM and LANG, where the job works; or run a command "
+        "there, its words joined as ssh does. No ssh server and no network is needed in it. The exit code is the command's.",
+        ssh, SSH, usage="belljar ssh [options] ID [COMMAND...]",
     ),
     "cp": Verb(
         "Copy a file or folder into or out of a running machine: SRC or DST is ID:PATH, the other one a path on this host.",

@@ -27,7 +27,8 @@ def run(args: Args, runtime: Runtime) -> int:
     widen_limits()
     finish_the_dead(runtime)
     ensure_image(runtime, order.machine.image)
-    outcome = attend(runtime, _with_user_data(order, args, runtime))
+    told = (lambda: tell_ports(order, runtime)) if order.machine.ports else None
+    outcome = attend(runtime, _with_user_data(order, args, runtime), claimed=told)
     if report is not None:
         write_report(report, args.report, outcome)
     tell_troubles(outcome)
@@ -54,9 +55,21 @@ def detach(order: Request, args: Args, runtime: Runtime) -> int:
         is_told = 1 not in CLOSED
     except OSError:  # told once more when this process ends, with its exit code
         is_told = False
+    tell_ports(order, runtime)
     if not is_told:
         complain(f"{id}: the machine lives, and standard output did not take its ID", f"`belljar stop {id}` ends it.")
     return 0
+
+
+def tell_ports(order: Request, runtime: Runtime) -> None:
+    """Say on stderr which free ports were chosen."""
+    if any(not port.host for port in order.machine.ports):
+        from belljar.jobs.shares import place_of
+        from belljar.machine.life.control import published
+
+        made = zip(order.machine.ports, published(runtime.folders.machine(order.id)), strict=False)
+        for port in (place for asked, place in made if not asked.host):
+            complain(f"{place_of(port)} is port {port.guest} of the machine", "")
 
 
 def _with_user_data(order: Request, args: Args, runtime: Runtime) -> Request:
@@ -109,6 +122,8 @@ OPTIONS = f"""
 --cache SIZE | a disk labelled belljar-cache, which a later machine of yours gets again (only without a command)
 --network NETWORK | none; user: outgoing connections through the host; bridge[:NAME]: a card on a bridge of the host;
 | isolated:GROUP: a private network with your other machines of that group
+--publish [[ADDR:]HOST:]GUEST * | carry connections to port HOST of this host (0: a free one) to port GUEST in the machine; ADDR is
+| 127.0.0.1 unless you say otherwise. No network is needed
 --share SRC[:DST][:ro|rw] * | a folder of the host, read-only and at the same path unless you say otherwise; virtiofs:SRC...:
 | by virtiofs instead of 9p
 --start {{{",".join(one.value for one in Start)}}} | clone: a copy of a guest that was booted before; cold: boot; auto: clone if possible

@@ -16,10 +16,12 @@ from belljar.cli.render import as_json, duration, moment
 from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
 from belljar.jobs import complain, plain, size
+from belljar.jobs.shares import place_of
 from belljar.jobs.users import reach, rows_of_all
 from belljar.journal import JOURNAL, Event, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, REQUEST, MachineView
 from belljar.machine.life.claim import room_now
+from belljar.machine.life.control import published
 from belljar.machine.outside.registry import jobs_of
 from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
 
@@ -101,6 +103,7 @@ def _described(machine: MachineView, runtime: Runtime) -> dict[str, Any]:
     return {
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
         "network": _events(machine, "network", "network-refused"),
+        "ports": published(machine.folder),
         "records": [{"what": what, "path": path, "size": path.stat().st_size} for what, path in _files(machine)],
         "qemu": _last(machine, "spawned", "argv") or [],
         "other_starts": [start.id for start in _same_job(machine, runtime)],
@@ -142,6 +145,7 @@ def _machine(machine: MachineView) -> Facts:
         ("cpus", machine.cpus),
         ("memory", size(machine.memory)),
         ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),
+        ("ports", "; ".join(f"{place_of(port)} to {port.guest}" for port in published(machine.folder))),
         ("shares", "; ".join(shares)),
         ("start", machine.start),
         ("requester", machine.requester),

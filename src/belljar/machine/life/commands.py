@@ -7,14 +7,18 @@ import signal
 import socket
 from contextlib import suppress
 
-from belljar.errors import GuestError, HostError, HypervisorError
+from belljar.errors import BelljarError, GuestError, HostError, HypervisorError
 from belljar.guest import second_client
-from belljar.hints import TypeGuard
+from belljar.hints import TYPE_CHECKING, TypeGuard
 from belljar.machine.life.control import Answer
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
 from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
-from belljar.model import Cause, State
+from belljar.model import Cause, Port, State, to_json
+from belljar.network import Publish
+
+if TYPE_CHECKING:
+    from belljar.machine.life.ports import Ports
 
 FAR = 1e11  # seconds since the epoch: the year 5138
 IN_TIME = (State.REQUESTED, State.PREPARING, State.STARTING, State.BOOTING, State.READY, State.RUNNING)
@@ -24,15 +28,27 @@ LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
 class Commands:
     """Follows one machine's orders and answers its control socket."""
 
-    def __init__(self, life: Lifecycle, orders: Orders, running: Running, workload: Workload) -> None:
+    def __init__(self, life: Lifecycle, orders: Orders, running: Running, workload: Workload, publish: Publish) -> None:
         self.running = running
-        self._life, self._orders, self._workload = life, orders, workload
+        self._life, self._orders, self._workload, self._may_publish = life, orders, workload, publish
         self._grace: asyncio.TimerHandle | None = None
+        self._ports: Ports | None = None
 
     def close(self) -> None:
         """No grace runs any more."""
         if self._grace is not None:
             self._grace.cancel()
+
+    def publish(self, port: Port) -> Port:
+        """Listen for the guest, and return where. Raises BadOption, NoSpace."""
+        from belljar.machine.life.ports import Ports
+
+        self._ports = self._ports or Ports(self._life, self.running, self._may_publish)
+        return self._ports.open(port)
+
+    async def close_ports(self) -> None:
+        if self._ports is not None:
+            await self._ports.close()
 
     async def run(self) -> None:
         """Follow orders for as long as the machine lives. Ends by raising Ended, or by being cancelled."""
@@ -103,6 +119,8 @@ class Commands:
                 return {"ok": True}
             case "deadline":
                 return await self._move_deadline(question)
+            case "publish":
+                return self._publish(question)
             case "relay":
                 return await self._relay(connection)
             case "console":
@@ -129,6 +147,19 @@ class Commands:
         except (HostError, GuestError) as exc:
             return {"error": f"its deadline was not told everywhere: {exc.message}"}
         return {"ok": True, "at": at}
+
+    def _publish(self, question: Answer) -> Answer:
+        if self._life.state not in IN_TIME:
+            return {"error": "it is being ended: no port of it can be published any more"}
+        from belljar.reading import from_json
+
+        try:
+            port: Port = from_json(Port, question.get("port"))
+            return {"ok": True, "port": to_json(self.publish(port))}
+        except ValueError as exc:
+            return {"error": f"publish: {exc}"}
+        except BelljarError as exc:
+            return {"error": exc.message, "hint": exc.hint}
 
     async def _relay(self, connection: socket.socket) -> Answer | None:
         if self._life.state is State.RUNNING and self.running.guest is None:

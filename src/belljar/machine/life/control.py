@@ -17,8 +17,9 @@ from belljar.errors import MachineBusy, NoSuchMachine, NotPermitted
 from belljar.guest import Guest
 from belljar.hints import Any
 from belljar.host.processes import peer_uid
+from belljar.journal import read
 from belljar.machine import CONTROL, MachineView
-from belljar.model import Account
+from belljar.model import Account, Port, to_json
 
 LONGEST_LINE, ASK_TIMEOUT, BACKLOG = 1 << 16, 10.0, 16
 ACCEPT_AGAIN = 1.0  # seconds
@@ -128,7 +129,7 @@ def ask(connection: socket.socket, do: str, **details: Any) -> Answer:
         raise NoSuchMachine("the machine ended, or does not belong to you")
     answer = json.loads(line)
     if "error" in answer:
-        raise MachineBusy(str(answer["error"]))
+        raise MachineBusy(str(answer["error"]), hint=answer.get("hint"))
     return dict(answer)
 
 
@@ -154,6 +155,24 @@ def account_of(view: MachineView) -> Account | None:
         account: Account = from_json(Account, view.payload["account"])
         return account
     return None
+
+
+def publish(view: MachineView, port: Port) -> Port:
+    """Have a port of its guest published, and return where. Raises NoSuchMachine, MachineBusy."""
+    with connect(view.folder) as connection:
+        return _port(ask(connection, "publish", port=to_json(port))["port"])
+
+
+def published(folder: Path) -> list[Port]:
+    """The ports that it publishes, or has published while it lived, by its journal."""
+    return [_port(event["port"]) for event in read(folder) if event["event"] == "published"]
+
+
+def _port(value: Any) -> Port:
+    from belljar.reading import from_json
+
+    port: Port = from_json(Port, value)
+    return port
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class Runner:
         self._held = ExitStack()  # what is released when the domain is gone
         self._orders = orders
         self._workload = self._workload_of(life.request.work)
-        self._commands = Commands(life, orders, self.running, self._workload)
+        self._commands = Commands(life, orders, self.running, self._workload, services.rules.publish)
         self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
@@ -62,6 +62,11 @@ class Runner:
         from belljar.machine.life.own_work import OwnWorkload
 
         return OwnWorkload(work, self.life, self.running)
+
+    def publish(self) -> None:
+        """Listen on the ports that were asked for. Raises BadOption, NoSpace."""
+        for port in self.life.request.machine.ports:
+            self._commands.publish(port)
 
     async def run(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
@@ -98,6 +103,7 @@ class Runner:
             await self._while_alive(self._workload.await_ready(self.services.rules.qemu.boot_timeout))
         life.enter(State.READY)
         life.enter(State.RUNNING)
+        self.running.is_up.set()
         try:
             await self._while_alive(self._workload.carry_out(streams))
         except errors.GuestRebooted:
@@ -207,6 +213,8 @@ class Runner:
                     traces = traces_of(read(life.folder))
                     await in_thread(lambda: self.services.hypervisor.discard(life.request.id, traces))
             self._held.close()
+            with life.trying("a published port was not closed"):
+                await self._commands.close_ports()
             with life.trying("its control socket was not closed"):
                 await self._control.close()
         life.leave_towards(State.CLEANING)

@@ -32,6 +32,7 @@ class Running:
     def __init__(self) -> None:
         self.extras: list[Extra] = []
         self.equipment = Equipment()
+        self.is_up = asyncio.Event()  # its work has begun, or is about to
         self.clear()
 
     async def furnish(self, guest: Guest, payload: Payload) -> None:
@@ -43,6 +44,7 @@ class Running:
 
     def clear(self) -> None:
         """Nothing runs any more."""
+        self.is_up.clear()
         self.domain: Domain | None = None
         self.guest: Guest | None = None
         self.process: Process | None = None
