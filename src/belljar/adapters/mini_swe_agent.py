@@ -7,13 +7,12 @@ agent by an exception, whose name is the run's exit status: `InfrastructureFailu
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from belljar import api
-from belljar.adapters.sandbox import Sandbox, text
+from belljar.adapters.sandbox import Sandbox, blocking, text
 from belljar.errors import BelljarError
 
 SUBMITTED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -46,7 +45,7 @@ class BelljarEnvironment:
             self.config.image, env={**env, **self.config.env}, cwd=self.config.cwd,
             timeout=self.config.container_timeout, **self.config.options,
         )  # fmt: skip
-        self._sandbox: Sandbox | None = asyncio.run(creating)
+        self._sandbox: Sandbox | None = blocking(creating)
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Raises Submitted, InfrastructureFailure, TaskFailure."""
@@ -55,7 +54,7 @@ class BelljarEnvironment:
         words = ["sh", "-c", 'exec "$@" 2>&1', "sh", *self.config.interpreter, action.get("command", "")]
         limit = timeout or self.config.timeout
         try:
-            code, out, err = asyncio.run(self._sandbox.exec(words, cwd=cwd or None, timeout=limit))
+            code, out, err = blocking(self._sandbox.exec(words, cwd=cwd or None, timeout=limit))
             output: dict[str, Any] = {"output": out + err, "returncode": code, "exception_info": ""}
         except (api.TimedOut, BelljarError, ValueError) as exc:
             output = {
@@ -88,5 +87,5 @@ class BelljarEnvironment:
     def cleanup(self) -> None:
         """Return when the machine is gone."""
         if self._sandbox is not None:
-            asyncio.run(self._sandbox.close())
+            blocking(self._sandbox.close())
             self._sandbox = None

@@ -7,15 +7,18 @@ that was powered off from inside, or whose time is over.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from belljar import api, errors
 
+T = TypeVar("T")
 ROOT = api.Account("root", 0, 0, "root", home="/root")
 MOST_OUTPUT = 16 << 20  # bytes that are kept of each stream of a command
 END_PATIENCE = 10.0  # seconds for a machine that does not answer to end
@@ -165,6 +168,16 @@ def size_of(cpus: float | None = None, memory_mib: int | None = None, disk_gib: 
     """Options of a machine that has no less than that; None: the settings decide."""
     sizes = {"cpus": cpus, "memory": memory_mib and memory_mib << 20, "disk": disk_gib and disk_gib * (1 << 30)}
     return {name: math.ceil(size) for name, size in sizes.items() if size is not None}
+
+
+def blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Its result, for a framework that waits without an event loop, or keeps one waiting."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def text(output: bytes) -> str:
