@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+
+def of_the_page(key: str) -> dict[str, Any]:
+    """The configuration that the page shows."""
+    import yaml
+
+    page = Path(__file__).parents[2].joinpath("docs/operate/sandboxes.md").read_text()
+    blocks = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    return next(block for block in blocks if key in block)
 
 
 def gym() -> None:
@@ -19,7 +29,14 @@ def gym() -> None:
 
 
 async def gym_asynchronous() -> None:
-    from nemo_gym.sandbox import AsyncSandbox, SandboxCreateError, SandboxSpec, SandboxStatus, list_providers
+    from nemo_gym.sandbox import (
+        AsyncSandbox,
+        SandboxCreateError,
+        SandboxSpec,
+        SandboxStatus,
+        list_providers,
+        resolve_provider_config,
+    )
 
     assert "belljar" in list_providers()
     spec = SandboxSpec(
@@ -28,7 +45,7 @@ async def gym_asynchronous() -> None:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder, "here")
-        async with AsyncSandbox({"belljar": {"network": "none"}}, spec) as sandbox:
+        async with AsyncSandbox(resolve_provider_config("sandbox", of_the_page("sandbox")), spec) as sandbox:
             await sandbox.start()
             result = await sandbox.exec("echo $A $B; pwd; cat deep/in.txt; echo no >&2; exit 3", env={"B": "2"})
             assert (result.return_code, result.error_type) == (3, None), result
@@ -90,10 +107,7 @@ def mini() -> None:
         agent = DefaultAgent(model, environment, system_template="{{machine}}", instance_template="{{task}}", **options)
         return agent.run("a task"), "\n".join(str(message["content"]) for message in agent.messages)
 
-    config = {
-        "environment_class": "belljar.adapters.mini_swe_agent.BelljarEnvironment", "image": "debian12", "cwd": "/testbed",
-        "env": {"A": "1"}, "timeout": 20,
-    }  # fmt: skip
+    config = {**of_the_page("environment")["environment"], "env": {"A": "1"}}
     environment = get_environment(config)
     submit = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat fix"
     told, said = run("echo $A >fix; pwd; false", "echo half; sleep 1000", submit, environment=environment)
@@ -109,6 +123,36 @@ def mini() -> None:
     environment.cleanup()
 
 
+def openenv() -> None:
+    """The echo that `openenv init` makes. Its server runs in the guest by this host's Python, which is shared with it."""
+    from belljar.adapters.openenv import BelljarProvider
+    from belljar.model import Share
+
+    venv = Path(sys.argv[2]).parent
+    (site,) = venv.glob("lib/*/site-packages")
+    command = ["/py/lib64/ld-linux-x86-64.so.2", "--library-path", "/py/lib/x86_64-linux-gnu", "/py/bin/python3"]
+    command += ["-m", "uvicorn", "server.app:app", "--host", "127.0.0.1", "--port", "8000"]
+    shares = (Share("/usr", "/py"), Share(str(site), "/site"), Share("/env/echo_test", "/app"))
+    options = {"shares": shares, "memory": "1G", "cpus": 2, "cwd": "/app", "context": "ramdisk"}
+    provider = BelljarProvider(command=command, ready_timeout_s=400, **options)
+    asyncio.run(openenv_client(provider))
+
+
+async def openenv_client(provider: Any) -> None:
+    sys.path.append("/env")
+    from echo_test import EchoTestAction, EchoTestEnv
+
+    variables = {"PYTHONHOME": "/py", "PYTHONPATH": "/app:/site"}
+    client = await EchoTestEnv.from_docker_image("debian12", provider=provider, env_vars=variables)
+    try:
+        assert (await client.reset()).observation.echoed_message == "Echo Test environment ready!"
+        for message in ("Hello", "two"):
+            result = await client.step(EchoTestAction(message=message))
+            assert (result.observation.echoed_message, result.observation.message_length) == (message, len(message))
+    finally:
+        await client.close()
+
+
 if __name__ == "__main__":
-    {"gym": gym, "mini": mini}[sys.argv[1]]()
+    {"gym": gym, "mini": mini, "openenv": openenv}[sys.argv[1]]()
     print("all as expected")

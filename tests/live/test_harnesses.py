@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ PACKAGES = ("qemu-system-x86", "qemu-utils", "python3", "python3-venv", "e2fspro
 FRAMEWORKS = {
     "harbor": (["harbor==0.26.0"], []),
     "mini": (["mini-swe-agent==2.4.6"], []),
+    "openenv": (["openenv-core==0.3.0"], []),
     "gym": (["omegaconf", "mini-swe-agent==2.4.6"], ["nemo-gym==0.4.0"]),
 }
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 FOLDERS = {f"BELLJAR_PATHS_{name.upper()}": f"/belljar/{name}" for name in ("run", "scratch", "logs", "store")}
+PAGE = (ROOT / "docs/operate/sandboxes.md").read_text()
 LAB = "/checkout/tests/live/harness_lab.py"
 
 
@@ -126,17 +129,7 @@ timeout_sec = 100.0
 grep -qx hello /app/hello && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt
 """,
 }
-TRIAL = (
-    "harbor",
-    "run",
-    "-p",
-    "/task",
-    "--agent",
-    "oracle",
-    "--env",
-    "belljar.adapters.harbor:BelljarEnvironment",
-    "--yes",
-)
+TRIAL = tuple(shlex.split(next(line for line in PAGE.splitlines() if line.startswith("harbor run "))))
 
 
 def results(harness: Harness, jobs: str) -> list[dict[str, Any]]:
@@ -149,10 +142,17 @@ def test_harbor_runs_a_task_in_a_machine(harness: Harness) -> None:
         path = harness.room.path(f"/task/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    done = harness(*TRIAL, "--jobs-dir", "/jobs", HARBOR_TELEMETRY="0")
+    done = harness(*TRIAL, HARBOR_TELEMETRY="0")
     assert done.returncode == 0
     (trial,) = results(harness, "/jobs")
     assert trial["exception_info"] is None and trial["verifier_result"]["rewards"] == {"reward": 1.0}, trial
     harness(*TRIAL, "--jobs-dir", "/lost", "--ek", "image=oci:/no/such/folder", HARBOR_TELEMETRY="0")
     (trial,) = results(harness, "/lost")
     assert trial["exception_info"]["exception_type"] == "SandboxBuildFailedError" and not trial["reward_valid"]
+
+
+@only("harness", ["openenv"], indirect=True)
+def test_openenv_s_own_environment_echoes_out_of_a_machine(harness: Harness) -> None:
+    assert harness("openenv", "init", "echo_test", "--output-dir", "/env").returncode == 0
+    done = harness("python", LAB, "openenv", harness.bin)
+    assert done.returncode == 0 and b"all as expected" in done.stdout
