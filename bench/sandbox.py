@@ -41,6 +41,7 @@ def main() -> None:
     arguments.add_argument("--alive", type=int, default=8, help="idle ones whose memory is measured")
     arguments.add_argument("--sandboxes", type=int, default=100)
     arguments.add_argument("--at-once", type=int, default=4)
+    arguments.add_argument("--within", type=float, default=3600.0, help="seconds after which no new one is begun")
     arguments.add_argument("--container", default="docker.io/library/debian:12", help="for podman and apptainer")
     args = arguments.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
@@ -49,7 +50,7 @@ def main() -> None:
     cases: dict[str, Callable[[], float]] = {"sandbox": lambda: measured(args.image, rows)} | others(args.container)
     times = interleaved(cases, args.runs)
     memory = asyncio.run(idle(args.image, args.alive))
-    storm = asyncio.run(many(args.image, args.sandboxes, args.at_once))
+    storm = asyncio.run(many(args.image, args.sandboxes, args.at_once, args.within))
     parts = {part: summary([row[part] for row in rows]) for part in PARTS}
     whole = {name: summary(values) for name, values in times.items()}
     table(
@@ -135,7 +136,7 @@ def parent_of(pid: int) -> int:
     return int(stat_of(pid)[1])
 
 
-async def many(image: str, count: int, at_once: int) -> Row:
+async def many(image: str, count: int, at_once: int, within: float) -> Row:
     folder = api.live_folder()
     before, begin = files_below(folder), time.perf_counter()
     numbers = iter(range(count))
@@ -143,6 +144,8 @@ async def many(image: str, count: int, at_once: int) -> Row:
 
     async def keep_using() -> None:
         for _ in numbers:
+            if time.perf_counter() - begin > within:
+                return
             try:
                 row, _ = await use(image)
                 lives.append(row["created"] + row["command"])
@@ -155,7 +158,7 @@ async def many(image: str, count: int, at_once: int) -> Row:
     progress("")
     print("\n".join(troubles[:10]))
     return {
-        "sandboxes": len(lives), "failed": len(troubles), "at once": at_once, "s": took, "per s": count / took,
+        "sandboxes": len(lives), "failed": len(troubles), "at once": at_once, "s": took, "per s": len(lives) / took,
         "median s": statistics.median(lives or [0]), "worst s": max(lives or [0]),
         "qemu left": qemus(str(folder)), "files left": files_below(folder) - before, "alive": len(api.machines()),
     }  # fmt: skip

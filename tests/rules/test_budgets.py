@@ -30,7 +30,7 @@ BUDGETS = {
     "monitor": 1910,
     "soak": 460,
     "api": 470,
-    "adapters": 550,
+    "adapters": 560,
     "config": 430,
     "assembly": 170,
     "cli": 4435,
