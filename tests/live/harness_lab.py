@@ -134,7 +134,7 @@ def openenv() -> None:
     command += ["-m", "uvicorn", "server.app:app", "--host", "127.0.0.1", "--port", "8000"]
     shares = (Share("/usr", "/py"), Share(str(site), "/site"), Share("/env/echo_test", "/app"))
     options = {"shares": shares, "memory": "1G", "cpus": 2, "cwd": "/app", "context": "ramdisk"}
-    provider = BelljarProvider(command=command, ready_timeout_s=400, **options)
+    provider = BelljarProvider(command=command, ready_timeout_s=900, **options)
     asyncio.run(openenv_client(provider))
 
 

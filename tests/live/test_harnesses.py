@@ -57,7 +57,7 @@ class Harness:
     def __call__(self, *words: str, **env: str) -> Done:
         """A command of the environment. Nothing of its machines is left."""
         env = {"PATH": f"{self.bin}:/usr/sbin:/usr/bin", "PYTHONDONTWRITEBYTECODE": "1", **FOLDERS, **env}
-        done = self.room.run(*words, check=False, timeout=600, **env)
+        done = self.room.run(*words, check=False, timeout=1200, **env)
         print(done.stdout.decode(), done.stderr.decode())
         left = [
             str(path)
