@@ -24,6 +24,13 @@ MOST_OUTPUT = 16 << 20  # bytes that are kept of each stream of a command
 END_PATIENCE = 10.0  # seconds for a machine that does not answer to end
 KIND = re.compile(r"[a-z0-9-]+://|(oci|docker-archive|sif|dir|sha256):")
 FAULTS = ("node", "transient")  # outcome classes of what the machine did not do
+NEVER_BEGAN = (
+    "not-found",
+    "not-executable",
+    "no-cwd",
+    "rlimit",
+    "failed",
+)  # why a machine did not come to take commands
 # What is at fault lies in what was asked for, and the machine is as it was.
 REFUSALS = (errors.GuestRefused, errors.InputMissing, errors.OutputMissing, errors.BadOption, api.TimedOut)
 # Waits until TERM, under a name that no agent kills when it ends a `sleep` of its own.
@@ -148,7 +155,8 @@ class Sandbox:
 
 def failure(outcome: api.Outcome) -> InfrastructureFailure | TaskFailure:
     """Whose fault the end of a machine was."""
-    kind = InfrastructureFailure if outcome.klass.value in (*FAULTS, "cancelled") else TaskFailure
+    is_ours = outcome.klass.value in (*FAULTS, "cancelled") or outcome.error in NEVER_BEGAN
+    kind = InfrastructureFailure if is_ours else TaskFailure
     return kind(f"{outcome.id}: {outcome.reason}{f' ({outcome.hint})' if outcome.hint else ''}")
 
 

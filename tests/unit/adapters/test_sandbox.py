@@ -10,6 +10,7 @@ from tests.unit.adapters.conftest import Machines, outcome
 from belljar import api, errors
 from belljar.adapters.sandbox import InfrastructureFailure, Sandbox, TaskFailure, Unfit, image_of, size_of
 from belljar.model import Cause
+from belljar.records import replace
 
 FAULTS = [
     (Cause.NODE_FAULT, InfrastructureFailure),
@@ -33,6 +34,14 @@ async def test_an_end_is_the_tasks_fault_or_the_infrastructures(
     with pytest.raises(kind, match=r"this is why \(Look.\)") as caught:
         await sandbox.exec(["true"])
     assert type(caught.value) is kind
+
+
+async def test_an_image_in_which_nothing_can_wait_is_not_the_tasks_fault(machines: Machines) -> None:
+    sandbox = await Sandbox.create("debian12")
+    machines.made[0].script = lambda argv: errors.AgentLost("no answer")
+    machines.made[0].end = replace(outcome(Cause.FINISHED, "sh: not found"), error="not-found", exit_code=127)
+    with pytest.raises(InfrastructureFailure, match="sh: not found"):
+        await sandbox.exec(["true"])
 
 
 async def test_a_machine_that_does_not_answer_and_does_not_end_is_infrastructure(machines: Machines) -> None:
