@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from belljar.assembly import Runtime
@@ -36,6 +36,7 @@ from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import (
     Account,
+    Container,
     MachineId,
     Outcome,
     Payload,
@@ -49,8 +50,8 @@ from belljar.model import (
 )
 from belljar.records import dataclass, replace
 
-__all__ = ["Completed", "Failed", "Machine", "Options", "Port", "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines",
-           "request", "request_of", "room", "run", "start", "start_many"]  # fmt: skip
+__all__ = ["Account", "Beside", "Completed", "Failed", "Machine", "Options", "Outcome", "Port", "TimedOut", "abegin", "aevents", "arun", "astart",
+           "events", "find", "image_digest", "logs", "machines", "request", "request_of", "room", "run", "start", "start_many"]  # fmt: skip
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -67,6 +68,14 @@ class Options(Asked, total=False):
     env: Mapping[str, str]
     inputs: Mapping[str, str]  # path here -> path in the guest
     outputs: Mapping[str, str]  # path in the guest -> path here
+
+
+class Beside(TypedDict, total=False):
+    """What may be said of a command beside the payload."""
+
+    cwd: Word | None  # None: the payload's
+    env: Mapping[str, str]  # beside what every payload has
+    leaves: bool  # what it starts in the background goes on until the machine ends, not until the command does
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,14 @@ class Failed(BelljarError):
         outcome = completed.outcome
         super().__init__(f"{outcome.id}: {outcome.reason}", hint=outcome.hint or f"See `belljar show {outcome.id}`.")
         self.completed = completed
+
+
+class TimedOut(TimeoutError):
+    """A command beside the payload was killed, for its time was over; with what it wrote until then."""
+
+    def __init__(self, seconds: float, stdout: bytes, stderr: bytes) -> None:
+        super().__init__(f"not finished after {seconds:g} s")
+        self.stdout, self.stderr = stdout, stderr
 
 
 def _sync(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
@@ -151,45 +168,55 @@ class Machine:
                 yield
 
     async def aexec(
-        self, argv: Sequence[Word], stdin: bytes = b"", account: Account | None = None, most: int | None = None
-    ) -> tuple[int, bytes, bytes]:
+        self, argv: Sequence[Word], stdin: bytes = b"", account: Account | None = None, most: int | None = None,
+        *, timeout: float | None = None, **beside: Unpack[Beside],
+    ) -> tuple[int, bytes, bytes]:  # fmt: skip
         """A second command beside the payload, as its user or *account*: exit code, stdout, stderr (of each the first
-        *most* bytes). A cancel ends it. Raises MachineBusy."""
+        *most* bytes). A cancel ends it. Raises MachineBusy, TimedOut."""
         out, err = BytesSink(most), BytesSink(most)
-        code = await self.acarry(argv, Streams(BytesSource(stdin), out, err), account)
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                code = await self.acarry(argv, Streams(BytesSource(stdin), out, err), account, **beside)
+        except TimeoutError:
+            if timeout is None or not limit.expired():
+                raise
+            raise TimedOut(timeout, bytes(out.data), bytes(err.data)) from None
         return code, bytes(out.data), bytes(err.data)
 
-    async def acarry(self, argv: Sequence[Word], streams: Streams, account: Account | None = None) -> int:
+    async def acarry(
+        self, argv: Sequence[Word], streams: Streams, account: Account | None = None, **beside: Unpack[Beside]
+    ) -> int:
         """`aexec` with these streams, as they come; its exit code."""
-        async with self._guest() as (guest, usual):
-            who = account or usual
-            cwd = os.fsencode(str(self.view.payload.get("cwd") or "/"))
-            container = container_of(self._runtime, self.view.image)
-            env = tuple((plain_environment(who) | environment_of(container)).items())
+        async with self._guest(account) as (guest, who):
+            cwd = os.fsencode(beside.get("cwd") or str(self.view.payload.get("cwd") or "/"))
+            env = _environment(who, beside.get("env", {}), container_of(self._runtime, self.view.image))
             await guest.add_account(who)
-            process = await guest.start(Payload(_argv(argv), who, cwd=cwd, env=env), streams)
-            status = await process.wait()
+            payload = Payload(_argv(argv), who, cwd=cwd, env=env, leaves=beside.get("leaves", False))
+            status = await (await guest.start(payload, streams)).wait()
+        if status.error and streams.stderr is not None:
+            await streams.stderr.write(status.message.encode() + b"\n")
         if status.signal is not None:
             return 128 + status.signal
         return OUR_FAILURE if status.exit_code is None else status.exit_code
 
-    async def aput(self, outside: str, inside: str) -> None:
-        """Copy a file or folder of this host into the guest."""
-        async with self._guest() as (guest, account):
-            await guest.put(Transfer(_absolute(outside), inside), account, b"/")
+    async def aput(self, outside: str, inside: str, account: Account | None = None) -> None:
+        """Copy a file or folder of this host into the guest, as the payload's user or *account*."""
+        async with self._guest(account) as (guest, who):
+            await guest.put(Transfer(_absolute(outside), inside), who, b"/")
 
-    async def aget(self, inside: str, outside: str) -> None:
+    async def aget(self, inside: str, outside: str, account: Account | None = None) -> None:
         """Copy a file or folder of the guest to this host. Raises OutputMissing."""
-        async with self._guest() as (guest, account):
-            await guest.get(Transfer(_absolute(outside), inside), account, b"/")
+        async with self._guest(account) as (guest, who):
+            await guest.get(Transfer(_absolute(outside), inside), who, b"/")
 
     @asynccontextmanager
-    async def _guest(self) -> AsyncIterator[tuple[Guest, Account]]:
-        """Its guest, once its work has begun, and whose payload it runs."""
+    async def _guest(self, account: Account | None = None) -> AsyncIterator[tuple[Guest, Account]]:
+        """Its guest, once its work has begun, and *account*, else the one whose payload it runs."""
         await self.await_running()
         view = self.view
         async with control.talk(view, self._runtime.converse) as guest:
-            yield guest, control.account_of(view) or caller()
+            yield guest, account or control.account_of(view) or caller()
 
     async def astop(self, grace: float | None = None) -> Outcome:
         """TERM to the payload, the machine's end after the grace; returns when it is gone. Stopping what ended is success."""
@@ -244,6 +271,13 @@ class Machine:
         elif self._keeper is not None:
             self._keeper.release()
 
+    async def aleave(self) -> Outcome:
+        """Let a tied machine go, and return when it is gone, also after a cancel."""
+        self.release()
+        ending = asyncio.ensure_future(self.await_end())
+        await to_its_end(ending)
+        return ending.result()
+
 
 # -- calls -----------------------------------------------------------------------------------------------------------
 
@@ -257,6 +291,23 @@ async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options:
         return Completed(await machine.await_end(), machine.stdout, machine.stderr)
     finally:
         await to_its_end(asyncio.ensure_future(_leave(starting)))
+
+
+async def abegin(argv: Sequence[Word] | Request, *, within: float | None = None, **options: Unpack[Options]) -> Machine:
+    """A tied machine whose work has begun. After an error, a cancel, or *within* seconds, nothing of it is left. Raises
+    what kept it from starting, Failed where it began and ended, TimeoutError."""
+    starting = asyncio.ensure_future(astart(argv, tied=True, **options))
+    try:
+        async with asyncio.timeout(within):
+            machine = await asyncio.shield(starting)
+            try:
+                await machine.await_running()
+            except MachineBusy:
+                raise Failed(Completed(await machine.await_end(), machine.stdout, machine.stderr)) from None
+            return machine
+    except BaseException:
+        await to_its_end(asyncio.ensure_future(_leave(starting)))
+        raise
 
 
 async def _leave(starting: asyncio.Future[Machine]) -> None:
@@ -402,21 +453,25 @@ def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
         (container.account, argv or (*container.entrypoint, *container.command)) if container else (caller(), argv)
     )
     inside = {name: asked.pop(name) for name in Options.__annotations__.keys() - Asked.__annotations__ if name in asked}
-    env = (
-        plain_environment(account)
-        | environment_of(container)
-        | {os.fsencode(k): os.fsencode(v) for k, v in inside.get("env", {}).items()}
-    )
-    for name, value in env.items():
-        if not name or b"=" in name or b"\0" in name + value:
-            raise ValueError(f"env: {name!r}={value!r} cannot be a variable")
     payload = Payload(
         _argv(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", container.cwd if container else "/")),
-        env=tuple(env.items()), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
+        env=_environment(account, inside.get("env", {}), container), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
         inputs=tuple(Transfer(os.path.abspath(here), there) for here, there in inside.get("inputs", {}).items()),
         outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in inside.get("outputs", {}).items()),
     )  # fmt: skip
     return request_of(RunPayload(payload), **asked)
+
+
+def _environment(
+    account: Account, more: Mapping[str, str], container: Container | None
+) -> tuple[tuple[bytes, bytes], ...]:
+    """The user's, the container image's, and these. Raises ValueError for what cannot be a variable."""
+    given = {os.fsencode(name): os.fsencode(value) for name, value in more.items()}
+    env = plain_environment(account) | environment_of(container) | given
+    for name, value in env.items():
+        if not name or b"=" in name or b"\0" in name + value:
+            raise ValueError(f"env: {name!r}={value!r} cannot be a variable")
+    return tuple(env.items())
 
 
 def _argv(words: Sequence[Word]) -> tuple[bytes, ...]:

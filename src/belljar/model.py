@@ -195,6 +195,7 @@ class Payload:
     program: bytes | None = None
     files: tuple[PlainFile, ...] = ()  # together at most some MiB
     lingers: bool = False  # after TERM, what its first process leaves behind goes on to its own end, or until killed
+    leaves: bool = False  # what its first process leaves behind goes on, and is not waited for, until the machine ends
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ ALPINE = (
     ("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nweb:x:1234:1234::/srv:/bin/sh\n"), ("etc/group", b"web:x:1234:\n"),
     ("srv/", folder(uid=1234, gid=1234)), ("mnt/", folder()),
 )  # fmt: skip
-SETTINGS = {"User": "web", "WorkingDir": "/srv", "Env": ["GREETING=hello"], "Entrypoint": ["sh", "-c"], "Cmd": ['echo "$GREETING"; id -u; pwd']}
+SETTINGS = {
+    "User": "web",
+    "WorkingDir": "/srv",
+    "Env": ["GREETING=hello"],
+    "Entrypoint": ["sh", "-c"],
+    "Cmd": ['echo "$GREETING"; id -u; pwd'],
+}
 AS_ROOT = """
 set -e
 mount -t tmpfs none /mnt && mkdir /mnt/lower /mnt/upper /mnt/work /mnt/all

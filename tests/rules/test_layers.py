@@ -14,7 +14,7 @@ FLOORS = {
     "host": 1, "journal": 2,
     "hypervisor": 3, "image": 3, "network": 3, "guest": 3, "batch": 3, "context": 3,
     "machine": 4, "pool": 4,
-    "jobs": 5, "accounting": 5, "service": 5, "config": 6, "assembly": 7, "api": 8, "vacuum": 9, "bait": 9, "lease": 9, "monitor": 9, "soak": 9, "cli": 10, "__main__": 11,
+    "jobs": 5, "accounting": 5, "service": 5, "config": 6, "assembly": 7, "api": 8, "vacuum": 9, "bait": 9, "lease": 9, "monitor": 9, "soak": 9, "adapters": 9, "cli": 10, "__main__": 11,
     "agent": 0,  # imports nothing else of ours, for it travels into the guest; the host shares its wire codec
 }  # fmt: skip
 DOWN_WITHIN_A_FLOOR = {("errors", "model")}
@@ -27,6 +27,7 @@ OPEN_ROOMS = ("host", "service", "agent")  # shelves of small modules, each a do
 HANDS_ON_THE_ENVIRONMENT = {
     "belljar.image.build.debian": "to the program that builds, with the proxies that all downloads of this host go through",
     "belljar.image.container.sources": "to skopeo, which finds the user's logins, certificates and proxies by it",
+    "belljar.adapters.mini_swe_agent": "to the sandbox, the variables that its configuration names",
     "belljar.hypervisor.libvirt.connection": "to the process that holds a connection: libvirt finds a user's own daemon by it",
 }
 FOREIGN = {
@@ -43,6 +44,9 @@ FOREIGN = {
     "securesystemslib": "image",
     # The image room reads keys and checks the chains within CernVM's images; service makes certificates for machines.
     "cryptography": "image service",
+    "nemo_gym": "adapters",
+    "harbor": "adapters",
+    "minisweagent": "adapters",
 }  # a foreign library has one owner
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py"))
@@ -121,6 +125,14 @@ def test_another_room_is_entered_by_its_door() -> None:
         f"{where}: {own} must import belljar.{other}, not {module}"
         for where, own, other, module in crossings()
         if own not in (*PROGRAMS, *KEEPERS) and other not in OPEN_ROOMS and module.count(".") != 1
+    )
+
+
+def test_adapters_stand_over_the_python_api_and_nothing_of_ours_imports_them() -> None:
+    assert_none(
+        f"{where}: {own} must not import {module}"
+        for where, own, other, module in crossings()
+        if other == "adapters" or (own == "adapters" and other not in ("api", "errors", "model"))
     )
 
 

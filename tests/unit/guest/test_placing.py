@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import stat
 from collections.abc import Iterator
@@ -199,3 +200,42 @@ async def test_without_term_nothing_lingers(channel: socket) -> None:
         ran = await begin(guest, payload(b"sh", b"-c", b"sleep 1000 & exit 3", lingers=True))
         ran.status = await ran.process.wait()
     assert ran.code == 3
+
+
+@pytest.fixture
+def sign_of_life(tmp_path: Path) -> Iterator[tuple[bytes, int]]:
+    """A pipe's name, and its reading end, which is readable once all that had it open are gone."""
+    path = os.fsencode(tmp_path / "alive")
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    yield path, reading
+    os.close(reading)
+
+
+def is_gone(reading: int, within: float) -> bool:
+    return bool(select.select([reading], [], [], within)[0])
+
+
+async def test_what_a_payload_leaves_goes_on_until_the_end(channel: socket, sign_of_life: tuple[bytes, int]) -> None:
+    path, reading = sign_of_life
+    async with talking(channel) as guest:
+        script = b'setsid sleep 1000 >"$1" & sleep 1000 >"$1" & : >"$1"; exit 3'  # both have its stderr, too
+        ran = await begin(guest, payload(b"sh", b"-c", script, b"sh", path, leaves=True))
+        ran.status = await ran.process.wait()
+        assert ran.code == 3
+        second = await begin(guest, payload(b"true"))
+        second.status = await second.process.wait()
+        assert not is_gone(reading, 0)
+        await guest.end_payload()
+        assert is_gone(reading, 20)
+
+
+async def test_one_that_is_killed_leaves_nothing(channel: socket, sign_of_life: tuple[bytes, int]) -> None:
+    path, reading = sign_of_life
+    async with talking(channel) as guest:
+        script = b'setsid sleep 1000 >"$1" & : >"$1"; echo up; wait'
+        ran = await begin(guest, payload(b"sh", b"-c", script, b"sh", path, leaves=True))
+        await said(ran, b"up")
+        await ran.process.signal(signal.SIGKILL)
+        ran.status = await ran.process.wait()
+        assert ran.status.signal == signal.SIGKILL and is_gone(reading, 20)

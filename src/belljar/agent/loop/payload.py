@@ -48,7 +48,9 @@ class Job:
         self.terminal = [int(size) for size in window.split(b" ")] if window else None
         self.builtin = words.next()  # "", or "put" (argv: path, serial of an `Exchange` or "", name), or "get" (argv: path, serial, "all" or "changed", and what to skip), or "collect" (argv: paths)
         self.program = words.next()  # "", or what is executed with argv as it is
-        self.lingers = words.next() == b"1"  # after TERM, what its leader leaves behind may end by itself
+        after = words.next()
+        self.lingers = after == b"1"  # after TERM, what its leader leaves behind may end by itself
+        self.leaves = after == b"2"  # what its leader leaves behind goes on, and its end is told without that
         self.umask = words.number()
         cwd = words.next()
         self.account = Account(words)

@@ -96,6 +96,7 @@ class Process:
         alone, number = number & LEADER, number & ~LEADER
         is_there = self.end is None or self.box.is_patient
         if self.pid and is_there and 0 < number <= 64:
+            self.job.leaves = self.job.leaves and number != signal.SIGKILL
             if self.end is not None and number == signal.SIGKILL:
                 return self.box.hurry()
             if alone:
@@ -120,23 +121,31 @@ class Process:
         self.end = (status, usage)
         for flow in self.inflows.values():
             flow.drop()
-        self.box.is_patient = self.job.lingers and self.was_ended
+        self.box.is_patient = self.job.leaves or (self.job.lingers and self.was_ended)
         self.box.clear(self.agent, self.pid, self.emptied)
+        if self.job.leaves and not self.is_empty:
+            self._drain()
 
     def emptied(self) -> None:
         self.is_empty = True
+        self._drain()
+
+    def _drain(self) -> None:
         for flow in list(self.outflows.values()):
             flow.drain()
         self.advance()
 
     def advance(self) -> None:
-        """Over, once all is dead and sent."""
-        if not self.is_empty or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
+        """Over, once all is dead and sent. Who leaves something behind is over for the host before that."""
+        is_told = self.is_empty or (self.job.leaves and self.end is not None)
+        if not is_told or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
             return
         if not self.is_silent:
             assert self.end is not None
             self._send_exit(*self.end, self._trouble_text())
-        self.close()
+            self.is_silent = True
+        if self.is_empty:
+            self.close()
 
     def _send_exit(self, status: int, usage: Usage, trouble: str) -> None:
         is_killed = status & 0x7F == signal.SIGKILL  # to ask why takes a clone 4 ms

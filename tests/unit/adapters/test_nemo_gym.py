@@ -1,0 +1,109 @@
+"""NeMo Gym's provider: what its spec asks for, what its results say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from tests.unit.adapters.conftest import Machines
+
+from belljar import api, errors
+from belljar.adapters.nemo_gym import BelljarProvider
+from belljar.model import Cause
+
+
+class CreateError(RuntimeError):
+    pass
+
+
+class Handle(NamedTuple):
+    sandbox_id: str
+    provider_name: str
+    raw: Any
+
+
+class Result(NamedTuple):
+    stdout: str | None
+    stderr: str | None
+    return_code: int
+    error_type: str | None = None
+
+
+Status = Enum("Status", ["STARTING", "RUNNING", "STOPPED", "ERROR", "UNKNOWN"])
+
+
+@pytest.fixture(autouse=True)
+def gym(framework: Callable[..., None]) -> None:
+    framework(
+        "nemo_gym.sandbox.providers.base", SandboxCreateError=CreateError, SandboxHandle=Handle, SandboxExecResult=Result,
+        SandboxStatus=Status,
+    )  # fmt: skip
+
+
+def spec(**fields: Any) -> Any:
+    resources = SimpleNamespace(
+        **{"cpu": None, "memory_mib": None, "disk_gib": None, "gpu": None, **fields.pop("resources", {})}
+    )
+    usual: dict[str, Any] = {
+        "image": None, "ttl_s": None, "ready_timeout_s": None, "workdir": None, "env": {}, "metadata": {}, "entrypoint": None,
+        "provider_options": {},
+    }  # fmt: skip
+    return SimpleNamespace(**{**usual, **fields, "resources": resources})
+
+
+async def test_a_spec_becomes_a_machine(machines: Machines) -> None:
+    provider = BelljarProvider(network="user", image="debian12")
+    handle = await provider.create(
+        spec(
+            ttl_s=60, workdir="/w", env={"A": "1"}, metadata={"task": "7"}, entrypoint=["serve"],
+            resources={"cpu": 0.5, "memory_mib": 512}, provider_options={"network": "none"},
+        )
+    )  # fmt: skip
+    asked = machines.made[0].options
+    assert handle.sandbox_id == machines.made[0].id and handle.provider_name == "belljar"
+    assert (asked["argv"], asked["image"], asked["timeout"], asked["network"]) == (("serve",), "debian12", 60, "none")
+    assert (asked["cpus"], asked["memory"], asked["labels"], asked["cwd"]) == (1, 512 << 20, {"task": "7"}, "/w")
+
+
+async def test_what_cannot_be_made_is_a_create_error(machines: Machines) -> None:
+    provider = BelljarProvider()
+    with pytest.raises(CreateError, match="GPU"):
+        await provider.create(spec(resources={"gpu": 1}))
+    for trouble in (errors.ImageUnknown("no such image"), errors.NoMemory("none left"), TimeoutError()):
+        machines.trouble = trouble
+        with pytest.raises(CreateError):
+            await provider.create(spec())
+
+
+async def test_results_tell_commands_time_limits_and_faults_apart(machines: Machines) -> None:
+    provider = BelljarProvider()
+    handle = await provider.create(spec())
+    machine = machines.made[0]
+    machine.script = lambda argv: (3, b"\xff", b"no")
+    assert await provider.exec(handle, "x") == Result("�", "no", 3)
+    assert machine.commands[0]["argv"] == ("sh", "-c", "x") and machine.commands[0]["timeout"] == 180
+    machine.script = lambda argv: api.TimedOut(2, b"part", b"")
+    assert await provider.exec(handle, "x", timeout_s=2) == Result("part", "not finished after 2 s", 125, "timeout")
+    assert (await provider.exec(handle, "x", user="nobody")).error_type == "task"
+    assert await provider.status(handle) is Status.RUNNING
+    machines.lose(Cause.HOST_OOM, "killed")
+    assert (await provider.exec(handle, "x")).error_type == "sandbox"
+    assert await provider.status(handle) is Status.ERROR
+    machines.lose(Cause.REFUSED, "the payload powered the guest off")
+    assert (await provider.exec(handle, "x")).error_type == "task"
+    assert await provider.status(handle) is Status.STOPPED
+
+
+async def test_files_go_up_and_down_and_close_ends_it(machines: Machines, tmp_path: Path) -> None:
+    provider = BelljarProvider()
+    handle = await provider.create(spec())
+    await provider.upload_file(handle, tmp_path / "up", "/in/up")
+    await provider.download_file(handle, "/in/up", tmp_path / "new/down")
+    await provider.close(handle)
+    await provider.aclose()
+    assert [words[0] for words in machines.made[0].copies] == ["put", "get"] and (tmp_path / "new").is_dir()
+    assert machines.made[0].is_left
