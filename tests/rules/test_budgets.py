@@ -10,19 +10,19 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1380,
-    "host": 2690,
-    "hypervisor": 4070,
+    "ground": 1390,
+    "host": 3310,
+    "hypervisor": 4085,
     "image": 4050,
-    "network": 960,
+    "network": 1000,
     "context": 850,
     "guest": 1380,
     "agent": 3170,
     "batch": 4970,
     "pool": 1600,
-    "machine": 4970,
-    "jobs": 2480,
-    "service": 1500,
+    "machine": 5025,
+    "jobs": 2565,
+    "service": 1465,
     "vacuum": 3260,
     "accounting": 440,
     "bait": 2880,
@@ -32,7 +32,7 @@ BUDGETS = {
     "api": 390,
     "config": 430,
     "assembly": 170,
-    "cli": 4345,
+    "cli": 4350,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 

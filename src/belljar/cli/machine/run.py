@@ -109,6 +109,9 @@ OPTIONS = f"""
 --cache SIZE | a disk labelled belljar-cache, which a later machine of yours gets again (only without a command)
 --network NETWORK | none; user: outgoing connections through the host; bridge[:NAME]: a card on a bridge of the host;
 | isolated:GROUP: a private network with your other machines of that group
+--allow HOST * | what it may reach, and nothing else: NAME, *.NAME, ADDRESS[/PREFIX], each with or without :PORT; or none
+--secret NAME=SOURCE,host=HOST * | $NAME is a placeholder in the guest; what it sends to HOST by HTTPS has the value, of SOURCE:
+| env:VAR or file:PATH
 --share SRC[:DST][:ro|rw] * | a folder of the host, read-only and at the same path unless you say otherwise; virtiofs:SRC...:
 | by virtiofs instead of 9p
 --start {{{",".join(one.value for one in Start)}}} | clone: a copy of a guest that was booted before; cold: boot; auto: clone if possible

@@ -142,6 +142,8 @@ def _machine(machine: MachineView) -> Facts:
         ("cpus", machine.cpus),
         ("memory", size(machine.memory)),
         ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),
+        ("reaches only", ", ".join(asked.get("allow", ()))),
+        ("secrets", "; ".join(f"{it['name']} for {', '.join(it['hosts'])}" for it in asked.get("secrets", ()))),
         ("shares", "; ".join(shares)),
         ("start", machine.start),
         ("requester", machine.requester),
