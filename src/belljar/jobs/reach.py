@@ -42,12 +42,11 @@ def understood(work: Work, values: dict[str, Any], asked: NetworkMode | None) ->
 def secret(text: str) -> Secret:
     """NAME=env:VAR,host=HOST or NAME=file:PATH,host=HOST; of hosts there may be several. Raises BadOption."""
     if (found := FORM.fullmatch(text)) is None:
+        what = f"--secret {text.partition('=')[0][:40]}"  # whatever follows may be the value
         form = "NAME=env:VAR,host=HOST or NAME=file:PATH,host=HOST"
-        raise BadOption(
-            f"--secret {text[:40]!r}: not of the form {form}", hint="The value itself is never an option's."
-        )
+        raise BadOption(f"{what}: not of the form {form}", hint="The value itself is never an option's.")
     hosts = tuple(found[3].split(",host=")[1:])
-    if list_of("--secret", hosts).rules:
+    if len(list_of("--secret", hosts).names) < len(hosts):
         raise BadOption(f"--secret {found[1]}: a host is given by its name, not by an address")
     kind, _, place = found[2].partition(":")
     return Secret(found[1], f"{kind}:{os.path.abspath(place) if kind == 'file' else place}", hosts)
