@@ -130,10 +130,13 @@ def test_nothing_is_reached_where_nothing_is_allowed(host: InLab) -> None:
 def test_a_secret_is_sent_to_its_host_and_is_nowhere_else(host: InLab, tmp_path: Path) -> None:
     secret, value = f"TOKEN=env:REAL,host={API}", "hunter2-is-not-in-any-file"
     urls = (f"https://{API}/", f"http://{API}/", "http://data.example.org/")
-    found = asks(host, "--inherit-env", "--secret", secret, "--keep", urls=urls, REAL=value)
+    options = ("--detach", "--name", "job", "--user", "1000", "--inherit-env", "--secret", secret, "--keep")
+    done = host("run", *options, "--", "python3", "-c", ASK, *urls, REAL=value)
+    assert done.returncode == 0 and host("wait", "job").returncode == 0, done.stderr.decode()
+    found = json.loads(host("logs", "--stdout", "job").stdout)
     assert found == {urls[0]: f"Bearer {value}", **dict.fromkeys(urls[1:], "Bearer belljar-TOKEN-placeholder")}
     (machine,) = [path.name for path in host.belljar.logs.iterdir() if len(path.name) == 12]
     shown = host.belljar("show", machine).stdout.decode()
     assert f"TOKEN for {API}" in shown and f"{API}:80/tcp (TOKEN is sent as its placeholder)" in shown
-    for path in (*host.belljar.folder.rglob("*"), tmp_path / "asked"):
-        assert not path.is_file() or value.encode() not in path.read_bytes(), path
+    for path in filter(Path.is_file, tmp_path.rglob("*")):
+        assert path.name == "stdout.log" or value.encode() not in path.read_bytes(), path  # which the host echoed
