@@ -132,10 +132,10 @@ def secrets_of(request: Request) -> tuple[Extra, ...]:
     """Read by the process that keeps the machine. Raises InputMissing, BadOption."""
     if not request.machine.secrets:
         return ()
-    from belljar.jobs.reach import values
+    from belljar.jobs.reach import value_of
     from belljar.machine.extras.secrets import Secrets
 
-    return (Secrets(values(request.machine.secrets)),)
+    return (Secrets([(it, value_of(it)) for it in request.machine.secrets]),)
 
 
 def build_template(runtime: Runtime, request: Request, *, exact: bool) -> Template:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from belljar.errors import BadOption, BelljarError, InputMissing, in_words
@@ -31,12 +30,10 @@ def understood(work: Work, values: dict[str, Any], asked: NetworkMode | None) ->
         return work
     if not isinstance(work, RunPayload):
         raise BadOption("--secret without a command: nobody in the guest would have its placeholder")
-    env = dict(work.payload.env)
-    for it in secrets:
-        kind, _, place = it.source.partition(":")
-        env.pop(os.fsencode(place) if kind == "env" else b"", None)
-        env[it.name.encode()] = it.placeholder.encode()
-    return replace(work, payload=replace(work.payload, env=tuple({**env, **VARIABLES}.items())))
+    sources = {os.fsencode(it.source) for it in secrets}
+    env = {name: value for name, value in work.payload.env if b"env:" + name not in sources}
+    env |= {it.name.encode(): it.placeholder.encode() for it in secrets} | VARIABLES
+    return replace(work, payload=replace(work.payload, env=tuple(env.items())))
 
 
 def secret(text: str) -> Secret:
@@ -52,12 +49,8 @@ def secret(text: str) -> Secret:
     return Secret(found[1], f"{kind}:{os.path.abspath(place) if kind == 'file' else place}", hosts)
 
 
-def values(secrets: Iterable[Secret]) -> list[tuple[Secret, bytes]]:
-    """Each with its value. Raises InputMissing, BadOption."""
-    return [(it, _value(it)) for it in secrets]
-
-
-def _value(it: Secret) -> bytes:
+def value_of(it: Secret) -> bytes:
+    """Raises InputMissing, BadOption."""
     kind, _, place = it.source.partition(":")
     try:
         data = os.environb[os.fsencode(place)] if kind == "env" else read_capped(Path(place), LARGEST_SECRET)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from belljar.errors import BadOption, InputMissing
-from belljar.jobs.reach import secret, values
+from belljar.jobs.reach import secret, value_of
 from belljar.jobs.starting import make_request
 from belljar.machine import Settings
 from belljar.model import Account, NetworkMode, OwnWork, Payload, Request, RunPayload, Secret, Work, dumps
@@ -48,20 +48,20 @@ def test_values_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("REAL", "hunter2")
     (tmp_path / "file").write_text("from a file\n")
     both = [secret(TOKEN), secret(f"B=file:{tmp_path}/file,host=a.example")]
-    assert [value for _, value in values(both)] == [b"hunter2", b"from a file"]
+    assert [value_of(it) for it in both] == [b"hunter2", b"from a file"]
 
 
 @pytest.mark.parametrize("value", ["", "\n", "two\nlines", "a\r\nHost: other", "nul\0"])
 def test_a_value_that_no_header_can_have_is_refused(value: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(value)
     with pytest.raises(BadOption, match="--secret B"):
-        values([Secret("B", f"file:{tmp_path}/file", ("a.example",))])
+        value_of(Secret("B", f"file:{tmp_path}/file", ("a.example",)))
 
 
 @pytest.mark.parametrize("source", ["env:NOT_SET_ANYWHERE", "file:/nowhere/at/all", "file:/tmp"])
 def test_a_value_that_is_not_there_is_missed(source: str) -> None:
     with pytest.raises(InputMissing, match="--secret B"):
-        values([Secret("B", source, ("a.example",))])
+        value_of(Secret("B", source, ("a.example",)))
 
 
 def test_a_request_has_the_placeholder_in_the_place_of_the_value() -> None:
@@ -77,6 +77,8 @@ def test_a_request_has_the_placeholder_in_the_place_of_the_value() -> None:
     assert Request.from_json(json.loads(dumps(request))) == request
     same = asked(secrets=(TOKEN.replace("REAL", "TOKEN"),))  # of the same name
     assert b"belljar-TOKEN-placeholder" in dumps(same)
+    both = asked(secrets=("REAL=env:OTHER,host=a.example", TOKEN))  # one's variable is the other's source
+    assert b"belljar-REAL-placeholder" in dumps(both) and b"hunter2" not in dumps(both)
 
 
 def test_a_list_means_a_user_network_and_no_other() -> None:

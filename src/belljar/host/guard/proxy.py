@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import h11
 
-from belljar.errors import in_words
+from belljar.errors import HostError
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.host.guard.egress import Egress, obstacle
 from belljar.host.guard.names import HANDSHAKE, WEB, name, server_name
@@ -25,7 +25,7 @@ from belljar.host.threads import in_thread
 if TYPE_CHECKING:
     from belljar.host.guard.vault import Vault
 
-CHUNK, LARGEST_HEAD, MOST = 1 << 16, 1 << 16, 512  # bytes; connections at a time
+CHUNK, LARGEST_HEAD, MOST, LOOKING = 1 << 16, 1 << 16, 512, 8  # bytes; connections, and threads that look names up
 PATIENCE, LINGER = 30.0, 2.0  # seconds: for each step before bytes are carried; for a client to read its refusal
 UNKNOWN_NAME = bytes((21, 3, 3, 0, 2, 2, 112))  # an alert of TLS: fatal, unrecognized_name
 Headers = list[tuple[bytes, bytes]]
@@ -110,7 +110,7 @@ class Proxy:
         look_up: Callable[[str], list[str]] = addresses_of,
     ) -> None:  # fmt: skip
         self._egress, self._vault, self._look_up = egress, vault, look_up
-        self._refusals, self._count = Refusals(tell), 0
+        self._refusals, self._count, self._looking = Refusals(tell), 0, asyncio.Semaphore(LOOKING)
 
     async def answer(self, call: Call) -> None:
         """One connection of the guest's, to its end. Raises OSError."""
@@ -209,10 +209,11 @@ class Proxy:
     async def _connected(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Line:
         """Raises Refused, Unreachable."""
         try:
-            addresses = await _soon(in_thread(lambda: self._look_up(host)))
-        except (OSError, UnicodeError) as exc:
-            raise Unreachable(f"{host}: {in_words(exc) if isinstance(exc, OSError) else exc}") from None
-        why: Exception = Unreachable(f"{host}: it has no IPv4 address")
+            async with self._looking:
+                addresses = await _soon(in_thread(lambda: self._look_up(host)))
+        except (OSError, UnicodeError, HostError) as exc:
+            raise Unreachable(f"its address is not known: {exc}") from None
+        why: Exception = Unreachable("it has no IPv4 address")
         for address in addresses:
             if reason := obstacle(self._egress, address, port):
                 why = Refused(f"{address}: {reason}")
@@ -221,9 +222,9 @@ class Proxy:
                 opening = asyncio.open_connection(address, port, ssl=tls, server_hostname=host if tls else None)
                 return Line(*await _soon(opening))
             except ssl.SSLError as exc:
-                raise Unreachable(f"{host}: {exc.reason}: {getattr(exc, 'verify_message', '')}") from None
+                raise Unreachable(f"{exc.reason}: {getattr(exc, 'verify_message', '')}") from None
             except (OSError, TimeoutError) as exc:
-                why = Unreachable(f"{host} ({address}): {exc or 'no answer'}")
+                why = Unreachable(f"{address}: {exc or 'no answer'}")
         raise why
 
     def _explained(self, exc: Exception, host: str, port: int) -> bytes:

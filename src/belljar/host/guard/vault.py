@@ -25,10 +25,7 @@ class Vault:
     """Made once for a machine. Raises HostError where this host trusts no authority."""
 
     def __init__(self, secrets: Iterable[tuple[Secret, bytes]]) -> None:
-        self._secrets = [
-            (secret, value, tuple(host for text in secret.hosts if (host := name(text)) is not None))
-            for secret, value in secrets
-        ]
+        self._secrets = [(it, value, tuple(filter(None, map(name, it.hosts)))) for it, value in secrets]
         self.outward = ssl.create_default_context()
         self.outward.set_alpn_protocols(PROTOCOLS)
         roots = self.outward.get_ca_certs(binary_form=True)
@@ -64,9 +61,8 @@ class Vault:
 def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
     """Also within the user and password of `Basic`."""
     scheme, blank, word = text.partition(b" ")
-    if scheme.lower() == b"basic":
-        with suppress(binascii.Error):
-            plain = base64.b64decode(word, validate=True)
+    with suppress(binascii.Error):
+        if scheme.lower() == b"basic" and placeholder in (plain := base64.b64decode(word, validate=True)):
             return scheme + blank + base64.b64encode(plain.replace(placeholder, value))
     return text.replace(placeholder, value)
 
