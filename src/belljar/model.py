@@ -199,6 +199,19 @@ class Payload:
 
 
 @dataclass(frozen=True)
+class Secret:
+    """A value that the guest never has: it has a placeholder, and requests to these hosts are sent with the value."""
+
+    name: str  # of the guest's variable
+    source: str  # env:VAR or file:PATH, of this host
+    hosts: tuple[str, ...]  # NAME or NAME:PORT
+
+    @property
+    def placeholder(self) -> str:
+        return f"belljar-{self.name}-placeholder"  # none begins another
+
+
+@dataclass(frozen=True)
 class MachineSpec:
     """The machine that is asked for."""
 
@@ -213,6 +226,8 @@ class MachineSpec:
     network_name: str = ""  # of the bridge or the isolated group
     scratch: int | None = None  # bytes of an empty disk at /scratch, where $TMPDIR then is
     cache: int | None = None  # bytes of a disk a later machine of this user may find again; of a guest without agent
+    allow: tuple[str, ...] = ()  # what it may reach at most, on a user network; none: what the settings let it
+    secrets: tuple[Secret, ...] = ()
     public_image: bool = False  # a stranger named the image's address: it is fetched from public hosts only
     ports: tuple[Port, ...] = ()
 

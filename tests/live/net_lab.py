@@ -78,8 +78,13 @@ class Lab:
         return ["ip", "netns", "exec", name, *argv]
 
     def serve(self, name: str, kind: str, address: str, port: int, says: str) -> None:
-        argv = self.inside(name, sys.executable, "-c", SERVER, kind, address, str(port), says)
-        server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        self.begin(name, SERVER, kind, address, str(port), says)
+
+    def begin(self, name: str, program: str, *words: str) -> None:
+        """A server, which says when it is ready."""
+        server = subprocess.Popen(
+            self.inside(name, sys.executable, "-c", program, *words), stdout=subprocess.PIPE, text=True
+        )
         self._servers.append(server)
         assert server.stdout and server.stdout.readline() == "ready\n"
 

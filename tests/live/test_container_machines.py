@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.batch.lab.page import follow
-from tests.live.conftest import LONGEST, ROOT, Belljar
+from tests.live.conftest import Belljar
 from tests.unit.image.container_parts import Container, folder, layer, link
 
 BUSYBOX = Path("/bin/busybox").read_bytes()  # Debian's static one

@@ -42,8 +42,9 @@ FOREIGN = {
     "matplotlib": "soak monitor",
     "tuf": "image",
     "securesystemslib": "image",
-    # The image room reads keys and checks the chains within CernVM's images; service makes certificates for machines.
-    "cryptography": "image service",
+    # The image room reads keys and checks the chains within CernVM's images; service makes certificates for machines, host
+    # those that a machine's proxy shows its guest.
+    "cryptography": "image service host",
     "nemo_gym": "adapters",
     "harbor": "adapters",
     "minisweagent": "adapters",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from tests.fakes.guest import Script
 from tests.stories.conftest import Runtime
 
 from belljar.errors import GuestRefused
+from belljar.guest import Streams
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.machine.extras import Equipment, Extra, network
+from belljar.machine.extras.secrets import Secrets
 from belljar.machine.life.claim import claim
 from belljar.machine.life.life import Lifecycle
-from belljar.model import Cause, NetworkMode, OutcomeClass, Start
+from belljar.machine.orders import Orders
+from belljar.model import Cause, NetworkMode, Outcome, OutcomeClass, Secret, Start
 from belljar.network import Networks, Settings
 
 METADATA = ("169.254.169.254", 80)
@@ -61,6 +65,41 @@ def test_a_call_is_answered_and_closed(networked: Runtime, monkeypatch: pytest.M
     assert egress is not None and egress.answers == (METADATA,)
     with guests:
         assert guests.recv(100) == b"hello" and guests.recv(100) == b""
+
+
+def test_a_guest_that_names_a_host_that_is_not_allowed_is_refused_and_it_is_in_the_journal(networked: Runtime) -> None:
+    runtime = networked
+    ours, guests = socket.socketpair()
+    guests.send(b"GET / HTTP/1.1\r\nHost: www.example.net\r\n\r\n")
+    runtime.at["payload-sent"] = lambda: runtime.domain().tell(Call("203.0.113.9", 80, ours))
+    runtime.plan(Script(runs_for=5.0))
+    assert runtime.run(runtime.request(machine=machine(allow=("*.example.org",)))).cause is Cause.FINISHED
+    with guests:
+        assert guests.recv(1000).endswith(b"belljar: www.example.net:80: not allowed\n")
+    (event,) = [event for event in runtime.journal() if event["event"] == "network-refused"]
+    assert (event["address"], event["port"], event["reason"]) == ("www.example.net", 80, "not allowed")
+
+
+def test_what_a_machine_may_reach_has_to_be_readable(networked: Runtime) -> None:
+    outcome = networked.run(networked.request(machine=machine(allow=("fe80::1",))))
+    assert (outcome.cause, outcome.klass, outcome.error) == (Cause.REFUSED, OutcomeClass.USER, "BadOption")
+    assert "--allow: 'fe80::1'" in outcome.reason and networked.hypervisor.domains == []
+
+
+def test_of_a_secret_nothing_but_its_name_is_on_disk(networked: Runtime, tmp_path: Path) -> None:
+    runtime, secret = networked, Secret("TOKEN", "env:TOKEN", ("api.example.org",))
+    request = runtime.request(machine=machine(secrets=(secret,)))
+
+    async def keep() -> Outcome:
+        extras = [Secrets([(secret, b"hunter2")])]
+        return await runtime.supervisor().keep(request, Streams(None, None, None), Orders(), extras)
+
+    assert runtime.leap(keep()).cause is Cause.FINISHED
+    assert "place" in runtime.guests[0].done  # the certificates it is to trust
+    egress = runtime.domain().spec.nic.egress  # type: ignore[union-attr]
+    assert egress is not None and egress.ports == {80, 443}
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"TOKEN" in data for data in files) and not any(b"hunter2" in data for data in files)
 
 
 def test_a_call_that_nobody_answers_is_closed(networked: Runtime) -> None:

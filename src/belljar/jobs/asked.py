@@ -19,6 +19,8 @@ class Asked(TypedDict, total=False):
     disk: int | str | None
     network: NetworkMode | str | None
     network_name: str
+    allow: tuple[str, ...]  # as `--allow` has it
+    secrets: tuple[str, ...]  # as `--secret` has it
     shares: tuple[Share, ...]
     start: Start | str | None
     context: Context | str | None

@@ -28,6 +28,7 @@ assert quick_asyncio
 if TYPE_CHECKING:
     from belljar.hypervisor import Template
     from belljar.jobs import Runtime
+    from belljar.machine.extras import Extra
 
 T = TypeVar("T")
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
@@ -100,8 +101,9 @@ def attend(
             streams = streams_of(payload) if payload else Streams(None, None, None)
             if stdin is not None:
                 streams = replace(streams, stdin=BytesSource(stdin))
-            return await runtime.supervisor().keep(request, streams, orders, claimed=claimed)
+            return await runtime.supervisor().keep(request, streams, orders, further, claimed=claimed)
 
+    further = secrets_of(request)
     return in_loop(keep)
 
 
@@ -121,9 +123,20 @@ def attend_alone(
 
         if tie is not None:
             loop.add_reader(tie, look_at_tie, tie)
-        return await runtime.supervisor().keep(request, streams, orders, claimed=claimed)
+        return await runtime.supervisor().keep(request, streams, orders, further, claimed=claimed)
 
+    further = secrets_of(request)
     return in_loop(keep)
+
+
+def secrets_of(request: Request) -> tuple[Extra, ...]:
+    """Read by the process that keeps the machine. Raises InputMissing, BadOption."""
+    if not request.machine.secrets:
+        return ()
+    from belljar.jobs.reach import value_of
+    from belljar.machine.extras.secrets import Secrets
+
+    return (Secrets([(it, value_of(it)) for it in request.machine.secrets]),)
 
 
 def build_template(runtime: Runtime, request: Request, *, exact: bool) -> Template:

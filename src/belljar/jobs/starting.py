@@ -33,6 +33,10 @@ def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
     given = {name: value for name, value in asked.items() if value is not None}
     values: dict[str, Any] = {"image": settings.image.default, **usual, **given}
     values["labels"] = tuple(asked.get("labels", {}).items())
+    if values.get("allow") or values.get("secrets"):
+        from belljar.jobs.reach import understood
+
+        work = understood(work, values, values["network"] if "network" in given else None)
     machine = {field.name: values.pop(field.name) for field in fields(MachineSpec) if field.name in values}
     return Request(os.urandom(6).hex(), MachineSpec(**machine), work, created=time.time(), **values)
 

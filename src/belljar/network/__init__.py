@@ -45,7 +45,8 @@ class Settings:
 
     egress: EgressMode = setting(EgressMode.GUARDED,
         "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches")  # fmt: skip
-    allow: tuple[str, ...] = setting((), "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4")  # fmt: skip
+    allow: tuple[str, ...] = setting((), 
+        "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4. With NAME[:PORT], *.NAME[:PORT] or none among these: what it may reach at all")  # fmt: skip
     deny: tuple[str, ...] = setting((), "what a guarded machine may never reach, in the same form; stronger than allow")
     publish: Publish = setting(Publish.ANY,
         "where on this host ports of machines may be published: none, loopback (its own users alone can connect), or any address")  # fmt: skip
@@ -103,14 +104,16 @@ class Networks:
         self._settings, self._folder = settings, run / FOLDER
 
     async def join(
-        self, mode: NetworkMode, name: str, id: MachineId, *, uid: int, intend: Intend, answers: Iterable[Place] = ()
-    ) -> Joined:
-        """Join a network. *answers*: places that the machine's supervisor answers for. Raises BadOption, NetworkFailed, BadSetting, CommandMissing."""
+        self, mode: NetworkMode, name: str, id: MachineId, *, uid: int, intend: Intend, answers: Iterable[Place] = (),
+        allow: tuple[str, ...] = (), secret: tuple[str, ...] = (),
+    ) -> Joined:  # fmt: skip
+        """Join a network. *answers*: places that the machine's supervisor answers for; *allow*, *secret*: see `egress_of`. Raises
+        BadOption, NetworkFailed, BadSetting, CommandMissing."""
         settings, link = self._settings, plan(mode, id)
         if mode is NetworkMode.USER:
             from belljar.network.egress import egress_of
 
-            return Joined(replace(link, egress=egress_of(settings, tuple(answers))))
+            return Joined(replace(link, egress=egress_of(settings, tuple(answers), allow, secret)))
         if mode is NetworkMode.BRIDGE:
             from belljar.network.bridge import bridge_of, join_bridge
 
@@ -157,7 +160,7 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right. Looks at nothing of this host."""
     from belljar.errors import BadSetting
     from belljar.network.bridge import addresses, bridge_of, check_address, macs
-    from belljar.network.egress import rules_of
+    from belljar.network.egress import of_site, rules_of
     from belljar.network.isolated import subnet
 
     def check_range(text: str) -> None:
@@ -167,7 +170,7 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
         list(addresses((text,)))
 
     checks: list[tuple[str, Iterable[str], Callable[[str], object]]] = [
-        ("allow", settings.allow, lambda text: rules_of("allow", (text,))),
+        ("allow", settings.allow, lambda text: of_site((text,))),
         ("deny", settings.deny, lambda text: rules_of("deny", (text,))),
         ("bridges", settings.bridges, lambda name: bridge_of(Settings(bridges=(name,)), name)),
         ("bridge_addresses", settings.bridge_addresses, check_range),

@@ -5,21 +5,62 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BadSetting
+from belljar.errors import BadOption, BadSetting
 from belljar.host.guard import egress as rules
-from belljar.host.guard.egress import Egress, Place
+from belljar.host.guard.egress import Egress, Only, Place
+from belljar.host.guard.names import name
 from belljar.network import EgressMode, Settings
+from belljar.records import replace
 
 RESOLVERS = Path("/etc/resolv.conf")
+PROXY = ("127.0.0.1", 3128)  # 10.0.2.2:3128 for the guest: for programs that are told of a proxy
+NOTHING = "none"
 
 
-def egress_of(settings: Settings, answers: tuple[Place, ...]) -> Egress | None:
-    """The rules for the guard of a user network; None where there is no guard. Raises BadSetting."""
-    if settings.egress is EgressMode.GUARDED:
-        resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
-        allow, deny = rules_of("allow", settings.allow), rules_of("deny", settings.deny)
-        return Egress(allow=allow, deny=deny, resolvers=resolvers, answers=answers)
-    return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
+def egress_of(
+    settings: Settings, answers: tuple[Place, ...], allow: tuple[str, ...] = (), secret: tuple[str, ...] = ()
+) -> Egress | None:
+    """The rules for the guard of a user network; None where there is no guard. *allow*: what this machine asks for, *secret*:
+    hosts that are sent its secrets. Raises BadSetting, BadOption."""
+    if settings.egress is EgressMode.OPEN and not (allow or secret):
+        return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
+    resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
+    sites, own, hosts = of_site(settings.allow), list_of("--allow", allow), list_of("--secret", secret).names
+    only = (sites,) if sites.names or NOTHING in settings.allow else ()
+    if allow:
+        only = (*only, replace(own, names=own.names + hosts))
+    egress = Egress(
+        allow=sites.rules,
+        deny=rules_of("deny", settings.deny),
+        resolvers=resolvers,
+        answers=answers,
+        only=only,
+        secret=hosts,
+    )
+    return replace(egress, answers=(*answers, PROXY)) if egress.ports else egress
+
+
+def of_site(texts: tuple[str, ...]) -> Only:
+    """Raises BadSetting."""
+    try:
+        return list_of("network.allow", texts)
+    except BadOption as exc:
+        raise BadSetting(exc.message, hint=exc.hint) from None
+
+
+def list_of(what: str, texts: tuple[str, ...]) -> Only:
+    """What these rules and names are; *what* they are in errors. Raises BadOption."""
+    places, names = [], []
+    for text in texts:
+        try:
+            if (host := name(text)) is None:
+                places.append(rules.rule(text))
+            elif text != NOTHING:
+                names.append(host)
+        except ValueError as exc:
+            forms = "ADDRESS[/PREFIX][:PORT[/tcp|udp]], NAME[:PORT], *.NAME[:PORT] or none"
+            raise BadOption(f"{what}: {exc}", hint=f"Give {forms}.") from None
+    return Only(tuple(places), tuple(names))
 
 
 def rules_of(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:

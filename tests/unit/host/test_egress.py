@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host.guard.egress import Egress, Transport, Verdict, decide, rule
+from belljar.host.guard.egress import Egress, Only, Transport, Verdict, decide, obstacle, rule
+from belljar.host.guard.names import Name
 
 METADATA = ("169.254.169.254", 80)
 addresses = st.integers(0, 2**32 - 1).map(lambda number: str(ipaddress.IPv4Address(number)))
@@ -107,3 +108,44 @@ def test_a_rule_fits_what_it_names(text: str, address: str, port: int, transport
 def test_a_rule_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         rule(text)
+
+
+# -- lists of what may be reached ----------------------------------------------------------------------------------------
+
+
+@given(addresses, ports, transports)
+def test_a_list_opens_nothing_that_was_closed(address: str, port: int, transport: Transport) -> None:
+    everything = Only((rule("0.0.0.0/0"),), (Name("data.example.org"),))
+    for egress in (
+        Egress(only=(everything,)),
+        Egress(only=(Only(names=everything.names),)),
+        Egress(only=(everything, Only())),
+    ):
+        if verdict(Egress(), address, port, transport) is Verdict.REFUSED:
+            assert verdict(egress, address, port, transport) is Verdict.REFUSED
+            assert obstacle(egress, address, port) or transport is not Transport.TCP
+
+
+def test_of_two_lists_each_has_to_have_it() -> None:
+    site = Only((rule("203.0.113.0/24"),), (Name("*.example.org"),))
+    own = Only((rule("203.0.113.7"), rule("198.51.100.1")), (Name("data.example.org", 8443), Name("example.net")))
+    egress = Egress(only=(site, own))
+    assert verdict(egress, "203.0.113.7", 22) is Verdict.ALLOWED
+    assert verdict(egress, "203.0.113.8", 22) is verdict(egress, "198.51.100.1", 22) is Verdict.REFUSED
+    assert [verdict(egress, "8.8.8.8", port) for port in (80, 443, 8443)] == [Verdict.ANSWERED] * 3
+    assert not egress.reaches("data.example.org", 8443) and not egress.reaches("example.net", 443)
+    assert Egress(only=(own,)).reaches("data.example.org", 8443) and egress.reaches("data.example.org")
+
+
+def test_nothing_is_reached_by_an_empty_list() -> None:
+    egress = Egress(resolvers=("10.0.0.53",), answers=(METADATA,), only=(Only(),))
+    assert verdict(egress, "8.8.8.8") is verdict(egress, "10.0.0.53", 53) is Verdict.REFUSED
+    assert verdict(egress, "8.8.8.8", 53, Transport.ICMP) is Verdict.REFUSED
+    assert verdict(egress, *METADATA) is Verdict.ANSWERED
+    assert verdict(egress, "10.0.0.53", 53, Transport.UDP) is Verdict.QUERY and not egress.reaches("localhost")
+
+
+def test_a_host_of_a_secret_is_reached_by_its_name_and_the_rest_as_ever() -> None:
+    egress = Egress(secret=(Name("api.example.org", 443),))
+    assert verdict(egress, "8.8.8.8", 443) is Verdict.ANSWERED and verdict(egress, "10.0.0.1", 443) is Verdict.REFUSED
+    assert verdict(egress, "8.8.8.8", 80) is verdict(egress, "8.8.8.8", 443, Transport.UDP) is Verdict.ALLOWED

@@ -41,6 +41,14 @@ def udp(address: str, port: int, data: bytes = b"hello") -> str:
         return outcome(lambda: one.sendto(data, (address, port)))
 
 
+def ask(is_connected: bool, address: str, data: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        if is_connected:
+            one.connect((address, 53))
+            return one.send(bytes.fromhex(data))
+        return one.sendto(bytes.fromhex(data), (address, 53))
+
+
 def raw_connect(address: bytes, size: int, kind: int = socket.SOCK_STREAM) -> str:
     with socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK) as one:
         return call(42, one.fileno(), address, size)
@@ -166,6 +174,9 @@ def main() -> None:
     words = [int(word) if word.isdigit() else word for word in rest]
     found = {
         "connect": lambda: {"connect": connect(*words)}, "udp": lambda: {"udp": udp(*words)},
+        "query": lambda: {
+            "plain": outcome(lambda: ask(False, *rest)), "connected": outcome(lambda: ask(True, *rest)),
+        },
         "hostile_addresses": lambda: hostile_addresses(*words), "hostile_calls": lambda: hostile_calls(*words),
         "seals": lambda: seals(*words), "race": lambda: race(*words), "abi": lambda: foreign_abi(*words),
         "answered": lambda: answered(*words), "many": lambda: many(*words),

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.host.test_names import asked
 
 from belljar.errors import CommandMissing, NetworkFailed
-from belljar.host.guard.egress import Egress, is_own, rule
+from belljar.host.guard.egress import Egress, Only, is_own, rule
+from belljar.host.guard.names import Name, query
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor.qemu.guard import QemuGuard, prove
 
@@ -125,6 +127,43 @@ def test_datagrams_are_refused_too(datagrams: socket.socket) -> None:
     datagrams.setblocking(False)
     with pytest.raises(BlockingIOError):
         datagrams.recv(100)
+
+
+def test_a_name_server_hears_of_names_that_are_reached_and_of_nothing_else() -> None:
+    resolver = "127.0.0.153"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        try:
+            server.bind((resolver, 53))
+        except PermissionError:
+            pytest.skip("a port below 1024 is for root")
+        server.settimeout(10)
+        egress = Egress(resolvers=(resolver,), only=(Only(names=(Name("*.example.org"),)),))
+        wanted, other, odd = (
+            asked("data.example.org", tail=b"secret"),
+            asked("data.example.net"),
+            asked("data.example.org", 16),
+        )
+        assert Under(egress).run("query", resolver, wanted.hex()) == {"plain": str(len(wanted)), "connected": "EPERM"}
+        assert server.recv(1000) == query(wanted).wire
+        under = Under(egress)
+        for data in (other, odd, b"", b"anything"):
+            assert under.run("query", resolver, data.hex())["plain"] == "ENETUNREACH"
+        assert under.run("connect", resolver, 53) == {"connect": "ENETUNREACH"}
+        places = [
+            (refusal.address, refusal.port, refusal.reason) for refusal in under.told if isinstance(refusal, Refusal)
+        ]
+        assert places[0] == ("data.example.net", 53, "not allowed") and "DNS query" in places[1][2]
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.recv(1000)
+
+
+def test_a_port_of_names_is_answered_at_every_address() -> None:
+    under = Under(Egress(only=(Only(names=(Name("data.example.org"),)),)))
+    assert under.run("answered", "203.0.113.9", 443)["connect"] == "None"
+    assert under.run("answered", "10.0.0.1", 443) == {"connect": "ENETUNREACH"}
+    assert under.run("connect", "203.0.113.9", 8443) == {"connect": "ENETUNREACH"}
+    assert under.run("udp", "203.0.113.9", 443) == {"udp": "ENETUNREACH"}  # QUIC
 
 
 def test_an_answered_place_is_a_stream_to_us() -> None:

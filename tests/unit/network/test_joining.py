@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BadOption, BadSetting, NetworkFailed
+from belljar.host.guard.egress import Only
+from belljar.host.guard.names import Name
 from belljar.model import NetworkMode
 from belljar.network import (
     AntiSpoofing,
@@ -23,7 +25,7 @@ from belljar.network import (
     sweep,
 )
 from belljar.network.bridge import addresses, bridge_of, claim, guards_addresses, macs, rules
-from belljar.network.egress import egress_of, resolvers_of
+from belljar.network.egress import PROXY, egress_of, resolvers_of
 from belljar.network.isolated import LARGEST, Port
 from belljar.network.parts import HEAD
 
@@ -52,6 +54,26 @@ def test_a_rule_that_cannot_be_read_names_its_setting() -> None:
     for settings in (Settings(allow=("10.0.0.0/99",)), Settings(deny=("nowhere",))):
         with pytest.raises(BadSetting, match=r"network\.(allow|deny)"):
             egress_of(settings, ())
+
+
+def test_a_name_among_what_is_allowed_makes_it_all_there_is() -> None:
+    plain = egress_of(Settings(allow=("10.0.0.1:3128/tcp",)), ())
+    assert plain is not None and plain.only == () and plain.answers == ()
+    named = egress_of(Settings(allow=("10.0.0.1:3128/tcp", "*.cern.ch")), ())
+    assert named is not None and named.allow == plain.allow and named.answers == (PROXY,)
+    assert [(len(it.rules), it.names) for it in named.only] == [(1, (Name("*.cern.ch"),))]
+    closed = egress_of(Settings(allow=("none",)), ())
+    assert closed is not None and closed.only == (Only(),) and closed.answers == ()
+
+
+def test_a_machine_narrows_what_its_site_allows_and_never_widens_it() -> None:
+    both = egress_of(Settings(allow=("*.cern.ch",)), (), ("data.cern.ch", "10.0.0.1"), ("api.example.org",))
+    assert both is not None and len(both.only) == 2 and both.allow == () and both.secret == (Name("api.example.org"),)
+    assert both.reaches("data.cern.ch", 443) and not both.reaches("api.example.org", 443)  # the site does not have it
+    own = egress_of(Settings(egress=EgressMode.OPEN), (), ("none",), ("api.example.org",))
+    assert own is not None and own.allow == () and own.reaches("api.example.org", 443)
+    with pytest.raises(BadOption, match="--allow: 'a b'"):
+        egress_of(Settings(), (), ("a b",))
 
 
 def test_resolvers_are_read_as_the_resolver_does() -> None:

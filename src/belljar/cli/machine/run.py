@@ -124,6 +124,9 @@ OPTIONS = f"""
 | isolated:GROUP: a private network with your other machines of that group
 --publish [[ADDR:]HOST:]GUEST * | carry connections to port HOST of this host (0: a free one) to port GUEST in the machine; ADDR is
 | 127.0.0.1 unless you say otherwise. No network is needed
+--allow HOST * | what it may reach, and nothing else: NAME, *.NAME, ADDRESS[/PREFIX], each with or without :PORT; or none
+--secret NAME=SOURCE,host=HOST * | $NAME is a placeholder in the guest; what it sends to HOST by HTTPS has the value, of SOURCE:
+| env:VAR or file:PATH
 --share SRC[:DST][:ro|rw] * | a folder of the host, read-only and at the same path unless you say otherwise; virtiofs:SRC...:
 | by virtiofs instead of 9p
 --start {{{",".join(one.value for one in Start)}}} | clone: a copy of a guest that was booted before; cold: boot; auto: clone if possible

@@ -147,6 +147,8 @@ def _machine(machine: MachineView) -> Facts:
         ("memory", size(machine.memory)),
         ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),
         ("ports", "; ".join(f"{place_of(port)} to {port.guest}" for port in published(machine.folder))),
+        ("reaches only", ", ".join(asked.get("allow", ()))),
+        ("secrets", "; ".join(f"{it['name']} for {', '.join(it['hosts'])}" for it in asked.get("secrets", ()))),
         ("shares", "; ".join(shares)),
         ("start", machine.start),
         ("requester", machine.requester),

@@ -10,6 +10,7 @@ import errno
 import socket
 from enum import Enum
 
+from belljar.host.guard.names import Name
 from belljar.records import dataclass
 
 Place = tuple[str, int]  # IPv4 address, port
@@ -50,6 +51,17 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Only:
+    """A list of what may be reached, and nothing else: places, and hosts by name, whose addresses the proxy looks up."""
+
+    rules: tuple[Rule, ...] = ()
+    names: tuple[Name, ...] = ()
+
+    def has(self, host: str, port: int | None) -> bool:
+        return any(name.fits(host, port) for name in self.names)
+
+
+@dataclass(frozen=True)
 class Egress:
     """Where one machine may go. `answers`: places that are answered here, in the machine's own supervisor."""
 
@@ -57,12 +69,25 @@ class Egress:
     deny: tuple[Rule, ...] = ()
     resolvers: tuple[str, ...] = ()  # the host's own, which a guest reaches through its gateway
     answers: tuple[Place, ...] = ()
+    only: tuple[Only, ...] = ()  # each of these lists has to have it
+    secret: tuple[Name, ...] = ()  # hosts that are sent a secret, wherever else the machine may go
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """Whatever the guest connects to there is the proxy's: it reads the name, and makes the connection."""
+        names = (*self.secret, *(name for only in self.only for name in only.names))
+        return frozenset(port for name in names for port in name.ports)
+
+    def reaches(self, host: str, port: int | None = None) -> bool:
+        """*port* None: any."""
+        return all(only.has(host, port) for only in self.only)
 
 
 class Verdict(str, Enum):
     ALLOWED = "allowed"
     ANSWERED = "answered"
     REFUSED = "refused"
+    QUERY = "query"  # allowed for what asks for the address of a name that is reached
 
 
 def decide(egress: Egress, address: str, port: int, transport: Transport) -> tuple[Verdict, str]:
@@ -70,6 +95,22 @@ def decide(egress: Egress, address: str, port: int, transport: Transport) -> tup
     if it is the host's own. *address* is numeric IPv4."""
     if (address, port) in egress.answers and transport is Transport.TCP:
         return Verdict.ANSWERED, "answered here"
+    verdict, reason = decide_by_address(egress, address, port, transport)
+    number, is_tcp = as_number(address), transport is Transport.TCP
+    if verdict is Verdict.REFUSED:
+        return verdict, reason
+    if not all(any(rule.fits(number, port, transport) for rule in only.rules) for only in egress.only):
+        if is_tcp and port in egress.ports:
+            return Verdict.ANSWERED, "by its name"
+        is_query = address in egress.resolvers and port == DNS and transport is Transport.UDP
+        return (Verdict.QUERY, "resolver") if is_query else (Verdict.REFUSED, "not allowed")
+    if is_tcp and any(port in name.ports for name in egress.secret):
+        return Verdict.ANSWERED, "by its name"
+    return verdict, reason
+
+
+def decide_by_address(egress: Egress, address: str, port: int, transport: Transport) -> tuple[Verdict, str]:
+    """`decide`, whatever its lists of names say."""
     number = as_number(address)
     if any(rule.fits(number, port, transport) for rule in egress.deny):
         return Verdict.REFUSED, "network.deny"
@@ -130,6 +171,14 @@ def is_own(address: str) -> bool:
             return bool(probe.getsockname()[0] == address)
         except OSError as exc:
             return exc.errno == errno.EACCES  # a broadcast address
+
+
+def obstacle(egress: Egress, address: str, port: int) -> str:
+    """Why no connection may be made there for a guest that asked for a name; "": it may."""
+    verdict, reason = decide_by_address(egress, address, port, Transport.TCP)
+    if verdict is Verdict.ALLOWED:
+        return "this host" if not reason and is_own(address) else ""
+    return reason
 
 
 def is_public(address: str) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from belljar.records import dataclass
 
 PENDING = 64  # calls that wait to be taken
+TOLD = 16  # refusals that are told
+TENS = frozenset(10**power for power in range(2, 10))
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Call:
 class Refusal:
     """The guest was kept from going somewhere. The first few places are told, each once, and each power of ten of tries."""
 
-    address: str
+    address: str  # or the name that was asked for
     port: int
     transport: str
     reason: str
@@ -32,6 +34,22 @@ class Refusal:
 
 
 Tell = Callable[[Call | Refusal], bool]  # False: nobody will take it
+
+
+class Refusals:
+    """Counts them, and tells some."""
+
+    def __init__(self, tell: Callable[[Refusal], object]) -> None:
+        self.count = 0
+        self._tell = tell
+        self._told: set[tuple[str, int, str]] = set()
+
+    def add(self, host: str, port: int, transport: str, reason: str) -> None:
+        self.count += 1
+        place = (host, port, transport)
+        if (place not in self._told and len(self._told) < TOLD) or self.count in TENS:
+            self._told.add(place)
+            self._tell(Refusal(*place, reason, self.count))
 
 
 class Traffic:

@@ -21,9 +21,10 @@ from functools import partial
 
 from belljar.errors import NetworkFailed
 from belljar.host.guard import seccomp
-from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
+from belljar.host.guard.egress import DNS, Egress, Transport, Verdict, decide, is_own
+from belljar.host.guard.names import query
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
-from belljar.host.guard.traffic import Call, Refusal, Tell
+from belljar.host.guard.traffic import Call, Refusal, Refusals, Tell
 from belljar.host.threads import begin_thread
 from belljar.hypervisor.qemu.process.launch import spawn
 
@@ -33,8 +34,6 @@ IO_URING = (425, 426, 427)
 IP_OPTIONS = (socket.IPPROTO_IP, 4)  # a source route would lead elsewhere than to the address that is judged
 INET_SIZE, LONGEST_ADDRESS, LONGEST_DATAGRAM = 16, 128, 65535
 REFUSED = errno.ENETUNREACH  # slirp tells the guest that the network is unreachable
-TOLD = 16  # refusals that are told
-TENS = frozenset(10**power for power in range(2, 10))
 TRANSPORTS: dict[tuple[int, int], Transport] = {
     (socket.SOCK_STREAM, socket.IPPROTO_TCP): Transport.TCP,
     (socket.SOCK_DGRAM, socket.IPPROTO_UDP): Transport.UDP,
@@ -65,13 +64,16 @@ class QemuGuard:
     """Guards one QEMU. `tell` is called on the guard's thread."""
 
     def __init__(self, egress: Egress, tell: Tell) -> None:
-        self.refused = 0  # calls, in all
-        self._egress, self._tell = egress, tell
-        self._told: set[tuple[str, int, str]] = set()
+        self._egress, self._tell, self._refusals = egress, tell, Refusals(tell)
         self._libc = Libc()
         self._listener = self._pidfd = self._pid = -1
         self._failure: BaseException | None = None
         self._calls: dict[int, Callable[[Notice], int]] = {CONNECT: self._connect, SENDTO: self._send}
+
+    @property
+    def refused(self) -> int:
+        """Calls, in all."""
+        return self._refusals.count
 
     def spawn(self, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         """Start a program under guard. Raises NetworkFailed, and what the plain `spawn` raises."""
@@ -141,8 +143,11 @@ class QemuGuard:
         address = self._address(notice, pointer, size)
         with self._socket(fd) as ours:
             transport = transport_of(ours)
-            if self._judge(address, transport) is Verdict.ANSWERED:
+            verdict = self._judge(address, transport)
+            if verdict is Verdict.ANSWERED:
                 return self._take_call(notice, ours, address)
+            if verdict is Verdict.QUERY:
+                raise OSError(errno.EPERM, "a connected socket could ask for anything")
             if transport is Transport.TCP and os.get_blocking(ours.fileno()):
                 raise OSError(errno.EPERM, "one guest's connection must not hold up all others")
             self._libc.connect(ours.fileno(), address)
@@ -157,9 +162,11 @@ class QemuGuard:
             transport = transport_of(ours)
             if transport is Transport.TCP:  # a fast open: nothing that slirp does
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-            self._judge(address, transport)
+            verdict = self._judge(address, transport)
             data = self._read(notice, data_at, size) if size else b""
-            return self._libc.send_to(ours.fileno(), data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
+            sent = self._judge_query(data) if verdict is Verdict.QUERY else data
+            self._libc.send_to(ours.fileno(), sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
+            return len(data)
 
     def _address(self, notice: Notice, pointer: int, size: int) -> bytes:
         """The IPv4 address a call points to. Every other family is refused, whose own sockets are."""
@@ -175,7 +182,7 @@ class QemuGuard:
         try:
             data = self._libc.read_memory(self._pid, pointer, size)
         except PermissionError:
-            self._count("", 0, "", "everything: this process is not allowed to trace QEMU")
+            self._refusals.add("", 0, "", "everything: this process is not allowed to trace QEMU")
             raise
         if len(data) != size:
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
@@ -201,17 +208,22 @@ class QemuGuard:
         if verdict is Verdict.ALLOWED and not reason and is_own(host):
             verdict, reason = Verdict.REFUSED, "this host"
         if verdict is Verdict.REFUSED:
-            self._count(host, port, transport.value, reason)
+            self._refusals.add(host, port, transport.value, reason)
             raise OSError(REFUSED, os.strerror(REFUSED))
         return verdict
 
-    def _count(self, host: str, port: int, transport: str, reason: str) -> None:
-        """One more refusal. The first places are reported, each once, and each power of ten of tries."""
-        self.refused += 1
-        place = (host, port, transport)
-        if (place not in self._told and len(self._told) < TOLD) or self.refused in TENS:
-            self._told.add(place)
-            self._tell(Refusal(*place, reason, self.refused))
+    def _judge_query(self, data: bytes) -> bytes:
+        """What is sent to a name server in the place of this. Raises OSError for what is refused."""
+        host = ""
+        try:
+            asked = query(data)
+            if self._egress.reaches(host := asked.host):
+                return asked.wire
+            reason = "not allowed"
+        except ValueError as exc:
+            reason = f"a DNS query: {exc}"
+        self._refusals.add(host, DNS, Transport.UDP.value, reason)
+        raise OSError(REFUSED, os.strerror(REFUSED))
 
     def _take_call(self, notice: Notice, ours: socket.socket, address: bytes) -> int:
         """Put one end of a socket pair in the place of QEMU's socket; the other end is told."""

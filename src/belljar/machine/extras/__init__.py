@@ -15,6 +15,7 @@ from belljar.records import dataclass, replace
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Place
     from belljar.host.guard.traffic import Call
+    from belljar.host.guard.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Equipment:
     joined: Joined | None = None  # its network
     answers: tuple[Place, ...] = ()  # places of a user network that its supervisor answers, and how
     answer: Callable[[Call], Awaitable[None]] | None = None
+    vault: Vault | None = None  # its secrets
 
     def with_disk(self, disk: ExtraDisk, *, outlasts: bool = False) -> Equipment:
         return replace(self, disks=(*self.disks, disk), outlasts=self.outlasts or outlasts)

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 
 from belljar.context import Features, Instance, MetadataMode, metadata_service
 from belljar.hints import TYPE_CHECKING
@@ -27,6 +27,7 @@ from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.context import Service
+    from belljar.host.guard.egress import Place
 
 PORT = 80
 ADDRESSES = ("169.254.169.254", "169.254.169.253")
@@ -45,9 +46,14 @@ class Network(Extra):
         self._joined = joined = await self._networks.join(
             machine.network, machine.network_name, life.request.id,
             uid=os.geteuid() if account is None else account.uid, intend=life.record.intend,
-            answers=there.answers,
+            answers=there.answers, allow=machine.allow, secret=tuple(host for it in machine.secrets for host in it.hosts),
         )  # fmt: skip
         link = joined.link
+        if link.egress is not None and link.egress.ports:
+            from belljar.host.guard.proxy import Proxy
+
+            proxy = Proxy(link.egress, partial(tell_refusal, life), there.vault)
+            there = replace(there, answer=partial(_by_place, there.answers, there.answer, proxy.answer))
         if machine.network is not NetworkMode.USER:
             life.record.write("network", mode=link.mode, name=machine.network_name, mac=link.mac, address=link.address)
         life.point("after-network")
@@ -106,14 +112,28 @@ async def listen(traffic: AsyncIterator[Call | Refusal], life: Lifecycle, answer
     async with asyncio.TaskGroup() as answering:
         async for item in traffic:
             if isinstance(item, Refusal):
-                life.record.tell(
-                    "network-refused", address=item.address, port=item.port, transport=item.transport,
-                    reason=item.reason, count=item.count,
-                )  # fmt: skip
+                tell_refusal(life, item)
             elif answer is None:
                 item.connection.close()
             else:
                 answering.create_task(_answered(item, answer))
+
+
+def tell_refusal(life: Lifecycle, item: Refusal) -> None:
+    life.record.tell(
+        "network-refused",
+        address=item.address,
+        port=item.port,
+        transport=item.transport,
+        reason=item.reason,
+        count=item.count,
+    )
+
+
+async def _by_place(places: tuple[Place, ...], usual: Answer | None, other: Answer, call: Call) -> None:
+    """Those places are answered as usual."""
+    is_usual = (call.address, call.port) in places
+    await (usual if usual is not None and is_usual else other)(call)
 
 
 async def _answered(call: Call, answer: Answer) -> None:

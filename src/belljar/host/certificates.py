@@ -1,0 +1,61 @@
+"""X.509 certificates that programs of ours make: keys on the curve P-256, text as PEM has it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+
+def new_key() -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_text(key: Any) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def certificate(
+    title: str,
+    key: Any,
+    hosts: Iterable[str],
+    days: int,
+    *,
+    is_authority: bool = False,
+    issuer: str = "",
+    signer: Any = None,
+) -> bytes:
+    """Of this key, for these names and addresses; signed by *signer*, whose title is *issuer*, or by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    now, signer = datetime.now(UTC), signer or key
+    subject, above = ([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])] for text in (title, issuer or title))
+    usage = x509.KeyUsage(True, False, False, False, False, is_authority, is_authority, False, False)
+    builder = (
+        x509.CertificateBuilder(x509.Name(above), x509.Name(subject), key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if names := [_name(host) for host in hosts]:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(signer, SHA256()).public_bytes(Encoding.PEM)
+
+
+def _name(text: str) -> Any:
+    from cryptography import x509
+
+    with suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(text))
+    return x509.DNSName(text)

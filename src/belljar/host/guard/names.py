@@ -1,0 +1,113 @@
+"""Names of hosts in what a guest sends: in its DNS queries, and in the first message of TLS. Bytes in, values out.
+
+All of it comes from the guest: what is not exactly as it should be raises ValueError, and goes nowhere.
+RFC 1035 (4.1), RFC 6066 (3), RFC 8446 (4.1.2, 5.1).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from belljar.records import dataclass
+
+HOST = r"(?=.{1,253}(?::|$))(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
+PLAIN, RULE = re.compile(HOST), re.compile(rf"((?:\*\.)?{HOST})(?::(\d{{1,5}}))?", re.ASCII)
+WEB = (80, 443)
+KINDS = (b"\0\1\0\1", b"\0\x1c\0\1")  # A and AAAA, of the Internet
+HANDSHAKE, CLIENT_HELLO, SERVER_NAME, HOST_NAME = 22, b"\1", b"\0\0", b"\0"
+STANDARD_QUERY, RECURSION = 0x0000, 0x0100
+MATTERS = 0xFA00  # of the flags: response, opcode, truncated
+OPT = struct.pack(">BHHIH", 0, 41, 1232, 0, 0)  # larger answers are welcome; nothing of the guest's own options
+
+
+@dataclass(frozen=True)
+class Name:
+    """A host, or with `*.` before it all hosts below it; and one port, or those of the web."""
+
+    host: str
+    port: int | None = None
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        return WEB if self.port is None else (self.port,)
+
+    def fits(self, host: str, port: int | None = None) -> bool:
+        """*port* None: is the host reached at all?"""
+        is_host = host.endswith(self.host[1:]) if self.host.startswith("*") else host == self.host
+        return is_host and (port is None or port in self.ports)
+
+
+def name(text: str) -> Name | None:
+    """NAME[:PORT] or *.NAME[:PORT]; None for what is not a name. Raises ValueError for a port that cannot be."""
+    if (found := RULE.fullmatch(text.strip().lower())) is None:
+        return None
+    if found[2] is not None and not 1 <= int(found[2]) <= 65535:
+        raise ValueError(f"{text!r}: {found[2]!r} is not a port from 1 to 65535")
+    return Name(found[1], int(found[2]) if found[2] is not None else None)
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question for the address of a host."""
+
+    host: str
+    wire: bytes  # the datagram that asks this and nothing else
+
+
+def query(data: bytes) -> Query:
+    """Read a datagram to a name server. Raises ValueError for all but one question of type A or AAAA."""
+    if len(data) < 12:
+        raise ValueError("too short")
+    number, flags, questions, answers, authorities, additional = struct.unpack_from(">6H", data)
+    if flags & MATTERS != STANDARD_QUERY or (questions, answers, authorities) != (1, 0, 0) or additional > 1:
+        raise ValueError("not a plain query")
+    labels, rest = [], data[12:]
+    while rest[:1] != b"\0":
+        label, rest = _cut(rest, 1)
+        labels.append(label.decode("ascii").lower())
+    if PLAIN.fullmatch(host := ".".join(labels)) is None or max(map(len, labels)) > 63:
+        raise ValueError("not the name of a host")
+    if rest[1:5] not in KINDS:
+        raise ValueError("a query of another type than A and AAAA")
+    head = struct.pack(">6H", number, RECURSION, 1, 0, 0, additional)
+    return Query(host, head + data[12 : len(data) - len(rest) + 5] + OPT * additional)
+
+
+def server_name(data: bytes) -> str | None:
+    """The host that a TLS client wants, as the beginning of its connection says in the clear (of an encrypted hello: the
+    outer one); None: more has to come. Raises ValueError where that is not TLS, or names no host."""
+    hello, at = b"", 0
+    while at + 5 <= len(data):
+        kind, version, length = struct.unpack_from(">BBxH", data, at)
+        hello += data[at + 5 : at + 5 + length]
+        at += 5 + length
+        if (kind, version) != (HANDSHAKE, 3) or length == 0 or hello[:1] not in (b"", CLIENT_HELLO):
+            raise ValueError("not the beginning of TLS")
+        if len(hello) >= 4 and len(hello) >= (end := 4 + int.from_bytes(hello[1:4], "big")):
+            return _named(hello[4:end])
+    return None
+
+
+def _named(hello: bytes) -> str:
+    rest, names = hello[2 + 32 :], []  # without version and random
+    for size in (1, 2, 1):  # session, ciphers, compression
+        _, rest = _cut(rest, size)
+    extensions, _ = _cut(rest, 2)
+    while extensions:
+        kind, (body, extensions) = extensions[:2], _cut(extensions[2:], 2)
+        entries, _ = _cut(body, 2) if kind == SERVER_NAME else (b"", b"")
+        while entries:
+            kind, (host, entries) = entries[:1], _cut(entries[1:], 2)
+            names.append(host.decode("ascii").lower() if kind == HOST_NAME else "")
+    if len(names) != 1 or PLAIN.fullmatch(names[0]) is None:
+        raise ValueError("it names no host")
+    return names[0]
+
+
+def _cut(data: bytes, size: int) -> tuple[bytes, bytes]:
+    """What follows a length of so many bytes, and the rest."""
+    end = size + int.from_bytes(data[:size], "big")
+    if len(data) < end:
+        raise ValueError("it ends too soon")
+    return data[size:end], data[end:]

@@ -1,0 +1,74 @@
+"""Secrets of one machine, which its guest never has: the proxy puts them in the place of their placeholders. And the authority
+whose certificates the guest trusts, for there TLS ends at the proxy. All of it is in this process's memory alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+
+from belljar.errors import HostError
+from belljar.host.certificates import certificate, key_text, new_key
+from belljar.host.guard.names import name
+from belljar.model import Secret
+
+DAYS = 390  # programs refuse certificates that count for longer
+PROTOCOLS = ["http/1.1"]
+Headers = list[tuple[bytes, bytes]]
+
+
+class Vault:
+    """Made once for a machine. Raises HostError where this host trusts no authority."""
+
+    def __init__(self, secrets: Iterable[tuple[Secret, bytes]]) -> None:
+        self._secrets = [(it, value, tuple(filter(None, map(name, it.hosts)))) for it, value in secrets]
+        self.outward = ssl.create_default_context()
+        self.outward.set_alpn_protocols(PROTOCOLS)
+        roots = self.outward.get_ca_certs(binary_form=True)
+        if not roots:
+            raise HostError("this host has no certificates of authorities", hint="Install ca-certificates.")
+        authority, chain = certificates(sorted({host.host for _, _, hosts in self._secrets for host in hosts}))
+        self.bundle = "".join(map(ssl.DER_cert_to_PEM_cert, roots)).encode() + authority
+        self.inward = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.inward.set_alpn_protocols(PROTOCOLS)
+        with open(os.memfd_create("chain"), "w+b") as file:  # OpenSSL's functions that Python offers want a path
+            file.write(chain)
+            file.flush()
+            self.inward.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+
+    def has(self, host: str, port: int | None) -> bool:
+        """Is there a secret that is sent there?"""
+        return any(place.fits(host, port) for _, _, hosts in self._secrets for place in hosts)
+
+    def filled(self, headers: Headers, host: str, port: int | None) -> tuple[Headers, list[str]]:
+        """The headers of a request with the secrets for this host; and the names of those that are not for it. *port* None:
+        nothing is, for it goes in the clear."""
+        strays = []
+        for secret, value, hosts in self._secrets:
+            placeholder = secret.placeholder.encode()
+            is_for_it = port is not None and any(place.fits(host, port) for place in hosts)
+            replaced = [(key, _replaced(text, placeholder, value)) for key, text in headers]
+            if replaced != headers and not is_for_it:
+                strays.append(secret.name)
+            headers = replaced if is_for_it else headers
+        return headers, strays
+
+
+def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
+    """Also within the user and password of `Basic`."""
+    scheme, blank, word = text.partition(b" ")
+    with suppress(binascii.Error):
+        if scheme.lower() == b"basic" and placeholder in (plain := base64.b64decode(word, validate=True)):
+            return scheme + blank + base64.b64encode(plain.replace(placeholder, value))
+    return text.replace(placeholder, value)
+
+
+def certificates(hosts: list[str]) -> tuple[bytes, bytes]:
+    """An authority's certificate, and a key with its certificate for these hosts. The authority's own key is forgotten."""
+    title, root, key = "belljar machine", new_key(), new_key()
+    authority = certificate(title, root, (), DAYS, is_authority=True)
+    return authority, key_text(key) + certificate("belljar proxy", key, hosts, DAYS, issuer=title, signer=root)

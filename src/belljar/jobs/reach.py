@@ -1,0 +1,65 @@
+"""What `--allow` and `--secret` say, in a request; and the values of secrets, for the process that keeps the machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from belljar.errors import BadOption, BelljarError, InputMissing, in_words
+from belljar.hints import Any
+from belljar.host.files import read_capped
+from belljar.machine.extras.secrets import VARIABLES
+from belljar.model import NetworkMode, RunPayload, Secret, Work
+from belljar.network.egress import list_of
+from belljar.records import replace
+
+FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,99})=((?:env|file):.+?)((?:,host=[^,*]+)+)", re.DOTALL)
+LARGEST_SECRET = 16 << 10
+
+
+def understood(work: Work, values: dict[str, Any], asked: NetworkMode | None) -> Work:
+    """Checks *values* of a request and completes them; the work, whose payload has the placeholders. Raises BadOption."""
+    secrets = tuple(secret(text) if isinstance(text, str) else text for text in values.get("secrets", ()))
+    list_of("--allow", allow := tuple(values.get("allow", ())))
+    if asked not in (None, NetworkMode.USER):
+        what = "--secret" if secrets else "--allow"
+        raise BadOption(f"{what} with --network {asked.value}: it is for a user network", hint="Give --network user.")
+    values.update(allow=allow, secrets=secrets, network=NetworkMode.USER)
+    if not secrets:
+        return work
+    if not isinstance(work, RunPayload):
+        raise BadOption("--secret without a command: nobody in the guest would have its placeholder")
+    sources = {os.fsencode(it.source) for it in secrets}
+    env = {name: value for name, value in work.payload.env if b"env:" + name not in sources}
+    env |= {it.name.encode(): it.placeholder.encode() for it in secrets} | VARIABLES
+    return replace(work, payload=replace(work.payload, env=tuple(env.items())))
+
+
+def secret(text: str) -> Secret:
+    """NAME=env:VAR,host=HOST or NAME=file:PATH,host=HOST; of hosts there may be several. Raises BadOption."""
+    if (found := FORM.fullmatch(text)) is None:
+        what = f"--secret {text.partition('=')[0][:40]}"  # whatever follows may be the value
+        form = "NAME=env:VAR,host=HOST or NAME=file:PATH,host=HOST"
+        raise BadOption(f"{what}: not of the form {form}", hint="The value itself is never an option's.")
+    hosts = tuple(found[3].split(",host=")[1:])
+    if len(list_of("--secret", hosts).names) < len(hosts):
+        raise BadOption(f"--secret {found[1]}: a host is given by its name, not by an address")
+    kind, _, place = found[2].partition(":")
+    return Secret(found[1], f"{kind}:{os.path.abspath(place) if kind == 'file' else place}", hosts)
+
+
+def value_of(it: Secret) -> bytes:
+    """Raises InputMissing, BadOption."""
+    kind, _, place = it.source.partition(":")
+    try:
+        data = os.environb[os.fsencode(place)] if kind == "env" else read_capped(Path(place), LARGEST_SECRET)
+    except KeyError:
+        raise InputMissing(f"--secret {it.name}: the variable {place} is not set", hint="Export it.") from None
+    except (OSError, BelljarError) as exc:
+        why = in_words(exc) if isinstance(exc, OSError) else exc.message
+        raise InputMissing(f"--secret {it.name}: {why}", hint="Give a readable file.") from exc
+    value = data.removesuffix(b"\n").removesuffix(b"\r")
+    if not value or any(byte < 32 or byte == 127 for byte in value):
+        raise BadOption(f"--secret {it.name}: its value is empty, or has characters that a header cannot have")
+    return value
