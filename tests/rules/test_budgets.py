@@ -10,7 +10,7 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1380,
+    "ground": 1400,
     "host": 2690,
     "hypervisor": 4070,
     "image": 4050,
@@ -29,7 +29,8 @@ BUDGETS = {
     "lease": 6660,
     "monitor": 1910,
     "soak": 460,
-    "api": 390,
+    "api": 880,
+    "adapters": 250,
     "config": 430,
     "assembly": 170,
     "cli": 4345,

@@ -14,7 +14,7 @@ FLOORS = {
     "host": 1, "journal": 2,
     "hypervisor": 3, "image": 3, "network": 3, "guest": 3, "batch": 3, "context": 3,
     "machine": 4, "pool": 4,
-    "jobs": 5, "accounting": 5, "service": 5, "config": 6, "assembly": 7, "api": 8, "vacuum": 9, "bait": 9, "lease": 9, "monitor": 9, "soak": 9, "cli": 10, "__main__": 11,
+    "jobs": 5, "accounting": 5, "service": 5, "config": 6, "assembly": 7, "api": 8, "vacuum": 9, "bait": 9, "lease": 9, "monitor": 9, "soak": 9, "adapters": 9, "cli": 10, "__main__": 11,
     "agent": 0,  # imports nothing else of ours, for it travels into the guest; the host shares its wire codec
 }  # fmt: skip
 DOWN_WITHIN_A_FLOOR = {("errors", "model")}
@@ -38,6 +38,10 @@ FOREIGN = {
     "argcomplete": "cli",
     "psycopg": "lease",
     "matplotlib": "soak monitor",
+    "cloudpickle": "api",
+    "distributed": "adapters",
+    "parsl": "adapters",
+    "submitit": "adapters",
     "tuf": "image",
     "securesystemslib": "image",
     # The image room reads keys and checks the chains within CernVM's images; service makes certificates for machines.

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from belljar.assembly import Runtime
@@ -37,7 +37,21 @@ from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
 from belljar.records import dataclass
 
-__all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines",
+if TYPE_CHECKING:
+    from belljar.api.executor import Executor as Executor
+    from belljar.api.executor import TaskError as TaskError
+else:
+
+    def __getattr__(name: str) -> object:
+        """What few programs use, and takes long to import."""
+        if name not in ("Executor", "TaskError"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from belljar.api import executor
+
+        return getattr(executor, name)
+
+
+__all__ = ["Completed", "Executor", "Failed", "Machine", "Options", "TaskError", "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines",
            "request", "request_of", "room", "run", "start"]  # fmt: skip
 
 T = TypeVar("T")
