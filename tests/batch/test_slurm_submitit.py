@@ -10,16 +10,15 @@ from tests.batch.lab.libraries import libraries
 from tests.batch.slurm_fixtures import Cluster
 from tests.batch.slurm_fixtures import cluster as cluster
 from tests.live.conftest import STORE
+from tests.live.test_task_frameworks import block
 
 LONGEST = 500
 PROGRAM = """
-import os, sys
-from belljar.adapters.submitit import executor
+import os
 
 def add(a, b):
     return a + b
 
-jobs = executor("log_test", "--memory", "512M")
 jobs.update_parameters(time=5, partition="batch")
 job = jobs.submit(add, 5, 7)
 inside = jobs.submit(lambda: (os.uname().nodename, os.environ["SLURM_JOB_ID"]))
@@ -41,10 +40,10 @@ def test_a_function_runs_in_a_machine_of_its_slurm_job(cluster: Cluster) -> None
     subprocess.run([venv / "bin/pip", "install", "-qq", "submitit", "cloudpickle"], check=True, timeout=LONGEST)
     (venv / "lib/python3.11/site-packages/belljar.pth").write_text(f"{site.lib}\n{libraries()}\n")
     subprocess.run(["chmod", "-R", "u=rwX,go=rX", venv], check=True)
-    program = cluster.script(f"#!{venv}/bin/python\n{PROGRAM}", "program.py")
+    program = cluster.script(f"#!{venv}/bin/python\n{block('jobs.submit')}\n{PROGRAM}", "program.py")
     env = {**cluster.lab.env, "BELLJAR_PATHS_NODE": str(site.node), "BELLJAR_PATHS_SITE_STORE": str(STORE)}
     done = site.run(str(program), user="bjalice", env=env, timeout=LONGEST, check=False)
-    logs = b"".join(path.read_bytes() for path in (site.home("bjalice") / "log_test").glob("*.err"))
+    logs = b"".join(path.read_bytes() for path in (site.home("bjalice") / "jobs").glob("*.err"))
     lines = set(done.stdout.decode().splitlines())  # submitit warns of a Slurm without accounting
-    assert {"12 [11, 22]", "True True"} <= lines, (done.stdout + done.stderr + logs).decode()
+    assert {"32", "12 [11, 22]", "True True"} <= lines, (done.stdout + done.stderr + logs).decode()
     cluster.clean()

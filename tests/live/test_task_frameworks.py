@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -23,14 +24,13 @@ pytestmark = [
 # https://distributed.dask.org/en/stable/quickstart.html
 DASK = """
 import os, sys
-from distributed import Client
-from belljar.adapters.dask import MachineCluster
 
 def square(x): return x ** 2
 def neg(x): return -x
 def where(n): return os.uname().nodename
 
 if __name__ == "__main__":
+    {page}
     with MachineCluster(2, host=sys.argv[1], memory="512M") as cluster, Client(cluster) as client:
         client.wait_for_workers(2, timeout=300)
         A = client.map(square, range(10))
@@ -44,12 +44,9 @@ if __name__ == "__main__":
 """
 # https://parsl.readthedocs.io/en/stable/1-parsl-introduction.html
 PARSL = """
-import sys, parsl
+import os, sys
+{page}
 from parsl import python_app
-from parsl.config import Config
-from parsl.executors import HighThroughputExecutor
-from parsl.providers import LocalProvider
-from belljar.adapters.parsl import MachineLauncher
 
 @python_app
 def pi(num_points):
@@ -70,12 +67,9 @@ def where():
     import os
     return os.uname().nodename
 
-provider = LocalProvider(launcher=MachineLauncher(["--memory", "512M"]), init_blocks=1, max_blocks=1)
-executor = HighThroughputExecutor(address=sys.argv[1], max_workers_per_node=1, provider=provider, encrypted=False)
-with parsl.load(Config(executors=[executor], run_dir=sys.argv[2])):
-    import os
-    a, b, c = pi(10**4), pi(10**4), pi(10**4)
-    print(3 < mean(a, b, c).result() < 3.3, where().result() != os.uname().nodename)
+a, b, c = pi(10**4), pi(10**4), pi(10**4)
+print(3 < mean(a, b, c).result() < 3.3, where().result() != os.uname().nodename)
+parsl.dfk().cleanup()
 """
 # https://github.com/facebookincubator/submitit/blob/main/README.md
 SUBMITIT = """
@@ -109,6 +103,12 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin/python"
 
 
+def block(word: str) -> str:
+    """The example of the page that has this word."""
+    blocks = re.findall("```python\n(.*?)\n```", (ROOT / "docs/jobs/executor.md").read_text(), re.DOTALL)
+    return next(text for text in blocks if word in text)
+
+
 @pytest.fixture
 def address() -> Iterator[str]:
     """The one by which this host reaches others."""
@@ -139,12 +139,13 @@ def logs(belljar: Belljar) -> Iterator[str]:
 
 
 def test_dask(belljar: Belljar, interpreter: Path, tmp_path: Path, address: str) -> None:
-    assert output(belljar, interpreter, tmp_path, DASK, address, allow=address) == "-285 True\n2\n3145728\n"
+    code = DASK.replace("{page}", block("MachineCluster").replace("\n", "\n    "))
+    assert output(belljar, interpreter, tmp_path, code, address, allow=address) == "32\n-285 True\n2\n3145728\n"
 
 
 def test_parsl(belljar: Belljar, interpreter: Path, tmp_path: Path, address: str) -> None:
-    words = (address, str(tmp_path / "runs"))
-    assert output(belljar, interpreter, tmp_path, PARSL, *words, allow=address) == "True True\n"
+    code = PARSL.replace("{page}", block("MachineLauncher"))
+    assert output(belljar, interpreter, tmp_path, code, allow=address) == "True True\n"
 
 
 def test_submitit(belljar: Belljar, interpreter: Path, tmp_path: Path) -> None:
