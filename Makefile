@@ -62,6 +62,7 @@ bench:
 	@.venv/bin/python bench/throughput.py
 	@.venv/bin/python bench/batch.py
 	@.venv/bin/python bench/bait.py
+	@.venv/bin/python bench/executor.py
 	@.venv/bin/python bench/contexts.py --contexts ramdisk
 	@.venv/bin/python bench/data.py --files 500
 	@.venv/bin/python bench/images.py

@@ -12,7 +12,7 @@ def hits(seed: int, darts: int) -> int:
 
 
 if __name__ == "__main__":
-    from machine_executor import MachineExecutor
+    from belljar.api import Executor
 
-    with MachineExecutor(max_workers=2, timeout=300) as executor:
+    with Executor(max_workers=2, timeout=300) as executor:
         print(4 * sum(executor.map(hits, range(4), [20_000] * 4)) / 80_000)

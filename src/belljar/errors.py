@@ -1,6 +1,7 @@
 """The error tree: what went wrong (message), what to do next (hint), and whether to try again (retry).
 
 BelljarError
+├── MachineFailed           a task's machine failed, not the task
 ├── UsageError              the asker must change something        -> cause REFUSED
 ├── ImageError              the image cannot be used               -> cause IMAGE_FAULT
 ├── HostError               this host cannot                       -> cause NODE_FAULT
@@ -52,6 +53,10 @@ class BelljarError(Exception):
         return self.message
 
 
+class MachineFailed(BelljarError, hint="Run the task again; `belljar show ID` tells of the machine."):
+    """The host or the machine failed a task of an Executor, through no fault of the task: it may be run again."""
+
+
 class HostError(BelljarError, hint="`belljar doctor` explains what this host lacks.", retry=Retry.ELSEWHERE):
     """This host cannot do it; another may."""
 
@@ -62,6 +67,12 @@ class NoSpace(HostError, hint="Free space, or move `paths.scratch` or `paths.sto
 
 class NoMemory(HostError, hint="Wait for other machines to end, or ask for less with --memory."):
     """The host has too little memory left for this machine now."""
+
+
+class NoProcessors(
+    HostError, hint="Wait for other machines to end, ask for fewer with --cpus, or set `host.cpus_per_cpu`."
+):
+    """All the processors that this host gives to machines are taken now."""
 
 
 class NoStore(HostError, hint="No image is at fault: the site has to check that folder's mount, owner and mode."):
@@ -208,6 +219,15 @@ class GuestRefused(GuestError, retry=Retry.NEVER, cause=Cause.REFUSED):
 
 class NoPackedFolders(GuestRefused, hint="Use an image with the modules `squashfs` and `overlay` (and `modprobe`)."):
     """The guest's kernel cannot use a folder that came as a disk. Never reaches the user: it is copied instead."""
+
+
+class PythonUnfit(
+    GuestError,
+    hint="Use an image whose python3 is of the version that runs this program (docs/jobs/executor.md).",
+    retry=Retry.NEVER,
+    cause=Cause.IMAGE_FAULT,
+):
+    """The guest has no Python for the tasks of an Executor, or one of another version."""
 
 
 class UsageError(BelljarError, hint="See `belljar --help`.", retry=Retry.NEVER, cause=Cause.REFUSED):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from tests.live.conftest import LONGEST, ROOT, Belljar
@@ -33,24 +32,6 @@ def test_the_examples_of_the_page_are_true(belljar: Belljar) -> None:
         "print(tried); sys.exit(bool(failed))"
     )
     assert int(said(python(belljar, "-c", code, str(ROOT / "docs/jobs/api.md")))) > 15
-    assert belljar.leftovers() == []
-
-
-def test_an_executor_runs_each_task_in_a_fresh_clone(belljar: Belljar) -> None:
-    assert 3.0 < float(said(python(belljar, str(ROOT / "examples/executor/pi_by_machines.py")))) < 3.3
-    assert len(belljar.json("ps", "-a")) == 4 and belljar.leftovers() == []
-
-
-def test_a_task_that_raises_tells_why_and_its_machine_is_gone(belljar: Belljar, tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text("def broken(n):\n    raise ZeroDivisionError(n)\n")
-    (tmp_path / "main.py").write_text(
-        "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from machine_executor import MachineExecutor\nimport belljar.api, task\n"
-        "with MachineExecutor() as executor:\n    error = executor.submit(task.broken, 7).exception()\n"
-        "print(type(error) is belljar.api.Failed, b'ZeroDivisionError: 7' in error.completed.stderr)\n"
-    )
-    words = (str(tmp_path / "main.py"), str(tmp_path), str(ROOT / "examples/executor"))
-    assert said(python(belljar, *words)) == "True True\n"
     assert belljar.leftovers() == []
 
 

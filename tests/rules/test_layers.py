@@ -40,6 +40,10 @@ FOREIGN = {
     "argcomplete": "cli",
     "psycopg": "lease",
     "matplotlib": "soak monitor",
+    "cloudpickle": "api",
+    "distributed": "adapters",
+    "parsl": "adapters",
+    "submitit": "adapters",
     "tuf": "image",
     "securesystemslib": "image",
     # The image room reads keys and checks the chains within CernVM's images; service makes certificates for machines, host

@@ -5,6 +5,7 @@ only when that asks for it. Nothing of ours imports an adapter.
     harbor.py          an environment of Harbor, given by `--env MODULE:CLASS`
     mini_swe_agent.py  an environment of mini-swe-agent, given as `environment_class`
     openenv.py         a container provider of OpenEnv
+    dask.py, parsl.py, submitit.py  workers and tasks of these in machines
 
 `sandbox.py` is what these share.
 """

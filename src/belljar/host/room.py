@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from belljar.errors import HostError, NoMemory, NoSpace
+from belljar.errors import NoMemory, NoProcessors, NoSpace
 from belljar.model import MIB, setting
 from belljar.records import dataclass
 
@@ -86,17 +86,16 @@ class Room:
     memory_reserved: int
 
     def refuse(self, need: Need) -> None:
-        """Raises NoMemory, NoSpace, HostError with the numbers, where the need is more than what is left."""
+        """Raises NoMemory, NoProcessors, NoSpace with the numbers, where the need is more than what is left."""
         if need.memory > self.memory:
             raise NoMemory(
                 f"{need.memory // MIB} MiB of memory: {self.memory // MIB} MiB are left on {self.bound}"
                 f" ({self.machines} other machines of this user have reserved {self.memory_reserved // MIB} MiB)"
             )
         if need.cpus > self.cpus - self.cpus_taken:
-            raise HostError(
+            raise NoProcessors(
                 f"{need.cpus} cpus: {max(0, int(self.cpus) - self.cpus_taken)} of {self.cpus:g} are left for machines"
-                f" (`host.cpus_per_cpu`; {self.machines} other machines of this user have reserved {self.cpus_taken})",
-                hint="Wait for other machines to end, ask for fewer with --cpus, or set `host.cpus_per_cpu`.",
+                f" (`host.cpus_per_cpu`; {self.machines} other machines of this user have reserved {self.cpus_taken})"
             )
         if need.scratch > self.scratch:
             raise NoSpace(f"a scratch disk of {need.scratch // MIB} MiB: {self.scratch // MIB} MiB are left for it")

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from belljar.assembly import Runtime
@@ -50,8 +50,23 @@ from belljar.model import (
 )
 from belljar.records import dataclass, replace
 
-__all__ = ["Account", "Beside", "Completed", "Failed", "Machine", "Options", "Outcome", "Port", "TimedOut", "abegin", "aevents", "arun", "astart",
-           "events", "find", "image_digest", "logs", "machines", "request", "request_of", "room", "run", "start", "start_many"]  # fmt: skip
+if TYPE_CHECKING:
+    from belljar.api.executor import Executor as Executor
+    from belljar.api.executor import TaskError as TaskError
+else:
+
+    def __getattr__(name: str) -> object:
+        """What few programs use, and takes long to import."""
+        if name not in ("Executor", "TaskError"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from belljar.api import executor
+
+        return getattr(executor, name)
+
+
+__all__ = ["Account", "Beside", "Completed", "Executor", "Failed", "Machine", "Options", "Outcome", "Port", "TaskError", "TimedOut", "abegin",
+           "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines", "request", "request_of", "room", "run", "start",
+           "start_many"]  # fmt: skip
 
 T = TypeVar("T")
 P = ParamSpec("P")
