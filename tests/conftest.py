@@ -6,6 +6,14 @@ import inspect
 import pytest
 
 LIMIT = 60.0  # seconds; a test that hangs is a failure, not a wait
+LONG = (  # files that take longest: begun first, so that no process waits for the last one
+    "test_htcondor.py", "test_slurm_lease.py", "test_lease_user_page.py", "test_slurm_control.py", "test_gridengine_jobs.py",
+    "test_libvirt.py", "test_virtiofs.py", "test_users.py", "test_image_life.py", "test_vacuum.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.live.conftest import ROOT, STORE
 from tests.roots import STATE, Room, folder_for_all, root
 
@@ -53,6 +55,14 @@ def variables(wheels: Path, **more: Any) -> dict[str, Any]:
     }
 
 
+def page() -> dict[str, Any]:
+    """The variables of the play that the guides name for more nodes."""
+    play = re.search(r"^```yaml\n(- hosts: nodes\n.*?)^```$", (ROOT / "docs/batch/index.md").read_text(), re.M | re.S)
+    assert play is not None
+    (role,) = yaml.safe_load(play[1])[0]["roles"]
+    return {name: value for name, value in role.items() if name.startswith("belljar_")}
+
+
 def played(room: Room, *plays: dict[str, Any]) -> list[dict[str, int]]:
     words = [str(ROOT / ".venv/bin/python"), "-m", "tests.batch.lab.ansible", *map(json.dumps, plays)]
     done = room.run(*words, cwd=str(ROOT), check=False, timeout=1500, BELLJAR_TEST_STATE="/var/tmp/state")
@@ -90,7 +100,8 @@ def test_an_unpacked_root_becomes_a_host_with_belljar_and_a_second_play_changes_
 def test_a_node_with_slurm_runs_jobs_in_machines_after_one_play(wheels: Path) -> None:
     binds = {ROOT: str(ROOT), wheels: WHEELS, STORE: "/var/lib/belljar"}
     with Room(Path("/"), host="fresh", binds=binds) as room:
-        node = variables(wheels, belljar_batch="slurm")
+        node = {**page(), **variables(wheels), "belljar_settings": page()["belljar_settings"]}
+        assert node["belljar_batch"] == "slurm"
         counts = played(room, node, node)
         assert [(row["changed"] > 0, row["failed"]) for row in counts] == [(True, 0), (False, 0)]
         assert "belljar" in room.path("/srv/slurm/etc/slurm.conf").read_text()

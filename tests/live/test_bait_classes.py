@@ -113,6 +113,7 @@ def nodes(lab: Lab, tmp_path: Path) -> Iterator[Nodes]:
         made.close()
 
 
+@pytest.mark.slow
 def test_nodes_reach_their_own_class_and_the_services_and_a_closed_one_nothing_else(nodes: Nodes) -> None:
     lab = nodes.lab
     for name in ("a", "b", "c", "d"):

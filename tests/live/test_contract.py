@@ -64,6 +64,7 @@ def test_the_kinds_of_stdin(belljar: Belljar, tmp_path: Path) -> None:
     assert null_out.stderr == b"/dev/null\n"
 
 
+@pytest.mark.slow
 def test_a_quarter_gibibyte_goes_in_and_comes_out_unchanged_in_bounded_memory(belljar: Belljar, tmp_path: Path) -> None:
     size, block = 256 * MIB, os.urandom(MIB)
     wanted = hashlib.sha256()

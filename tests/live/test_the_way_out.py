@@ -196,6 +196,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_an_agent_replaced_by_the_payload_is_the_guests_fault_when_the_job_is_resumed(
     belljar: Belljar, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ BUDGETS = {
     "accounting": 440,
     "bait": 2880,
     "lease": 6660,
-    "monitor": 1890,
+    "monitor": 1910,
     "soak": 460,
     "api": 400,
     "config": 430,

@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from belljar.cli import HIDDEN, VERBS, overview, parser_of, split
 from belljar.cli.parser import examples_of
 
 EXAMPLES = (Path(cli.__file__).parent / "examples.txt").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = sorted({*DOCS.rglob("*.md")} - {DOCS / "reference/cli.md"})
 COMMANDS = re.findall(r"^belljar .*$", EXAMPLES, re.MULTILINE)
+
+FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -43,7 +48,21 @@ def test_there_is_no_example_for_what_is_not_there() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_example_is_a_command_line_that_is_taken(command: str) -> None:
-    words = shlex.split(re.split(r" (?:&&|[|>]) ", command)[0], comments=True)
+    understood(command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_a_page_has_only_commands_that_are_taken(page: Path) -> None:
+    for block in FENCE.findall(page.read_text()):
+        for command in re.findall(r"^(?:\$ )?(belljar (?:.*\\\n)*.*)$", block, re.MULTILINE):
+            understood(command.replace("\\\n", " "))
+
+
+def understood(command: str) -> None:
+    """As far as the shell's next sign, such as a pipe."""
+    lexer = shlex.shlex(re.sub(r"\$\([^()]*\)|\d(?=>)", "", command), posix=True, punctuation_chars="<>|&;")
+    lexer.whitespace_split = True
+    words = list(takewhile(lambda word: not set(word) <= set("<>|&;"), lexer))
     line = split(words[1:])
     parser_of(line.verb).parse_args(line.rest)
 

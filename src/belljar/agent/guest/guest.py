@@ -153,6 +153,8 @@ class Guest(Mounts):
             write_file(path, b"", 0o644 if leaf[:4] == "host" else 0o444)
             self.names[leaf] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             if leaf in ("hostname", "hosts", "machine-id"):
+                if os.path.ismount(f"/etc/{leaf}"):  # systemd's machine-id, until it has written it to the disk
+                    libc.unmount(f"/etc/{leaf}".encode())
                 os.symlink(path, f"/etc/{leaf}.belljar")
                 os.rename(f"/etc/{leaf}.belljar", f"/etc/{leaf}")
         libc.mount(f"{RUN}/boot_id".encode(), BOOT_ID.encode(), b"none", libc.MS_BIND, b"")
