@@ -135,7 +135,7 @@ def test_a_hostile_layer_is_harmless_or_refused_in_one_line(
 def test_a_bomb_is_refused_and_leaves_nothing(belljar: Belljar, layout: Layout, how: str) -> None:
     layout.image("x", [layer(file("zeros", bytes(ZEROS)))], how=how)
     done = bring(belljar, f"oci:{layout.path}:x", BELLJAR_IMAGE_MAX_SIZE="64M")
-    refused(done, "67108864")
+    refused(done, "image.max_size")
 
 
 @pytest.mark.slow
