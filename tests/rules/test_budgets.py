@@ -29,7 +29,7 @@ BUDGETS = {
     "lease": 6660,
     "monitor": 1910,
     "soak": 460,
-    "api": 880,
+    "api": 890,
     "adapters": 250,
     "config": 430,
     "assembly": 170,
