@@ -158,11 +158,11 @@ def test_a_name_server_hears_of_names_that_are_reached_and_of_nothing_else() -> 
 
 
 def test_a_port_of_names_is_answered_at_every_address() -> None:
-    under = Under(Egress(only=(Only(names=(Name("data.example.org"),)),)))
-    assert under.run("answered", "203.0.113.9", 443)["connect"] == "None"
-    assert under.run("answered", "10.0.0.1", 443) == {"connect": "ENETUNREACH"}
-    assert under.run("connect", "203.0.113.9", 8443) == {"connect": "ENETUNREACH"}
-    assert under.run("udp", "203.0.113.9", 443) == {"udp": "ENETUNREACH"}  # QUIC
+    egress = Egress(only=(Only(names=(Name("data.example.org"),)),))
+    assert Under(egress).run("answered", "203.0.113.9", 443)["connect"] == "None"
+    assert Under(egress).run("answered", "10.0.0.1", 443) == {"connect": "ENETUNREACH"}
+    assert Under(egress).run("connect", "203.0.113.9", 8443) == {"connect": "ENETUNREACH"}
+    assert Under(egress).run("udp", "203.0.113.9", 443) == {"udp": "ENETUNREACH"}  # QUIC
 
 
 def test_an_answered_place_is_a_stream_to_us() -> None:
