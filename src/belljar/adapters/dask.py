@@ -22,7 +22,6 @@ from distributed.utils import get_ip
 from belljar import api
 from belljar.adapters.environment import environment
 from belljar.errors import BelljarError
-from belljar.guest import Streams
 from belljar.model import Share
 
 logger = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class MachineWorker(ProcessInterface):  # type: ignore[misc]
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert self._machine is not None
         try:
-            await self._machine.acarry([sys.executable, "-IS", "-c", CONNECT], Streams(reader, Sent(writer), None))
+            await self._machine.acarry([sys.executable, "-IS", "-c", CONNECT], api.Streams(reader, Sent(writer), None))
         except (BelljarError, OSError):  # the machine has ended
             pass
         finally:

@@ -64,7 +64,7 @@ else:
         return getattr(executor, name)
 
 
-__all__ = ["Account", "Beside", "Completed", "Executor", "Failed", "Machine", "Options", "Outcome", "Port", "TaskError", "TimedOut", "abegin",
+__all__ = ["Account", "Beside", "Completed", "Executor", "Failed", "Machine", "Options", "Outcome", "Port", "Streams", "TaskError", "TimedOut", "abegin",
            "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines", "request", "request_of", "room", "run", "start",
            "start_many"]  # fmt: skip
 
