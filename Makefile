@@ -59,6 +59,7 @@ bench:
 	@.venv/bin/python bench/own.py
 	@.venv/bin/python bench/stream.py
 	@.venv/bin/python bench/density.py
+	@.venv/bin/python bench/launch.py
 	@.venv/bin/python bench/throughput.py
 	@.venv/bin/python bench/batch.py
 	@.venv/bin/python bench/bait.py

@@ -27,7 +27,7 @@ for attributes, requirements in json.load(sys.stdin):
 """
 NEWLINE = Case("name of an image", image="debian12\n")
 REFUSED_BY = (  # the first whose words are said
-    ("name of an image", "BelljarImage"), ("not allowed", "BelljarImage"), ("needs at least", "BelljarMemory"),
+    ("name of an image", "BelljarImage"), ("not allowed", "BelljarImage"), ("a job pulls", "BelljarImage"), ("needs at least", "BelljarMemory"),
     ("GPU", "BelljarKind"), ("cpus", "BelljarMostCpus"), ("MiB of memory", "BelljarMostMemory"), ("MiB of disk", "BelljarMostDisk"),
 )  # fmt: skip
 

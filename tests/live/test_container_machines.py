@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.live.conftest import Belljar
+import pytest
+from tests.batch.lab.page import follow
+from tests.live.conftest import LONGEST, ROOT, Belljar
 from tests.unit.image.container_parts import Container, folder, layer, link
 
 BUSYBOX = Path("/bin/busybox").read_bytes()  # Debian's static one
@@ -32,6 +36,7 @@ grep -c overlay /proc/filesystems
 """
 
 
+@pytest.mark.slow
 def test_a_saved_image_runs_its_own_command_as_its_own_user_and_any_as_root(belljar: Belljar, tmp_path: Path) -> None:
     """What containers lack is there: mounts, modules of the kernel, devices."""
     Container([layer(*ALPINE)], SETTINGS).docker_archive(tmp_path / "image.tar")
@@ -49,4 +54,23 @@ def test_a_saved_image_runs_its_own_command_as_its_own_user_and_any_as_root(bell
         assert {outcome["image_manifest"] for outcome in outcomes} == {shown["facts"]["manifest"]}
     finally:
         belljar("image", "remove", "container-of-a-test", "--force")
+    assert belljar.leftovers() == []
+
+
+def test_the_guide_to_containers_is_as_its_page_says(belljar: Belljar, tmp_path: Path) -> None:
+    command = tmp_path / "bin/belljar"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m belljar "$@"\n')
+    command.chmod(0o755)
+    env = {**belljar.env, "PATH": f"{command.parent}:{belljar.env['PATH']}"}
+
+    def run(commands: str, as_user: bool) -> str:
+        done = subprocess.run(
+            ["sh", "-euc", commands], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=LONGEST, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {commands}{done.stdout}exit {done.returncode}"
+        return done.stdout
+
+    assert len(follow(ROOT / "docs/jobs/containers.md", run)) == 1
     assert belljar.leftovers() == []

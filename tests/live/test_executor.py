@@ -90,3 +90,10 @@ def test_a_program_that_ends_does_its_tasks_first_and_terminated_ones_leave_noth
     words = said(python(belljar, "-c", code)).split("\n")
     assert sorted(words) == ["", "7", 'CancelledError("the task\'s machine was stopped")']
     assert belljar.leftovers() == []
+
+
+def test_tasks_wait_while_the_host_has_room_for_one_machine_only(belljar: Belljar) -> None:
+    code = "import belljar.api as b\nwith b.Executor(3) as executor:\n    print(list(executor.map(abs, range(-3, 0))))"
+    belljar.env["BELLJAR_HOST_CPUS_PER_CPU"] = str(1 / (os.cpu_count() or 1))
+    assert said(python(belljar, "-c", code)) == "[3, 2, 1]\n"
+    assert len(belljar.json("ps", "-a")) == 3 and belljar.leftovers() == []

@@ -48,6 +48,7 @@ class Fakes(Executor):
     ) -> None:
         super().__init__(*words, **options)
         self.ends, self.room, self.requests = [*ends], room, list[Request]()
+        self.starting = list[int]()
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
 
@@ -61,7 +62,8 @@ class Fakes(Executor):
         task.main(payload.inputs[-1].outside, payload.outputs[-1].outside)
         return ended(request, exit_code=0)
 
-    def _look(self) -> None:
+    def _look(self, starting: int) -> None:
+        self.starting.append(starting)
         if not self.room():
             raise NoMemory("none is left")
 
@@ -259,15 +261,33 @@ def test_plain_results_take_nothing_that_runs_code(tmp_path: Path) -> None:
 def test_a_task_waits_for_room_and_another_machine_that_is_quicker_costs_it_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("belljar.api.executor._some_end", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(Executor, "_some_end", lambda _: asyncio.sleep(0))
     looks = iter([False, False, True, False, True])
 
     def late(request: Request) -> Completed:
-        return ended(request, Cause.NODE_FAULT, OutcomeClass.NODE, error="NoMemory", reason="none is left")
+        raise NoMemory("none is left")
 
     executor = Fakes(1, room=lambda: next(looks), ends=[late])
     assert result_of(executor, abs, -3) == 3
     assert len({request.id for request in executor.requests}) == 2 and list(looks) == []
+
+
+def test_machines_that_have_not_reserved_their_room_yet_are_counted() -> None:
+    with Fakes(3) as executor:
+        executor.go_on.clear()
+        futures = [executor.submit(abs, -n) for n in range(3)]
+        assert executor.begun.wait(LONGEST)
+        executor.go_on.set()
+        concurrent.futures.wait(futures, LONGEST)
+    assert executor.starting == [0, 1, 2]
+
+
+def test_what_keeps_a_machine_from_starting_is_not_the_tasks() -> None:
+    def full(request: Request) -> Completed:
+        raise NoSpace("the disk is full")
+
+    error = error_of(Fakes(1, ends=[full]), abs, 1)
+    assert type(error) is MachineFailed and type(error.__cause__) is NoSpace
 
 
 def test_a_task_that_waited_too_long_for_room_says_so() -> None:

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
+from belljar.api.words import Beside, Options, Word, argv_of, environment
 from belljar.assembly import Runtime
 from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
 from belljar.guest import BytesSink, BytesSource, Guest, Streams
-from belljar.host.caller import caller, plain_environment, rlimits, umask
+from belljar.host.caller import caller, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread, to_its_end
 from belljar.jobs.asked import Asked, understood
-from belljar.jobs.starting import brought_container, container_of, environment_of, make_request
+from belljar.jobs.starting import brought_container, container_of, make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
@@ -36,7 +37,6 @@ from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import (
     Account,
-    Container,
     MachineId,
     Outcome,
     Payload,
@@ -70,27 +70,8 @@ __all__ = ["Account", "Beside", "Completed", "Executor", "Failed", "Machine", "O
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Word = str | bytes
 BEGUN = (State.RUNNING.value, "paused")
 _absolute = os.path.abspath
-
-
-class Options(Asked, total=False):
-    """What may be said of a machine and its payload, beside what is said of every machine; the settings decide the rest."""
-
-    script: bytes  # copied in and run by its `#!` line; argv[0] is its name
-    cwd: Word
-    env: Mapping[str, str]
-    inputs: Mapping[str, str]  # path here -> path in the guest
-    outputs: Mapping[str, str]  # path in the guest -> path here
-
-
-class Beside(TypedDict, total=False):
-    """What may be said of a command beside the payload."""
-
-    cwd: Word | None  # None: the payload's
-    env: Mapping[str, str]  # beside what every payload has
-    leaves: bool  # what it starts in the background goes on until the machine ends, not until the command does
 
 
 @dataclass(frozen=True)
@@ -205,9 +186,9 @@ class Machine:
         """`aexec` with these streams, as they come; its exit code."""
         async with self._guest(account) as (guest, who):
             cwd = os.fsencode(beside.get("cwd") or str(self.view.payload.get("cwd") or "/"))
-            env = _environment(who, beside.get("env", {}), container_of(self._runtime, self.view.image))
+            env = environment(who, beside.get("env", {}), container_of(self._runtime, self.view.image))
             await guest.add_account(who)
-            payload = Payload(_argv(argv), who, cwd=cwd, env=env, leaves=beside.get("leaves", False))
+            payload = Payload(argv_of(argv), who, cwd=cwd, env=env, leaves=beside.get("leaves", False))
             status = await (await guest.start(payload, streams)).wait()
         if status.error and streams.stderr is not None:
             await streams.stderr.write(status.message.encode() + b"\n")
@@ -469,34 +450,12 @@ def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
     )
     inside = {name: asked.pop(name) for name in Options.__annotations__.keys() - Asked.__annotations__ if name in asked}
     payload = Payload(
-        _argv(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", container.cwd if container else "/")),
-        env=_environment(account, inside.get("env", {}), container), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
+        argv_of(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", container.cwd if container else "/")),
+        env=environment(account, inside.get("env", {}), container), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
         inputs=tuple(Transfer(os.path.abspath(here), there) for here, there in inside.get("inputs", {}).items()),
         outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in inside.get("outputs", {}).items()),
     )  # fmt: skip
     return request_of(RunPayload(payload), **asked)
-
-
-def _environment(
-    account: Account, more: Mapping[str, str], container: Container | None
-) -> tuple[tuple[bytes, bytes], ...]:
-    """The user's, the container image's, and these. Raises ValueError for what cannot be a variable."""
-    given = {os.fsencode(name): os.fsencode(value) for name, value in more.items()}
-    env = plain_environment(account) | environment_of(container) | given
-    for name, value in env.items():
-        if not name or b"=" in name or b"\0" in name + value:
-            raise ValueError(f"env: {name!r}={value!r} cannot be a variable")
-    return tuple(env.items())
-
-
-def _argv(words: Sequence[Word]) -> tuple[bytes, ...]:
-    """Raises TypeError, ValueError for what is not a command."""
-    if isinstance(words, (str, bytes)):
-        raise TypeError(f"argv is one text, {words!r}: give a list of words, such as `shlex.split` makes")
-    argv = tuple(map(os.fsencode, words))
-    if not argv or b"\0" in b"".join(argv):
-        raise ValueError(f"argv: {list(words)!r} is not a command: nothing in it, or a NUL")
-    return argv
 
 
 # -- small helps -----------------------------------------------------------------------------------------------------

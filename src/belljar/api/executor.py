@@ -38,6 +38,7 @@ from belljar.errors import (
 from belljar.host.files import private_folder
 from belljar.host.room import Need, host_memory
 from belljar.host.threads import in_thread
+from belljar.machine import RESERVED
 from belljar.machine.outside.detached import error_of
 from belljar.model import Outcome, OutcomeClass, Request, Retry, RunPayload, Transfer
 from belljar.records import dataclass, replace
@@ -46,7 +47,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Answer = tuple[Any, BaseException | None]
 TASK, RESULT = "/tmp/belljar-task", "/tmp/belljar-result"  # in the guest
-NO_ROOM = {error.__name__ for error in (NoMemory, NoProcessors)}
+NO_ROOM = (NoMemory, NoProcessors)
 LOOK_AGAIN = 10.0  # seconds: room that no machine of ours gave back
 
 
@@ -155,6 +156,9 @@ class Executor(concurrent.futures.Executor):
     async def _serve(self) -> None:
         """Begin tasks as others end, until there are none."""
         self._turn = asyncio.Lock()  # of who looks for room
+        self._begun = dict[
+            asyncio.Task[None] | None, Path | None
+        ]()  # who has room -> what is there once it is reserved
         while True:
             self._news.clear()
             with self._lock:
@@ -169,6 +173,7 @@ class Executor(concurrent.futures.Executor):
             await self._news.wait()
 
     def _end(self, work: asyncio.Task[None]) -> None:
+        self._begun.pop(work, None)  # one that never came to a machine
         with self._lock:
             del self._running[work]
         self._news.set()
@@ -205,17 +210,33 @@ class Executor(concurrent.futures.Executor):
             async with asyncio.timeout(self._patience), self._turn:
                 while True:
                     try:
-                        self._look()
+                        self._look(sum(path is None or not path.exists() for path in self._begun.values()))
+                        self._begun[asyncio.current_task()] = None
                         return
                     except HostError as error:
                         refusal = error
-                    await _some_end()
+                    await self._some_end()
         raise MachineFailed(f"waited {self._patience:g} s for room: {refusal}") from refusal
 
-    def _look(self) -> None:
-        """Raises HostError where there is no room now."""
-        if self._need is not None:
-            api.room().refuse(self._need)
+    def _look(self, starting: int) -> None:
+        """Raises HostError where there is no room now, beside that for so many machines that have not reserved theirs."""
+        if (need := self._need) is not None:
+            count = starting + 1
+            api.room().refuse(Need(need.memory * count, need.cpus * count, need.scratch * count))
+
+    async def _some_end(self) -> None:
+        """Return when a machine of this user has ended, or after a while."""
+        runtime = api._runtime()
+        living = [api.Machine(view.id, runtime) for view in runtime.machines.living() if view.alive]
+        ends: list[asyncio.Future[Any]] = [asyncio.ensure_future(machine.await_end()) for machine in living]
+        ends.append(asyncio.ensure_future(asyncio.sleep(LOOK_AGAIN)))
+        ours = [work for work in self._begun if work is not None and work is not asyncio.current_task()]
+        try:
+            await asyncio.wait([*ends, *ours], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
 
     # -- one task ----------------------------------------------------------------------------------------------------
 
@@ -228,21 +249,23 @@ class Executor(concurrent.futures.Executor):
             while True:
                 request = self._request([Transfer(f"/proc/{os.getpid()}/fd/{packed.fileno()}", TASK)])
                 result = self._place_of_result(request)
+                self._begun[asyncio.current_task()] = api._runtime().folders.machine(request.id) / RESERVED
                 try:
                     completed = await self._run(request)
-                    if completed.outcome.error not in NO_ROOM:
-                        return await in_thread(partial(_tried, self._unpacked, completed, result))
+                    return await in_thread(partial(_tried, self._unpacked, completed, result))
+                except NO_ROOM:
+                    await self._some_end()  # another machine was quicker
+                except BelljarError as exc:
+                    if exc.retry is Retry.NEVER:
+                        raise
+                    raise MachineFailed(exc.message, hint=exc.hint) from exc
                 finally:
+                    self._begun.pop(asyncio.current_task(), None)
                     result.unlink(missing_ok=True)
-                await self._room()  # another machine was quicker
+                await self._room()
 
     async def _run(self, request: Request) -> api.Completed:
-        try:
-            return await api.arun(request)
-        except BelljarError as error:
-            if error.retry is Retry.NEVER:
-                raise
-            raise MachineFailed(error.message, hint=error.hint) from error
+        return await api.arun(request)
 
     def _packed(self, task: Task) -> IO[bytes]:
         import cloudpickle
@@ -328,20 +351,6 @@ class Plain(pickle.Unpickler):
 
 def plain(file: IO[bytes]) -> Any:
     return Plain(file).load()
-
-
-async def _some_end() -> None:
-    """Return when a machine of this user has ended, or after a while."""
-    runtime = api._runtime()
-    living = [api.Machine(view.id, runtime) for view in runtime.machines.living() if view.alive]
-    ends: list[asyncio.Future[object]] = [asyncio.ensure_future(machine.await_end()) for machine in living]
-    ends.append(asyncio.ensure_future(asyncio.sleep(LOOK_AGAIN)))
-    try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for end in ends:
-            end.cancel()
-        await asyncio.gather(*ends, return_exceptions=True)
 
 
 def _tried(call: Callable[..., Any], *words: Any) -> Answer:

@@ -37,7 +37,7 @@ class Note:
 class Images(Store):
     """A store that gets what it lacks."""
 
-    _is_of_job, _pulled = False, ""
+    _pulled = ""  # the one image that a batch job may import
 
     def ensure(self, reference: str, *, public_only: bool = False, now: float | None = None) -> str:
         """Make sure that the image of this name, digest, address or path is here. A name is brought from the first source that
@@ -49,7 +49,7 @@ class Images(Store):
             if not self._has(reference):
                 self._get(reference)
             return ""
-        if self._is_of_job and reference != self._pulled:
+        if self.is_of_job and reference != self._pulled:
             return ""  # a batch job's image is not imported
         return self._ensure_source(reference, public_only, time.time() if now is None else now)
 
@@ -57,7 +57,7 @@ class Images(Store):
         """For a batch job: from now on this name means the image in the site's store, even where a private one has the same name.
         Where the site has none: a private image with *own*, else only one that a source offers. Nothing is built or imported
         from now on, but this image of a registry with *pulls*. Raises ImageUnknown, NotPermitted, NoStore."""
-        self._is_of_job, self._pulled = True, reference if pulls else ""
+        self.is_of_job, self._pulled = True, reference if pulls else ""
         if self.shared:
             return
         with suppress(ImageUnknown):
@@ -105,7 +105,7 @@ class Images(Store):
             return
         if reference != DEFAULT_NAME:
             self._find(reference)  # raises
-        if self._is_of_job:
+        if self.is_of_job:
             hint = f"Its site has to `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root."
             raise NoStore(f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job", hint=hint)
         from belljar.image.build.debian import Recipe, build

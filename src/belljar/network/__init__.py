@@ -45,7 +45,7 @@ class Settings:
 
     egress: EgressMode = setting(EgressMode.GUARDED,
         "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches")  # fmt: skip
-    allow: tuple[str, ...] = setting((), 
+    allow: tuple[str, ...] = setting((),
         "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4. With NAME[:PORT], *.NAME[:PORT] or none among these: what it may reach at all")  # fmt: skip
     deny: tuple[str, ...] = setting((), "what a guarded machine may never reach, in the same form; stronger than allow")
     publish: Publish = setting(Publish.ANY,

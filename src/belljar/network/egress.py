@@ -29,14 +29,7 @@ def egress_of(
     only = (sites,) if sites.names or NOTHING in settings.allow else ()
     if allow:
         only = (*only, replace(own, names=own.names + hosts))
-    egress = Egress(
-        allow=sites.rules,
-        deny=rules_of("deny", settings.deny),
-        resolvers=resolvers,
-        answers=answers,
-        only=only,
-        secret=hosts,
-    )
+    egress = Egress(sites.rules, rules_of("deny", settings.deny), resolvers, answers, only, hosts)
     return replace(egress, answers=(*answers, PROXY)) if egress.ports else egress
 
 

@@ -137,6 +137,13 @@ def test_of_two_lists_each_has_to_have_it() -> None:
     assert Egress(only=(own,)).reaches("data.example.org", 8443) and egress.reaches("data.example.org")
 
 
+def test_a_rule_for_the_network_of_a_resolver_does_not_open_it() -> None:
+    egress = Egress(allow=(rule("10.0.0.0/8"),), resolvers=("10.0.0.53",), only=(Only((rule("10.0.0.0/8"),)),))
+    assert verdict(egress, "10.0.0.53", 53, Transport.UDP) is Verdict.QUERY
+    assert verdict(egress, "10.0.0.53", 53) is Verdict.REFUSED
+    assert verdict(egress, "10.0.0.54", 53) is verdict(egress, "10.0.0.53", 80) is Verdict.ALLOWED
+
+
 def test_nothing_is_reached_by_an_empty_list() -> None:
     egress = Egress(resolvers=("10.0.0.53",), answers=(METADATA,), only=(Only(),))
     assert verdict(egress, "8.8.8.8") is verdict(egress, "10.0.0.53", 53) is Verdict.REFUSED

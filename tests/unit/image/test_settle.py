@@ -11,6 +11,7 @@ import pytest
 
 from belljar.errors import ImageUnknown, NoStore, NotPermitted
 from belljar.image import Image, Settings, name_of
+from belljar.image.container import disk
 from belljar.image.images import Images
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
@@ -168,3 +169,11 @@ def test_a_job_pulls_nothing_that_the_site_has(site: Store, user: Store, publish
     user.settle(SOURCE, own=True, pulls=True)
     user.ensure(SOURCE)
     assert user.resolve(SOURCE).digest == public.digest and pulls == []
+
+
+@pytest.mark.usefixtures("as_user")
+def test_a_jobs_pull_builds_no_kernel(user: Store) -> None:
+    assert isinstance(user, Images)
+    user.settle(SOURCE, own=True, pulls=True)
+    with pytest.raises(NoStore, match="debian12, whose kernel"):
+        disk.bring(user, SOURCE, "x")

@@ -96,17 +96,15 @@ def decide(egress: Egress, address: str, port: int, transport: Transport) -> tup
     if (address, port) in egress.answers and transport is Transport.TCP:
         return Verdict.ANSWERED, "answered here"
     verdict, reason = decide_by_address(egress, address, port, transport)
-    number, is_tcp = as_number(address), transport is Transport.TCP
     if verdict is Verdict.REFUSED:
         return verdict, reason
-    if not all(any(rule.fits(number, port, transport) for rule in only.rules) for only in egress.only):
-        if is_tcp and port in egress.ports:
-            return Verdict.ANSWERED, "by its name"
-        is_query = address in egress.resolvers and port == DNS and transport is Transport.UDP
-        return (Verdict.QUERY, "resolver") if is_query else (Verdict.REFUSED, "not allowed")
-    if is_tcp and any(port in name.ports for name in egress.secret):
+    if egress.only and address in egress.resolvers and port == DNS:  # also where a rule has its network
+        return (Verdict.QUERY, "resolver") if transport is Transport.UDP else (Verdict.REFUSED, "not allowed")
+    number, is_tcp = as_number(address), transport is Transport.TCP
+    is_listed = all(any(rule.fits(number, port, transport) for rule in only.rules) for only in egress.only)
+    if is_tcp and port in egress.ports and not (is_listed and all(port not in name.ports for name in egress.secret)):
         return Verdict.ANSWERED, "by its name"
-    return verdict, reason
+    return (verdict, reason) if is_listed else (Verdict.REFUSED, "not allowed")
 
 
 def decide_by_address(egress: Egress, address: str, port: int, transport: Transport) -> tuple[Verdict, str]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit, ImageUnknown
+from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit, ImageUnknown, NoStore
 from belljar.host.files import free_bytes
 from belljar.image import Image
 from belljar.image.container import layout, sources
@@ -114,6 +114,9 @@ def _found(store: Store) -> Image:
 
         with suppress(ImageUnknown):
             return pull(store, KERNEL_IMAGE)
+    if store.is_of_job:
+        hint = f"Its site has to `belljar image build debian --name {KERNEL_IMAGE}` or `belljar image sync`, as root."
+        raise NoStore(f"image {KERNEL_IMAGE}, whose kernel container images use: this node has none", hint=hint)
     return build(store, Recipe("bookworm", KERNEL_IMAGE), only_if_missing=True)
 
 
@@ -136,13 +139,13 @@ def _modules(store: Store, kernel: Image, progress: Progress) -> Path:
             (tree / name).mkdir()
             (tree / name).chmod(mode)
         words = ["-R", f"rdump /usr/lib/modules/{release} tree/lib/modules", intake.RAW]
-        sandbox.run_in(folder, ["debugfs", *words], sandbox.CONVERSION, store.settings.max_size)
+        sandbox.run_in(folder, ["debugfs", *words], sandbox.CONVERSION, kernel.virtual_size)
         if not (tree / inside / "modules.dep").exists():
             raise ImageUnfit(f"image {kernel.called}: no modules of its kernel {release} were found in it")
         words = ["--create", "--directory=tree", "--sort=name", "--owner=0", "--group=0", "--mtime=@0"]
         words += [*(f"--exclude={path}" for path in HARDWARE), *PLACES, inside]
         draft = folder / "modules.tar"
-        sandbox.run_in(folder, ["tar", *words], sandbox.CONVERSION, store.settings.max_size, stdout=draft)
+        sandbox.run_in(folder, ["tar", *words], sandbox.CONVERSION, kernel.virtual_size, stdout=draft)
         draft.chmod(store.file_mode)
         draft.rename(path)
     return path

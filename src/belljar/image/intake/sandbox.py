@@ -113,7 +113,11 @@ def run_in(
         _await(process, name, seconds, watch)
         err.seek(0)
         if process.returncode:
-            raise CommandFailed(err.read(LARGEST_COMPLAINT).decode(errors="replace"))
+            complaint = err.read(LARGEST_COMPLAINT).decode(errors="replace").strip()
+            is_too_large = process.returncode == -signal.SIGXFSZ
+            raise CommandFailed(
+                f"{complaint}\n{name}: file size limit exceeded" if is_too_large else complaint or f"{name} failed"
+            )
         out.seek(0)
         return out.read(LARGEST_ANSWER)
 

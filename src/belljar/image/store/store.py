@@ -45,6 +45,8 @@ class Store:
     """A private store that is written to, and behind it the site's, which is only read. Without a *surveyor* no file system of a
     disk that comes in is looked into."""
 
+    is_of_job = False  # of a batch job: nothing is built
+
     def __init__(
         self, own: Path, site: Path | None, settings: Settings, users: Users = nobody, surveyor: Surveyor | None = None
     ) -> None:

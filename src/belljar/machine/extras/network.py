@@ -120,14 +120,8 @@ async def listen(traffic: AsyncIterator[Call | Refusal], life: Lifecycle, answer
 
 
 def tell_refusal(life: Lifecycle, item: Refusal) -> None:
-    life.record.tell(
-        "network-refused",
-        address=item.address,
-        port=item.port,
-        transport=item.transport,
-        reason=item.reason,
-        count=item.count,
-    )
+    place = {"address": item.address, "port": item.port, "transport": item.transport}
+    life.record.tell("network-refused", **place, reason=item.reason, count=item.count)
 
 
 async def _by_place(places: tuple[Place, ...], usual: Answer | None, other: Answer, call: Call) -> None:

@@ -160,19 +160,12 @@ def account_of(view: MachineView) -> Account | None:
 def publish(view: MachineView, port: Port) -> Port:
     """Have a port of its guest published, and return where. Raises NoSuchMachine, MachineBusy."""
     with connect(view.folder) as connection:
-        return _port(ask(connection, "publish", port=to_json(port))["port"])
+        return Port(**ask(connection, "publish", port=to_json(port))["port"])
 
 
 def published(folder: Path) -> list[Port]:
     """The ports that it publishes, or has published while it lived, by its journal."""
-    return [_port(event["port"]) for event in read(folder) if event["event"] == "published"]
-
-
-def _port(value: Any) -> Port:
-    from belljar.reading import from_json
-
-    port: Port = from_json(Port, value)
-    return port
+    return [Port(**event["port"]) for event in read(folder) if event["event"] == "published"]
 
 
 @contextmanager

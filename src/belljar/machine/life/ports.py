@@ -44,6 +44,7 @@ class Ports:
         self._free = asyncio.Semaphore(MOST)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sockets: set[socket.socket] = set()
+        self._refusals: set[tuple[int, str]] = set()  # that were told
 
     def open(self, port: Port) -> Port:
         """Listen, and return where. Raises BadOption, NoSpace."""
@@ -112,7 +113,7 @@ class Ports:
         """One connection, to its end on both sides."""
         client = Client(connection)
         try:
-            with connection, suppress(BelljarError, OSError):
+            with connection, suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await self._running.is_up.wait()
                 if (guest := self._running.guest) is None:
@@ -120,6 +121,10 @@ class Ports:
                 client.process = await guest.connect(port, Streams(client, client, None))
                 if (await client.process.wait()).exit_code == 0:  # all of it was carried: it is not reset
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes(8))
+        except BelljarError as error:
+            if (port, error.message) not in self._refusals:
+                self._refusals.add((port, error.message))
+                self._life.record.tell("connection-refused", port=port, reason=error.message)
         finally:
             self._sockets.discard(connection)
             self._free.release()
