@@ -13,7 +13,7 @@ BUDGETS = {
     "ground": 1440,
     "host": 3310,
     "hypervisor": 4090,
-    "image": 4970,
+    "image": 4980,
     "network": 1010,
     "context": 850,
     "guest": 1390,
