@@ -57,12 +57,10 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
         task = self.task_env_config
         storage = self._effective_storage_mb
         sizes = size_of(self._effective_cpus, self._effective_memory_mb, storage and storage / 1024)
-        options = {**network_of(self.network_policy), **sizes, **self._given}
+        usual = {"env": self._startup_env(), "cwd": task.workdir, "labels": {"trial": self.session_id}}
+        options = {**usual, **network_of(self.network_policy), **sizes, **self._given}
         try:
-            self._sandbox = await Sandbox.create(
-                self._image or task.docker_image, env=self._startup_env(), cwd=task.workdir,
-                labels={"trial": self.session_id}, **options,
-            )  # fmt: skip
+            self._sandbox = await Sandbox.create(self._image or task.docker_image, **options)
         except Unfit as exc:
             raise SandboxBuildFailedError(str(exc)) from exc
         except InfrastructureFailure as exc:
