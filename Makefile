@@ -70,6 +70,7 @@ bench:
 	@.venv/bin/python bench/lease.py
 	@.venv/bin/python bench/libvirt.py
 	@.venv/bin/python bench/networks.py
+	@.venv/bin/python bench/sandbox.py
 	@.venv/bin/python bench/vacuum.py
 
 docs:

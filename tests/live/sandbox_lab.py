@@ -36,6 +36,20 @@ async def life() -> None:
     await sandbox.close()
 
 
+async def container() -> None:
+    """An image of a registry's kind, with nothing but busybox: its variables, its folder, its users, its own command."""
+    image = sys.argv[2]
+    sandbox = await Sandbox.create(image, env={"A": "1"}, within=LONGEST)
+    print(await sandbox.exec(["sh", "-c", "echo $FROM_IMAGE $A; pwd; id -u"]))
+    print(await sandbox.exec(["sh", "-c", "pwd; id -u"], cwd="/tmp", user="worker"))
+    await sandbox.put("/etc/services", "/new/folder/services")
+    print((await sandbox.exec(["cmp", "/new/folder/services", "/dev/null"]))[0])
+    await sandbox.close()
+    machine = await api.abegin([], image=image)
+    print(machine.view.payload["argv"])
+    await machine.aleave()
+
+
 async def lost() -> None:
     """QEMU is killed by somebody on the host."""
     sandbox = await Sandbox.create("debian12", within=LONGEST)
@@ -49,7 +63,7 @@ async def lost() -> None:
     except (TaskFailure, InfrastructureFailure) as exc:
         print(type(exc).__name__)
     try:
-        await Sandbox.create("no-such-image:", within=LONGEST)
+        await Sandbox.create("oci:/no/such/folder", within=LONGEST)
     except (Unfit, InfrastructureFailure) as exc:
         print(type(exc).__name__)
 
@@ -82,5 +96,5 @@ async def cancelled(times: int, longest: float) -> None:
 
 
 if __name__ == "__main__":
-    programs = {"life": life, "lost": lost, "cancelled": lambda: cancelled(12, 1.2)}
+    programs = {"life": life, "lost": lost, "container": container, "cancelled": lambda: cancelled(12, 1.2)}
     asyncio.run(programs[sys.argv[1]]())

@@ -4,7 +4,7 @@ with options of `belljar.api` by `--ek NAME=VALUE`.
 It takes prebuilt images (`docker_image` of the task, or `--ek image=REF`) and builds no Dockerfile. Harbor tells failures
 apart by the names of exceptions: a machine that could not be started or was lost through no fault of the task raises its
 HealthcheckError (tried again, not graded, no valid reward), what no second try mends its SandboxBuildFailedError. Several
-containers, GPUs, snapshots and lists of allowed hosts there are none.
+containers, GPUs, snapshots and changes of the network there are none.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from harbor.models.task.config import NetworkMode
 
 from belljar import api
 from belljar.adapters.sandbox import InfrastructureFailure, Sandbox, Unfit, size_of
-
-NETWORKS = {NetworkMode.NO_NETWORK: "none", NetworkMode.PUBLIC: "user"}
 
 
 class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
@@ -39,7 +37,11 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        return EnvironmentCapabilities(disable_internet=True)
+        return EnvironmentCapabilities(
+            disable_internet=True, network_allowlist=True, network_allowlist_hostnames=True,
+            network_allowlist_wildcard_hostnames=True, network_allowlist_ipv4_addresses=True,
+            network_allowlist_ipv4_cidrs=True,
+        )  # fmt: skip
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
@@ -55,12 +57,10 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
         task = self.task_env_config
         storage = self._effective_storage_mb
         sizes = size_of(self._effective_cpus, self._effective_memory_mb, storage and storage / 1024)
-        options = {"network": NETWORKS[self.network_policy.network_mode], **sizes, **self._given}
+        usual = {"env": self._startup_env(), "cwd": task.workdir, "labels": {"trial": self.session_id}}
+        options = {**usual, **network_of(self.network_policy), **sizes, **self._given}
         try:
-            self._sandbox = await Sandbox.create(
-                self._image or task.docker_image, env=self._startup_env(), cwd=task.workdir,
-                labels={"trial": self.session_id}, **options,
-            )  # fmt: skip
+            self._sandbox = await Sandbox.create(self._image or task.docker_image, **options)
         except Unfit as exc:
             raise SandboxBuildFailedError(str(exc)) from exc
         except InfrastructureFailure as exc:
@@ -109,3 +109,12 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
             yield self._sandbox
         except InfrastructureFailure as exc:
             raise HealthcheckError(str(exc)) from exc
+
+
+def network_of(policy: Any) -> dict[str, Any]:
+    """Options of a machine that reaches what Harbor's policy lets it."""
+    if policy.network_mode is NetworkMode.NO_NETWORK:
+        return {"network": "none"}
+    if policy.network_mode is NetworkMode.PUBLIC:
+        return {"network": "user"}
+    return {"network": "user", "allow": tuple(policy.allowed_hosts) or ("none",)}

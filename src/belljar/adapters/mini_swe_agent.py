@@ -41,10 +41,8 @@ class BelljarEnvironment:
     def __init__(self, *, config_class: type = Config, **kwargs: Any) -> None:
         self.config = config_class(**kwargs)
         env = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}
-        creating = Sandbox.create(
-            self.config.image, env={**env, **self.config.env}, cwd=self.config.cwd,
-            timeout=self.config.container_timeout, **self.config.options,
-        )  # fmt: skip
+        usual = {"env": {**env, **self.config.env}, "cwd": self.config.cwd, "timeout": self.config.container_timeout}
+        creating = Sandbox.create(self.config.image, **{**usual, **self.config.options})
         self._sandbox: Sandbox | None = blocking(creating)
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:

@@ -35,15 +35,15 @@ class BelljarProvider:
         wanted = spec.resources
         if wanted.gpu:
             raise SandboxCreateError("resources.gpu: a sandbox of belljar has no GPU")
-        options = {**self._options, **size_of(wanted.cpu, wanted.memory_mib, wanted.disk_gib), **spec.provider_options}
-        labels = {**options.pop("labels", {}), **spec.metadata}
-        if spec.entrypoint:
-            options["argv"] = spec.entrypoint
+        asked = {
+            "image": spec.image, "argv": spec.entrypoint, "env": spec.env, "cwd": spec.workdir, "timeout": spec.ttl_s,
+            "within": spec.ready_timeout_s, **size_of(wanted.cpu, wanted.memory_mib, wanted.disk_gib),
+        }  # fmt: skip
+        given = {name: value for name, value in asked.items() if value}
+        options = {"user": self._user, **self._options, **given, **spec.provider_options}
+        options["labels"] = {**options.get("labels", {}), **spec.metadata}
         try:
-            sandbox = await Sandbox.create(
-                spec.image or options.pop("image", None), env=spec.env, cwd=spec.workdir, user=self._user,
-                within=spec.ready_timeout_s, timeout=spec.ttl_s, labels=labels, **options,
-            )  # fmt: skip
+            sandbox = await Sandbox.create(options.pop("image", None), **options)
         except (InfrastructureFailure, Unfit) as exc:
             raise SandboxCreateError(str(exc)) from exc
         return SandboxHandle(sandbox.machine.id, self.name, sandbox)

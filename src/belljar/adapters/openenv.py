@@ -34,9 +34,9 @@ class BelljarProvider:
         self, image: str, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any
     ) -> str:
         """Returns the server's address. Raises RuntimeError."""
-        options = {**self._options, **kwargs}
+        options = {"argv": self._command, "env": env_vars, **self._options, **kwargs}
         self.stop_container()
-        self._sandbox = blocking(Sandbox.create(image, argv=self._command, env=env_vars, **options))
+        self._sandbox = blocking(Sandbox.create(image, **options))
         try:
             published = self._sandbox.machine.forward(self._guest_port, port or 0)
         except BelljarError as exc:

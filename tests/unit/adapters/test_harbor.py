@@ -30,10 +30,15 @@ class SandboxBuildFailedError(Exception):
 class BaseEnvironment:
     """What ours uses of Harbor's."""
 
+    hosts = ("pypi.org", "*.pythonhosted.org")
+
     def __init__(self, *, task: Any, policy: NetworkMode = NetworkMode.PUBLIC, **more: Any) -> None:
         assert not more
         self.task_env_config, self.session_id, self.default_user = task, "trial__env", None
-        self.network_policy, self.logger = SimpleNamespace(network_mode=policy), logging.getLogger()
+        self.network_policy, self.logger = (
+            SimpleNamespace(network_mode=policy, allowed_hosts=self.hosts),
+            logging.getLogger(),
+        )
         self._effective_cpus, self._effective_memory_mb, self._effective_storage_mb = 2, 1024, 512
         self._validate_definition()
 
@@ -124,3 +129,18 @@ def test_a_dockerfile_alone_is_not_enough(harbor: ModuleType) -> None:
     with pytest.raises(ValueError, match="docker_image"):
         harbor.BelljarEnvironment(task=task(None))
     harbor.BelljarEnvironment(task=task(None), image="debian12")
+
+
+@pytest.mark.parametrize(("hosts", "allow"), [(("pypi.org", "*.org"), ("pypi.org", "*.org")), ((), ("none",))])
+async def test_hosts_that_a_task_may_reach_are_the_machines(
+    harbor: ModuleType,
+    machines: Machines,
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: tuple[str, ...],
+    allow: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(BaseEnvironment, "hosts", hosts)
+    environment = harbor.BelljarEnvironment(task=task(), policy=NetworkMode.ALLOWLIST)
+    await environment.start(force_build=False)
+    assert (machines.made[0].options["network"], machines.made[0].options["allow"]) == ("user", allow)
+    assert environment.capabilities.network_allowlist and not hasattr(environment.capabilities, "gpus")

@@ -69,6 +69,14 @@ async def test_a_spec_becomes_a_machine(machines: Machines) -> None:
     assert (asked["cpus"], asked["memory"], asked["labels"], asked["cwd"]) == (1, 512 << 20, {"task": "7"}, "/w")
 
 
+async def test_a_spec_comes_before_the_provider_and_its_options_before_both(machines: Machines) -> None:
+    provider = BelljarProvider(image="usual", memory="1G", cwd="/usual")
+    asked = spec(image="debian12", workdir="/asked", provider_options={"timeout": 5, "cwd": "/first", "memory": "2G"})
+    await provider.create(asked)
+    options = machines.made[0].options
+    assert (options["image"], options["cwd"], options["timeout"], options["memory"]) == ("debian12", "/first", 5, "2G")
+
+
 async def test_what_cannot_be_made_is_a_create_error(machines: Machines) -> None:
     provider = BelljarProvider()
     with pytest.raises(CreateError, match="GPU"):
