@@ -30,7 +30,7 @@ BUDGETS = {
     "monitor": 1910,
     "soak": 460,
     "api": 1020,
-    "adapters": 780,
+    "adapters": 790,
     "config": 430,
     "assembly": 170,
     "cli": 4520,
