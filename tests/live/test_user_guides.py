@@ -45,6 +45,11 @@ def test_the_first_ten_minutes(belljar: Belljar, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_recipes(belljar: Belljar, tmp_path: Path) -> None:
+    followed("jobs/recipes.md", belljar, tmp_path / "home")
+
+
+@pytest.mark.slow
 def test_data(belljar: Belljar, tmp_path: Path) -> None:
     followed("jobs/data.md", belljar, tmp_path / "home", BELLJAR_QEMU_VIRTIOFSD=rust_virtiofsd())
 
