@@ -145,6 +145,28 @@ def test_a_layer_that_is_not_what_the_configuration_says_is_refused(belljar: Bel
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"User": "nobody"},
+        {"User": "9" * 30},
+        {"User": "-5"},
+        {"User": "a\0b"},
+        {"User": "0:nogroup"},
+        {"User": f"0:{'9' * 12}"},
+        {"Cmd": "/bin/id"},
+        {"Env": ["A", 7]},
+        {"WorkingDir": 7},
+    ],
+)
+def test_a_configuration_that_no_machine_can_have_is_refused_in_one_line(
+    belljar: Belljar, layout: Layout, config: dict[str, Any]
+) -> None:
+    layout.image("x", [layer(file("x"))], config)
+    refused(bring(belljar, f"oci:{layout.path}:x"))
+
+
+@pytest.mark.slow
 def test_too_many_files_are_refused_or_fit(belljar: Belljar, layout: Layout) -> None:
     layout.image("x", [layer(*(file(f"d{number % 100}/{number}") for number in range(100_000)))])
     done = bring(belljar, f"oci:{layout.path}:x")

@@ -13,7 +13,7 @@ BUDGETS = {
     "ground": 1390,
     "host": 2700,
     "hypervisor": 4070,
-    "image": 4970,
+    "image": 4985,
     "network": 960,
     "context": 850,
     "guest": 1380,
