@@ -17,7 +17,7 @@ BUDGETS = {
     "network": 960,
     "context": 850,
     "guest": 1380,
-    "agent": 3180,
+    "agent": 3185,
     "batch": 5050,
     "pool": 1600,
     "machine": 4970,
