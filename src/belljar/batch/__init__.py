@@ -54,7 +54,7 @@ class Settings:
     )
     pull: Pull = setting(
         Pull.NEVER,
-        "may a job pull the image that it names (docker://HOST/NAME), where a rule `WHO *` of `batch.allow` is for it: never, from site-registries, from any",
+        "may a job pull the image that it names (docker://HOST/NAME); it needs a rule `WHO *` of `batch.allow`, too",
     )
     registries: tuple[str, ...] = setting(
         (), "the registries of `pull = site-registries`, `HOST[:PORT][/PATH]` each (registry.example.org/physics)"

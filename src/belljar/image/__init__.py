@@ -36,8 +36,8 @@ class Settings:
     )
     trust: tuple[str, ...] = setting(
         (),
-        "whose signature images of registries must have, `REGISTRY cosign --OPTION...` each, with options of `cosign verify` (--key=FILE);"
-        " REGISTRY is HOST[:PORT][/PATH] or *; the first that fits counts",
+        "whose signature images of a registry must have, `REGISTRY cosign --OPTION...` each: options of `cosign verify`;"
+        " REGISTRY is HOST[:PORT][/PATH] or *, the first that fits",
     )
     sync_interval: float = setting(
         300.0, "least time between two questions to the source of an image named by address or path", unit="seconds"

@@ -317,7 +317,7 @@ IMAGE * @images | name or digest
 --delegate WORD + | ROLE NAMES KEY...: these public keys may publish these names, such as 'alice-*|a'; ROLE alone: no longer
 --threshold N =1 | how many of the keys of --delegate have to sign (default: 1)
 --rotate {{root,targets,online}} | replace this key by a new one, made in the folder of --key
-# sync | get new versions of images from the site's repositories; exits 1 if one fails
+# sync | get new versions of images from the site's repositories, and of tags at registries; exits 1 if one fails
 NAME * @names | image names in the repositories (default: those that this host already has from there)
 --from ADDRESS#sha256=DIGEST * @sources | a repository, instead of those in `image.sources`; repeatable
 --all | every image of the repositories

@@ -33,6 +33,7 @@ HARDWARE = (
     "*/drivers/net/ethernet",
     "*/drivers/net/wireless",
 )  # no machine has any, and they are a third of all modules
+LARGEST_ID = 0xFFFF_FFFE
 DISK_SIZE = 8 * GIB
 SPARE_FILES = 500_000  # that a machine can make
 # Facts of the kernel's image that hold for each machine with this kernel and ramdisk.
@@ -199,7 +200,9 @@ def _container(raw: Path, source: str, config: dict[str, Any]) -> Container:
             (name, value) for name, equals, value in (pair.partition("=") for pair in words["Env"]) if name and equals
         )
         account = _account(raw, source, str(said.get("User") or ""))
-        return Container(words["Entrypoint"], words["Cmd"], env, str(said.get("WorkingDir") or "/"), account)
+        return Container(
+            words["Entrypoint"], words["Cmd"], env, os.path.join("/", str(said.get("WorkingDir") or "")), account
+        )
 
 
 def _account(raw: Path, source: str, user: str) -> Account:
@@ -224,6 +227,10 @@ def _account(raw: Path, source: str, user: str) -> Account:
         row[3] = found[2] if found else group
     names = {0: "root"} | {int(each[2]): each[0] for each in groups if each[2].isdecimal()}
     uid, gid = int(row[2]), int(row[3])
+    if max(uid, gid) > LARGEST_ID:
+        raise ImageUnfit(
+            f"{source}: no user can have the number {max(uid, gid)}", hint="Say --user UID of another image."
+        )
     others = tuple(
         (int(each[2]), each[0]) for each in groups
         if not group and each[2].isdecimal() and int(each[2]) != gid and row[0] in each[3].split(",")

@@ -173,7 +173,7 @@ def refusals(source: str) -> Iterator[None]:
     except errors.CommandFailed as exc:
         lines = exc.message.strip().splitlines() or ["it failed and said nothing"]
         fatal = SAID.search(exc.message)
-        text = (fatal[1].replace('\\"', '"') if fatal else lines[-1]).strip()[-600:]
+        text = (fatal[1].replace('\\"', '"') if fatal else lines[-1]).strip(" \n⨯")[-600:]
         for words, kind, hint in REFUSALS:
             if any(word in text.lower() for word in words):
                 raise kind(f"{source}: {text}", hint=hint) from exc
