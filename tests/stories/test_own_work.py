@@ -227,9 +227,9 @@ def test_an_open_network_is_guarded_for_the_answers_alone(runtime: Runtime) -> N
 
 def test_user_data_is_not_in_the_records(networked: Runtime) -> None:
     ends(networked)
-    networked.run(own_work(networked, work={"user_data": b"a secret"}))
+    networked.run(own_work(networked, work={"user_data": b"a riddle"}))
     kept = (networked.folders.ended("0123456789ab") / "request.json").read_text()
-    assert json.loads(kept)["work"]["user_data"] == 8 and "secret" not in kept
+    assert json.loads(kept)["work"]["user_data"] == 8 and "riddle" not in kept
     assert list(networked.folders.ended("0123456789ab").glob("seed*")) == []
 
 
