@@ -220,7 +220,7 @@ def test_an_address_that_changes_while_it_is_judged_does_not_count(server: socke
     with socket.create_server(("127.0.0.1", 0), backlog=1000) as forbidden:
         egress = allowing(f"127.0.0.1:{port_of(server)}")
         under = Under(egress)
-        found = under.run("race", port_of(server), port_of(forbidden), 1500)
+        found = under.run("race", port_of(server), port_of(forbidden), 500)
         assert int(found.get("ENETUNREACH", 0)) > 0, "the race never showed the forbidden port"
         assert int(found.get("EINPROGRESS", 0)) > 0, "the race never showed the allowed port"
         forbidden.setblocking(False)
