@@ -220,7 +220,7 @@ def test_a_name_that_no_line_can_hold_is_refused(cluster: Cluster) -> None:
         host, limit = ended.out.split()
         assert host.startswith(b"belljar-") and 777000 < int(limit) <= 777600
         assert (
-            b" --time=12960 --disk=9000\n"
+            b" --time=12960 --disk=9000 --image="
             in cluster.lab.text("scontrol", "write", "batch_script", ended.job, "-").encode()
         )
 

@@ -43,7 +43,7 @@ class FakeStore:
         """Nothing is ever missing that can be had."""
         return ""
 
-    def settle(self, reference: str, *, own: bool) -> None:
+    def settle(self, reference: str, *, own: bool, pulls: bool = False) -> None:
         """There is one store only."""
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
