@@ -76,9 +76,11 @@ class Image:
     @property
     def container(self) -> Container | None:
         """What a container image says of its processes; None of other images."""
+        if not self.facts.get("container"):
+            return None  # most images, and no job of theirs pays for what reads one
         from belljar.reading import from_json
 
-        container: Container | None = from_json(Container | None, self.facts.get("container"))
+        container: Container = from_json(Container, self.facts["container"])
         return container
 
     @property
