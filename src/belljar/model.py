@@ -152,7 +152,7 @@ class PlainFile:
 
 @dataclass(frozen=True)
 class Account:
-    """Who the payload is, inside the guest as outside."""
+    """The user of the payload, inside the guest as outside."""
 
     name: str
     uid: int

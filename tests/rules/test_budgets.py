@@ -13,7 +13,7 @@ BUDGETS = {
     "ground": 1440,
     "host": 3310,
     "hypervisor": 4090,
-    "image": 4980,
+    "image": 4990,
     "network": 1000,
     "context": 850,
     "guest": 1390,

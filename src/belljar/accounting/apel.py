@@ -99,7 +99,7 @@ def pbs_file(record: UsageRecord) -> str:
 
 
 def blah_line(record: UsageRecord) -> str:
-    """Who the machine was for, by the same ids."""
+    """The user the machine was for, by the same ids."""
     fields = {
         "timestamp": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.end)),
         "userDN": record.user, "userFQAN": record.fqan, "ceID": record.submit_host,

@@ -47,7 +47,7 @@ class Publisher:
     """The files of one accounting folder."""
 
     def __init__(self, settings: Settings, step: Callable[[str], None] = lambda name: None) -> None:
-        """*step* is told of each step before it is done; for tests that end there."""
+        """*step* is called with the name of each step before it is done; tests end there."""
         self._settings, self._step = settings, step
         self.folder = settings.folder
 

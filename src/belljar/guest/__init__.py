@@ -29,7 +29,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a guest is told to be."""
+    """The names, addresses and secrets that a guest is given."""
 
     hostname: str
     machine_id: str  # 32 hexadecimal digits

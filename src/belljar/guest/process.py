@@ -78,7 +78,7 @@ class Downstream:
         self._news.set()
 
     def end(self, *, is_whole: bool = True) -> None:
-        """Nothing more comes. Of what is not whole the sink is not told the end."""
+        """Nothing more comes. The sink is closed only if its stream is whole."""
         self._is_ended, self._is_whole = True, self._is_whole and is_whole
         self._news.set()
 

@@ -1,4 +1,4 @@
-"""This process as a payload is told of it: who it is, its limits, and what is in every payload's environment."""
+"""What a payload takes over from this process: its user, its limits, and the variables that every payload has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GUEST_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def caller() -> Account:
-    """Who this process is."""
+    """The user this process runs as."""
     return describe(os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
 

@@ -20,7 +20,7 @@ LARGEST_REPORT = 1 << 20
 
 @dataclass(frozen=True)
 class User:
-    """Who the child becomes."""
+    """The user the child becomes."""
 
     uid: int
     gid: int

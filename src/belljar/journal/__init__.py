@@ -159,7 +159,7 @@ class Ledger:
 
 
 def _lines(file: Any) -> Iterator[bytes]:
-    """Each line of a ledger; one that is no row, for it is too long, in parts."""
+    """Each line of a ledger; one that is too long for a row comes in parts."""
     return iter(lambda: file.readline(LONGEST_ROW), b"")
 
 

@@ -38,7 +38,7 @@ Also = Callable[[Book, Lease], None]
 
 @dataclass(frozen=True)
 class Owner:
-    """Who asks, as whoever let them in has found out."""
+    """The client of a request, as authentication found it."""
 
     name: str
     group: str = ""

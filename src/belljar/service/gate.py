@@ -1,5 +1,5 @@
-"""Connections of programs on several hosts, by TLS with certificates that the others were told of: a port for certain hosts, of whose
-others nobody gets as far as a handshake; and the way to one."""
+"""Connections of programs on several hosts, by TLS with certificates that each side knows beforehand: a port that only certain hosts
+reach as far as a handshake, and the way to one."""
 
 from __future__ import annotations
 

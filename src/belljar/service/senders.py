@@ -1,5 +1,5 @@
-"""Who may ask a service how often, and how much goes to whom: a purse for each, of what fills again with time. Over UDP a sender's
-address may be forged, so nobody is sent more than a budget, and what is refused is reported now and then only.
+"""How often each client may ask a service, and how much is sent to it: each has a budget that fills again with time. Over UDP a sender's
+address may be forged, so no address is sent more than its budget, and refusals are reported only now and then.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ REMEMBERED: Final = 4096  # senders; for one who was silent longest, and is forg
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that go to one sender, or to many: so many at once, and so many a second. Who has none left waits; an answer
-    is given whole, and what it costs beyond the budget is waited for."""
+    """Bytes that go to one sender, or to many: so many at once, and so many a second. A sender with none left waits; an
+    answer is sent whole, and what it costs beyond the budget is waited for."""
 
     burst: float
     rate: float

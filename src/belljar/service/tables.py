@@ -76,8 +76,8 @@ def keys_of(kinds: tuple[Any, ...], table: str) -> dict[str, Key]:
 def read_file(
     path: Path, known: Known, named: Container[str], tables: Tables, mistakes: list[Mistake], *, is_sites: bool = False
 ) -> None:
-    """Put what a file gives into *tables*, by their whole names. Of the kinds that are *named* there are several, [KIND.NAME].
-    *is_sites*: a file that others may write gives nothing."""
+    """Put what a file gives into *tables*, by their whole names. A kind that is *named* may have several tables, [KIND.NAME].
+    *is_sites*: a file that others may write is not read."""
     text, content = read(path, mistakes, is_sites=is_sites)
     for kind, table in content.items():
         if kind not in known:

@@ -116,8 +116,8 @@ class Soak:
 
 
 def argv_of(plan: Plan, context: str, place: int, word: str, output: Path) -> list[str]:
-    """The command that submits a job, which prints the word, and waits for its end. Of the jobs with one name a batch system runs one at
-    a time: so at most `at_once` run, and the others wait."""
+    """The command that submits a job, which prints the word, and waits for its end. A batch system runs jobs of the same name one at a
+    time: so at most `at_once` run, and the others wait."""
     name, setting = f"soak-{place % plan.at_once}", f"BELLJAR_MACHINE_CONTEXT={context}"
     if plan.batch == "slurm":
         words = [

@@ -34,8 +34,8 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def growth(what: str, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of this figure, by least squares, with its standard error. A run is compared with itself only: before the next one this host may
-    have been restarted."""
+    """The slope of this figure by least squares, with its standard error. A run is compared with itself only: before the next
+    one this host may have been restarted."""
     runs = dict[float, list[tuple[float, float]]]()
     for row in samples:
         runs.setdefault(row["run"], []).append((row["jobs"], row[what]))

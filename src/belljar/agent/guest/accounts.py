@@ -11,7 +11,7 @@ from belljar.agent.wire import MIB, Words, join
 
 
 class Account:
-    """Who a payload is."""
+    """The user a payload runs as."""
 
     def __init__(self, words: Words) -> None:
         begin = words.at

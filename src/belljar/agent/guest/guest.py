@@ -1,4 +1,4 @@
-"""Where the agent runs: a real guest. Who it is, its control groups, its users; its mounts are in mounts.py."""
+"""The guest that the agent runs in: its identity, control groups and users. Its mounts are in mounts.py."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def remove(*paths: str) -> None:
 
 
 def service_of(cgroups: bytes) -> str:
-    """The systemd service a process belongs to, by /proc/PID/cgroup; empty where it is none."""
+    """The systemd service a process belongs to, by /proc/PID/cgroup; empty if it belongs to none."""
     for line in cgroups.decode("utf-8", "replace").splitlines():
         leaf = line.rpartition("/")[2]
         if leaf.endswith(".service") and leaf.startswith(("ssh", "openssh")):

@@ -118,7 +118,7 @@ def load_filesystems(*names: str) -> None:
 
 
 def kernel_events() -> _socket.socket:
-    """A socket that hears of every device that comes or goes."""
+    """A socket that gets a message for every device that comes or goes."""
     events = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC, 15)  # NETLINK_KOBJECT_UEVENT
     events.bind((0, 1))
     return events

@@ -136,4 +136,4 @@ class Channel:
         if not self.is_port:
             self.is_over = True
         elif not self.is_over:
-            self._listen(select.EPOLLET)  # a closed port is "hung up" for as long as it lasts: only hear of changes
+            self._listen(select.EPOLLET)  # a closed port is "hung up" all the time: wake for changes only

@@ -136,7 +136,7 @@ class Process:
         self.advance()
 
     def advance(self) -> None:
-        """Over, once all is dead and sent. Who leaves something behind is over for the host before that."""
+        """Over, once all processes are dead and all output is sent. A job that leaves processes behind is over for the host before that."""
         is_told = self.is_empty or (self.job.leaves and self.end is not None)
         if not is_told or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
             return

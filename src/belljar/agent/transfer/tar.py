@@ -93,7 +93,7 @@ def has_large(path: bytes) -> bool:
 
 
 def set_direct(fd: int, on: bool) -> bool:
-    """Go around the page cache, or not. False where that cannot be had."""
+    """Go around the page cache, or not. False if the file system cannot."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)

@@ -56,7 +56,7 @@ class Holder:
         Pump(libvirt, Terminal(libvirt, console_of(domain.XMLDesc())), self._console)
 
     def ask(self, call: str, *words: Any) -> None:
-        """Of the domain itself."""
+        """Call a method of the domain itself."""
         getattr(self._domain, call)(*words)
 
     # -- between the supervisor and libvirt ------------------------------------------------------------------------------

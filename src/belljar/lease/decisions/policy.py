@@ -1,4 +1,4 @@
-"""Who may have how much. Pure: a decision comes with each step that led to it, in numbers.
+"""How much each user may have. Pure: a decision comes with each step that led to it, in numbers.
 
 A policy is a template of limits, with the users and groups it is for. The first that fits counts, by priority and then by name; whom
 none fits is denied. All sums are of whole core-seconds, rounded up.
@@ -22,7 +22,7 @@ ANY = ("*",)
 
 @dataclass(frozen=True)
 class Policy:
-    """`[policy.NAME]` in lease.toml. A limit of 0 is none. In lists of names `*` and `?` are wildcards."""
+    """`[policy.NAME]` in lease.toml. A limit of 0 means no limit. In lists of names `*` and `?` are wildcards."""
 
     name: str
     users: tuple[str, ...] = setting((), "users it is for")

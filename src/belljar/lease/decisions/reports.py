@@ -20,7 +20,7 @@ from belljar.records import replace
 
 L, I, S = LeaseState, InstanceState, SlotState  # noqa: E741
 VOID = (Order(Do.VOID, why="nobody waits for this pilot"),)
-NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")  # the batch system is told of one that failed
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")  # a failed one is named to the batch system
 ADDRESS = re.compile(r"[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?")  # other machines of a cluster are told
 MOST_KEYS, LONGEST_KEY = 8, 8192
 Answer = tuple[Case, tuple[Order, ...]]  # what to write down; after that, what the pilot is told

@@ -94,7 +94,7 @@ class Call:
         return found[:most], self._sealed(order(found[most - 1][0])) if len(found) > most else None
 
     def _seal(self, text: bytes) -> bytes:
-        """Bound to who asks, and for what."""
+        """Bound to the client and to what it asks for."""
         rest = {name: value for name, value in self.asked.items() if name not in ("NextToken", "MaxResults")}
         about = json.dumps([self.owner.name, self.action, rest], sort_keys=True, default=str).encode()
         return hmac.digest(self.secret, b"page\n" + hashlib.sha256(about).digest() + text, "sha256")

@@ -102,7 +102,7 @@ async def front_end(office: Office, site_key: bytes, own_certificate: Path, tell
     Raises BadSetting, HostError, CommandMissing."""
     loop, listen = asyncio.get_running_loop(), office.settings.ec2_listen
     soon: Any = loop.call_soon_threadsafe
-    waiting = asyncio.Semaphore(THREADS // 2)  # the others are for who asks for something else
+    waiting = asyncio.Semaphore(THREADS // 2)  # the other threads are for other requests
 
     async def console(*of: str) -> None:
         if not waiting.locked():

@@ -12,7 +12,7 @@ from belljar.lease import Instance, Lease, Order, Pairs, Settings, Size
 from belljar.lease.desk import Desk, Owner, Shown
 from belljar.records import dataclass
 
-# The one network that clients are told of, by which they know their machines again. What a machine's network really is, its class says.
+# The one network that clients see, by which they find their machines. The class of a machine says what its network really is.
 VPC, SUBNET = (f"{kind}-{1:017x}" for kind in ("vpc", "subnet"))
 TAG = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=-]+")  # keys that can be a part of a path
 DEFAULT = {"GroupId": f"sg-{1:017x}", "GroupName": "default"}
@@ -44,7 +44,7 @@ class Office:
 
 
 def metadata(lease: Lease, one: Instance, keys: Sequence[str], zone: str) -> Pairs:
-    """What a machine is told of itself at 169.254.169.254, below meta-data."""
+    """What a machine reads about itself at 169.254.169.254, below meta-data."""
     facts = {
         "ami-id": image_id(lease.wanted.image_of(one.index)), "ami-launch-index": str(one.index), "instance-id": one.id,
         "instance-life-cycle": "spot" if lease.wanted.preemptible else "on-demand", "instance-type": lease.wanted.type,

@@ -26,7 +26,7 @@ Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter, Connection, list[Mess
 
 
 class Link:
-    """*obey* gets each order once, in order. *moment* makes a hello and a heartbeat. *tell* hears of the connection's fate."""
+    """*obey* gets each order once, in order. *moment* makes a hello and a heartbeat. *tell* is called when the connection comes or goes."""
 
     def __init__(
         self, job: JobFile, rank: int, pilot: str, journal: Record, obey: Callable[[Order], None],

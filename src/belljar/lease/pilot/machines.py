@@ -32,7 +32,7 @@ Changed = Callable[..., None]  # what became of an instance: its id, its state, 
 
 
 class Machines:
-    """*changed* hears of each change. *lease*: what they are for, in their records. *grace*: seconds for a guest to shut down. All
+    """*changed* is called at each change. *lease*: what they are for, in their records. *grace*: seconds for a guest to shut down. All
     calls return at once, but `tell_guest` and `carry`."""
 
     expect, expect_none = staticmethod(api.expect), staticmethod(api.expect_none)

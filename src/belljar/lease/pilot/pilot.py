@@ -34,7 +34,7 @@ Event = Order | int | None  # an order, a signal, or the moment that was waited 
 
 
 class Pilot:
-    """`begun`: the loop's time at its start. *make*: its machines, given who is to hear of their changes."""
+    """`begun`: the loop's time at its start. *make*: makes its machines; its argument is called at each of their changes."""
 
     def __init__(
         self, job: JobFile, rank: int, facts: Facts, folder: Path, make: Callable[[Changed], Machines],

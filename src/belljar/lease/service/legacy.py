@@ -1,7 +1,7 @@
-"""Notifications of Nimbus's workspace pilots (2.x): HTTP by digest, a body of four lines. Such a pilot is started with a lease's id as its
-slot (`-i`). It holds a node and says when it gives it back; it takes no orders, so no machine is started by it.
+"""Notifications of Nimbus's workspace pilots (2.x): HTTP by digest, a body of four lines. These pilots are started with a lease's id as
+their slot (`-i`). One holds a node and says when it gives it back; it takes no orders, so it starts no machine.
 
-The digest is MD5, signs no body, and there is no TLS: such pilots speak nothing else.
+The digest is MD5, signs no body, and there is no TLS: these pilots speak nothing else.
 https://github.com/nimbusproject/nimbus (pilot/workspacepilot.py, notifyWithHTTP)
 """
 

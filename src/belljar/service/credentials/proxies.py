@@ -103,7 +103,7 @@ def limited_proxy(source: Source, *, now: float, until: float, key: ProxyKey = P
     try:
         _check(source)
         certificate = _signed(source, own.public_key(), _moment(begins), _moment(ends), is_rsa=key is ProxyKey.RSA)
-    except (ValueError, TypeError) as exc:  # extensions that are none, and keys that do not sign
+    except (ValueError, TypeError) as exc:  # malformed extensions, and keys that cannot sign
         raise NoCredentials(f"proxy: {source.name} can sign none: {exc}") from exc
     return _pem(certificate, own, source.chain)
 

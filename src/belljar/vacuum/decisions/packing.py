@@ -130,7 +130,7 @@ def reservation(
     now: float, space: Space, kind: MachineType, running: Iterable[Machine], room: Room
 ) -> Reservation | None:
     """Where one more of the smallest machines of this type has its place first, if nothing more is started; None: nowhere. Deadlines
-    are what is known: when machines end sooner, it comes sooner. A place that one of this type leaves is none more."""
+    are what is known: when machines end sooner, it comes sooner. A place that a machine of this type leaves is not counted as one more."""
     machine = machine_of(space, kind, kind.min_processors, now + kind.max_wallclock)
     at, later = now, room
     for other in sorted((other for other in running if other.machinetype != kind.name), key=lambda other: other.ends):

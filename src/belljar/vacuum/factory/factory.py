@@ -40,7 +40,7 @@ MakeData = Callable[[MachineType, Living, float], bytes]
 
 
 class Factory:
-    """`ask` tells what the other factories run, and who was silent; `make_data` makes a machine's user data, in a thread."""
+    """`ask` tells what the other factories run, and which were silent; `make_data` makes a machine's user data, in a thread."""
 
     def __init__(
         self, space: Space, folder: Path, keeper: Machines, ask: Ask, make_data: MakeData, tell: Tell, *,

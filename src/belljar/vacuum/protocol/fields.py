@@ -110,7 +110,7 @@ class Part:
 
 
 def parts_of(kind: type[Any]) -> tuple[Part, ...]:
-    """What such a status has; a fact without a reader of its own is read by its type."""
+    """The fields of this status; one without a reader of its own is read by its type."""
     hints = get_type_hints(kind)
     plain = {name: next(iter(get_args(hint)), hint) for name, hint in hints.items()}
     shared = [field for field in fields(kind) if field.metadata]

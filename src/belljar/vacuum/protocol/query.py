@@ -140,7 +140,7 @@ def _check(message: Message, space: str, key: bytes, signed_only: bool) -> bool:
 
 
 def cookie(salt: str, factory: str) -> str:
-    """What one factory is asked with. Who sends it back has seen the question."""
+    """What one factory is asked with. Only a factory that has seen the question can send it back."""
     return hashlib.sha256((salt + factory).encode()).hexdigest()
 
 

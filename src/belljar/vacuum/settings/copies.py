@@ -1,6 +1,6 @@
-"""The document of a vacuum pipe, and the copy of it that is used until it expires and, with its age told, as long as no newer one
-can be had. What it names is a stranger's word: no address of this host or of private networks, unless the site said that the pipe
-comes from there itself (`is_public`)."""
+"""The document of a vacuum pipe, and the copy of it that is used until it expires and, with its age in the status, as long as no
+newer one can be fetched. What it names is a stranger's word: no address of this host or of private networks, unless the site
+said that the pipe comes from there itself (`is_public`)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Copy:
 
 
 def refresh(pipe: Pipe, folder: Path, now: float, get: Fetch | None = None) -> Copy:
-    """The document as it is now, or as it was when it could be had. Raises nothing that the pipe's server can cause."""
+    """The document as it is now, or as it was when it could last be fetched. Raises nothing that the pipe's server can cause."""
     copy, get = kept(pipe, folder), get or (fetch_public if is_public(pipe) else fetch)
     if not copy.is_due(now):
         return copy

@@ -3,7 +3,7 @@
 
 Tables: [space], [factory], [machinetype.NAME], [pipe.NAME]. Files in vacuum.d beside vacuum.toml come after it, by name; a later
 one stands before an earlier one, key by key. A [machinetype.PIPE-SUFFIX] without an image says how this site wants a machinetype
-of that pipe, and is none by itself."""
+of that pipe; by itself it is not one."""
 
 from __future__ import annotations
 
