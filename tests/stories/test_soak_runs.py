@@ -110,3 +110,41 @@ def test_a_soak_that_is_ended_keeps_every_row_of_a_job_that_was_over(top: Path, 
     assert 1 <= kept <= 3
     asyncio.run(soak(top, 4).run())
     assert report.of(top / "state")["jobs"] == 4 and not list((top / "state").glob("*.out"))
+
+
+FILLS = """
+import asyncio, contextlib, sys
+from pathlib import Path
+from belljar.errors import NoSpace
+from belljar.soak import report
+from tests.stories.test_soak_runs import soak
+
+top, filler = Path(sys.argv[1]), Path(sys.argv[1], "state/filler")
+
+def fill(row, jobs):
+    with contextlib.suppress(OSError), open(filler, "ab", buffering=0) as file:
+        while jobs >= 2 and file.write(bytes(512)):
+            pass
+
+try:
+    asyncio.run(soak(top, 200, fill).run())
+except NoSpace as error:
+    print(error.message)
+kept = report.of(top / "state")["jobs"]
+filler.unlink()
+asyncio.run(soak(top, kept + 2).run())
+print(kept, report.of(top / "state")["jobs"])
+"""
+
+
+def test_a_full_disk_ends_the_soak_with_one_error_and_with_room_it_goes_on(top: Path) -> None:
+    (top / "state").mkdir()
+    mount = 'mount -t tmpfs -o size=64k none "$3/state" && exec "$1" -c "$2" "$3"'
+    words = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, FILLS, str(top)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    message, counts = done.stdout.splitlines()
+    kept, at_last = map(int, counts.split())
+    assert "state" in message
+    assert 2 <= kept < 200
+    assert at_last == kept + 2
