@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from belljar.errors import BelljarError, HostError, IdentityRefused, about, in_words
 from belljar.guest import ExitStatus
 from belljar.hints import Any
+from belljar.host.files import PRIVATE_FILE
 from belljar.host.locks import Lock
 from belljar.journal import Record
 from belljar.machine import Folders
@@ -86,7 +86,7 @@ class Lifecycle:
         path = self.folders.identities / sample
         self.record.intend("identity", path)
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            path.touch(PRIVATE_FILE, exist_ok=False)
         except FileExistsError:
             reason = "another guest on this host drew the same random numbers: the clone is a twin"
             raise IdentityRefused(reason) from None

@@ -9,14 +9,14 @@ from contextlib import suppress
 from belljar import errors
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hints import NoReturn
-from belljar.host.files import private, write_all
+from belljar.host.files import private
 from belljar.hypervisor import Domain, EventKind
 from belljar.machine import COLLECTED, JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, message
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import features, with_features
 from belljar.machine.life.life import Lifecycle
-from belljar.machine.life.output import Console
+from belljar.machine.life.output import CappedSink, Console
 from belljar.machine.orders import Ended, first
 from belljar.machine.services import Services
 from belljar.machine.states import CLASSES
@@ -213,31 +213,13 @@ class PayloadWorkload(Workload):
         return off_too_soon(kind, last_line)
 
 
-class Archive:
-    """A `Sink` into a file, of at most *limit* bytes. What is more is refused, and `is_cut` tells so."""
-
-    def __init__(self, file: int, limit: int) -> None:
-        self._file, self._limit, self.size, self.is_cut = file, limit, 0, False
-
-    async def write(self, data: bytes) -> None:
-        part = data[: self._limit - self.size]
-        write_all(self._file, part)
-        self.size += len(part)
-        if len(part) < len(data):
-            self.is_cut = True
-            raise BrokenPipeError
-
-    async def close(self) -> None:
-        """The stream's end."""
-
-
 async def collect(guest: Guest, life: Lifecycle) -> None:
     """Keep the folders of the guest that `request.collect` names with the machine's records: as one tar archive, which belljar
     never unpacks. The job's files are delivered by now, so an error is journaled and is not the job's. Raises nothing."""
     trouble, size, is_cut = "", 0, False
     try:
         with open(life.folder / COLLECTED, "xb", opener=private) as file:  # noqa: ASYNC230
-            archive = Archive(file.fileno(), life.request.collect_limit)
+            archive = CappedSink(file.write, life.request.collect_limit)
             try:
                 async with asyncio.timeout(LONGEST_COLLECTING):
                     await guest.collect(life.request.collect, archive)
