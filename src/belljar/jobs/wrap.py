@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -360,6 +359,5 @@ def end(ending: Ending) -> int:
     if ending.signal is not None:
         from belljar.host.processes import die_by
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         die_by(ending.signal)
     return ending.exit_code if ending.exit_code is not None else OUR_FAILURE
