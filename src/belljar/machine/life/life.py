@@ -45,7 +45,6 @@ class Lifecycle:
         self.files: list[Path] = []  # of this machine alone, outside its folder
         started, reason = time.time(), "it has not ended"
         self.outcome = Outcome.of(request, Cause.NODE_FAULT, OutcomeClass.NODE, reason=reason, started=started)
-        self._troubles: list[str] = []  # of the way out
         self._lock = lock
 
     def enter(self, state: State, **details: Any) -> None:
@@ -72,7 +71,7 @@ class Lifecycle:
 
     def tell_trouble(self, what: str) -> None:
         """Something of the way out did not go as it should: the outcome tells of it."""
-        self._troubles.append(what)
+        self.note(troubles=(*self.outcome.troubles, what))
 
     def attach(self, what: str, name: str) -> Path:
         """Where the file of a further disk is to be made, journaled; it goes with the machine."""
@@ -166,7 +165,7 @@ class Lifecycle:
     def sum_up(self) -> Outcome:
         """The outcome with all that is known at the end."""
         phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
-        self.note(phases=phases, ended=time.time(), troubles=tuple(self._troubles))
+        self.note(phases=phases, ended=time.time())
         return self.outcome
 
     def release(self) -> None:
@@ -174,7 +173,6 @@ class Lifecycle:
         for what in (self.record.close, self._lock.release):
             with self.trying("a file of it was not closed"):
                 what()
-        self.note(troubles=tuple(self._troubles))
 
 
 class Deadline:
