@@ -223,9 +223,6 @@ class FakeHypervisor:
         remove_tree(self.template_draft(spec))
         self.template_draft(spec).mkdir()
 
-    def abandon_template(self, spec: DomainSpec) -> None:
-        remove_tree(self.template_draft(spec))
-
     def abandoned_templates(self) -> list[Path]:
         return [path for path in self.folder.glob("*.draft") if not is_locked(path.with_suffix(".lock"))]
 

@@ -10,8 +10,8 @@ import pytest
 from tests.fakes.guest import Script
 from tests.stories.conftest import Runtime
 
+from belljar.host.files import short_path
 from belljar.machine.extras.features import values
-from belljar.machine.life.control import short_path
 from belljar.model import Cause, Outcome, Request
 
 ID = "0123456789ab"

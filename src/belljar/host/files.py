@@ -119,6 +119,16 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
 
 
+@contextmanager
+def short_path(folder: Path) -> Iterator[str]:
+    """A name for a folder, short enough for a socket's address (108 bytes), however deep the folder lies."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
 def read_capped(path: Path, limit: int) -> bytes:
     """The file's bytes. A file larger than *limit* is an UnsafeFolder error: it is not what we wrote."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

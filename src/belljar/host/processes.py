@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -116,29 +116,25 @@ def kill_and_wait(
     """SIGKILL them all, each as soon as *pids* names it, then wait for their ends together: a zombie has ended. Returns those that
     outlived *timeout*, and those we may not kill. *still*: is it the one that was meant? Asked when its number cannot become
     another's any more."""
-    poller, pending, refused = select.poll(), {}, []
-    for pid in pids:
-        descriptor = -1
-        try:
-            descriptor = os.pidfd_open(pid)
-            if still(pid):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                poller.register(descriptor, select.POLLIN)
-                pending[descriptor] = pid
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            refused.append(pid)
-        if descriptor >= 0 and descriptor not in pending:
-            os.close(descriptor)
-    deadline = time.monotonic() + timeout
-    while pending and (left := deadline - time.monotonic()) > 0:
-        for descriptor, _ in poller.poll(left * 1000):
-            poller.unregister(descriptor)
-            os.close(descriptor)
-            del pending[descriptor]
-    for descriptor in pending:
-        os.close(descriptor)
+    poller, pending, refused = select.poll(), dict[int, int](), list[int]()
+    with ExitStack() as opened:
+        for pid in pids:
+            try:
+                descriptor = os.pidfd_open(pid)
+                opened.callback(os.close, descriptor)
+                if still(pid):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    poller.register(descriptor, select.POLLIN)
+                    pending[descriptor] = pid
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                refused.append(pid)
+        deadline = time.monotonic() + timeout
+        while pending and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poller.poll(left * 1000):
+                poller.unregister(descriptor)
+                del pending[descriptor]
     return [*refused, *pending.values()]
 
 

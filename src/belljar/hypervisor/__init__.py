@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Set
+from contextlib import suppress
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, NotPermitted
 from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
 from belljar.host.quick_imports import sha256
@@ -23,6 +24,9 @@ from belljar.records import dataclass, field, replace
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
     from belljar.host.guard.traffic import Call, Refusal
+
+
+NOBODY = (65534, 65534)
 
 
 class Accelerator(str, Enum):
@@ -294,7 +298,7 @@ class Templates(Protocol):
         """The lock file under which one process at a time builds a template for this spec."""
 
     def template_draft(self, spec: DomainSpec) -> Path:
-        """Where the template for this spec is being made; removed by `discard` if it was never finished."""
+        """Where the template for this spec is being made: a folder, for whoever holds the lock to remove."""
 
     async def adopt_template(self, spec: DomainSpec) -> Template | None:
         """For who holds the lock: a copy of the site's template, where there is one. Raises TemplateError, NoSpace."""
@@ -307,9 +311,6 @@ class Templates(Protocol):
 
     async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
         """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended then, in any case."""
-
-    def abandon_template(self, spec: DomainSpec) -> None:
-        """Remove what `prepare_template` and a start after it have made, for who holds the template's lock."""
 
 
 class Hypervisor(Protocol):
@@ -356,6 +357,21 @@ def guest_uuid(id: MachineId) -> str:
     """The UUID of a machine, as its firmware tells it to a guest that was not cloned."""
     digits = sha256(b"belljar uuid " + id.encode("ascii", "replace")).hexdigest()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
+
+
+def account(setting: str) -> tuple[int, int]:
+    """Who root's QEMU is where it is no job's user: the one of `qemu.user`, or one with no rights. Raises NotPermitted."""
+    import pwd
+
+    is_set = setting not in ("", "auto")
+    for name in [setting] if is_set else ["belljar", "nobody"]:
+        with suppress(KeyError):
+            entry = pwd.getpwnam(name)
+            return entry.pw_uid, entry.pw_gid
+    if is_set:
+        hint = 'Create the user, or set `qemu.user = "auto"`.'
+        raise NotPermitted(f"qemu.user = {setting!r}: no such user on this host", hint=hint)
+    return NOBODY
 
 
 def load(

@@ -87,46 +87,33 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
 
 
 def attend(
-    runtime: Runtime, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None,
-    claimed: Callable[[], None] | None = None,
+    runtime: Runtime, request: Request, streams: Streams | None = None, *, stdin: bytes | None = None, alone: bool = False,
+    notice: Notice | None = None, tie: int | None = None, claimed: Callable[[], None] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Keep the machine to its end, with this process's streams and signals. *stdin* replaces descriptor 0. *alone*:
-    signals but TERM go to the payload's first process, not to its group. When TERM does not follow a *notice* in time,
-    it is assumed. *claimed* is called once it is claimed."""
-    payload = request.work.payload if isinstance(request.work, RunPayload) else None
+    """Keep the machine to its end, with this process's signals, and its own streams where no others are given. *stdin*
+    replaces descriptor 0. *alone*: signals but TERM go to the payload's first process, not to its group. When TERM does
+    not follow a *notice* in time, it is assumed. *tie*: a descriptor; when its other end is closed, the machine is
+    stopped. *claimed* is called once it is claimed."""
+    payload = request.work.payload if isinstance(request.work, RunPayload) and streams is None else None
+    further = secrets_of(request)
 
     async def keep(loop: StoppableLoop) -> Outcome:
         with raw_terminal(payload is not None and payload.terminal) as terminal:
             orders = listen(loop, terminal, alone, notice)
-            streams = streams_of(payload) if payload else Streams(None, None, None)
+            if tie is not None:
+                loop.add_reader(tie, look_at_tie, loop, tie, orders)
+            ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
             if stdin is not None:
-                streams = replace(streams, stdin=BytesSource(stdin))
-            return await runtime.supervisor().keep(request, streams, orders, further, claimed=claimed)
+                ours = replace(ours, stdin=BytesSource(stdin))
+            return await runtime.supervisor().keep(request, ours, orders, further, claimed=claimed)
 
-    further = secrets_of(request)
     return in_loop(keep)
 
 
-def attend_alone(
-    runtime: Runtime, request: Request, streams: Streams, claimed: Callable[[], None], *, tie: int | None = None
-) -> Outcome:
-    """Keep the machine to its end in a process of its own. *claimed* is called once it is claimed. *tie*: a descriptor;
-    when its other end is closed, the machine is stopped."""
-
-    async def keep(loop: StoppableLoop) -> Outcome:
-        orders = listen(loop)
-
-        def look_at_tie(tie: int) -> None:
-            if not os.read(tie, 1 << 12):  # what is written there means nothing
-                loop.remove_reader(tie)
-                orders.give(Stop())
-
-        if tie is not None:
-            loop.add_reader(tie, look_at_tie, tie)
-        return await runtime.supervisor().keep(request, streams, orders, further, claimed=claimed)
-
-    further = secrets_of(request)
-    return in_loop(keep)
+def look_at_tie(loop: StoppableLoop, tie: int, orders: Orders) -> None:
+    if not os.read(tie, 1 << 12):  # what is written there means nothing
+        loop.remove_reader(tie)
+        orders.give(Stop())
 
 
 def secrets_of(request: Request) -> tuple[Extra, ...]:
@@ -253,11 +240,9 @@ class RawTerminal:
     """The caller's terminal, of which every byte goes to the guest, which echoes and interprets them; and always back again."""
 
     def __init__(self) -> None:
-        import atexit
         import termios
 
         self._before: list[Any] = termios.tcgetattr(0)
-        atexit.register(self.restore)
         self.enter()
 
     def enter(self) -> None:

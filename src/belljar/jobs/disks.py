@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from gzip import GzipFile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.context import choose
 from belljar.errors import BadOption, ImageUnknown, MachineBusy, NoSuchMachine
 from belljar.host import commands
-from belljar.host.files import named_when_whole, write_all
-from belljar.host.threads import in_thread
+from belljar.host.files import named_when_whole, private
 from belljar.image.intake import intake, sandbox
 from belljar.image.intake.survey import WANTED
 from belljar.image.progress import shown
 from belljar.image.store import qcow2
 from belljar.jobs.users import reach
 from belljar.machine import KEPT_DISK
+from belljar.machine.life.output import CappedSink
 from belljar.machine.planning.contexts import means_of
 from belljar.machine.workshop.workshop import Item, kept_disk
 from belljar.model import Context
@@ -58,12 +58,8 @@ def survey(runtime: Runtime, disk: Path, size: int, target: Path) -> None:
     """Have a machine of the default image look into a disk; write what it saw to *target*. Raises ImageUnknown without
     that image."""
     runtime.images.resolve(runtime.settings.image.default)
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with _archive(runtime, descriptor) as sink:
-            asyncio.run(runtime.workshop().survey(kept_disk(disk, size), WANTED, sink))
-    finally:
-        os.close(descriptor)
+    with open(target, "xb", opener=private) as file, _archive(runtime, file.fileno()) as sink:
+        asyncio.run(runtime.workshop().survey(kept_disk(disk, size), WANTED, sink))
 
 
 def told_of(image: Image) -> str:
@@ -128,31 +124,16 @@ def _named_when_whole(output: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _archive(runtime: Runtime, descriptor: int, *, is_packed: bool = False) -> Iterator[ArchiveSink]:
+def _archive(runtime: Runtime, descriptor: int, *, is_packed: bool = False) -> Iterator[CappedSink]:
     """Everything is in the file at the end. Raises BadOption when it is not."""
-    sink = ArchiveSink(descriptor, is_packed, runtime.settings.image.max_size)
-    yield sink
-    if sink.left < 0:
+    with ExitStack() as closing:
+        file = closing.enter_context(open(descriptor, "wb", closefd=False))
+        write = closing.enter_context(GzipFile("", "wb", 6, file)).write if is_packed else file.write
+        sink = CappedSink(write, runtime.settings.image.max_size)  # the machine's tar ends where that is reached
+        yield sink
+    if sink.is_cut:
         raise BadOption("the archive is larger than `image.max_size`", hint="Name fewer paths.")
-    write_all(descriptor, sink.packer.flush() if sink.packer else b"")
     os.fsync(descriptor)
-
-
-class ArchiveSink:
-    """Writes what the machine sends into a file, packed or not, up to a limit."""
-
-    def __init__(self, descriptor: int, is_packed: bool, largest: int) -> None:
-        self._descriptor, self.left = descriptor, largest
-        self.packer = zlib.compressobj(6, wbits=31) if is_packed else None
-
-    async def write(self, data: bytes) -> None:
-        self.left -= len(data)
-        if self.left < 0:
-            raise BrokenPipeError  # the machine's tar ends by that
-        await in_thread(lambda: write_all(self._descriptor, self.packer.compress(data) if self.packer else data))
-
-    async def close(self) -> None:
-        pass
 
 
 def _held(runtime: Runtime, reference: str, held: ExitStack) -> Image:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from belljar import batch
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
@@ -53,7 +52,7 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
     job = dialect.read(here)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
     runtime.in_job = True
-    trouble, image = understood(runtime), job.image
+    (mistake, hides_the_image), image = understood(runtime), job.image
     settings = runtime.settings
     try:
         from belljar.batch.job.policy import image_for
@@ -61,10 +60,10 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
         image = image_for(job.image, job.queue, settings.batch)
         if image and job.visitor and runtime.commands:
             return become(here, replace(job, native=job.visitor(runtime.commands.parent)), runtime)
-        if not image and not (trouble and trouble.hides_the_image):
+        if not image and not hides_the_image:
             return become(here, job, runtime)
-        if trouble:
-            raise trouble.error
+        if mistake:
+            raise mistake
         outcome = in_machine(here, job, image, runtime)
     except (BelljarError, OSError) as exc:
         from belljar.machine.planning.refusal import put_on_record
@@ -79,19 +78,13 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
 # -- settings ------------------------------------------------------------------------------------------------------------
 
 
-class Trouble(NamedTuple):
-    """Mistakes in the settings."""
-
-    error: BelljarError  # the node's fault, or the user's own
-    hides_the_image: bool  # which image a job gets cannot be told for certain
-
-
-def understood(runtime: Runtime) -> Trouble | None:
-    """What is wrong with the settings; the runtime then goes by what can be understood of them. A mistake of the site fails
-    no job: jobs without a machine need no settings, and the others may run on another node."""
+def understood(runtime: Runtime) -> tuple[BelljarError | None, bool]:
+    """What is wrong with the settings, and whether that hides which image the job gets; the runtime then goes by what can
+    be understood of them. A mistake of the site fails no job: jobs without a machine need no settings, and the others may
+    run on another node."""
     try:
         runtime.settings  # noqa: B018 - to see whether they can be read
-        return None
+        return None, False
     except BelljarError as exc:
         mistakes = runtime.inspect().mistakes
         own = [mistake for mistake in mistakes if mistake.is_users]
@@ -99,7 +92,7 @@ def understood(runtime: Runtime) -> Trouble | None:
         text = "; ".join(map(str, own or mistakes)) or exc.message
         sites = HostError(f"this node's settings: {text}", hint="The site has to correct them.")
         runtime.be_lenient()
-        return Trouble(BadSetting(text) if own else sites, hides)
+        return BadSetting(text) if own else sites, hides
 
 
 # -- the caller ----------------------------------------------------------------------------------------------------------
@@ -360,6 +353,5 @@ def end(ending: Ending) -> int:
     if ending.signal is not None:
         from belljar.host.processes import die_by
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         die_by(ending.signal)
     return ending.exit_code if ending.exit_code is not None else OUR_FAILURE

@@ -124,18 +124,19 @@ async def first(work: Coroutine[Any, Any, T] | asyncio.Task[T], end: Coroutine[A
 
 async def unless_ended(work: Coroutine[Any, Any, T], fate: asyncio.Future[BelljarError]) -> T:
     """The work's result, unless the domain ends before: then *fate* is raised, the reason for that."""
-    task = asyncio.ensure_future(work)
-    both: set[asyncio.Future[Any]] = {task, fate}
+
+    async def end() -> NoReturn:
+        raise await asyncio.shield(fate)
+
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if task.done() and isinstance(task.exception(), (AgentLost, DomainDied)):
+        return await first(work, end())
+    except BelljarError as error:
+        if isinstance(error, (AgentLost, DomainDied)):
             # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
             await asyncio.wait({fate}, timeout=LAST_WORDS)
-        if fate.done() and not (task.done() and task.exception() is None):
-            raise fate.result()
-        return await task
-    finally:
-        await cancelled(task)
+        if fate.done():
+            raise fate.result() from None
+        raise
 
 
 async def cancelled(task: asyncio.Future[Any]) -> None:

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.hypervisor.test_template import make
 
-from belljar.errors import CommandMissing, HostError, ImageCorrupt, TemplateError
+from belljar.errors import CommandMissing, HostError, ImageCorrupt, NotPermitted, TemplateError
 from belljar.host.processes import start_time
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, guest_uuid, load
-from belljar.hypervisor.qemu import driver, host, proof
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, account, guest_uuid, load
+from belljar.hypervisor.qemu import driver, proof
 from belljar.hypervisor.qemu.cmdline import marked
 from belljar.hypervisor.qemu.domain import translate
 from belljar.hypervisor.qemu.process import launch as process
@@ -224,7 +224,7 @@ def test_a_missing_file_and_a_link_are_not_lent(tmp_path: Path) -> None:
         assert wires.fds == []
 
 
-def test_kvm_is_tried_by_the_account_that_qemu_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kvm_is_tried_by_the_account_that_qemu_will_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site may have given the device to a role account alone. This host's user database stands in for that site's."""
     accounts = {"qemu": (107, 36), "belljar": (990, 990)}
 
@@ -234,12 +234,12 @@ def test_kvm_is_tried_by_the_account_that_qemu_will_be(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("pwd.getpwnam", getpwnam)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert driver.QemuHypervisor(Settings(user="qemu"), tmp_path)._prover() == (107, 36)
-    assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == (990, 990)
+    assert account("qemu") == (107, 36)
+    assert account("auto") == (990, 990)
     del accounts["belljar"]
-    assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == host.NOBODY
-    monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    assert driver.QemuHypervisor(Settings(user="qemu"), tmp_path)._prover()[0] == 1234
+    assert account("auto") == (65534, 65534)
+    with pytest.raises(NotPermitted, match="ghost"):
+        account("ghost")
 
 
 # -- templates -----------------------------------------------------------------------------------------------------------

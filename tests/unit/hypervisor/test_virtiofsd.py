@@ -257,41 +257,6 @@ def test_a_clones_memory_is_its_templates_and_its_holes_are_holes(tmp_path: Path
         os.close(fd)
 
 
-async def test_memory_that_nobody_waits_for_any_more_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import threading
-
-    begun, goes_on, over = threading.Event(), threading.Event(), threading.Event()
-    fds, others = os.listdir("/proc/self/fd"), threading.enumerate()
-
-    def slow(size: int, source: Path | None, wanted: object) -> int:
-        fd = os.memfd_create("test")
-        begun.set()
-        goes_on.wait(10)
-        over.set()
-        return fd
-
-    monkeypatch.setattr(making, "make_memory", slow)
-    task = asyncio.ensure_future(making.own_memory(MIB, None))
-    await asyncio.get_running_loop().run_in_executor(None, begun.wait, 10)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    goes_on.set()
-    workers = [one for one in threading.enumerate() if "work" in one.name and one not in others]
-    for worker in workers:
-        await asyncio.get_running_loop().run_in_executor(None, worker.join, 10)
-    assert over.is_set() and not [one for one in os.listdir("/proc/self/fd") if one not in fds and is_memory(one)]
-
-
-def is_memory(number: str) -> bool:
-    try:
-        return "memfd:test" in os.readlink(f"/proc/self/fd/{number}")
-    except FileNotFoundError:
-        return False
-
-
 # -- a clone's devices -------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +288,7 @@ class PlayedQemu:
 
     async def close(self) -> None:
         await self.domain.quit(grace=0)
-        self._lines.hang_up(ours=True)
+        self._lines.__exit__(True)
 
 
 @pytest.fixture

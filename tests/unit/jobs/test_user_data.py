@@ -17,7 +17,7 @@ from belljar.config import inspect
 from belljar.context import Settings
 from belljar.errors import BadOption, DownloadFailed
 from belljar.image import Settings as ImageSettings
-from belljar.jobs import userdata
+from belljar.jobs import starting
 from belljar.model import OwnWork, Probe, Request, RunPayload, Sign
 
 
@@ -36,7 +36,7 @@ def filled(*words: str, **context: Any) -> bytes:
         settings=SimpleNamespace(context=Settings(**context), image=ImageSettings(stall_timeout=2.0)),
         images=SimpleNamespace(resolve=lambda name: SimpleNamespace(source="https://example.org/cernvm.iso")),
     )
-    made = userdata.with_user_data(built(*words), args.user_data, args.user_data_option, args.user_data_file, runtime)  # type: ignore[arg-type]
+    made = starting.with_user_data(built(*words), args.user_data, args.user_data_option, args.user_data_file, runtime)  # type: ignore[arg-type]
     assert made.work.user_data is not None
     return made.work.user_data
 

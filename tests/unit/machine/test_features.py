@@ -24,7 +24,7 @@ REQUEST = Request("0123456789ab", MachineSpec("debian12", 4, 8000 * MIB), RunPay
 
 
 def told(request: Request = REQUEST, hs06: float = 0.0) -> dict[str, str]:
-    files = features(request, NOW, hs06)
+    files = features(*values(request, NOW, hs06))
     return {file.path.decode().removeprefix("/etc/"): (file.data or b"").decode() for file in files}
 
 
@@ -98,7 +98,7 @@ def test_the_id_is_the_batch_systems_own_and_plain(requester: str, expected: str
 
 def test_the_files_are_roots_and_no_variable_of_the_caller_hides_them() -> None:
     own = PlainFile(b"/etc/mine", b"x")
-    payload = with_features(REQUEST, replace(PAYLOAD, files=(own,)), NOW, 0.0)
+    payload = with_features(replace(PAYLOAD, files=(own,)), features(*values(REQUEST, NOW)))
     assert payload.files[0] is own
     assert {(file.mode, file.is_users) for file in payload.files[1:]} == {(0o644, False)}
     assert payload.env == ((b"A", b"1"), *VARIABLES)

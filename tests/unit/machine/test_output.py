@@ -63,6 +63,7 @@ def test_who_follows_sees_every_byte_across_a_change_of_file(tmp_path: Path) -> 
         while got.acquire(blocking=False):
             pass
         file.write(word)
+    file.close()
     os.rename(folder, tmp_path / "ended")
     thread.join(20)
     assert not thread.is_alive() and b"".join(read) == b"begin\n" + b"".join(words)

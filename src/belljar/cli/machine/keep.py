@@ -140,7 +140,7 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, runtime:
     """The keeper's whole life."""
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
-        from belljar.jobs.attend import attend_alone
+        from belljar.jobs.attend import attend
         from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
         widen_limits()
@@ -157,7 +157,7 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, runtime:
             _tell(writer, {"id": request.id})
             writer = -1
 
-        outcome = attend_alone(runtime, request, _streams(request, stdin, runtime), claimed, tie=0 if tied else None)
+        outcome = attend(runtime, request, _streams(request, stdin, runtime), tie=0 if tied else None, claimed=claimed)
         if outcome.error:  # else it was cancelled
             answer = {"error": outcome.error, "message": outcome.reason, "hint": outcome.hint}
     except BelljarError as exc:

@@ -75,7 +75,7 @@ def tell_ports(order: Request, runtime: Runtime) -> None:
 def _with_user_data(order: Request, args: Args, runtime: Runtime) -> Request:
     if args.user_data is None:
         return order
-    from belljar.jobs.userdata import with_user_data
+    from belljar.jobs.starting import with_user_data
 
     return with_user_data(order, args.user_data, args.user_data_option, args.user_data_file, runtime)
 

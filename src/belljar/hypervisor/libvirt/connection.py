@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +58,12 @@ class Connection:
         self._settings = settings
         self._asked: deque[tuple[str, asyncio.Future[Any]]] = deque()
         self._rest = b""
-        lines = Lines("control", "channel", "console")
-        self._control, self.channel, self.console = lines.ours.values()
-        fds = [end.fileno() for end in lines.theirs.values()]
-        argv = [setpriv(), "--pdeathsig=KILL", "--", sys.executable, "-I", str(PROGRAM), f"{MARK}{id}", *map(str, fds)]
-        try:
-            # libvirt finds a user's own daemon by his variables
-            start = lambda argv, fds, stderr: spawn(argv, fds, stderr, dict(os.environ))  # noqa: E731
-            self._child = Child(argv, fds, log, self._process_ended, start)
-        except BaseException:
-            lines.hang_up(ours=True)
-            raise
-        lines.hang_up(ours=False)
+        start = partial(spawn, environment=dict(os.environ))  # libvirt finds a user's own daemon by his variables
+        with Lines("control", "channel", "console") as lines:
+            self._control, self.channel, self.console = lines.ours.values()
+            fds = [str(end.fileno()) for end in lines.theirs.values()]
+            argv = [setpriv(), "--pdeathsig=KILL", "--", sys.executable, "-I", str(PROGRAM), f"{MARK}{id}", *fds]
+            self._child = Child(argv, map(int, fds), log, self._process_ended, start)
         self.pid = self._child.pid
         asyncio.get_running_loop().add_reader(self._control, self._hear)
 

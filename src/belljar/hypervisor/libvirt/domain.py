@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused
+from belljar.host.files import private
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.host.processes import command_line
 from belljar.hypervisor import DomainEvent, EventKind
@@ -191,6 +192,5 @@ def take_over(log: Path, into: Path) -> None:
 
 def append(log: Path, words: bytes) -> None:
     """Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(log, flags, 0o600), "wb", buffering=0) as file:
+    with open(log, "ab", buffering=0, opener=private) as file:
         file.write(words)

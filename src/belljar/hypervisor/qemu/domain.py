@@ -36,7 +36,7 @@ LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what ser
 
 
 class Lines:
-    """Connections to a process: our ends, and its ends until it has them."""
+    """Connections to a process: our ends, and its ends until it has them, at the end of a `with`, which closes ours where it fails."""
 
     def __init__(self, *names: str) -> None:
         self.ours: dict[str, socket.socket] = {}
@@ -45,8 +45,11 @@ class Lines:
             self.ours[name], self.theirs[name] = socket.socketpair()
             self.ours[name].setblocking(False)
 
-    def hang_up(self, *, ours: bool) -> None:
-        for end in (*self.theirs.values(), *(self.ours.values() if ours else ())):
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        for end in (*self.theirs.values(), *(self.ours.values() if failed else ())):
             end.close()
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Any
-from belljar.host.files import remove_tree
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
@@ -46,13 +45,14 @@ class QemuHypervisor(QemuHost):
             launch = process.prepare(spec, template, wires)
             servers: Sequence[FolderServer] = ()
             if spec.served:
-                from belljar.hypervisor.qemu.template.making import own_memory
+                from belljar.host.threads import in_thread
+                from belljar.hypervisor.qemu.template.making import make_memory
                 from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
                 # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
                 # machine's own, and a clone's is a copy of its template's.
-                source = Path(process.reopened(launch.ram)) if template else None
-                launch.ram = wires.take(await own_memory(spec.of_template.memory, source))
+                memory, source = spec.of_template.memory, Path(process.reopened(launch.ram)) if template else None
+                launch.ram = wires.take(await in_thread(lambda: make_memory(memory, source), undo=os.close))
                 servers = await serve(spec, path_of(self._settings.virtiofsd))
                 launch.folders = tuple(server.line.fileno() for server in servers)
             try:
@@ -76,17 +76,13 @@ class QemuHypervisor(QemuHost):
 
     def _run(self, launch: Launch, wires: Wiring, servers: Sequence[FolderServer] = ()) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
-        ours, spec, lines = self.abilities, launch.spec, Lines("monitor", "channel", "console")
-        try:
+        ours, spec = self.abilities, launch.spec
+        with Lines("monitor", "channel", "console") as lines:
             process.plug(launch, wires, lines.theirs, self._uefi if uses_uefi(spec.boot) else "")
             argv = cmdline.command_line(launch, ours, self._cpu(spec.accelerator))
             groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
             confined = process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
             domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
-        except BaseException:
-            lines.hang_up(ours=True)
-            raise
-        lines.hang_up(ours=False)
         if launch.incoming >= 0:
             grow = None
             if spec.served or spec.growth:  # most clones get nothing beyond their template
@@ -154,9 +150,6 @@ class QemuHypervisor(QemuHost):
 
         key, memory = self._key(spec), spec.of_template.memory
         return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner))
-
-    def abandon_template(self, spec: DomainSpec) -> None:
-        remove_tree(self.template_draft(spec))
 
     async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish

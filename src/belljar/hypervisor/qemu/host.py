@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from belljar.errors import DomainDied, HostError
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
-from belljar.hypervisor import NO_TRACES, Accelerator, Boot, Settings, Template, Traces
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, Settings, Template, Traces, account
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.process import launch as process
@@ -24,7 +23,6 @@ from belljar.model import MachineId
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.proof import Proof
 
-NOBODY, ROLE = (65534, 65534), "belljar"  # the account that `make install` makes
 TEMPLATES, MEMORY = "templates", "qemu"
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
 # What an emulated processor offers: see docs/develop/decisions/0003-a-quick-start.md for what others cost.
@@ -124,7 +122,9 @@ class QemuHost:
     def _try_kvm(self, boot: Boot) -> Proof:
         from belljar.hypervisor.qemu import proof
 
-        prover, groups = self._prover(), process.kvm_groups()
+        # The user QEMU will be, where that is known, for a site may have given the device to him.
+        prover = account(self._settings.user) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+        groups = process.kvm_groups()
         with Wiring(prover) as wires:
             kernel, initrd = (wires.readable(path) if path else "" for path in (boot.kernel, boot.initrd))
             append = f"{boot.append} {proof.WORD}"
@@ -133,18 +133,6 @@ class QemuHost:
                 lambda console: process.confined([*tiny, *cmdline.console(console)], prover, groups=groups),
                 wires.fds, timeout=self._settings.proof_timeout,
             )  # fmt: skip
-
-    def _prover(self) -> tuple[int, int]:
-        """Who tries KVM: the user QEMU will be, where that is known, for a site may have given the device to him."""
-        if os.geteuid() != 0:
-            return os.geteuid(), os.getegid()
-        import pwd
-
-        for name in (self._settings.user, ROLE):
-            with suppress(KeyError):
-                entry = pwd.getpwnam(name)
-                return entry.pw_uid, entry.pw_gid
-        return NOBODY
 
     def _memory(self, name: str) -> Path:
         """Where an answer that took time is remembered."""

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NotPermitted, ShareLost
 from belljar.host.commands import program, run
+from belljar.host.files import short_path
 from belljar.hypervisor import DomainSpec, SharedFolder
 from belljar.hypervisor.qemu.process.complaints import BY_9P, last_line
 from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
@@ -175,11 +176,10 @@ async def end(servers: Sequence[FolderServer], *, grace: float = 0.0) -> None:
 @contextmanager
 def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A socket that listens, which is closed here, and the one that is connected to it already."""
-    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener, line = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    path = f"/proc/self/fd/{place}/{VIRTIOFS_SOCKET}"  # short, however long the folder's own is
     try:
-        with listener:
+        with listener, short_path(folder) as short:
+            path = f"{short}/{VIRTIOFS_SOCKET}"
             try:
                 listener.bind(path)
                 listener.listen(1)
@@ -191,5 +191,3 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     except BaseException:
         line.close()
         raise
-    finally:
-        os.close(place)

@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from belljar import network
@@ -57,17 +57,15 @@ class Reaper:
 
     def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
         """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
-        deadline, lost = time.monotonic() + patience, self.lost(patience)
-        return lost + self._finish(_dead(self._folders), deadline, self._folders.machines)
+        return self._finish((*_lost(self._folders), *_dead(self._folders)), patience)
 
-    def lost(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
+    def lost(self) -> list[Undone]:
         """Finish machines of which the restart of the host left nothing but what it keeps of their beginning."""
-        return self._finish(_lost(self._folders), time.monotonic() + patience, self._folders.begun)
+        return self._finish(_lost(self._folders), LOCK_PATIENCE)
 
     def finish(self, id: MachineId) -> list[Undone]:
         """This machine alone, where its keeper is dead."""
-        deadline = time.monotonic() + LOCK_PATIENCE
-        return self._finish(_dead(self._folders, [id]), deadline, self._folders.machines)
+        return self._finish(_dead(self._folders, [id]), LOCK_PATIENCE)
 
     def end(self, view: MachineView) -> bool:
         """End a machine whose job is over: ask its supervisor, then use force. False if the kernel keeps something of
@@ -89,7 +87,7 @@ class Reaper:
     def full(self) -> list[Undone]:
         """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
         undone, folders = self.quick(), self._folders
-        undone += self._finish(_bereaved(folders), time.monotonic() + LAST_PATIENCE, folders.machines)
+        undone += self._finish(_bereaved(folders), LAST_PATIENCE)
         for stray in self._strays():
             undone += _tried(stray.machine, self._remove(stray))
         network.sweep(folders.run)
@@ -103,23 +101,25 @@ class Reaper:
     def leftovers(self) -> list[Undone]:
         """What `full` would undo, without touching it."""
         dead = (*_dead(self._folders), *_lost(self._folders))
-        left = [Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in dead]
+        left = [Undone(folder.name, "machine without a supervisor", str(folder)) for folder in dead]
         left += [Undone("", DRAFT, str(path)) for path in self._hypervisor.abandoned_templates()]
         return left + self._strays()
 
-    def _finish(self, ids: Iterable[MachineId], deadline: float, parent: Path) -> list[Undone]:
-        return [undone for id in ids for undone in _tried(id, self._undo(id, deadline, parent / id))]
+    def _finish(self, folders: Iterable[Path], patience: float) -> list[Undone]:
+        deadline = time.monotonic() + patience
+        return [undone for folder in folders for undone in _tried(folder.name, self._undo(folder, deadline))]
 
-    def _undo(self, id: MachineId, deadline: float, folder: Path) -> Iterator[Undone]:
+    def _undo(self, folder: Path, deadline: float) -> Iterator[Undone]:
         """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
-        pid = claimed_by(folder) if folder == self._folders.begun / id else None
+        id = folder.name
+        pid = claimed_by(folder) if folder.parent == self._folders.begun else None
         if pid and start_time(pid) == next(iter(read(folder)), {}).get("started"):
             return  # it is just ending, or has ended since
-        with ExitStack() as held:
-            try:
-                held.enter_context(locked(folder / LOCK, timeout=_left(deadline), what="finish a dead machine"))
-            except (FileNotFoundError, NotADirectoryError, LockTimeout):
-                return
+        try:
+            lock = locked(folder / LOCK, timeout=_left(deadline), what="finish a dead machine")
+        except (FileNotFoundError, NotADirectoryError, LockTimeout):
+            return
+        with lock:
             events = read(folder)
             self._hypervisor.discard(id, traces_of(events), patience=min(KILL_PATIENCE, _left(deadline)))
             yield Undone(id, "domain")
@@ -269,7 +269,7 @@ def prune(folders: Folders, settings: Settings, now: float) -> int:
     return len(doomed)
 
 
-def _dead(folders: Folders, ids: list[MachineId] | None = None) -> list[MachineId]:
+def _dead(folders: Folders, ids: list[MachineId] | None = None) -> list[Path]:
     """Machines whose lock nobody holds, of these, or of all."""
     with suppress(FileNotFoundError):
         check_ours(folders.machines)  # a journal that somebody else wrote is not to be followed
@@ -277,24 +277,24 @@ def _dead(folders: Folders, ids: list[MachineId] | None = None) -> list[MachineI
     for id in _names(folders.machines) if ids is None else ids:
         with suppress(NotADirectoryError):
             if not is_locked(folders.machine(id) / LOCK):
-                dead.append(id)  # or it cannot be entered: then to finish it says so
+                dead.append(folders.machine(id))  # or it cannot be entered: then to finish it says so
     return dead
 
 
-def _lost(folders: Folders) -> list[MachineId]:
+def _lost(folders: Folders) -> list[Path]:
     """Machines that have begun and have no folder. Beginnings are listed first: a folder is there before, and goes after."""
     with suppress(OSError, BelljarError):
         if begun := _names(folders.begun):
             check_ours(folders.begun)
             live = set(_names(folders.machines))
-            return [id for id in begun if id not in live]
+            return [folders.begun / id for id in begun if id not in live]
     return []
 
 
-def _bereaved(folders: Folders) -> list[MachineId]:
+def _bereaved(folders: Folders) -> list[Path]:
     """Machines whose lock is held by a child of the killed supervisor, until that runs a program of its own."""
-    claimed = {id: claimed_by(folders.machine(id)) for id in _names(folders.machines)}
-    return [id for id, pid in claimed.items() if pid is not None and not os.path.exists(f"/proc/{pid}")]
+    claimed = {folder: claimed_by(folder) for folder in map(folders.machine, _names(folders.machines))}
+    return [folder for folder, pid in claimed.items() if pid is not None and not os.path.exists(f"/proc/{pid}")]
 
 
 def _written(path: Path, id: MachineId) -> dict[str, Any] | None:

@@ -104,11 +104,9 @@ def remove(folders: Folders) -> Iterator[Cache]:
     """Remove every cache that is not in use."""
     for cache in caches_of(folders):
         if lock := try_lock(cache.lock):
-            try:
+            with lock:
                 for path in (cache.mark, cache.path, cache.lock):
                     path.unlink(missing_ok=True)
-            finally:
-                lock.release()
             yield cache
 
 

@@ -6,14 +6,13 @@ The sparse files lie beside the overlay, begin with the machine's id, and are jo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.errors import CommandMissing, NoSpace
 from belljar.guest import ExchangeDisk, Guest
 from belljar.host.commands import run_beside, which
-from belljar.host.files import free_bytes, no_space_as_error
+from belljar.host.files import free_bytes, no_space_as_error, private
 from belljar.hypervisor import ExtraDisk
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
@@ -98,9 +97,5 @@ def check_room(folder: Path, size: int, what: str) -> None:
 
 def sparse(path: Path, size: int) -> None:
     """A new file of this size (0600). Raises NoSpace."""
-    with no_space_as_error(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-        finally:
-            os.close(descriptor)
+    with no_space_as_error(path), open(path, "xb", opener=private) as file:
+        file.truncate(size)

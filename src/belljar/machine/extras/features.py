@@ -16,13 +16,13 @@ VARIABLES = ((b"MACHINEFEATURES", MACHINE), (b"JOBFEATURES", JOB))
 LONGEST_ID = 200
 
 
-def features(
-    request: Request, now: float, hs06_per_cpu: float = 0.0, deadline: float | None = None
-) -> tuple[PlainFile, ...]:
+def features(machine: dict[str, str], job: dict[str, str]) -> tuple[PlainFile, ...]:
     """The files, root's own and readable by all."""
-    folders = zip((MACHINE, JOB), values(request, now, hs06_per_cpu, deadline), strict=True)
-    pairs = [(folder + b"/" + key.encode(), pairs[key]) for folder, pairs in folders for key in sorted(pairs)]
-    return tuple(PlainFile(path, value.encode(), 0o644, is_users=False) for path, value in pairs)
+    pairs = [(MACHINE, *pair) for pair in sorted(machine.items())] + [(JOB, *pair) for pair in sorted(job.items())]
+    return tuple(
+        PlainFile(b"%b/%b" % (folder, key.encode()), value.encode(), 0o644, is_users=False)
+        for folder, key, value in pairs
+    )
 
 
 def values(
@@ -58,12 +58,8 @@ def before_2016(machine: dict[str, str], job: dict[str, str]) -> tuple[dict[str,
     return {**machine, "phys_cores": cpus, "log_cores": cpus, "jobslots": "1"}, {**job, **older}
 
 
-def with_features(
-    request: Request, payload: Payload, now: float, hs06_per_cpu: float, outputs_url: str = "",
-    deadline: float | None = None,
-) -> Payload:  # fmt: skip
+def with_features(payload: Payload, files: tuple[PlainFile, ...], outputs_url: str = "") -> Payload:
     """The payload with these files and variables, which replace its own. *outputs_url*: it may PUT files there."""
-    files = features(request, now, hs06_per_cpu, deadline)
     variables = (*VARIABLES, *([(b"JOBOUTPUTS", outputs_url.encode())] if outputs_url else ()))
     ours = dict(variables)
     env = tuple(pair for pair in payload.env if pair[0] not in ours)

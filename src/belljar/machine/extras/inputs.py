@@ -86,25 +86,22 @@ def folders_to_pack(payload: Payload, settings: Settings) -> Iterator[Transfer]:
 def is_large(folder: str, settings: Settings) -> bool:
     """Does the folder reach one of the limits of the settings? Holes do not count, nor what cannot be read."""
     files = size = 0
-    waiting = [folder]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                files += 1
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    with suppress(OSError):
-                        status = entry.stat(follow_symlinks=False)
-                        size += min(status.st_size, status.st_blocks * 512)
-                if (settings.pack_files and files >= settings.pack_files) or 0 < settings.pack_size <= size:
-                    return True
+    for place, folders, names in os.walk(folder):
+        files += len(folders) + len(names)
+        if 0 < settings.pack_files <= files:
+            return True
+        for name in names:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(place, name))
+                size += min(status.st_size, status.st_blocks * 512)
+        if 0 < settings.pack_size <= size:
+            return True
     return False
 
 
 async def pack_folder(item: Transfer, target: Path, account: Account, cpus: int) -> None:
     """Pack the folder into *target* (0600), owned by the account. Raises InputMissing, NoSpace, CommandFailed."""
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE))
+    target.touch(PRIVATE_FILE, exist_ok=False)  # noqa: ASYNC240
     owner = ("-force-uid", str(account.uid), "-force-gid", str(account.gid))
     argv = [which(PROGRAM) or PROGRAM, "-", str(target), *OPTIONS, *owner, "-processors", str(cpus)]
     words = os.memfd_create(PROGRAM, os.MFD_CLOEXEC)  # a pipe could fill up, and stop it

@@ -9,13 +9,14 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import MachineBusy, NoSuchMachine, NotPermitted
 from belljar.guest import Guest
 from belljar.hints import Any
+from belljar.host.files import short_path
 from belljar.host.processes import peer_uid
 from belljar.journal import read
 from belljar.machine import CONTROL, MachineView
@@ -166,13 +167,3 @@ def publish(view: MachineView, port: Port) -> Port:
 def published(folder: Path) -> list[Port]:
     """The ports that it publishes, or has published while it lived, by its journal."""
     return [Port(**event["port"]) for event in read(folder) if event["event"] == "published"]
-
-
-@contextmanager
-def short_path(folder: Path) -> Iterator[str]:
-    """A name for a folder, short enough for a socket's address (108 bytes), however deep the folder lies."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 from belljar.errors import BelljarError, HostError, IdentityRefused, about, in_words
 from belljar.guest import ExitStatus
 from belljar.hints import Any
+from belljar.host.files import PRIVATE_FILE
 from belljar.host.locks import Lock
 from belljar.journal import Record
 from belljar.machine import Folders
@@ -45,7 +45,6 @@ class Lifecycle:
         self.files: list[Path] = []  # of this machine alone, outside its folder
         started, reason = time.time(), "it has not ended"
         self.outcome = Outcome.of(request, Cause.NODE_FAULT, OutcomeClass.NODE, reason=reason, started=started)
-        self._troubles: list[str] = []  # of the way out
         self._lock = lock
 
     def enter(self, state: State, **details: Any) -> None:
@@ -72,7 +71,7 @@ class Lifecycle:
 
     def tell_trouble(self, what: str) -> None:
         """Something of the way out did not go as it should: the outcome tells of it."""
-        self._troubles.append(what)
+        self.note(troubles=(*self.outcome.troubles, what))
 
     def attach(self, what: str, name: str) -> Path:
         """Where the file of a further disk is to be made, journaled; it goes with the machine."""
@@ -86,7 +85,7 @@ class Lifecycle:
         path = self.folders.identities / sample
         self.record.intend("identity", path)
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            path.touch(PRIVATE_FILE, exist_ok=False)
         except FileExistsError:
             reason = "another guest on this host drew the same random numbers: the clone is a twin"
             raise IdentityRefused(reason) from None
@@ -166,7 +165,7 @@ class Lifecycle:
     def sum_up(self) -> Outcome:
         """The outcome with all that is known at the end."""
         phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
-        self.note(phases=phases, ended=time.time(), troubles=tuple(self._troubles))
+        self.note(phases=phases, ended=time.time())
         return self.outcome
 
     def release(self) -> None:
@@ -174,7 +173,6 @@ class Lifecycle:
         for what in (self.record.close, self._lock.release):
             with self.trying("a file of it was not closed"):
                 what()
-        self.note(troubles=tuple(self._troubles))
 
 
 class Deadline:

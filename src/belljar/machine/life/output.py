@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 
-from belljar.host.files import write_all
+from belljar.host.files import private, write_all
 from belljar.machine import CONSOLE_LOG
 
 HALF = 1 << 20  # the console's log and its predecessor hold the last one to two MiB a guest wrote
@@ -23,39 +24,34 @@ class RollingFile:
 
     def __init__(self, path: Path, half: int) -> None:
         self._path, self._half = path, half
-        self._file = self._open(path)
-        self._written = os.lseek(self._file, 0, os.SEEK_END)
+        self._file = _log(path)
+        self._written = self._file.tell()
 
     def write(self, data: bytes) -> None:
         """All of it. Raises OSError where the disk is full, and nothing when only a new file cannot be begun."""
-        write_all(self._file, data)
+        write_all(self._file.fileno(), data)
         self._written += len(data)
         if self._written > self._half:
             with suppress(OSError):  # the old one then goes on
                 self._roll()
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
 
     def _roll(self) -> None:
         coming, before = (self._path.with_name(self._path.name + end) for end in (NEXT, BEFORE))
-        with suppress(FileNotFoundError):
-            os.unlink(before)
-        file = self._open(coming)
-        try:
+        before.unlink(missing_ok=True)
+        with ExitStack() as failed:
+            file = failed.enter_context(_log(coming))
             os.link(self._path, before)
             os.rename(coming, self._path)
-        except OSError:
-            os.close(file)
-            raise
-        os.close(self._file)
+            failed.pop_all()
+        self._file.close()
         self._file, self._written = file, 0
 
-    @staticmethod
-    def _open(path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+def _log(path: Path) -> FileIO:
+    return open(path, "ab", buffering=0, opener=private)
 
 
 class FileSink:
@@ -75,6 +71,23 @@ class FileSink:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class CappedSink:
+    """Hands the first *most* bytes of a stream to *take*. What is more is refused, and `is_cut` tells so."""
+
+    def __init__(self, take: Callable[[bytes], object], most: int) -> None:
+        self._take, self._most, self.size, self.is_cut = take, most, 0, False
+
+    async def write(self, data: bytes) -> None:
+        part = data[: self._most - self.size]
+        self._take(part)
+        self.size += len(part)
+        if len(part) < len(data):
+            self.is_cut = True
+            raise BrokenPipeError
+
+    async def close(self) -> None: ...
 
 
 def kept(path: Path, *, follow: bool = False) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from belljar.guest import Streams
 from belljar.hypervisor import EventKind
 from belljar.machine.cleaning.put_away import OURS, deadline
 from belljar.machine.life.life import Lifecycle
+from belljar.machine.life.output import CappedSink
 from belljar.machine.life.work import Running, Workload, conclude, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
 from belljar.model import Account, Context, OwnWork, Payload, Sign, State
@@ -22,6 +23,7 @@ ROOT = Account("root", 0, 0, "root", home="/root")
 # Seconds between two looks at a file. There is no event: the guest's kernel tells nothing of a file in a folder that is
 # not there yet, or that comes with a mount.
 LOOK_AGAIN = 1.0
+BLOCK = 512  # bytes, of a tar archive
 AWAITED = {
     Sign.AGENT: "the guest's agent to answer{}",
     Sign.FILE: "the file {} in the guest",
@@ -101,20 +103,6 @@ class OwnWorkload(Workload):
 
     async def _has_file(self) -> bool:
         assert self._running.guest is not None
-        sink = Anything()
-        await self._running.guest.collect((self._work.ready.of,), sink)
-        return sink.came
-
-
-class Anything:
-    """A `Sink` that wants to know whether an archive has anything in it: an empty one is all zeros."""
-
-    came = False
-
-    async def write(self, data: bytes) -> None:
-        if data.strip(b"\0"):
-            self.came = True
-            raise BrokenPipeError
-
-    async def close(self) -> None:
-        pass
+        head = bytearray()  # of an archive: of an empty one it is all zeros
+        await self._running.guest.collect((self._work.ready.of,), CappedSink(head.extend, BLOCK))
+        return any(head)

@@ -9,18 +9,18 @@ from contextlib import suppress
 from belljar import errors
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hints import NoReturn
-from belljar.host.files import private, write_all
+from belljar.host.files import private
 from belljar.hypervisor import Domain, EventKind
 from belljar.machine import COLLECTED, JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, message
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.extras.features import features, with_features
+from belljar.machine.extras.features import features, values, with_features
 from belljar.machine.life.life import Lifecycle
-from belljar.machine.life.output import Console
+from belljar.machine.life.output import CappedSink, Console
 from belljar.machine.orders import Ended, first
 from belljar.machine.services import Services
 from belljar.machine.states import CLASSES
-from belljar.model import Cause, Payload, RunPayload
+from belljar.model import Cause, Payload, PlainFile, RunPayload
 
 LONGEST_COLLECTING = 30.0  # seconds for all of it
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
@@ -128,10 +128,7 @@ class PayloadWorkload(Workload):
         life, guest = self._life, self._running.guest
         assert guest is not None
         life.begin_time()
-        payload = with_features(
-            life.request, self._payload, life.time_began, self._services.rules.hs06_per_cpu, self._running.equipment.outputs_url,
-            life.deadline.moved_to,
-        )  # fmt: skip
+        payload = with_features(self._payload, self._features(), self._running.equipment.outputs_url)
         with life.phase("setup"), self._services.showing("Copying files into the machine"):
             await self._running.furnish(guest, payload)
         with life.phase("run"):
@@ -179,10 +176,11 @@ class PayloadWorkload(Workload):
 
     async def tell_deadline(self) -> None:
         if self._running.guest is not None and self._running.process is not None:
-            life = self._life
-            moved, hs06 = life.deadline.moved_to, self._services.rules.hs06_per_cpu
-            files = features(life.request, life.time_began, hs06, moved)
-            await self._running.guest.place(files, self._payload.account)
+            await self._running.guest.place(self._features(), self._payload.account)
+
+    def _features(self) -> tuple[PlainFile, ...]:
+        life, hs06 = self._life, self._services.rules.hs06_per_cpu
+        return features(*values(life.request, life.time_began, hs06, life.deadline.moved_to))
 
     async def ask_to_end(self) -> None:
         await self.signal(signal.SIGTERM)
@@ -213,31 +211,13 @@ class PayloadWorkload(Workload):
         return off_too_soon(kind, last_line)
 
 
-class Archive:
-    """A `Sink` into a file, of at most *limit* bytes. What is more is refused, and `is_cut` tells so."""
-
-    def __init__(self, file: int, limit: int) -> None:
-        self._file, self._limit, self.size, self.is_cut = file, limit, 0, False
-
-    async def write(self, data: bytes) -> None:
-        part = data[: self._limit - self.size]
-        write_all(self._file, part)
-        self.size += len(part)
-        if len(part) < len(data):
-            self.is_cut = True
-            raise BrokenPipeError
-
-    async def close(self) -> None:
-        """The stream's end."""
-
-
 async def collect(guest: Guest, life: Lifecycle) -> None:
     """Keep the folders of the guest that `request.collect` names with the machine's records: as one tar archive, which belljar
     never unpacks. The job's files are delivered by now, so an error is journaled and is not the job's. Raises nothing."""
     trouble, size, is_cut = "", 0, False
     try:
         with open(life.folder / COLLECTED, "xb", opener=private) as file:  # noqa: ASYNC230
-            archive = Archive(file.fileno(), life.request.collect_limit)
+            archive = CappedSink(file.write, life.request.collect_limit)
             try:
                 async with asyncio.timeout(LONGEST_COLLECTING):
                     await guest.collect(life.request.collect, archive)

@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from io import FileIO
 from itertools import chain
 from pathlib import Path
 
@@ -88,7 +89,6 @@ class Stream:
         self._ledger = Ledger(folders.logs)
         self._position = self._ledger.end() if since is None else since
         self._tails: dict[MachineId, Tail] = {}
-        self._watches: dict[MachineId, set[int]] = {}
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         """First the journals of the machines that live, and the rows behind `since`; then what comes. Never ends."""
@@ -108,8 +108,8 @@ class Stream:
             self.close()
 
     def close(self) -> None:
-        for id in list(self._watches):
-            self._forget(id)
+        for tail in self._tails.values():
+            tail.close()
         self._watch.close()
 
     def _news(self) -> Iterator[Event]:
@@ -125,12 +125,14 @@ class Stream:
 
     def _of_machines(self, came: set[MachineId]) -> Iterator[Event]:
         """What is new in the journals of those that live, of those that *came*, which may be gone again, and of those that went."""
-        live = set(os.listdir(self._folders.machines))
-        for id in sorted(live | came | self._watches.keys()):
+        live, folders = set(os.listdir(self._folders.machines)), self._folders
+        for id in sorted(live | came | self._tails.keys()):
             if self._of in (None, id):
-                yield from self._more(id)
+                if id not in self._tails:
+                    self._tails[id] = Tail(self._watch, folders.machine(id), folders.ended(id))
+                yield from ({**event, "machine": id} for event in self._tails[id].more())
                 if id not in live:
-                    self._forget(id)
+                    self._tails.pop(id).close()
 
     def _rows(self) -> list[Event]:
         """The ledger's new rows, as events."""
@@ -142,44 +144,30 @@ class Stream:
             events.append({"time": row.get("ended", 0.0), "event": ENDED, **event})
         return events
 
-    def _more(self, id: MachineId) -> Iterator[Event]:
-        """What is new in its journal."""
-        if id not in self._tails:
-            self._begin(id)
-        if id in self._tails:
-            yield from ({**event, "machine": id} for event in self._tails[id].more())
-
-    def _begin(self, id: MachineId) -> None:
-        """Read this machine's journal from its beginning; where it has none yet, we are woken when it has."""
-        folder = self._folders.machine(id)
-        watches = self._watches.setdefault(id, set())
-        watches.add(self._watch.add(folder, inotify.IN_CREATE))
-        for path in (folder / JOURNAL, self._folders.ended(id) / JOURNAL):  # a short life may be over by now
-            with suppress(OSError):
-                self._tails[id] = Tail(path)
-                watches.add(self._watch.add(path, inotify.IN_MODIFY))
-                return
-
-    def _forget(self, id: MachineId) -> None:
-        """Its folder lives on among the records, and nobody writes there."""
-        for watch in self._watches.pop(id, ()):
-            self._watch.remove(watch)
-        if id in self._tails:
-            self._tails.pop(id).close()
-
 
 class Tail:
-    """A journal that is being written, read from where we stopped."""
+    """A machine's journal that is being written, read from where we stopped; where it has none yet, we are woken when it has."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+    def __init__(self, watch: inotify.Watch, folder: Path, ended: Path) -> None:
+        self._watch, self._watches = watch, {watch.add(folder, inotify.IN_CREATE)}
+        self._paths = [folder / JOURNAL, ended / JOURNAL]  # a short life may be over by now
+        self._file: FileIO | None = None
         self._rest = b""
 
     def more(self) -> list[Event]:
         """The events that were written since. Half a line is left until it is whole."""
-        self._rest += self._file.read() or b""
+        for path in self._paths if self._file is None else ():
+            with suppress(OSError):
+                self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+                self._watches.add(self._watch.add(path, inotify.IN_MODIFY))
+                break
+        self._rest += (self._file.read() if self._file else None) or b""
         lines, _, self._rest = self._rest.rpartition(b"\n")
         return parse(lines)
 
     def close(self) -> None:
-        self._file.close()
+        """Its folder lives on among the records, and nobody writes there."""
+        for watch in self._watches:
+            self._watch.remove(watch)
+        if self._file is not None:
+            self._file.close()

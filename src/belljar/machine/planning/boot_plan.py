@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from belljar.context import Chosen
-from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
+from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, TemplateError
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template
+from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, account
 from belljar.image import Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Lifecycle
@@ -188,25 +188,10 @@ def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
     root's writable shares QEMU stays root, with the capabilities of 9p alone: files in them are to be root's."""
     if euid != 0:
         return euid, os.getegid()
-    if setting not in ("", "auto"):
-        return _account(setting)
-    account = request.work.account
-    if account is not None and account.uid != 0:
-        return account.uid, account.gid
-    if request.machine.shares:
-        return 0, 0
-    try:
-        return _account("belljar")
-    except NotPermitted:
-        return _account("nobody")
-
-
-def _account(name: str) -> tuple[int, int]:
-    import pwd
-
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError:
-        hint = 'Create the user, or set `qemu.user = "auto"`.'
-        raise NotPermitted(f"qemu.user = {name!r}: no such user on this host", hint=hint) from None
-    return entry.pw_uid, entry.pw_gid
+    if setting in ("", "auto"):
+        user = request.work.account
+        if user is not None and user.uid != 0:
+            return user.uid, user.gid
+        if request.machine.shares:
+            return 0, 0
+    return account(setting)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from belljar import errors
 from belljar.guest import Guest
-from belljar.host.files import private, read_capped
+from belljar.host.files import private, read_capped, remove_tree
 from belljar.hypervisor import LESS_MEMORY, Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates
 from belljar.image import Image
 from belljar.machine import DOUBTS
@@ -80,7 +80,7 @@ async def make_template(services: Services, life: Lifecycle, spec: DomainSpec, c
             if isinstance(error, (errors.BootTimeout, errors.BootFailed, errors.GuestRefused)):
                 _remember(path, error)
             with suppress(OSError):  # it is in the journal
-                templates.abandon_template(spec)
+                remove_tree(templates.template_draft(spec))
             raise
 
 

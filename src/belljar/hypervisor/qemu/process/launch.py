@@ -21,7 +21,7 @@ from pathlib import Path
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoMemory, TemplateError
 from belljar.hints import TYPE_CHECKING
 from belljar.host.commands import SEARCH_PATH, program
-from belljar.host.files import PRIVATE_FILE, write_all
+from belljar.host.files import private, write_all
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.template.folders import DISK, RAM, STATE
@@ -92,7 +92,7 @@ class Child:
         self._written = 0
         self.status: int | None = None
         self.usage: tuple[float, float, int] | None = None
-        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+        self._log = private(os.fspath(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._stderr, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(theirs, True)

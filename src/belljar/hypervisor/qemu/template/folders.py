@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, NoSpace, TemplateError, UnsafeFolder
@@ -27,6 +27,7 @@ from belljar.host.files import (
     check_ours,
     free_bytes,
     no_space_as_error,
+    private,
     private_folder,
     read_capped,
     read_json,
@@ -124,9 +125,9 @@ class TemplateStore:
         remove_tree(draft)
         with no_space_as_error(draft):
             draft.mkdir(mode=0o700)
-            with _made(draft / RAM) as fd:
-                os.ftruncate(fd, memory)
-                give(fd, owner)
+            with open(draft / RAM, "xb", opener=private) as file:
+                file.truncate(memory)
+                give(file.fileno(), owner)
         return draft
 
     def publish(
@@ -138,17 +139,14 @@ class TemplateStore:
         with no_space_as_error(draft):
             files = {}
             for name in (*FILES, *((SEED,) if (draft / SEED).exists() else ())):
-                fd = os.open(draft / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
+                with open(draft / name, "rb", opener=private) as file:
                     if name != RAM or ram_is_read:
-                        give(fd, (os.geteuid(), os.getegid()))
-                        os.fchmod(fd, 0o444)  # its folder is closed to others, as a rule
+                        give(file.fileno(), (os.geteuid(), os.getegid()))
+                        os.fchmod(file.fileno(), 0o444)  # its folder is closed to others, as a rule
                     elif is_open:
-                        os.fchmod(fd, 0o644)
-                    os.fsync(fd)
-                    files[name] = identity(os.fstat(fd))
-                finally:
-                    os.close(fd)
+                        os.fchmod(file.fileno(), 0o644)
+                    os.fsync(file.fileno())
+                    files[name] = identity(os.fstat(file.fileno()))
             manifest = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
             write_whole(draft / MANIFEST, dumps(manifest), mode=0o644 if is_open else 0o600, durable=True)
             if is_open:
@@ -178,15 +176,13 @@ class TemplateStore:
             lock = try_lock(self.folder / f"{key}{LOCK}") if is_key(key) else None
             if lock is None:
                 continue  # somebody is making it, or it is nothing of ours
-            try:
+            with lock:
                 remove_tree(self.draft(key))
                 if self._is_old(key, now):
                     self.remove(key)
                     removed.append(key)
                 if not self.path(key).exists():
                     (self.folder / f"{key}{LOCK}").unlink()
-            finally:
-                lock.release()
         return removed
 
     def _is_old(self, key: str, now: float) -> bool:
@@ -226,15 +222,6 @@ def copy_overlay(template: Template, target: Path, owner: tuple[int, int]) -> No
             data = read_capped(template.folder / CLONE, LARGEST_OVERLAY)
         except (FileNotFoundError, UnsafeFolder) as exc:
             raise TemplateError(f"the template {template.key} cannot be used any more: {exc}") from exc
-        with _made(target) as fd:
-            give(fd, owner)
-            write_all(fd, data)
-
-
-@contextmanager
-def _made(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+        with open(target, "xb", opener=private) as file:
+            give(file.fileno(), owner)
+            write_all(file.fileno(), data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.errors import BelljarError, HostError, HypervisorError, NoMemory, TemplateError
 from belljar.host.commands import run_beside
-from belljar.host.files import no_space_as_error, read_capped, write_whole
+from belljar.host.files import no_space_as_error, private, read_capped, write_whole
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
@@ -45,16 +45,13 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
         await domain.connect()
         await domain.pause()
         await domain.call("migrate-set-capabilities", CAPABILITIES)
-        fd = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            file: int | str = STATE
+        with open(state, "xb", opener=private) as file:  # noqa: ASYNC230
+            name: int | str = STATE
             if FILE_MIGRATION in abilities.features:
-                file = (await domain.call("add-fd", fds=[fd]))["fdset-id"]
+                name = (await domain.call("add-fd", fds=[file.fileno()]))["fdset-id"]
             else:
-                await domain.call("getfd", {"fdname": STATE}, fds=[fd])
-            await domain.migrate(state_address(file, abilities), timeout=timeout)
-        finally:
-            os.close(fd)
+                await domain.call("getfd", {"fdname": STATE}, fds=[file.fileno()])
+            await domain.migrate(state_address(name, abilities), timeout=timeout)
         await domain.quit(grace=QUIT_GRACE)
     except TemplateError:
         raise
@@ -106,9 +103,8 @@ def copy(site: TemplateStore, template: Template, draft: Path) -> None:
     try:
         for name in (RAM, STATE, DISK, SEED):
             with suppress(FileNotFoundError), open(template.folder / name, "rb", buffering=0) as original:
-                fd = os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                with open(fd, "wb", buffering=0):
-                    copy_data(original.fileno(), fd)
+                with open(draft / name, "wb", buffering=0, opener=private) as copied:
+                    copy_data(original.fileno(), copied.fileno())
         changed = site.changes(template)
     except (OSError, ValueError, KeyError, BelljarError) as exc:
         raise TemplateError(f"the site's template {template.key} cannot be copied: {exc}") from exc
@@ -118,28 +114,16 @@ def copy(site: TemplateStore, template: Template, draft: Path) -> None:
 
 # -- memory that other processes may map, too: an unnamed file of one machine's own, a clone's a copy of its template's
 
-PIECE = 16 * MIB
 
-
-async def own_memory(size: int, source: Path | None) -> int:
+def make_memory(size: int, source: Path | None) -> int:
     """A descriptor of *size* bytes: zeros, or what is in *source*, a file with holes, and not its holes. It takes as long
-    as the bytes are many, and holds up nobody else. Raises NoMemory, HostError, TemplateError. Cancelled, it leaves nothing."""
-    is_wanted = True
-    try:
-        return await in_thread(lambda: make_memory(size, source, lambda: is_wanted), undo=os.close)
-    except BaseException:
-        is_wanted = False
-        raise
-
-
-def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = lambda: True) -> int:
-    """As `own_memory`, in this thread. What it returns when it does not go on is of no use."""
+    as the bytes are many. Raises NoMemory, HostError, TemplateError."""
     fd = os.memfd_create("belljar-ram", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, size)
         if source is not None:
             with open(source, "rb", buffering=0) as original:
-                copy_data(original.fileno(), fd, goes_on)
+                copy_data(original.fileno(), fd)
     except FileNotFoundError as exc:
         os.close(fd)
         raise TemplateError(f"the template cannot be used any more: {source}: missing") from exc
@@ -155,7 +139,7 @@ def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = la
     return fd
 
 
-def copy_data(source: int, target: int, goes_on: Callable[[], bool] = lambda: True) -> None:
+def copy_data(source: int, target: int) -> None:
     """What is in *source*, and none of its holes."""
     size, end = os.fstat(source).st_size, 0
     os.ftruncate(target, max(size, os.fstat(target).st_size))
@@ -168,8 +152,8 @@ def copy_data(source: int, target: int, goes_on: Callable[[], bool] = lambda: Tr
             raise
         end = min(os.lseek(source, at, os.SEEK_HOLE), size)
         os.lseek(target, at, os.SEEK_SET)
-        while at < end and goes_on():
-            count = os.sendfile(target, source, at, min(end - at, PIECE))
+        while at < end:
+            count = os.sendfile(target, source, at, end - at)
             if count == 0:
                 raise OSError(errno.EIO, "it ends before its size")
             at += count
