@@ -51,11 +51,16 @@ REMEDIES = {
 # Left out of the image; licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
 READ = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
-# Drivers for devices of virtual machines, and for virtual devices that a guest makes itself.
+# Drivers for devices of virtual machines, and for virtual devices that a guest makes itself. In dpkg's patterns a star
+# stands for slashes, too: `net/*.ko` would bring the drivers of all network cards.
+NETWORKS = (
+    "bareudp", "bonding", "dummy", "geneve", "ifb", "ipvlan", "macsec", "macvlan", "macvtap", "net_failover", "netconsole", "nlmon",
+    "tap", "team", "tun", "veth", "virtio_net", "vrf", "vsockmon", "vxlan", "wireguard",
+)  # fmt: skip
 DRIVERS = (
+    *(f"net/{name}*" for name in NETWORKS),
     "ata", "block", "cdrom", "char/hw_random", "char/virtio_console*", "crypto/virtio", "firmware", "hid/hid.ko*",
-    "hid/hid-generic*", "input/evdev*", "input/serio", "input/keyboard/atkbd*", "md", "misc/pvpanic", "net/*.ko*",
-    "net/bonding", "net/ipvlan", "net/macvlan*", "net/team", "net/vxlan", "net/wireguard", "nvdimm", "nvme/host",
+    "hid/hid-generic*", "input/evdev*", "input/serio", "input/keyboard/atkbd*", "md", "misc/pvpanic", "nvdimm", "nvme/host",
     "nvme/common", "ptp", "rtc", "scsi/scsi_*.ko*", "scsi/sd_mod*", "scsi/sg.ko*", "scsi/sr_mod*", "scsi/virtio_scsi*",
     "tty", "vdpa", "vhost", "virt", "virtio", "watchdog/softdog*", "watchdog/i6300esb*",
 )  # fmt: skip
