@@ -6,7 +6,8 @@ A verb writes its options as a table, one row a line:
     FILE ? =/etc/belljar/bait.toml | its settings
     / --qemu @which | what QEMU wrote to stderr
 
-    table  = { "# " act " | " help | "[" heading "]" | row }    a heading holds for the rows below it
+    table  = { "# " act { " +" shared } " | " help | "[" heading "]" | row }    a heading holds for the rows below it; the rows
+                                of several acts come last, by the names that `acts` has for them
     row    = { word } [ " | " help ]                            a line that begins with "| " goes on with the one above;
                                                                 a row without a help text is not shown
     word   = "-n" | "--name"    the names of an option; a row without any is a parameter
@@ -135,13 +136,14 @@ class Verb:
     usage: str = ""
 
 
-def acts(table: str, functions: Mapping[str, Act]) -> dict[str, Verb]:
-    """The acts of a verb."""
+def acts(table: str, functions: Mapping[str, Act], **shared: str) -> dict[str, Verb]:
+    """The acts of a verb. *shared*: rows that several of them have."""
     verbs = {}
     for part in re.split(r"^\s*# ", table, flags=re.MULTILINE)[1:]:
         head, _, options = part.partition("\n")
-        name, _, help = head.partition(" | ")
-        verbs[name] = Verb(help, functions[name], options)
+        words, _, help = head.partition(" | ")
+        name, *more = words.split(" +")
+        verbs[name] = Verb(help, functions[name], "\n".join((options, *map(shared.__getitem__, more))))
     return verbs
 
 
