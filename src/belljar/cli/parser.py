@@ -200,18 +200,15 @@ def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     return names, argument
 
 
-def as_size(text: str) -> int:
-    """Bytes."""
-    from belljar.host.values import size
+def value_of(kind: str) -> Callable[[str], Any]:
+    """Reads a value as `belljar.host.values` does, which most command lines do not need."""
 
-    return size(text)
+    def read(text: str) -> Any:
+        from belljar.host import values
 
+        return getattr(values, kind)(text)
 
-def as_duration(text: str) -> float:
-    """Seconds."""
-    from belljar.host.values import duration
-
-    return duration(text)
+    return read
 
 
 def as_path(text: str) -> Path:
@@ -226,7 +223,7 @@ def as_moment(text: str) -> float:
     from datetime import datetime, timedelta
 
     if text.startswith("+"):
-        return time.time() + as_duration(text[1:])
+        return time.time() + float(value_of("duration")(text[1:]))
     now = datetime.now()
     try:
         if "T" in text or " " in text or text.count("-") == 2:
@@ -250,7 +247,7 @@ def as_whole(text: str) -> int:
 
 
 TYPES: Mapping[str, Callable[[str], object]] = {
-    "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
+    "TIME": value_of("duration"), "SIZE": value_of("size"), "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
     **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), as_path),
 }  # fmt: skip
 FORMAT = "--format {table,json} =table | a table for people (the default), or JSON for programs"
