@@ -6,7 +6,8 @@ A verb writes its options as a table, one row a line:
     FILE ? =/etc/belljar/bait.toml | its settings
     / --qemu @which | what QEMU wrote to stderr
 
-    table  = { "# " act " | " help | "[" heading "]" | row }    a heading holds for the rows below it
+    table  = { "# " act { " +" shared } " | " help | "[" heading "]" | row }    a heading holds for the rows below it; the rows
+                                of several acts come last, by the names that `acts` has for them
     row    = { word } [ " | " help ]                            a line that begins with "| " goes on with the one above;
                                                                 a row without a help text is not shown
     word   = "-n" | "--name"    the names of an option; a row without any is a parameter
@@ -135,13 +136,14 @@ class Verb:
     usage: str = ""
 
 
-def acts(table: str, functions: Mapping[str, Act]) -> dict[str, Verb]:
-    """The acts of a verb."""
+def acts(table: str, functions: Mapping[str, Act], **shared: str) -> dict[str, Verb]:
+    """The acts of a verb. *shared*: rows that several of them have."""
     verbs = {}
     for part in re.split(r"^\s*# ", table, flags=re.MULTILINE)[1:]:
         head, _, options = part.partition("\n")
-        name, _, help = head.partition(" | ")
-        verbs[name] = Verb(help, functions[name], options)
+        words, _, help = head.partition(" | ")
+        name, *more = words.split(" +")
+        verbs[name] = Verb(help, functions[name], "\n".join((options, *map(shared.__getitem__, more))))
     return verbs
 
 
@@ -198,18 +200,15 @@ def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     return names, argument
 
 
-def as_size(text: str) -> int:
-    """Bytes."""
-    from belljar.host.values import size
+def value_of(kind: str) -> Callable[[str], Any]:
+    """Reads a value as `belljar.host.values` does, which most command lines do not need."""
 
-    return size(text)
+    def read(text: str) -> Any:
+        from belljar.host import values
 
+        return getattr(values, kind)(text)
 
-def as_duration(text: str) -> float:
-    """Seconds."""
-    from belljar.host.values import duration
-
-    return duration(text)
+    return read
 
 
 def as_path(text: str) -> Path:
@@ -224,7 +223,7 @@ def as_moment(text: str) -> float:
     from datetime import datetime, timedelta
 
     if text.startswith("+"):
-        return time.time() + as_duration(text[1:])
+        return time.time() + float(value_of("duration")(text[1:]))
     now = datetime.now()
     try:
         if "T" in text or " " in text or text.count("-") == 2:
@@ -248,7 +247,7 @@ def as_whole(text: str) -> int:
 
 
 TYPES: Mapping[str, Callable[[str], object]] = {
-    "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
+    "TIME": value_of("duration"), "SIZE": value_of("size"), "MOMENT": as_moment, "YYYYMM": as_month, "N": as_whole,
     **dict.fromkeys(("FILE", "DIR", "FILE|DIR", "DIR|FILE", "SOCKET"), as_path),
 }  # fmt: skip
 FORMAT = "--format {table,json} =table | a table for people (the default), or JSON for programs"

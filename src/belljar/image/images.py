@@ -17,7 +17,8 @@ from belljar.host.files import read_json, write_whole
 from belljar.host.locks import try_lock
 from belljar.image import is_container, is_source, name_of
 from belljar.image.store.store import PREFIX, Store
-from belljar.records import dataclass
+from belljar.model import dumps
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.image.intake.sources import Order
@@ -29,6 +30,7 @@ DEFAULT_NAME = "debian12"
 class Note:
     """What was known of an address or a path when it was asked last."""
 
+    source: str = ""
     version: str = ""  # as the source calls it; "" where it does not say
     asked: float = 0.0
     problem: str = ""  # why it could not be asked, or its image not imported
@@ -127,7 +129,7 @@ class Images(Store):
                 if not self._has(source):
                     version = sources.version(order, self)
                     sources.bring(self, order)
-                    _write(path, fetch.shown(source), Note(version, now))
+                    write_whole(path, dumps(Note(fetch.shown(source), version, now)))
         note = _read(path)
         if note.asked <= now < note.asked + self.settings.sync_interval:
             return note.problem
@@ -135,7 +137,7 @@ class Images(Store):
             return note.problem
         with lock:
             note = self._renewed(order, note, now)
-            _write(path, fetch.shown(source), note)
+            write_whole(path, dumps(note))
             return note.problem
 
     def _renewed(self, order: Order, note: Note, now: float) -> Note:
@@ -145,19 +147,15 @@ class Images(Store):
             version = sources.version(order, self)
             if version and version != note.version:
                 sources.bring(self, order)
-            return Note(version or note.version, now)
+            return replace(note, version=version or note.version, asked=now, problem="")
         except BelljarError as exc:
-            return Note(note.version, now, exc.message)
+            return replace(note, asked=now, problem=exc.message)
 
 
 def _read(path: Path) -> Note:
-    with suppress(OSError, ValueError, KeyError, TypeError, BelljarError):
-        value = read_json(path)
-        return Note(str(value["version"]), float(value["asked"]), str(value["problem"]))
+    from belljar.reading import from_json
+
+    with suppress(OSError, ValueError, BelljarError):
+        note: Note = from_json(Note, read_json(path))
+        return note
     return Note()
-
-
-def _write(path: Path, source: str, note: Note) -> None:
-    import json
-
-    write_whole(path, json.dumps({"source": source, **vars(note)}).encode())

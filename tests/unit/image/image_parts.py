@@ -8,6 +8,7 @@ import lzma
 import os
 import struct
 import tarfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from belljar.host import commands
 from belljar.image.store.store import Store
 from belljar.jobs.disks import survey
 from belljar.model import MIB
+
+SECTOR = 512
 
 
 def elf(*segments: tuple[int, bytes]) -> bytes:
@@ -99,17 +102,21 @@ def mbr(path: Path, *starts: int) -> None:
         file.write(b"\x55\xaa")
 
 
-def gpt(path: Path, **starts: int) -> None:
+def gpt(path: Path, *, kind: bytes = bytes([15]) * 16, **starts: int) -> None:
     """Write a GUID partition table; p1=2048 is the first partition, beginning at sector 2048."""
     mbr(path)
+    last = path.stat().st_size // SECTOR - 1
+    table = bytearray(128 * 128)
+    for name, start in starts.items():
+        struct.pack_into("<16s16sQQ", table, 128 * (int(name[1:]) - 1), kind, bytes([1]) * 16, start, start + 1023)
+    whole = 0, 1, last, 34, last - 33, bytes(16), 2, 128, 128, zlib.crc32(table)
+    head = struct.pack("<8sIIIIQQQQ16sQIII", b"EFI PART", 0x10000, 92, 0, *whole)
+    head = head[:16] + struct.pack("<I", zlib.crc32(head)) + head[20:]
     with open(path, "r+b") as file:
-        file.seek(446 + 4)
-        file.write(b"\xee")
-        file.seek(512)
-        file.write(b"EFI PART" + bytes(64) + struct.pack("<QII", 2, 128, 128))
-        for name, start in starts.items():
-            file.seek(1024 + 128 * (int(name[1:]) - 1))
-            file.write(b"\x0f" * 32 + struct.pack("<QQ", start, start + 8191))
+        file.seek(446)
+        file.write(struct.pack("<B3sB3sII", 0, b"", 0xEE, b"", 1, last))
+        file.seek(SECTOR)
+        file.write(head.ljust(SECTOR, b"\0") + table)
 
 
 def surveyor(root: Path, **place: Any) -> Callable[[Path, int, Path], None]:

@@ -150,35 +150,23 @@ def arrive(args: Args, runtime: Runtime) -> None:
 
 
 STATE_OPTION = "--state DIR | folder of the bait's state (default: bait/ below `paths.store`)"
-ROWS = f"""
-# run | run the service, until SIGTERM; jobs and machines go on without it
+ROWS = """
+# run +state +format | run the service, until SIGTERM; jobs and machines go on without it
 FILE ? =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
-{STATE_OPTION}
-{FORMAT}
-# check | check everything that the service needs; exits 1 if something is missing
+# check +format | check everything that the service needs; exits 1 if something is missing
 FILE ? =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
 --join | if all is well, also make a small machine and see it join the cluster (Slurm)
-{FORMAT}
-# status | show whether this host takes jobs; exits 1 if not, 2 if the service is not running
-{STATE_OPTION}
-{FORMAT}
-# open | take jobs again
-{STATE_OPTION}
-# close | take no more jobs; those that have begun go on
+# status +state +format | show whether this host takes jobs; exits 1 if not, 2 if the service is not running
+# open +state | take jobs again
+# close +state | take no more jobs; those that have begun go on
 --reason TEXT = | the reason that the batch system shows
-{STATE_OPTION}
-# jobs | list this host's jobs and their states
-{STATE_OPTION}
-{FORMAT}
-# nodes | list the machines that are worker nodes, or are about to be
-{STATE_OPTION}
-{FORMAT}
+# jobs +state +format | list this host's jobs and their states
+# nodes +state +format | list the machines that are worker nodes, or are about to be
 # rules | print firewall rules that keep network classes apart, for `nft -f -`
 FILE ? =/etc/belljar/bait.toml | settings file, of which networks, closed and services are read
-# arrive | for the batch system's prolog: hand a job over to the service, which takes it back from the batch system
+# arrive +state | for the batch system's prolog: hand a job over to the service, which takes it back from the batch system
 JOB | the job's number
 --timeout TIME =60 | fail if the service has not taken it after this time (default: 60 s)
-{STATE_OPTION}
 """
 FUNCTIONS = {
     "run": run, "check": check, "status": status, "open": order, "close": order, "jobs": jobs, "nodes": nodes,
@@ -187,6 +175,6 @@ FUNCTIONS = {
 VERBS = {
     "bait": Verb(
         "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, which joins the cluster as a node, and moves the job to it.",
-        acts=acts(ROWS, FUNCTIONS),
+        acts=acts(ROWS, FUNCTIONS, state=STATE_OPTION, format=FORMAT),
     )
 }

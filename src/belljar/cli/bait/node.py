@@ -76,21 +76,18 @@ OPTIONS = f"""--file FILE =/etc/belljar/bait.toml | settings file (default: /etc
 --here | on this host, whatever its setting `placement` says
 --state DIR | where it is written down which host has which node (default: cloud/ below `paths.store`)
 {FORMAT}"""
-ROWS = f"""
-# resume | start a machine for each of these nodes, on this host or where the setting `placement` says
+ROWS = """
+# resume +all | start a machine for each of these nodes, on this host or where the setting `placement` says
 NODES | node names as Slurm writes them, such as cloud[1-4]
 --resume-file FILE | Slurm's file that says which job each node is for (default: $SLURM_RESUME_FILE)
-{OPTIONS}
-# suspend | end the machines of these nodes, wherever they are
+# suspend +all | end the machines of these nodes, wherever they are
 NODES | node names as Slurm writes them, such as cloud[1-4]
 --forget | hosts that do not answer count as having ended these machines
-{OPTIONS}
-# list | list running cloud nodes and their machines
-{OPTIONS}
+# list +all | list running cloud nodes and their machines
 """
 VERBS = {
     "node": Verb(
         "Start and end machines as cloud nodes of Slurm (its ResumeProgram and SuspendProgram), on this host or several.",
-        acts=acts(ROWS, dict.fromkeys(("resume", "suspend", "list"), node)),
+        acts=acts(ROWS, dict.fromkeys(("resume", "suspend", "list"), node), all=OPTIONS),
     )
 }

@@ -186,17 +186,16 @@ ACTS = f"""
 -n --dry-run | only show what would be done
 --print | only print every file, line and command as JSON, for a site's own configuration management
 -y --yes | do not ask
-# check | check every file and setting, and say how to repair what is wrong; exits 1 then
+# check +format | check every file and setting, and say how to repair what is wrong; exits 1 then
 {SITE}
-{FORMAT}
 # uninstall | undo what install did
 {SITE}
-# node | close or open this node for jobs, test it with a small machine, or show its state
+# node +format | close or open this node for jobs, test it with a small machine, or show its state
 SYSTEM | the batch system
 {{status,close,open,test}} @action | what to do; test: start a small machine; opens a node that belljar closed
 REASON ? = | with close: the reason that the batch system shows
 --node NAME = | the node's name (default: this host's)
-{FORMAT}"""
+"""
 
 
 def _systems() -> str:
@@ -212,6 +211,7 @@ VERBS = {
         acts=acts(
             ACTS.replace("SYSTEM | the batch system", _systems()),
             {"install": install, "check": check, "uninstall": uninstall, "node": node_},
+            format=FORMAT,
         ),
     )
 }

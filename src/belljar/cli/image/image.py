@@ -272,20 +272,16 @@ FILE|URL|CONTAINER @source | a path, or an address that begins with file, http o
 --firmware {{auto,bios,uefi,none}} =auto | auto: boot the disk's kernel directly, else its boot loader; bios, uefi: its boot loader;
 | none: never its boot loader
 --context {CONTEXT} =auto | {CONTEXT_HELP}
-# list | list the images
-{FORMAT}
-# show | show all that is known about an image
+# list +format | list the images
+# show +format | show all that is known about an image
 {IMAGE}
-{FORMAT}
-# verify | read images completely and compare their digests; exits 1 if one is damaged, which no machine starts from then on
+# verify +format | read images completely and compare their digests; exits 1 if one is damaged, which no machine starts from then on
 IMAGE * @images | name or digest (default: all images)
-{FORMAT}
 # remove | remove a name; with its last name the image is removed, too
 {IMAGE}
 --force | all its names at once; also if it is damaged, or a template needs it
-# gc | remove what is not needed: images without a name, unfinished ones, old downloads, and what is above `image.cache_limit`
+# gc +format | remove what is not needed: images without a name, unfinished ones, old downloads, and what is above `image.cache_limit`
 -n --dry-run | only show what would be removed
-{FORMAT}
 # tag | give an image one more name
 {IMAGE}
 NAME | its new name
@@ -317,16 +313,19 @@ IMAGE * @images | name or digest
 --delegate WORD + | ROLE NAMES KEY...: these public keys may publish these names, such as 'alice-*|a'; ROLE alone: no longer
 --threshold N =1 | how many of the keys of --delegate have to sign (default: 1)
 --rotate {{root,targets,online}} | replace this key by a new one, made in the folder of --key
-# sync | get new versions of images from the site's repositories, and of tags at registries; exits 1 if one fails
+# sync +format | get new versions of images from the site's repositories, and of tags at registries; exits 1 if one fails
 NAME * @names | image names in the repositories (default: those that this host already has from there)
 --from ADDRESS#sha256=DIGEST * @sources | a repository, instead of those in `image.sources`; repeatable
 --all | every image of the repositories
 -n --dry-run | only show what the repositories have, and what would be copied
-{FORMAT}
 # key | print the public part of a signing key, for `publish --delegate`; the key is made if there is none
 FILE | the private key"""
 FUNCTIONS = {
     "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
     "gc": gc, "tag": tag, "set": set_, "extract": extract, "insert": insert, "agent": agent, "publish": publish, "sync": sync, "key": key,
 }  # fmt: skip
-VERBS = {"image": Verb("Disk images, from which machines boot. They never change.", acts=acts(ACTS, FUNCTIONS))}
+VERBS = {
+    "image": Verb(
+        "Disk images, from which machines boot. They never change.", acts=acts(ACTS, FUNCTIONS, format=FORMAT)
+    )
+}

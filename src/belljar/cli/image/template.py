@@ -107,15 +107,13 @@ def remove_caches(args: Args, runtime: Runtime) -> None:
 KEY = "KEY * @keys | a template's key, or the beginning of one"
 NETWORKS, CONTEXTS = (",".join(member.value for member in kind) for kind in (NetworkMode, Context))
 TEMPLATES = f"""
-# list | list your templates; JSON has everything that each was made from
-{FORMAT}
-# verify | check that templates are unchanged; exits 1 if one is not
+# list +format | list your templates; JSON has everything that each was made from
+# verify +format | check that templates are unchanged; exits 1 if one is not
 {KEY} (default: all)
-{FORMAT}
 # remove | remove templates; running machines are not affected
 {KEY}
 --all | remove all your templates
-# build | make the template for a kind of machine now, before its first job
+# build +format | make the template for a kind of machine now, before its first job
 --image IMAGE | the image (default: as with `belljar run`)
 --cpus N | virtual processors
 --memory SIZE | memory, such as 2G or 512M
@@ -125,21 +123,20 @@ TEMPLATES = f"""
 --shares N =0 | how many shared folders its machines can have
 --virtiofs N =0 | how many `--share virtiofs:...` its machines can have
 --exact | only for machines of exactly this size, which then start quicker (default: for machines of every size)
-{FORMAT}"""
-CACHES = f"""
-# list | list cache disks
-{FORMAT}
-# remove | remove the cache disks that no machine uses
-{FORMAT}"""
+"""
+CACHES = """
+# list +format | list cache disks
+# remove +format | remove the cache disks that no machine uses
+"""
 VERBS = {
     "template": Verb(
         "A template is a guest that was booted once and frozen. Jobs start from copies of it, in a fraction of a second. The first "
         "job of an image makes its template; a template that was changed or is out of date is made again.",
-        acts=acts(TEMPLATES, {"list": show_all, "verify": verify, "remove": remove, "build": build}),
+        acts=acts(TEMPLATES, {"list": show_all, "verify": verify, "remove": remove, "build": build}, format=FORMAT),
     ),
     "cache": Verb(
         "Cache disks of `belljar run --cache SIZE`. A machine's cache disk is its own while it runs; when its guest has powered"
         " itself off, a later machine gets the disk with its content.",
-        acts=acts(CACHES, {"list": list_caches, "remove": remove_caches}),
+        acts=acts(CACHES, {"list": list_caches, "remove": remove_caches}, format=FORMAT),
     ),
 }

@@ -76,23 +76,20 @@ def _until_ready(door: Path, name: str, limit: float) -> None:
     raise HostError(f"{name}: not ready after {limit:.0f} s: {why or state}", hint="It goes on.")
 
 
-ROWS = f"""
-# up | lease the machines of a cluster document, and set the cluster up
+ROWS = """
+# up +door +format | lease the machines of a cluster document, and set the cluster up
 FILE | the document; the folders of its scripts are beside it
 --key FILE | your public key, for ssh as root (default: from ~/.ssh)
 --wait TIME ? | return when the cluster is ready; fail after this time, if given
-{DOOR}
-{FORMAT}
-# status | list your clusters and their machines, and the output of scripts that failed
+# status +door +format | list your clusters and their machines, and the output of scripts that failed
 NAME ? | only this cluster
-{DOOR}
-{FORMAT}
-# release | give back clusters with all their machines
+# release +door | give back clusters with all their machines
 NAME + @names | names of clusters
-{DOOR}
-# check | find every mistake in a cluster document, without the service
+# check +format | find every mistake in a cluster document, without the service
 FILE | the document
-{FORMAT}
 """
 FUNCTIONS = {"up": up, "status": status, "release": release, "check": check}
-CLUSTER = Verb("Leased machines that work together as a cluster, described by a document.", acts=acts(ROWS, FUNCTIONS))
+CLUSTER = Verb(
+    "Leased machines that work together as a cluster, described by a document.",
+    acts=acts(ROWS, FUNCTIONS, door=DOOR, format=FORMAT),
+)

@@ -265,70 +265,49 @@ IMAGE | the image's name
 --queue NAME = | partition or queue
 --preemptible | in the site's preemptible queue: the batch system may take the nodes back for other jobs"""
 ROWS = f"""
-# serve | run the site's lease service, until SIGTERM; machines go on without it
+# serve +format | run the site's lease service, until SIGTERM; machines go on without it
 FILE ? =/etc/belljar/lease.toml | settings file (default: /etc/belljar/lease.toml)
 --state DIR | folder of its records, key and certificate (default: lease/ below `paths.store`)
-{FORMAT}
-# run | ask for machines; they start when the batch system gives nodes
+# run +door +format | ask for machines; they start when the batch system gives nodes
 {WANTED}
 --key FILE | your public key, for ssh as root (default: from ~/.ssh)
 --user-data FILE | user data, for cloud-init or a script
 --token TEXT = | any word; asking again with the same one gives the same lease
 --wait TIME ? | return when all machines run; fail after this time, if given
-{DOOR}
-{FORMAT}
-# explain | show whether you would get such machines, and which limits decide; nothing is asked for
+# explain +door +format | show whether you would get such machines, and which limits decide; nothing is asked for
 {WANTED}
-{DOOR}
-{FORMAT}
-# status | list your leases and their machines
+# status +door +format | list your leases and their machines
 LEASE ? | only this lease
-{DOOR}
-{FORMAT}
-# extend | make a lease longer, if its job's limit allows
+# extend +door | make a lease longer, if its job's limit allows
 LEASE | the lease's ID
 TIME | how much longer, such as 1h
-{DOOR}
-# grow | ask for more machines like those of a lease, for its remaining time; they are a lease of their own
+# grow +door +format | ask for more machines like those of a lease, for its remaining time; they are a lease of their own
 LEASE | the lease's ID
 -n --count N =1 | number of machines (default: 1)
-{DOOR}
-{FORMAT}
-# release | give back leases, or single machines
+# release +door | give back leases, or single machines
 LEASE + @ids | IDs of leases or machines
-{DOOR}
-# reboot | reboot machines; their disks are kept
+# reboot +door | reboot machines; their disks are kept
 MACHINE + @ids | IDs of machines
-{DOOR}
-# ssh | log in to a machine; its host key is known
+# ssh +door | log in to a machine; its host key is known
 MACHINE | the machine's ID, the ID of a lease with one machine, or CLUSTER/NAME
 COMMAND * | what to run (default: a shell)
 --user NAME =root | the user in the machine (default: root)
 -i --identity FILE | your private key
-{DOOR}
-# key | make, list or revoke access keys for the EC2 API; a secret is shown only once
+# key +door +format | make, list or revoke access keys for the EC2 API; a secret is shown only once
 {{new,list,revoke}} @do | what to do
 ID ? | the key to revoke
 --owner NAME = | another user's keys (root and the service's account only)
-{DOOR}
-{FORMAT}
-# connect | connect standard input and output to a machine's ssh server, as ssh's ProxyCommand
+# connect +door | connect standard input and output to a machine's ssh server, as ssh's ProxyCommand
 MACHINE | the machine's ID
-{DOOR}
-# console | show the latest output of a machine's console
+# console +door | show the latest output of a machine's console
 MACHINE | the machine's ID
-{DOOR}
-# usage | sum up what your machines have used
+# usage +door +format | sum up what your machines have used
 --since TIME | only machines that ended within this time, such as 30d
 --machines | one line per machine
 --owner NAME = | another user's machines (root and the service's account only)
 --all | everybody's machines (root and the service's account only)
-{DOOR}
-{FORMAT}
-# events | show each change of a lease, its nodes and machines
+# events +door +format | show each change of a lease, its nodes and machines
 LEASE | the lease's ID
-{DOOR}
-{FORMAT}
 """
 PILOT = """
 FILE | the job file that the service wrote, mode 0600
@@ -340,7 +319,7 @@ FUNCTIONS = {
 VERBS = {
     "lease": Verb(
         "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on.",
-        acts={**acts(ROWS, FUNCTIONS), "cluster": cluster.CLUSTER},
+        acts={**acts(ROWS, FUNCTIONS, door=DOOR, format=FORMAT), "cluster": cluster.CLUSTER},
     ),
     "pilot": Verb(
         "Hold a node for a lease: make its machines as its service says, and end them in time.", pilot, PILOT

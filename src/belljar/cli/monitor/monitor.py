@@ -75,16 +75,11 @@ ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 STATE = "--state FILE | where the next call finds what was read before; default: in monitor/ below `paths.store`"
 ROWS = f"""
 {SERVE}
-# textfile | write all metrics into a file for node_exporter's textfile collector: from cron, or a timer
+# textfile +ledger +state | write all metrics into a file for node_exporter's textfile collector: from cron, or a timer
 FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a whole
-{LEDGER}
-{STATE}
-# spans | send the machines that ended as OpenTelemetry traces, by OTLP over HTTP, to where OTEL_EXPORTER_OTLP_ENDPOINT says
+# spans +ledger +state +format | send the machines that ended as OpenTelemetry traces, by OTLP over HTTP, to where OTEL_EXPORTER_OTLP_ENDPOINT says
 -f --follow | go on with each machine that ends, until interrupted
 --from-start | the first time: with all machines of the ledgers (else with those that end from then on)
-{LEDGER}
-{STATE}
-{FORMAT}
 # glue2 | describe this host's images as GLUE 2 execution environments, for a site's information system
 --service ID | of the computing service they belong to (default: made of this host's name)
 --manager ID | of its computing manager (default: the same)
@@ -93,6 +88,12 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 VERBS = {
     "monitor": Verb(
         "For those who watch many hosts. Everything is read from ledgers, journals and folders: no machine and no daemon is asked.",
-        acts=acts(ROWS, {"serve": serve, "textfile": textfile, "spans": spans, "glue2": glue2}),
+        acts=acts(
+            ROWS,
+            {"serve": serve, "textfile": textfile, "spans": spans, "glue2": glue2},
+            ledger=LEDGER,
+            state=STATE,
+            format=FORMAT,
+        ),
     )
 }

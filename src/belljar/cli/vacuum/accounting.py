@@ -66,24 +66,23 @@ def month_of(moment: float) -> str:
 
 
 ACTS = f"""
-# publish | write records of all machines that ended since the last time; may run, and be killed, at any time
+# publish +format | write records of all machines that ended since the last time; may run, and be killed, at any time
 --leases | records of leased machines, as cloud records, from this host's lease service (root and its account only)
 {DOOR}
 --from-start | read the ledger, the list of ended machines, from its beginning; nothing is recorded twice
-{FORMAT}
-# sync | queue APEL's sync records, the number of records of each month
+# sync +format | queue APEL's sync records, the number of records of each month
 YYYYMM * @months | months, such as 202611 (default: yesterday's)
-{FORMAT}
-# list | list the records of a month
+# list +format | list the records of a month
 YYYYMM ? @month | the month, such as 202611 (default: this month)
-{FORMAT}
-# republish | queue the records of these months again
+# republish +format | queue the records of these months again
 YYYYMM + @months | months, such as 202611
-{FORMAT}"""
+"""
 VERBS = {
     "accounting": Verb(
         "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, PBS and BLAH "
         "logs. Each machine is recorded once.",
-        acts=acts(ACTS, {"publish": publish, "sync": sync, "list": list_records, "republish": republish}),
+        acts=acts(
+            ACTS, {"publish": publish, "sync": sync, "list": list_records, "republish": republish}, format=FORMAT
+        ),
     )
 }

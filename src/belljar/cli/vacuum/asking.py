@@ -92,12 +92,11 @@ OPTIONS = f"""FACTORY * @factories | names of factories (default: all of the spa
     --settings FILE | settings file (default: /etc/belljar/vacuum.toml); not needed with --space and FACTORY
     {FORMAT}"""
 ACTS = acts(
-    f"""
-    # machines | list the slots of factories and what runs in them; exits 1 if a factory does not answer
-    {OPTIONS}
-    # machinetypes | list for each machine type how many run at each factory, and how the last one ended
-    {OPTIONS}
-    # factories | list factories with their use, load and free space
-    {OPTIONS}""",
+    """
+    # machines +all | list the slots of factories and what runs in them; exits 1 if a factory does not answer
+    # machinetypes +all | list for each machine type how many run at each factory, and how the last one ended
+    # factories +all | list factories with their use, load and free space
+""",
     dict.fromkeys(SHOWN, ask),
+    all=OPTIONS,
 )

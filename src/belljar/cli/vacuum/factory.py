@@ -103,29 +103,23 @@ def check(args: Args, runtime: Runtime) -> int:
 
 
 STATE_OPTION = "--state DIR | folder of the factory's state (default: vacuum/ below `paths.store`)"
-ROWS = f"""
-# run | run this host's factory, until SIGTERM; SIGHUP reads the settings again. Machines go on without it
+ROWS = """
+# run +state +format | run this host's factory, until SIGTERM; SIGHUP reads the settings again. Machines go on without it
 FILE ? =/etc/belljar/vacuum.toml | settings file (default: /etc/belljar/vacuum.toml), with vacuum.d/*.toml beside it
 --metrics PLACE | [ADDRESS:]PORT where Prometheus reads metrics (default: none)
-{STATE_OPTION}
-{FORMAT}
-# drain | start no more machines on this host; running ones go on to their end
+# drain +state | start no more machines on this host; running ones go on to their end
 --by MOMENT | end all machines by this time, such as 18:00
 --off | start machines again
-{STATE_OPTION}
-# explain | say for each machine type why it is started or not
+# explain +state +format | say for each machine type why it is started or not
 TYPE * @types | only these machine types
 / --at MOMENT | the decision at that time: 14:05 or 2026-12-24T14:05
 / --ago TIME | the decision that long ago, such as 10m
-{STATE_OPTION}
-{FORMAT}
-# check | a plugin for Nagios and Icinga: one line with performance data; exits 0, 1, 2 or 3
-{STATE_OPTION}
+# check +state | a plugin for Nagios and Icinga: one line with performance data; exits 0, 1, 2 or 3
 """
 FUNCTIONS = {"run": run, "drain": drain, "explain": explain, "check": check}
 VERBS = {
     "vacuum": Verb(
         "Hosts without a batch system: each host's factory decides by itself which experiment's machine to start next, by target shares, and asks the other factories of its group (its space) what they run.",
-        acts={**acts(ROWS, FUNCTIONS), **asking.ACTS, **settings.ACTS},
+        acts={**acts(ROWS, FUNCTIONS, state=STATE_OPTION, format=FORMAT), **asking.ACTS, **settings.ACTS},
     )
 }

@@ -85,12 +85,12 @@ def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
 FILE_ROW = "FILE ? | settings file (default: /etc/belljar/vacuum.toml), with vacuum.d/*.toml beside it"
 ACTS = acts(
     f"""
-    # config | show the settings in force, and the machine types of vacuum pipes as last fetched
+    # config +format | show the settings in force, and the machine types of vacuum pipes as last fetched
     {FILE_ROW}
-    {FORMAT}
-    # check-config | find every mistake in the settings; exits 1 if there is one
+    # check-config +format | find every mistake in the settings; exits 1 if there is one
     {FILE_ROW}
     --pipes | also fetch the vacuum pipes (experiments' documents of machine types)
-    {FORMAT}""",
+""",
     {"config": config, "check-config": check},
+    format=FORMAT,
 )

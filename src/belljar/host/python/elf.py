@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 MAGIC = b"\x7fELF"
-LOAD, INTERP, NOTE = 1, 3, 4  # PT_LOAD, PT_INTERP, PT_NOTE
+LOAD, INTERP = 1, 3  # PT_LOAD, PT_INTERP
 MOST_SEGMENTS = 64
 
 

@@ -35,21 +35,12 @@ def file(path: str, data: bytes, mode: int = 0o644) -> Entry:
 
 def archive(entries: Iterable[Entry]) -> bytes:
     """The bytes of a whole archive. Folders must come before what lies in them: the kernel makes no parents."""
-    parts = []
-    number = 0
-    for number, entry in enumerate(entries, 1):
-        parts += _record(entry, number)
-    parts += _record(Entry(TRAILER, 0), number + 1)
-    return b"".join(parts)
+    return b"".join(_record(entry, number) for number, entry in enumerate([*entries, Entry(TRAILER, 0)], 1))
 
 
-def _record(entry: Entry, number: int) -> list[bytes]:
+def _record(entry: Entry, number: int) -> bytes:
     name = entry.path.encode() + b"\0"
     links = 2 if stat.S_ISDIR(entry.mode) else 1
     fields = (number, entry.mode, 0, 0, links, 0, len(entry.data), 0, 0, *entry.device, len(name), 0)
     head = b"070701" + b"".join(b"%08X" % field for field in fields) + name
-    return [head, _padding(len(head)), entry.data, _padding(len(entry.data))]
-
-
-def _padding(length: int) -> bytes:
-    return b"\0" * (-length % ALIGNMENT)
+    return b"".join(part + b"\0" * (-len(part) % ALIGNMENT) for part in (head, entry.data))

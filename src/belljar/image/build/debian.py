@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -24,8 +25,6 @@ from belljar.model import GIB, MIB
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
-    import subprocess
-
     from belljar.image.store.store import Store
 
 SUITES = {"bullseye": "debian11", "bookworm": "debian12", "trixie": "debian13"}
@@ -35,7 +34,7 @@ SPACE_NEEDED = 2 * GIB
 PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static", "e2fsprogs", "procps")
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
 LAST_LINES = 15
-PATIENCE, GRACE = 3600.0, 20.0  # seconds until a build is stopped, for its end
+PATIENCE, GRACE = 3600.0, 20.0  # seconds until a step of a build gets TERM, and then KILL
 DEFAULT = "http://deb.debian.org/debian"
 APT_TIMEOUT = 30.0
 PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
@@ -51,11 +50,16 @@ REMEDIES = {
 # Left out of the image; licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
 READ = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
-# Drivers for devices of virtual machines, and for virtual devices that a guest makes itself.
+# Drivers for devices of virtual machines, and for virtual devices that a guest makes itself. In dpkg's patterns a star
+# stands for slashes, too: `net/*.ko` would bring the drivers of all network cards.
+NETWORKS = (
+    "bareudp", "bonding", "dummy", "geneve", "ifb", "ipvlan", "macsec", "macvlan", "macvtap", "net_failover", "netconsole", "nlmon",
+    "tap", "team", "tun", "veth", "virtio_net", "vrf", "vsockmon", "vxlan", "wireguard",
+)  # fmt: skip
 DRIVERS = (
+    *(f"net/{name}*" for name in NETWORKS),
     "ata", "block", "cdrom", "char/hw_random", "char/virtio_console*", "crypto/virtio", "firmware", "hid/hid.ko*",
-    "hid/hid-generic*", "input/evdev*", "input/serio", "input/keyboard/atkbd*", "md", "misc/pvpanic", "net/*.ko*",
-    "net/bonding", "net/ipvlan", "net/macvlan*", "net/team", "net/vxlan", "net/wireguard", "nvdimm", "nvme/host",
+    "hid/hid-generic*", "input/evdev*", "input/serio", "input/keyboard/atkbd*", "md", "misc/pvpanic", "nvdimm", "nvme/host",
     "nvme/common", "ptp", "rtc", "scsi/scsi_*.ko*", "scsi/sd_mod*", "scsi/sg.ko*", "scsi/sr_mod*", "scsi/virtio_scsi*",
     "tty", "vdpa", "vhost", "virt", "virtio", "watchdog/softdog*", "watchdog/i6300esb*",
 )  # fmt: skip
@@ -179,7 +183,6 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
     """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
     import subprocess
-    from threading import Timer
 
     program = commands.which(argv[0])
     if program is None:
@@ -187,25 +190,22 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
         raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
-    process = subprocess.Popen(
-        [*_confined(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=_environment(workshop), start_new_session=True, cwd="/", encoding="utf-8", errors="replace",
-    )  # fmt: skip
-    timer = Timer(PATIENCE, _stop, [process])
-    timer.start()
-    with process:
+    # TERM first, so that mmdebstrap removes its mounts and folders: in a user namespace it made those itself.
+    ended = ["setpriv", "--pdeathsig=TERM", "timeout", f"--kill-after={GRACE}", str(PATIENCE)]
+    with subprocess.Popen(
+        [*ended, *_namespaces(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env=_environment(workshop), start_new_session=True, cwd="/", encoding="utf-8", errors="replace",
+    ) as process:  # fmt: skip
         try:
             for line in process.stdout or ():
                 log.write(line)
                 tail.append(line.rstrip())
                 if line.startswith("I: "):
                     progress.step(f"mmdebstrap: {line[3:].strip()}")
-            process.wait(timeout=GRACE)  # its output is closed: it ends now
         except BaseException:
-            _stop(process)
+            process.terminate()
+            process.wait()
             raise
-        finally:
-            timer.cancel()
     if process.returncode:
         lines = "\n  ".join(tail)
         hint = next((hint for words, hint in REMEDIES.items() if any(word in lines for word in words)), FAILED)
@@ -213,12 +213,10 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
         raise ImageError(f"{end}; the whole log is {log.name}:\n  {lines}", hint=hint)
 
 
-def _confined() -> list[str]:
-    """The commands that end a build with this process. In a user namespace mmdebstrap makes its own namespaces and cleans up at
-    TERM. A container may forbid namespaces even to root."""
-    if os.geteuid() == 0 and commands.run([*AS_ROOT, "true"], timeout=GRACE, check=False).code == 0:
-        return ["setpriv", "--pdeathsig=KILL", *AS_ROOT]
-    return ["setpriv", "--pdeathsig=TERM"]
+def _namespaces() -> Sequence[str]:
+    """A container may forbid them even to root."""
+    is_root = os.geteuid() == 0
+    return AS_ROOT if is_root and commands.run([*AS_ROOT, "true"], timeout=APT_TIMEOUT, check=False).code == 0 else ()
 
 
 def _environment(workshop: Path) -> dict[str, str]:
@@ -229,19 +227,6 @@ def _environment(workshop: Path) -> dict[str, str]:
     # A file's capabilities mean something else inside of a user namespace.
     env["XATTRS"] = "--xattrs --xattrs-include=security.capability" if os.geteuid() == 0 else ""
     return env
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    """End it with its children; TERM first, so that it removes its mounts and folders."""
-    import signal
-    import subprocess
-
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE)
-            return
 
 
 def sources(suite: str, mirror: str) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
@@ -123,9 +123,12 @@ def check_chain(chain: Sequence[str], folder: Path, now: datetime) -> tuple[Any,
         raise ImageMismatch(f"{folder}: no certificate of an authority is there")
     either = rules.Criticality.AGNOSTIC
     anything = rules.ExtensionPolicy.permit_all()
-    of_authorities = anything.require_present(x509.BasicConstraints, either, _is_authority)
-    of_authorities = of_authorities.may_be_present(x509.KeyUsage, either, _signs_certificates)
-    of_signers = anything.may_be_present(x509.KeyUsage, either, _signs)
+    is_authority = _must(lambda constraints: constraints.ca, "its issuer is not an authority")
+    signs_keys = _must(lambda usage: usage.key_cert_sign, "its issuer's key may not sign certificates")
+    signs = _must(lambda usage: usage.digital_signature or usage.content_commitment, "its key is not for signatures")
+    of_authorities = anything.require_present(x509.BasicConstraints, either, is_authority)
+    of_authorities = of_authorities.may_be_present(x509.KeyUsage, either, signs_keys)
+    of_signers = anything.may_be_present(x509.KeyUsage, either, signs)
     builder = rules.PolicyBuilder().store(rules.Store(authorities)).time(now).max_chain_depth(LONGEST_CHAIN)
     verifier = builder.extension_policies(ca_policy=of_authorities, ee_policy=of_signers).build_client_verifier()
     try:
@@ -148,19 +151,14 @@ def one_line(name: x509.Name) -> str:
     return "".join(parts)
 
 
-def _is_authority(policy: Any, certificate: Any, constraints: Any) -> None:
-    if not constraints.ca:
-        raise ValueError("its issuer is not an authority")
+def _must(is_right: Callable[[Any], bool], problem: str) -> Callable[[Any, Any, Any], None]:
+    """Judges an extension of a certificate, where it has that."""
 
+    def judge(policy: Any, certificate: Any, extension: Any) -> None:
+        if extension is not None and not is_right(extension):
+            raise ValueError(problem)
 
-def _signs_certificates(policy: Any, certificate: Any, usage: Any) -> None:
-    if usage is not None and not usage.key_cert_sign:
-        raise ValueError("its issuer's key may not sign certificates")
-
-
-def _signs(policy: Any, certificate: Any, usage: Any) -> None:
-    if usage is not None and not (usage.digital_signature or usage.content_commitment):
-        raise ValueError("its key is not for signatures")
+    return judge
 
 
 def _refuse_revoked(chain: list[x509.Certificate], folder: Path) -> None:

@@ -150,8 +150,6 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str
         convert(blob, "qcow2", raw, "raw", largest)
         blob.unlink()
         blob, head = raw, _head(raw)
-    if blob.stat().st_size > largest:
-        raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
     has_disc = head.startswith(DISC, DISC_AT)
     if kind == "auto":
         kind = "iso" if has_disc else "disk"

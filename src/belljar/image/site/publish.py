@@ -143,13 +143,12 @@ class Repository:
             if newer.signed.version != self.root.signed.version + 1:
                 raise RepositoryError(f"{path.name} is version {newer.signed.version}")
             self.root = newer
-        self.former = deepcopy(self.root.signed)
         self.roles: dict[str, tuf.Metadata[tuf.Targets]] = {}
-        self.roles["targets"] = self._latest("targets", self.former, tuf.Targets())
+        self.roles["targets"] = self._latest("targets", self.root.signed, tuf.Targets())
         for role in self._delegated:
             with suppress(RepositoryError):  # signed by keys it had before: the snapshot keeps the version that it has
                 self.roles[role] = self._latest(role, self.roles["targets"].signed, tuf.Targets())
-        self.snapshot = self._latest("snapshot", self.former, tuf.Snapshot())
+        self.snapshot = self._latest("snapshot", self.root.signed, tuf.Snapshot())
 
     def put(self, store: Store, name: str, image: Image, progress: Progress) -> None:
         """Publish an image under this name, by the first role that may and whose keys are given. Raises ImageCorrupt for one that is
@@ -207,13 +206,14 @@ class Repository:
     def rotate(self, key: str, folder: Path) -> None:
         """Replace a key of KEYS by a new one, made in this folder; and renew the root, which no `save` does by itself."""
         self._need("root")
+        former = deepcopy(self.root.signed)
         signer = make_key(folder / f"{key}-{self.root.signed.version + 1}.pem")
         self.signers.append(signer)
         for role in KEYS[key]:
             for keyid in list(self.root.signed.roles[role].keyids):
                 self.root.signed.revoke_key(keyid, role)
             self.root.signed.add_key(signer.public_key, role)
-        self._write("root", self.root, self.former, self.root.signed)
+        self._write("root", self.root, former, self.root.signed)
 
     def save(self) -> None:
         """Renew all that the keys can sign."""
