@@ -10,7 +10,7 @@ made for each, lets that join the batch system, and moves the job there. The bat
         cache.py    for machines that wait for another job: which one they may serve, and which ones make room
     machines/    keeper.py: by belljar's own door;  scrub.py: how one is cleaned between two jobs, and proved to be clean
     networks/    classes.py: rules that keep network classes apart;  uplink.py: how much of a way out is free
-    cloud/       Slurm's own way instead: nodes.py that slurmctld has made;  placement.py: on which host
+    cloud.py     Slurm's own way instead: nodes that slurmctld has made, and on which host
     journal.py   what was written down
     daemon.py    looks, decides, writes;  acts.py: acts;  arrivals.py: a prolog asks it to take a job back
     status.py    what an operator says to it, and what it shows;  check.py: what a host still needs

@@ -120,16 +120,16 @@ class Daemon:
                 jobs = await self._ask(self._jobs) or {}
                 job = next((job for job in jobs.values() if number in (job.number, job.id)), None)
                 answer = Answer.NOT_YET
-                if job is None or self._pool.client.has_forgotten(job):
+                if job is None or self._pool.has_forgotten(job):
                     pass  # when it begins anew, its node waits for this prolog
-                elif self._pool.client.is_back(job):
+                elif self._pool.is_back(job):
                     self._wake.set()
                     if not again or job.state is JobState.ENDING:
                         return Answer.TAKEN
                     if job.state is JobState.ENDED:
                         return Answer.FAILED
                     if not self._has(job):  # it is held as before it began, which the batch system has forgotten
-                        await self._acts.run(self._pool.client.release(job.id), f"job {job.id}")
+                        await self._acts.run(self._pool.release(job.id), f"job {job.id}")
                         again = False
                 elif self._leads(job):  # else its leader takes it back
                     await self._take(job)
@@ -140,22 +140,22 @@ class Daemon:
 
     async def _take(self, job: JobView) -> None:
         """From the bait. Somebody at a terminal is sent away."""
-        client, about = self._pool.client, f"job {job.id}"
+        pool, about = self._pool, f"job {job.id}"
         if not job.is_batch:
-            await self._acts.run(client.note(job, "only batch scripts run here"), about)
-            await self._acts.run(client.cancel(job.id), about)
+            await self._acts.run(pool.note(job, "only batch scripts run here"), about)
+            await self._acts.run(pool.cancel(job.id), about)
             return
         if not self._has(job):
             given = (job.cpus, job.memory)
             self._write(
                 Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns, on=job.on, given=given)
             )
-        await self._acts.run_all(client.arrive((job,)), about)
+        await self._acts.run_all(pool.arrive((job,)), about)
 
     async def _take_untold(self, jobs: Mapping[str, JobView]) -> None:
         """Jobs on a bait that no prolog reported: a node's daemon may run none for a job that it has just ended."""
         on = [job for job in jobs.values() if job.state is JobState.RUNNING and job.on and self._leads(job)]
-        now, on = self._clock(), [job for job in on if not self._pool.client.is_back(job)]
+        now, on = self._clock(), [job for job in on if not self._pool.is_back(job)]
         self._untold = {job.id: self._untold.get(job.id, now) for job in on}
         for job in on:
             if now - self._untold[job.id] >= UNTOLD:
@@ -203,15 +203,14 @@ class Daemon:
         idle = frozenset(id for entry in entries if entry.state in KEEPING for id in entry.machines)
         self._acts.forget(machines, in_use, idle)
         named = self._named(jobs or {}, nodes or {} if jobs is not None else {})
-        side = self._pool.nodes
         return Seen(
-            self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=side.name_of,
-            machine=side.machine_of, named=named, saves=side.saves,
+            self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=self._pool.name_of,
+            machine=self._pool.machine_of, named=named, saves=self._pool.saves,
         )  # fmt: skip
 
     def _named(self, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> frozenset[str]:
         """Nodes that a job names, or that none names for so short a time that a batch system that is killed may not remember it."""
-        now, saves = self._clock(), self._pool.nodes.saves
+        now, saves = self._clock(), self._pool.saves
         live = [job for job in jobs.values() if saves and job.state is not JobState.ENDED]
         ours = self.settings.queue  # anybody can name a node elsewhere
         names = {node for job in live for node in (*job.on, *(job.wants if job.queue == ours else ()))}
@@ -220,23 +219,23 @@ class Daemon:
 
     async def _gather(self, jobs: Mapping[str, JobView]) -> None:
         """The tasks of an array come to one bait, where they cannot be told apart by where they may run."""
-        if self._pool.client.moves_whole_arrays and (new := decide.newcomers(self.journal.entries, jobs)):
+        if self._pool.moves_whole_arrays and (new := decide.newcomers(self.journal.entries, jobs)):
             for job in new:
                 self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns))
-            await self._acts.run_all(self._pool.client.arrive(new), f"array {new[0].array[0]}")
+            await self._acts.run_all(self._pool.arrive(new), f"array {new[0].array[0]}")
 
     async def _act(self, act: Act, entry: Entry, jobs: Mapping[str, JobView]) -> None:
         job = jobs.get(entry.job)
-        is_release = act.do in RELEASES and self._pool.client.moves_whole_arrays
+        is_release = act.do in RELEASES and self._pool.moves_whole_arrays
         if not is_release or job is None or not decide.must_wait(job, jobs, self._acts.released):
             await self._acts.do(act, job, entry)
 
     async def _jobs(self) -> dict[str, JobView]:
         mark = f"@{os.urandom(8).hex()}@"
-        return self._pool.client.jobs(await self._command(self._pool.client.query(mark)), mark)
+        return self._pool.jobs(await self._command(self._pool.query(mark)), mark)
 
     async def _nodes(self) -> dict[str, NodeView]:
-        return self._pool.nodes.nodes(await self._command(self._pool.nodes.query()))
+        return self._pool.nodes(await self._command(self._pool.query_nodes()))
 
     async def _ask(self, question: Callable[[], Awaitable[Any]], about: str = "jobs") -> Any:
         """None where the batch system does not answer, or makes no sense."""
@@ -360,7 +359,7 @@ class Daemon:
         known = {id for entry in self.journal.entries.values() for id in entry.machines} | seen.machines
         machines, nodes = list[str](), {*map(seen.node, known), *(seen.nodes or {})}
         for _ in range(count):
-            machines.append(self._pool.nodes.new_machine(nodes))
+            machines.append(self._pool.new_machine(nodes))
             nodes.add(seen.node(machines[-1]))
         return tuple(machines)
 
@@ -380,7 +379,7 @@ class Daemon:
 
     def _write_status(self, seen: Seen) -> None:
         states, views = [entry.state.value for entry in self.journal.entries.values()], seen.nodes or {}
-        name_of = self._pool.nodes.name_of
+        name_of = self._pool.name_of
         names = {id: name_of(id) for entry in self.journal.entries.values() for id in entry.machines}
         nodes = {name: views[name].state.value if name in views else "" for name in names.values()}
         self.status = replace(

@@ -1,6 +1,6 @@
 """The door of the pool room: a batch system seen from outside, its jobs and its nodes. Nothing here runs a command.
 
-    load(name)         a Pool, where belljar can add worker nodes: client.py and nodes.py in the system's folder
+    load(name)         a Pool, where belljar can add worker nodes: nodes.py in the system's folder
     pilots_of(name)    Pilots, where belljar can submit jobs of its own: pilots.py in the system's folder
     terms.py           the words that all systems share
 

@@ -1,8 +1,7 @@
 """A batch system from the outside, in words that all systems share: its jobs, its nodes, and the commands that change them.
 
 Where `job/` is about one job that belljar was started for, this is about all of them, for a policy that works beside the batch
-system and owns none of its jobs. Each system has client.py (jobs) and nodes.py (nodes), which are commands and strict parsers;
-`POOL` in its nodes.py is both. Nothing here runs a command.
+system and owns none of its jobs. Each system has nodes.py with `POOL`: commands and strict parsers. Nothing here runs a command.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 
 from belljar.findings import Finding
 from belljar.model import PlainFile
-from belljar.records import dataclass, field
+from belljar.records import dataclass
 
 JobId = str  # as the system's own commands take it: "4711", "4711_3", "4711.3"
 Command = tuple[str, ...]
@@ -140,11 +139,26 @@ class Revoked(Enum):
     CANNOT_TELL = "it cannot be asked"
 
 
-class Client(Protocol):
-    """The jobs of one system. A command that changes a job may fail where the job is gone: that is seen at the next look."""
+class Pool(Protocol):
+    """The jobs and the nodes of one system. A command that changes a job may fail where the job is gone: that is seen at the next look.
 
+    *folders*: what a node's daemons write to in its machine, by themselves; *packages*: of Debian's, that an image needs to become one;
+    *defaults*: a bait's settings, what this system has instead."""
+
+    folders: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = {}
     # The tasks of an array that wait can be told where to run only together: they come to one bait, and move one by one.
     moves_whole_arrays: bool = False
+    saves: float = 0.0  # seconds in which the system saves what became of a job, and must know the nodes it named
+    tells_reasons: bool = True  # why a node is closed; else nobody sees who closed it
+
+    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
+        """For a bait of this name, whose machines become nodes of this queue, known by this feature; *nodes*: those that the system
+        has to know beforehand. Raises ValueError: key, what is wrong, hint."""
+        return self
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def query(self, mark: str) -> Command:
         """The one command that tells of all jobs. *mark*: letters nobody could guess, which a job's own text cannot hold."""
@@ -184,16 +198,7 @@ class Client(Protocol):
         """Say why it is held where its user looks for it, too."""
         return self.note(job, why)
 
-
-class Nodes(Protocol):
-    """The nodes of one system. *folders*: what a node's daemons write to in its machine, by themselves; *packages*: of Debian's, that an
-    image needs to become one."""
-
-    folders: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
-
-    saves: float = 0.0  # seconds in which the system saves what became of a job, and must know the nodes it named
-    tells_reasons: bool = True  # why a node is closed; else nobody sees who closed it
+    # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def new_machine(self, nodes: Collection[str]) -> str:
         """The id of a machine that is to become a node beside these; "" while it could have no name."""
@@ -210,7 +215,7 @@ class Nodes(Protocol):
         """The one that this machine has to have; "": any."""
         return ""
 
-    def query(self) -> Command: ...
+    def query_nodes(self) -> Command: ...
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         """Raises ValueError for any other answer."""
 
@@ -243,20 +248,6 @@ class Nodes(Protocol):
     def needs(self, ask: Ask, conf: str, baits: Names, queue: str, feature: str, hosts: Names) -> Iterable[Finding]:
         """Can machines join, and baits of these names take jobs for them? *conf*: the text of the system's settings; *hosts*: lines for a
         machine's /etc/hosts. Raises BelljarError where the system does not answer."""
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Both sides of one system."""
-
-    client: Client
-    nodes: Nodes
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # a bait's settings: what this system has instead
-
-    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
-        """For a bait of this name, whose machines become nodes of this queue, known by this feature; *nodes*: those that the system
-        has to know beforehand. Raises ValueError: key, what is wrong, hint."""
-        return self
 
 
 def node_of(machine: str) -> str:

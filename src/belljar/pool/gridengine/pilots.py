@@ -9,7 +9,7 @@ from belljar.batch.gridengine.dialect import seconds
 from belljar.batch.job.terms import one_line
 from belljar.model import MIB
 from belljar.pool import terms
-from belljar.pool.gridengine.client import CLIENT
+from belljar.pool.gridengine.nodes import POOL
 from belljar.pool.terms import Command, JobId, NamedJob, PilotJob
 
 NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR2 and KILL
@@ -68,7 +68,7 @@ class GridEnginePilots(terms.Pilots):
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
         return tuple(
             NamedJob(job.name, job.id, job.state, job.reason)
-            for job in CLIENT.jobs(printed, "").values()
+            for job in POOL.jobs(printed, "").values()
             if terms.PILOT_NAME.fullmatch(job.name) and job.owner == terms.account()
         )
 

@@ -11,7 +11,7 @@ from belljar.batch.job.terms import one_line, whole
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.model import MIB
 from belljar.pool import terms
-from belljar.pool.slurm.client import STATES
+from belljar.pool.slurm.nodes import STATES
 from belljar.pool.terms import Command, JobId, JobState, NamedJob, PilotJob
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"  # of a pilot; nothing else of its service's environment
