@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
@@ -12,7 +11,7 @@ from belljar.cli.parser import Args
 from belljar.errors import BelljarError
 from belljar.host.privileges import User
 from belljar.jobs import complain
-from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
+from belljar.jobs.users import asked_as, users_of
 from belljar.journal import Ledger
 from belljar.monitor.outcomes import Outcomes, Source, places
 from belljar.reading import from_json
@@ -37,17 +36,9 @@ def _source(runtime: Runtime, user: User) -> Source:
     """A user's own ledger."""
 
     def ask(look: Callable[[Ledger], Any]) -> Any:
-        return asked_as(
-            runtime,
-            user,
-            lambda theirs: look(Ledger(theirs.folders.logs)),
-            timeout=LOOK_TIMEOUT,
-            what="read the ledger",
-        )
+        return asked_as(runtime, user, lambda theirs: look(Ledger(theirs.folders.logs)), what="read the ledger")
 
-    def folder() -> Path:
-        return runtime.of_user(user.uid, user.home).folders.logs
-
+    folder = runtime.of_user(user.uid, user.home).folders.logs
     return Source(os.uname().nodename, f"user {user.uid}", folder, user.name, ask)
 
 
@@ -75,7 +66,7 @@ def host_metrics(runtime: Runtime) -> Iterator[Metric]:
     sums, node = dict.fromkeys(GAUGES, 0.0), os.uname().nodename
     for user in (None, *users_of(runtime)):
         try:
-            answer = asked_as(runtime, user, _numbers, timeout=LOOK_TIMEOUT, what="count machines")
+            answer = asked_as(runtime, user, _numbers, what="count machines")
             numbers = from_json(dict[str, float], answer)
             sums = {name: number + max(numbers[name], 0.0) for name, number in sums.items()}
         except (BelljarError, OSError, KeyError, ValueError) as exc:  # a user may report anything

@@ -15,7 +15,7 @@ from belljar.cli.monitor import LEDGER, host_metrics, reader
 from belljar.cli.parser import Args
 from belljar.errors import BelljarError, LibraryMissing
 from belljar.host.files import private_folder, read_secret, write_whole
-from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
+from belljar.jobs.users import asked_as, users_of
 from belljar.model import to_json
 from belljar.monitor.live import Host, living, paths_of, story
 from belljar.monitor.nodes import Remote
@@ -43,8 +43,8 @@ def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
         theirs, rows = list[Machine](), list[object]()
         with suppress(BelljarError):
             rows = asked_as(
-                runtime, user, lambda theirs: to_json(living(theirs.machines.living())), timeout=LOOK_TIMEOUT, what="list machines"
-            )  # fmt: skip
+                runtime, user, lambda theirs: to_json(living(theirs.machines.living())), what="list machines"
+            )
         for row in rows[:MOST] if isinstance(rows, list) else ():
             with suppress(ValueError):  # a user may say anything
                 theirs += [replace(from_json(Machine, row), user=user.name)] if len(str(row)) < LARGEST else []
@@ -57,9 +57,7 @@ def tell(runtime: Runtime, id: str) -> Values | None:
     """A machine's story, whichever user of this node has it."""
     for user in (None, *users_of(runtime)):
         with suppress(BelljarError):
-            told = asked_as(
-                runtime, user, lambda theirs: story(theirs.folders, id), timeout=LOOK_TIMEOUT, what="read records"
-            )
+            told = asked_as(runtime, user, lambda theirs: story(theirs.folders, id), what="read records")
             if isinstance(told, dict):
                 return told
     return None
