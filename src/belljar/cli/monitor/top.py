@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from belljar.assembly import Runtime
-from belljar.cli.monitor.serve import SEEN, host_of
+from belljar.cli.monitor import SEEN, host_of
 from belljar.cli.parser import Args, Verb
 from belljar.cli.render import as_json, duration
 from belljar.jobs import plain, size
