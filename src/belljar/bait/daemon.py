@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, RELEASES, Acts, Run, command
@@ -22,7 +22,7 @@ from belljar.bait.arrivals import Answer, listening
 from belljar.bait.decisions import cache, decide
 from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT
 from belljar.bait.decisions.leaving import recover
-from belljar.bait.decisions.parts import Invitation, invitation, refusal
+from belljar.bait.decisions.parts import invitation, refusal
 from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
 from belljar.bait.decisions.table import next_step
 from belljar.bait.journal import Journal
@@ -37,6 +37,7 @@ from belljar.records import replace
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell, Troubles
 
+V = TypeVar("V")
 LOCK = "lock"
 SOON = 0.3  # seconds to the next look after something was done: what it does shows a moment later
 WAITED = 5.0  # seconds after which a machine that is not claimed is said to wait for its image
@@ -117,7 +118,7 @@ class Daemon:
         end, pause, answer = self._clock() + TAKEN_BACK, SOON / 16, Answer.NOT_YET
         while self._clock() < end:
             async with self._looking:
-                jobs = await self._ask(self._jobs) or {}
+                jobs = await self._jobs() or {}
                 job = next((job for job in jobs.values() if number in (job.number, job.id)), None)
                 answer = Answer.NOT_YET
                 if job is None or self._pool.has_forgotten(job):
@@ -192,7 +193,8 @@ class Daemon:
 
     async def _see(self) -> Seen:
         machines = await in_thread(self._keeper.living)
-        nodes, jobs = await asyncio.gather(self._ask(self._nodes, "nodes"), self._ask(self._jobs))
+        asked = self._ask("nodes", self._pool.query_nodes(), self._pool.nodes)
+        nodes, jobs = await asyncio.gather(asked, self._jobs())
         if jobs and nodes:
             jobs = decide.as_given(decide.as_here(jobs, nodes, self.settings.names), self.journal.entries)
         entries = self.journal.entries.values()
@@ -230,17 +232,16 @@ class Daemon:
         if not is_release or job is None or not decide.must_wait(job, jobs, self._acts.released):
             await self._acts.do(act, job, entry)
 
-    async def _jobs(self) -> dict[str, JobView]:
+    async def _jobs(self) -> Mapping[str, JobView] | None:
         mark = f"@{os.urandom(8).hex()}@"
-        return self._pool.jobs(await self._command(self._pool.query(mark)), mark)
+        return await self._ask("jobs", self._pool.query(mark), lambda printed: self._pool.jobs(printed, mark))
 
-    async def _nodes(self) -> dict[str, NodeView]:
-        return self._pool.nodes(await self._command(self._pool.query_nodes()))
-
-    async def _ask(self, question: Callable[[], Awaitable[Any]], about: str = "jobs") -> Any:
+    async def _ask(
+        self, about: str, argv: tuple[str, ...], read: Callable[[bytes], dict[str, V]]
+    ) -> dict[str, V] | None:
         """None where the batch system does not answer, or makes no sense."""
         try:
-            answer = await question()
+            answer = read(await self._command(argv))
         except (BelljarError, ValueError) as exc:
             self._wrong[about] = line_of(exc)
             self._troubles.note("batch system", self._wrong[about])
@@ -300,7 +301,12 @@ class Daemon:
         bait = decide.bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
         turn = decide.Turn()
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
-            await self._accept(invited, seen)
+            theirs = invited.job  # a part of it is made here, or refused at once
+            if invited.why:
+                act = refusal(theirs, invited.machines[0], invited.why)
+                await self._acts.do(act, theirs, Entry(theirs.id, State.REJECTED, 0.0))
+            else:
+                self._write(Entry(theirs.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
         else:
             turn = decide.choose(entries.values(), jobs, bait, room, settings, self._judge)
         for job, why in turn.wrong:
@@ -345,14 +351,6 @@ class Daemon:
             on = entry.on if len(entry.on) == len(machines) else ()
             self._write(replace(entry, since=now, why="", on=on, uses=0, born=now))
         return turn
-
-    async def _accept(self, invited: Invitation, seen: Seen) -> None:
-        """A part of another bait's job: made here, or refused at once."""
-        job = invited.job
-        if invited.why:
-            await self._acts.do(refusal(job, invited.machines[0], invited.why), job, Entry(job.id, State.REJECTED, 0.0))
-        else:
-            self._write(Entry(job.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
 
     def _new_machines(self, count: int, seen: Seen) -> tuple[str, ...]:
         """Their ids; "" where no name is left."""
