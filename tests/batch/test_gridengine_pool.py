@@ -12,9 +12,8 @@ import pytest
 from tests.batch.lab.gridengine import ADMIN, ENV, QUEUE, GridEngine, until
 from tests.batch.lab.site import Site
 
-from belljar.pool import JobState, JobView, NodeState, NodeView
+from belljar.pool import Command, JobState, JobView, NodeState, NodeView
 from belljar.pool.gridengine.nodes import GridEnginePool
-from belljar.pool.terms import Command
 
 NODE, POOL = "vm1", GridEnginePool(QUEUE)
 

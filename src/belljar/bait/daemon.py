@@ -20,11 +20,10 @@ from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, RELEASES, Acts, Run, command
 from belljar.bait.arrivals import Answer, listening
 from belljar.bait.decisions import cache, decide
-from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT
+from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, next_step
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.parts import invitation, refusal
 from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
-from belljar.bait.decisions.table import next_step
 from belljar.bait.journal import Journal
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
 from belljar.bait.status import Status, order, read_status, show_status

@@ -12,9 +12,8 @@ from tests.batch.lab.slurm import Slurm
 from tests.batch.lab.slurmdbd import Accounting
 from tests.live.net_lab import Lab
 
-from belljar.pool import JobView, NodeView, load
+from belljar.pool import Command, JobView, NodeView, load
 from belljar.pool.slurm.nodes import guest_conf
-from belljar.pool.terms import Command
 
 QUEUE = "belljar"
 PARTITIONS = (

@@ -49,8 +49,7 @@ def _judge(runtime: Runtime, usual: str) -> Callable[[JobView], str]:
     def judge(job: JobView) -> str:
         try:
             user = pwd.getpwnam(job.owner)
-            account = describe(user.pw_uid, user.pw_gid, None)
-            asker = policy.Asker(job.owner, (account.group, *(name for _, name in account.groups)), job.queue)
+            asker = policy.Asker.of(describe(user.pw_uid, user.pw_gid, None), job.queue)
             policy.check_allowed(job.image or usual, asker, runtime.settings.batch)
             least = policy.smallest_limit(runtime.settings.batch)  # of a wrapped job, whose limit holds its machine
             policy.check_limits(job.cpus, max(job.memory, least), job.disk or None, runtime.settings.batch)

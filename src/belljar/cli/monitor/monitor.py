@@ -15,7 +15,6 @@ from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, LibraryMissing
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import locked
-from belljar.model import NetworkMode
 from belljar.service import kept
 
 
@@ -80,18 +79,17 @@ def spans(args: Args, runtime: Runtime) -> None:
 
 def glue2(args: Args, runtime: Runtime) -> None:
     from belljar.machine.life.claim import room_now
-    from belljar.monitor.glue2 import Offer, environment, ldif
+    from belljar.monitor.glue2 import environment, ldif
 
-    host, spec, now = os.uname(), runtime.settings.machine, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    service = args.service or f"urn:glue2:ComputingService:{host.nodename}"
-    manager = args.manager or f"urn:glue2:ComputingManager:{host.nodename}"
+    node, spec, now = os.uname().nodename, runtime.settings.machine, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    service = args.service or f"urn:glue2:ComputingService:{node}"
+    manager = args.manager or f"urn:glue2:ComputingManager:{node}"
     room = room_now(runtime.folders, runtime.settings.host)
     living = [view.image for view in runtime.machines.living() if view.alive]
     free = max(int(min(room.memory // spec.memory, (room.cpus - room.cpus_taken) // spec.cpus)), 0)
-    machine = host.machine, spec.cpus, spec.memory, spec.network is not NetworkMode.NONE
+    about = {"service": service.rpartition(":")[2], "manager": manager, "time": now}
     names = [(name, image.os) for image in runtime.images.images() for name in image.names]
-    offers = [Offer(name, system, *machine, living.count(name), free) for name, system in names]
-    environments = [environment(offer, service.rpartition(":")[2], manager, now) for offer in offers]
+    environments = [environment(name, system, spec, living.count(name), free, **about) for name, system in names]
     if args.format == "json":
         print(as_json({"ExecutionEnvironment": environments}))
     else:

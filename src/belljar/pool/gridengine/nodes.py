@@ -20,13 +20,13 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
+from belljar import pool
 from belljar.batch.gridengine.dialect import memory
 from belljar.batch.gridengine.hooks import value
 from belljar.batch.job.terms import one_line, one_node, whole
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, fail_if
-from belljar.pool import terms
-from belljar.pool.terms import Ask, Command, JobId, JobState, JobView, Names, NodeState, NodeView
+from belljar.pool import Ask, Command, JobId, JobState, JobView, Names, NodeState, NodeView
 from belljar.records import replace
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}")
@@ -42,7 +42,7 @@ PAGE = "docs/batch/bait/reference.md, Grid Engine"
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
-class GridEnginePool(terms.Pool):
+class GridEnginePool(pool.Pool):
     """*bait*: QUEUE@HOST whose prolog takes jobs back itself, by ending with 99. *queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a
     machine's id ends in its address; *feature*: of these nodes."""
 
@@ -67,7 +67,7 @@ class GridEnginePool(terms.Pool):
         return ("qstat", "-u", "*", "-r", "-g", "d", "-xml")
 
     def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
-        if len(printed) > terms.LARGEST_ANSWER or b"<job_info" not in printed[:4096]:
+        if len(printed) > pool.LARGEST_ANSWER or b"<job_info" not in printed[:4096]:
             raise ValueError("qstat printed no list of jobs")
         text = printed.decode("utf-8", "replace")
         if not text.rstrip().endswith("</job_info>"):
@@ -127,7 +127,7 @@ class GridEnginePool(terms.Pool):
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         """Hosts, with the state of our queue there; and each instance of another queue by its own name, QUEUE@HOST."""
         text = printed.decode("utf-8", "replace")
-        if len(printed) > terms.LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
+        if len(printed) > pool.LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
             raise ValueError("qhost printed no list of hosts, or one that was cut off")
         views = (view for entry in text.split("<host name=")[1:] for view in _views(entry, self.queue))
         ours = dict.fromkeys(self.hosts, (self._feature,))
@@ -179,7 +179,7 @@ class GridEnginePool(terms.Pool):
         alter = ("qalter", "-q", queue or "*", job.number)
         return (alter,) if stays_held else (alter, self.release(job.id))
 
-    def joining(self, member: terms.Member, conf_file: Path, text: bytes) -> terms.Joining:
+    def joining(self, member: pool.Member, conf_file: Path, text: bytes) -> pool.Joining:
         """*conf_file*: the cell's bootstrap. Raises BadOption where its daemons prove themselves by more than their addresses."""
         mode = re.search(rb"(?m)^security_mode\s+(\S+)", text)
         if mode is not None and mode[1] != b"none":

@@ -21,13 +21,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from belljar import pool
 from belljar.batch.job.terms import one_line, one_node, whole
 from belljar.errors import BelljarError
 from belljar.findings import Finding, fail_if
 from belljar.host.files import read_capped
 from belljar.model import GIB, KIB, MIB, PlainFile
-from belljar.pool import terms
-from belljar.pool.terms import Ask, Command, JobId, JobState, JobView, Names, NodeState, NodeView
+from belljar.pool import Ask, Command, JobId, JobState, JobView, Names, NodeState, NodeView
 
 # Name of the field, and its width: what fills its width may have been cut off.
 FIELDS = (
@@ -87,7 +87,7 @@ HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
-class SlurmPool(terms.Pool):
+class SlurmPool(pool.Pool):
     """Slurm."""
 
     folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
@@ -100,7 +100,7 @@ class SlurmPool(terms.Pool):
         return ("squeue", "--noheader", "--all", "--array", "--states=all", f"--Format={','.join(words)}")
 
     def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
-        if len(printed) > terms.LARGEST_ANSWER:
+        if len(printed) > pool.LARGEST_ANSWER:
             raise ValueError("squeue printed more than a list of jobs")
         text = printed.decode("latin-1")  # squeue counts bytes
         row = re.compile(rf"^(?=.{{{WIDTH['jobid']}}}{re.escape(mark)})", re.MULTILINE)
@@ -118,7 +118,7 @@ class SlurmPool(terms.Pool):
     def has_forgotten(self, job: JobView) -> bool:
         return job.state is JobState.WAITING
 
-    def revoked(self, number: str, since: float, env: Mapping[str, str]) -> terms.Revoked:
+    def revoked(self, number: str, since: float, env: Mapping[str, str]) -> pool.Revoked:
         """By slurmd's file of this host. An earlier credential of the same job may still be in it. When slurmd first knew a job is told
         by this host's clock, and is just before its prolog; when it was revoked is told by slurmctld's."""
         with suppress(OSError, ValueError, KeyError, struct.error):
@@ -126,9 +126,9 @@ class SlurmPool(terms.Pool):
             for job, end, made in _credentials(_read(env)):
                 is_time = begin - CLOCK <= end <= begin + CLOCK
                 if job == int(number) and is_time and (end >= begin or begin - MADE <= made <= begin + CLOCK):
-                    return terms.Revoked.YES
-            return terms.Revoked.NO
-        return terms.Revoked.CANNOT_TELL
+                    return pool.Revoked.YES
+            return pool.Revoked.NO
+        return pool.Revoked.CANNOT_TELL
 
     def release(self, job: JobId) -> Command:
         return ("scontrol", "release", job)
@@ -150,7 +150,7 @@ class SlurmPool(terms.Pool):
 
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         text = printed.decode("utf-8", "replace")
-        if len(printed) > terms.LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
+        if len(printed) > pool.LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
             raise ValueError(f"scontrol printed {text[:60]!r} where the list of nodes begins")
         lines = (line for line in text.splitlines() if line.strip() and not line.startswith("No nodes"))
         return {node.name: node for node in map(_node, lines)}
@@ -186,7 +186,7 @@ class SlurmPool(terms.Pool):
         update = (*UPDATE, f"JobId={job.id}", f"Partition={queue}", "ReqNodeList=", when)
         return (update,) if stays_held else (update, self.release(job.id))
 
-    def joining(self, member: terms.Member, conf_file: Path, text: bytes) -> terms.Joining:
+    def joining(self, member: pool.Member, conf_file: Path, text: bytes) -> pool.Joining:
         """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
         known, addresses = member.hosts.split(), heads(text.decode("utf-8", "replace"), ()).items()
         resolved = (f"{it} {name}" for name, it in addresses if name not in (*known, it) and it[:4] not in ("", "127."))
@@ -236,7 +236,7 @@ def _job(row: str, mark: str) -> JobView:
     is_task = whole(task) is not None and whole(array) is not None
     tres = dict(pair.partition("=")[::2] for pair in fields["tres-alloc"].split(",") if "=" in pair)
     comment = fields["comment"].removeprefix("(null)")
-    asked, uid = terms.words_of(comment.partition(OURS)[0], "vm", "net"), _number(fields["userid"], -1)
+    asked, uid = pool.words_of(comment.partition(OURS)[0], "vm", "net"), _number(fields["userid"], -1)
     return JobView(
         id=f"{array}_{task}" if is_task else number, state=_state(fields["state"], fields["prioritylong"]),
         owner=_name(fields["username"]), uid=uid, group=_name(fields["groupname"]),
