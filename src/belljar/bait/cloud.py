@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ LOCK, PLACED = "lock", "placed.json"
 LOOK = 30.0  # seconds a host has to say which nodes it has
 MOST = 1 << 20  # bytes of an answer
 FAILED = "failed: "
+HOST = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 Ask = Callable[[tuple[str, ...], float], Awaitable[Finished]]  # a command, whatever its exit code
 Names = Callable[[str], Awaitable[list[str]]]  # of a hostlist
 
@@ -272,10 +274,6 @@ def rule(line: str) -> tuple[str, tuple[str, ...]]:
     """`NODES -> HOST HOST`: a hostlist, and hosts in their order. Raises ValueError."""
     nodes, arrow, hosts = line.partition("->")
     words = tuple(hosts.split())
-    if not arrow or len(nodes.split()) != 1 or not words or any(not _is_host(host) for host in words):
+    if not arrow or len(nodes.split()) != 1 or not words or not all(map(HOST.fullmatch, words)):
         raise ValueError(f"{line[:80]!r} is not NODES -> HOST HOST")
     return nodes.strip(), words
-
-
-def _is_host(word: str) -> bool:
-    return word[0].isalnum() and all(char.isalnum() or char in "._-" for char in word) and word.isascii()
