@@ -12,12 +12,10 @@ import pytest
 from tests.batch.lab.gridengine import ADMIN, ENV, QUEUE, GridEngine, until
 from tests.batch.lab.site import Site
 
-from belljar.pool import JobState, JobView, NodeState, NodeView
-from belljar.pool.gridengine.client import CLIENT
-from belljar.pool.gridengine.nodes import GridEngineNodes
-from belljar.pool.terms import Command
+from belljar.pool import Command, JobState, JobView, NodeState, NodeView
+from belljar.pool.gridengine.nodes import GridEnginePool
 
-NODE, NODES = "vm1", GridEngineNodes(QUEUE)
+NODE, POOL = "vm1", GridEnginePool(QUEUE)
 
 
 class Cell:
@@ -34,10 +32,10 @@ class Cell:
         return b"".join(self.lab.run(*one).stdout for one in commands)
 
     def job(self, job: str) -> JobView | None:
-        return CLIENT.jobs(self.run(CLIENT.query("")), "").get(job)
+        return POOL.jobs(self.run(POOL.query("")), "").get(job)
 
     def nodes(self) -> dict[str, NodeView]:
-        return NODES.nodes(self.run(NODES.query()))
+        return POOL.nodes(self.run(POOL.query_nodes()))
 
     def until(self, job: str, state: JobState) -> JobView:
         def look() -> JobView | None:
@@ -97,24 +95,24 @@ def test_a_job_moves_to_a_host_of_its_own_and_keeps_its_id_and_exit_code(cell: C
     running = cell.until(job, JobState.RUNNING)
     assert (running.on, running.owner, running.memory) == (("bjge",), "bjalice", 600 << 20)
 
-    cell.run(*CLIENT.take_back(running))
+    cell.run(*POOL.take_back(running))
     held = cell.until(job, JobState.HELD)
     assert held.starts == 1 and held.on == ()
-    cell.run(CLIENT.note(held, "its host, which is new, boots"))
+    cell.run(POOL.note(held, "its host, which is new, boots"))
     assert "belljar=its_host_which_is_new_boots" in cell.lab.detail(job)
 
-    cell.run(*NODES.create(NODE, held))
+    cell.run(*POOL.create(NODE, held))
     assert cell.nodes()[NODE].state is NodeState.AWAY
     cell.join()
     until(lambda: NODE in cell.nodes() and cell.nodes()[NODE].state is NodeState.IDLE, "the host to join")
-    cell.run(*NODES.move(held, (NODE,), QUEUE))
+    cell.run(*POOL.move(held, (NODE,), QUEUE))
     row = cell.lab.account(job, rows=2, timeout=60)[-1]
     assert row["hostname"].partition(".")[0] == NODE and row["exit_status"].split()[0] == "7"
     assert (home / "out").read_text().splitlines()[-1] == f"on {NODE}, an arg"
     assert cell.job(job) is None
 
-    cell.run(NODES.close(NODE, "its job has ended"))
+    cell.run(POOL.close(NODE, "its job has ended"))
     until(lambda: cell.nodes()[NODE].state is NodeState.OUT, "the host to be out")
     cell.run(("qconf", "-ke", NODE))
-    cell.run(*NODES.remove(NODE))
+    cell.run(*POOL.remove(NODE))
     assert set(cell.nodes()) == {"bjge"} and NODE not in cell.lab.config("-sh") + cell.lab.config("-sq", QUEUE)

@@ -152,7 +152,7 @@ def test_a_job_whose_start_slurmctld_has_forgotten_does_not_run_on_the_bait(work
     worker.daemon.send_signal(signal.SIGSTOP)  # so that the job stays in its prolog
     try:
         if known == "held":
-            worker.slurm.run(worker.slurm.pool.client.release(job))
+            worker.slurm.run(worker.slurm.pool.release(job))
         until(lambda: running(f"bait arrive {job} "), f"job {job} to be in its prolog")
         lab.stop("slurmctld", signal.SIGKILL)
         saved.write_bytes(before)  # as if it had been killed before it wrote down that the job began
@@ -225,7 +225,7 @@ def test_after_a_restart_of_the_host_its_machines_have_their_ends_and_their_jobs
     record = worker.slurm.lab.ended(runs, PATIENCE)
     assert (record["ExitCode"], len(set(nodes_of(worker)))) == ("3:0", 2), worker.said()
     until(lambda: "running" in worker.states(once), f"job {once} to run\n{worker.said()}", PATIENCE)
-    worker.slurm.run(worker.slurm.pool.client.cancel(once))
+    worker.slurm.run(worker.slurm.pool.cancel(once))
     worker.closed(runs, once)
     files = worker.belljar.logs.glob("ledger-*.jsonl")
     rows = [row for file in files for row in map(json.loads, file.read_text().splitlines()) if row["id"] in lost]
@@ -249,7 +249,7 @@ def test_what_nobody_can_make_is_held_with_the_reason_and_a_cancelled_job_leaves
     assert why in worker.slurm.lab.text("scontrol", "show", "job", wrong)
     job = worker.slurm.submit("sleep 600")
     until(lambda: "vm-booting" in worker.states(job), f"job {job} to have a machine\n{worker.said()}", PATIENCE)
-    worker.slurm.run(worker.slurm.pool.client.cancel(job), worker.slurm.pool.client.cancel(wrong))
+    worker.slurm.run(worker.slurm.pool.cancel(job), worker.slurm.pool.cancel(wrong))
     worker.closed(job)
     assert worker.belljar.leftovers() == []
 

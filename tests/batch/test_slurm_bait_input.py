@@ -57,7 +57,7 @@ def why(worker: Worker, job: str, state: str) -> str:
 
 
 def cancelled(worker: Worker, *jobs: str) -> None:
-    worker.slurm.run(*(worker.slurm.pool.client.cancel(job) for job in jobs))
+    worker.slurm.run(*(worker.slurm.pool.cancel(job) for job in jobs))
     worker.closed(*jobs)
     assert worker.belljar.leftovers() == []
 
@@ -101,12 +101,12 @@ def test_what_cannot_be_moved_is_refused_when_it_arrives_and_an_exclusive_job_ha
     is_in(worker, reserved, "closed")
     text = worker.slurm.lab.text("scontrol", "show", "job", reserved)
     assert text.count("belljar: reservation night: machines that are made") == 2 and " Comment=vm=" in text, text
-    worker.slurm.run(worker.slurm.pool.client.cancel(reserved), ("scontrol", "delete", "ReservationName=night"))
+    worker.slurm.run(worker.slurm.pool.cancel(reserved), ("scontrol", "delete", "ReservationName=night"))
     both = worker.slurm.submit("#SBATCH --mem=100\n#SBATCH hetjob\n#SBATCH --mem=100\ntrue")
     is_in(worker, both, "closed")
     assert "a component of a heterogeneous job" in worker.slurm.lab.text("scontrol", "show", "job", both)
     assert not worker.belljar.domains() and worker.slurm.lab.job(both)["Priority"] == "0"
-    worker.slurm.run(worker.slurm.pool.client.cancel(both))
+    worker.slurm.run(worker.slurm.pool.cancel(both))
     job = worker.slurm.submit("nproc > got; exit 3", "--exclusive", "--nodes=1-2", "--mem-per-cpu=300")
     record = worker.slurm.lab.ended(job, PATIENCE)
     assert record["ExitCode"] == "3:0" and worker.written("got") == "2\n", worker.said()
@@ -133,7 +133,7 @@ def test_a_user_holds_a_job_that_is_moved_already_or_runs(worker: Worker) -> Non
     worker.closed(job)
     record = worker.slurm.lab.job(job)
     assert (record["JobState"], record["Priority"], record["Partition"]) == ("PENDING", "0", "batch"), worker.said()
-    worker.slurm.run(worker.slurm.pool.client.cancel(job), worker.slurm.pool.client.cancel(first))
+    worker.slurm.run(worker.slurm.pool.cancel(job), worker.slurm.pool.cancel(first))
     assert worker.belljar.leftovers() == []
 
 
@@ -166,11 +166,11 @@ def test_nobody_reaches_another_users_job_machine_or_node(worker: Worker) -> Non
         PATIENCE,
     )
     assert worker.written("ran", "bjbob") == "" and not (worker.site.home("bjbob") / "ran").exists()
-    worker.slurm.run(worker.slurm.pool.client.cancel(intruder))
+    worker.slurm.run(worker.slurm.pool.cancel(intruder))
     by(worker, "bjalice", "scontrol", "update", f"JobId={job}", "Dependency=")
     record = worker.slurm.lab.ended(job, PATIENCE)
     assert record["ExitCode"] == "6:0" and worker.written("ran") == "alice\n", worker.said()
-    worker.slurm.run(worker.slurm.pool.client.cancel(first))
+    worker.slurm.run(worker.slurm.pool.cancel(first))
     worker.closed(job)
     assert not (worker.site.home("bjbob") / "ran").exists() and worker.belljar.leftovers() == []
 

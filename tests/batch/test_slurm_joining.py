@@ -100,7 +100,7 @@ def test_a_second_slurmd_under_a_nodes_name_changes_nothing(slurm: PooledSlurm) 
         )
         assert set(slurm.nodes()) == {"bait1", "bait2", VM} and slurm.lab.node(VM)["NodeAddr"] == first
         job = slurm.submit("ip -o -4 addr show > where; exit 5", "--hold", "--mem=100")
-        slurm.run(*slurm.pool.nodes.move(slurm.jobs()[job], (VM,), QUEUE))
+        slurm.run(*slurm.pool.move(slurm.jobs()[job], (VM,), QUEUE))
         slurm.lab.until(lambda: slurm.jobs()[job].state is JobState.ENDED, "the job has ended", 60)
         assert first in (slurm.site.home("bjalice") / "where").read_text() and slurm.lab.job(job)["ExitCode"] == "5:0"
     finally:

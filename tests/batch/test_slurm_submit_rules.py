@@ -52,7 +52,7 @@ def test_users_are_refused_in_the_machines_partition_and_a_bait_is_not(slurm: Po
     slurm.lab.until(
         lambda: VM in slurm.nodes() and slurm.nodes()[VM].state is NodeState.IDLE, "the node has joined", 30
     )
-    slurm.run(slurm.pool.nodes.move(slurm.jobs()[job], (VM,), QUEUE)[0])
+    slurm.run(slurm.pool.move(slurm.jobs()[job], (VM,), QUEUE)[0])
     moved = slurm.jobs()[job]
     assert (moved.state, moved.queue) == (JobState.HELD, QUEUE)
     for change in ("ReqNodeList=bait1", "Partition=batch"):

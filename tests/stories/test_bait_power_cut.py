@@ -19,7 +19,7 @@ from belljar.bait.decisions.step import Entry, State
 from belljar.bait.machines.keeper import BAIT, Machines, feature_of
 from belljar.journal import Record
 from belljar.machine.life.claim import claim
-from belljar.pool import JobState, NodeState, NodeView, Pool, node_of
+from belljar.pool import JobState, NodeState, NodeView, node_of
 from belljar.records import replace
 
 RUNS, BOOTS = "0" * 12, "1" * 12  # the machine of job 7, which runs there, and that of job 8, which has not joined yet
@@ -46,7 +46,7 @@ def lives(runtime: Runtime, id: str) -> None:
 
 
 def bait(side: Side, folder: Path, told: list[dict[str, Any]]) -> Daemon:
-    pool: Any = Pool(side, side)  # type: ignore[arg-type]
+    pool: Any = side
     keeper = Kept(SETTINGS, "bait1", pool, ())
     tell = lambda event, **facts: told.append(facts) if event == "job" else None  # noqa: E731
     return Daemon(SETTINGS, folder, pool, keeper, tell, nothing, run_command=side.run)

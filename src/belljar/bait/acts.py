@@ -50,7 +50,7 @@ class Acts:
         self._ending: dict[str, float] = {}  # when each machine was last told to end
 
     async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
-        client, nodes, settings = self._pool.client, self._pool.nodes, self._settings
+        pool, settings = self._pool, self._settings
         why = (entry.why if entry else "") or OVER
         if act.do is Do.START:
             if job is not None and act.of not in self._made:
@@ -64,27 +64,27 @@ class Acts:
                 self._ending[act.of] = self._clock()
                 await in_thread(lambda: self._keeper.end(act.of))
         elif act.do is Do.CLOSE:
-            await self.run(nodes.close(act.of, why), act.of)
+            await self.run(pool.close(act.of, why), act.of)
         elif act.do is Do.LOSE:
-            await self.run_all(nodes.lose(act.of, why), act.of)
+            await self.run_all(pool.lose(act.of, why), act.of)
         elif act.do is Do.REMOVE:
             unpin = self._unpin(job, entry) if job and entry and job.state is JobState.HELD else ()
             if all([await self.run(argv, act.of) for argv in unpin]):
-                for argv in nodes.remove(act.of):
+                for argv in pool.remove(act.of):
                     await self.run(argv, act.of)
         elif job is not None and entry is not None:
-            members = tuple(map(nodes.name_of, entry.machines))
-            back = partial(nodes.give_back, job, entry.home, settings.delay)
+            members = tuple(map(pool.name_of, entry.machines))
+            back = partial(pool.give_back, job, entry.home, settings.delay)
             is_home = job.queue != settings.queue
             acts: Mapping[Do, Callable[[], Iterable[tuple[str, ...]]]] = {
-                Do.TAKE_BACK: lambda: client.take_back(job),
-                Do.MOVE: lambda: nodes.move(job, members, settings.queue, reruns=entry.reruns),
+                Do.TAKE_BACK: lambda: pool.take_back(job),
+                Do.MOVE: lambda: pool.move(job, members, settings.queue, reruns=entry.reruns),
                 # slurmctld changes nothing else of a job in a partition that has no node left: first it goes home.
-                Do.GIVE_BACK: lambda: (*back(stays_held=entry.stays_held), client.note(job, entry.why)),
-                Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), client.refuse(job, entry.why)),
+                Do.GIVE_BACK: lambda: (*back(stays_held=entry.stays_held), pool.note(job, entry.why)),
+                Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), pool.refuse(job, entry.why)),
                 Do.UNPIN: lambda: self._unpin(job, entry),
-                Do.NOTE: lambda: (client.note(job, act.of),),
-                Do.FORCE_END: lambda: (client.force_end(job.id),),
+                Do.NOTE: lambda: (pool.note(job, act.of),),
+                Do.FORCE_END: lambda: (pool.force_end(job.id),),
             }
             if act.do in RELEASES:
                 self.released.add(job.array[0])
@@ -92,8 +92,8 @@ class Acts:
 
     def _unpin(self, job: JobView, entry: Entry) -> tuple[tuple[str, ...], ...]:
         """It stays where somebody else moved it. One that goes home here to stay held has the reason in its note."""
-        note = (self._pool.client.note(job, entry.why),) if entry.stays_held else ()
-        return (*self._pool.nodes.unpin(job, entry.home if job.queue == self._settings.queue else ""), *note)
+        note = (self._pool.note(job, entry.why),) if entry.stays_held else ()
+        return (*self._pool.unpin(job, entry.home if job.queue == self._settings.queue else ""), *note)
 
     async def show(self, bait: Bait, nodes: Mapping[str, NodeView]) -> None:
         """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
@@ -103,13 +103,13 @@ class Acts:
             if node is None:
                 self._complain(name, f"{name}: the batch system knows no such node; see docs/batch/bait/guide.md")
                 continue
-            is_closed, has_reasons = node.state in (NodeState.OUT, NodeState.DRAINING), self._pool.nodes.tells_reasons
+            is_closed, has_reasons = node.state in (NodeState.OUT, NodeState.DRAINING), self._pool.tells_reasons
             is_ours = node.reason.startswith(OUR_REASONS) or (name in self.closed and not has_reasons)
             if not bait.is_open and not is_closed:
-                await self.run(self._pool.nodes.close(name, bait.why), f"bait {name}")
+                await self.run(self._pool.close(name, bait.why), f"bait {name}")
                 self.closed.add(name)
             elif bait.is_open and is_closed and is_ours:
-                if await self.run(self._pool.nodes.open(name), f"bait {name}"):
+                if await self.run(self._pool.open(name), f"bait {name}"):
                     self.closed.discard(name)  # whoever closes it from now on, it is not us
             elif bait.is_open and not is_closed:
                 self.closed.discard(name)
@@ -146,7 +146,7 @@ class Acts:
     async def _start(self, job: JobView, id: str) -> None:
         """Its image may have to be fetched."""
         try:
-            for argv in self._pool.nodes.create(self._pool.nodes.name_of(id), job):
+            for argv in self._pool.create(self._pool.name_of(id), job):
                 await self.run(argv, id)
             await self._keeper.start(job, id)
             self._made.add(id)
@@ -160,7 +160,7 @@ class Acts:
         """A machine that takes no user is of no use: it ends, and the job has another."""
         try:
             await self._keeper.admit(job, id)
-            await self.run(self._pool.nodes.open(node := self._pool.nodes.name_of(id)), node)
+            await self.run(self._pool.open(node := self._pool.name_of(id)), node)
         except (BelljarError, OSError) as exc:
             self._complain(f"machine {id}", line_of(exc))
             await in_thread(lambda: self._keeper.end(id))

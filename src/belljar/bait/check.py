@@ -29,7 +29,7 @@ def needs(
     settings: Settings, pool: Pool, image: Callable[[str], str], shares: tuple[Share, ...] = (), *, has_addresses: bool
 ) -> Iterator[Finding]:
     """*image*: what is wrong with an image of this name; *has_addresses*: `network.bridge_addresses` is set."""
-    packages = " ".join(pool.nodes.packages) or "..."
+    packages = " ".join(pool.packages) or "..."
     for name in settings.images:
         yield fail_if(f"image {name}", image(name), f"belljar image build debian --name {name} --packages {packages}")
     for kind, bridge in settings.networks:
@@ -54,7 +54,7 @@ def needs(
     yield fail_if("conf", wrong, "Name the system's settings in bait.toml: `conf`.")
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
     try:
-        yield from pool.nodes.needs(ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
+        yield from pool.needs(ask, text, settings.names, settings.queue, settings.feature, settings.hosts)
     except (BelljarError, ValueError) as exc:
         why = str(getattr(exc, "message", exc)).replace("\n", " ")
         yield fail_if(settings.system, why, "Is it there, and does it answer on this host?")
@@ -62,8 +62,8 @@ def needs(
 
 async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Finding:
     """A tiny machine becomes a node, and goes. So image, key, addresses, hosts, shares and feature prove themselves."""
-    why, id = "", pool.nodes.new_machine(())
-    name = pool.nodes.name_of(id)
+    why, id = "", pool.new_machine(())
+    name = pool.name_of(id)
     try:
         member = Member(name, 1, TINY, (settings.feature,), (), "\n".join(settings.hosts))
         request = joining_request(member, settings.images[0], settings, pool, shares, {}, requester="bait check")
@@ -72,9 +72,9 @@ async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Fi
             why = await _joined(machine, name, settings, pool)
         finally:
             with suppress(BelljarError):  # it may not have joined
-                await command(pool.nodes.close(name, "it was only tried"))
+                await command(pool.close(name, "it was only tried"))
             await machine.astop(GRACE)
-            for argv in pool.nodes.remove(name):
+            for argv in pool.remove(name):
                 with suppress(BelljarError):
                     await command(argv)
     except (BelljarError, OSError, ValueError) as exc:
@@ -89,7 +89,7 @@ async def _joined(machine: api.Machine, name: str, settings: Settings, pool: Poo
         with suppress(TimeoutError):
             await machine.await_end(settings.cycle)
             return why_ended(machine.view.outcome or {}, settings.images[0], machine.stderr)
-        node = pool.nodes.nodes(await command(pool.nodes.query())).get(name)
+        node = pool.nodes(await command(pool.query_nodes())).get(name)
         if node is not None and node.state is NodeState.IDLE:
             return "" if settings.queue in node.queues else f"its node is not in partition {settings.queue}"
     return f"{machine.id}: it did not join within {settings.join:.0f} s: {last_line(machine.stderr)}"

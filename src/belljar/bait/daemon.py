@@ -11,20 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, RELEASES, Acts, Run, command
 from belljar.bait.arrivals import Answer, listening
 from belljar.bait.decisions import cache, decide
-from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT
+from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, next_step
 from belljar.bait.decisions.leaving import recover
-from belljar.bait.decisions.parts import Invitation, invitation, refusal
+from belljar.bait.decisions.parts import invitation, refusal
 from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
-from belljar.bait.decisions.table import next_step
 from belljar.bait.journal import Journal
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
 from belljar.bait.status import Status, order, read_status, show_status
@@ -37,6 +36,7 @@ from belljar.records import replace
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell, Troubles
 
+V = TypeVar("V")
 LOCK = "lock"
 SOON = 0.3  # seconds to the next look after something was done: what it does shows a moment later
 WAITED = 5.0  # seconds after which a machine that is not claimed is said to wait for its image
@@ -117,19 +117,19 @@ class Daemon:
         end, pause, answer = self._clock() + TAKEN_BACK, SOON / 16, Answer.NOT_YET
         while self._clock() < end:
             async with self._looking:
-                jobs = await self._ask(self._jobs) or {}
+                jobs = await self._jobs() or {}
                 job = next((job for job in jobs.values() if number in (job.number, job.id)), None)
                 answer = Answer.NOT_YET
-                if job is None or self._pool.client.has_forgotten(job):
+                if job is None or self._pool.has_forgotten(job):
                     pass  # when it begins anew, its node waits for this prolog
-                elif self._pool.client.is_back(job):
+                elif self._pool.is_back(job):
                     self._wake.set()
                     if not again or job.state is JobState.ENDING:
                         return Answer.TAKEN
                     if job.state is JobState.ENDED:
                         return Answer.FAILED
                     if not self._has(job):  # it is held as before it began, which the batch system has forgotten
-                        await self._acts.run(self._pool.client.release(job.id), f"job {job.id}")
+                        await self._acts.run(self._pool.release(job.id), f"job {job.id}")
                         again = False
                 elif self._leads(job):  # else its leader takes it back
                     await self._take(job)
@@ -140,22 +140,22 @@ class Daemon:
 
     async def _take(self, job: JobView) -> None:
         """From the bait. Somebody at a terminal is sent away."""
-        client, about = self._pool.client, f"job {job.id}"
+        pool, about = self._pool, f"job {job.id}"
         if not job.is_batch:
-            await self._acts.run(client.note(job, "only batch scripts run here"), about)
-            await self._acts.run(client.cancel(job.id), about)
+            await self._acts.run(pool.note(job, "only batch scripts run here"), about)
+            await self._acts.run(pool.cancel(job.id), about)
             return
         if not self._has(job):
             given = (job.cpus, job.memory)
             self._write(
                 Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns, on=job.on, given=given)
             )
-        await self._acts.run_all(client.arrive((job,)), about)
+        await self._acts.run_all(pool.arrive((job,)), about)
 
     async def _take_untold(self, jobs: Mapping[str, JobView]) -> None:
         """Jobs on a bait that no prolog reported: a node's daemon may run none for a job that it has just ended."""
         on = [job for job in jobs.values() if job.state is JobState.RUNNING and job.on and self._leads(job)]
-        now, on = self._clock(), [job for job in on if not self._pool.client.is_back(job)]
+        now, on = self._clock(), [job for job in on if not self._pool.is_back(job)]
         self._untold = {job.id: self._untold.get(job.id, now) for job in on}
         for job in on:
             if now - self._untold[job.id] >= UNTOLD:
@@ -192,7 +192,8 @@ class Daemon:
 
     async def _see(self) -> Seen:
         machines = await in_thread(self._keeper.living)
-        nodes, jobs = await asyncio.gather(self._ask(self._nodes, "nodes"), self._ask(self._jobs))
+        asked = self._ask("nodes", self._pool.query_nodes(), self._pool.nodes)
+        nodes, jobs = await asyncio.gather(asked, self._jobs())
         if jobs and nodes:
             jobs = decide.as_given(decide.as_here(jobs, nodes, self.settings.names), self.journal.entries)
         entries = self.journal.entries.values()
@@ -203,15 +204,14 @@ class Daemon:
         idle = frozenset(id for entry in entries if entry.state in KEEPING for id in entry.machines)
         self._acts.forget(machines, in_use, idle)
         named = self._named(jobs or {}, nodes or {} if jobs is not None else {})
-        side = self._pool.nodes
         return Seen(
-            self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=side.name_of,
-            machine=side.machine_of, named=named, saves=side.saves,
+            self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=self._pool.name_of,
+            machine=self._pool.machine_of, named=named, saves=self._pool.saves,
         )  # fmt: skip
 
     def _named(self, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> frozenset[str]:
         """Nodes that a job names, or that none names for so short a time that a batch system that is killed may not remember it."""
-        now, saves = self._clock(), self._pool.nodes.saves
+        now, saves = self._clock(), self._pool.saves
         live = [job for job in jobs.values() if saves and job.state is not JobState.ENDED]
         ours = self.settings.queue  # anybody can name a node elsewhere
         names = {node for job in live for node in (*job.on, *(job.wants if job.queue == ours else ()))}
@@ -220,28 +220,27 @@ class Daemon:
 
     async def _gather(self, jobs: Mapping[str, JobView]) -> None:
         """The tasks of an array come to one bait, where they cannot be told apart by where they may run."""
-        if self._pool.client.moves_whole_arrays and (new := decide.newcomers(self.journal.entries, jobs)):
+        if self._pool.moves_whole_arrays and (new := decide.newcomers(self.journal.entries, jobs)):
             for job in new:
                 self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns))
-            await self._acts.run_all(self._pool.client.arrive(new), f"array {new[0].array[0]}")
+            await self._acts.run_all(self._pool.arrive(new), f"array {new[0].array[0]}")
 
     async def _act(self, act: Act, entry: Entry, jobs: Mapping[str, JobView]) -> None:
         job = jobs.get(entry.job)
-        is_release = act.do in RELEASES and self._pool.client.moves_whole_arrays
+        is_release = act.do in RELEASES and self._pool.moves_whole_arrays
         if not is_release or job is None or not decide.must_wait(job, jobs, self._acts.released):
             await self._acts.do(act, job, entry)
 
-    async def _jobs(self) -> dict[str, JobView]:
+    async def _jobs(self) -> Mapping[str, JobView] | None:
         mark = f"@{os.urandom(8).hex()}@"
-        return self._pool.client.jobs(await self._command(self._pool.client.query(mark)), mark)
+        return await self._ask("jobs", self._pool.query(mark), lambda printed: self._pool.jobs(printed, mark))
 
-    async def _nodes(self) -> dict[str, NodeView]:
-        return self._pool.nodes.nodes(await self._command(self._pool.nodes.query()))
-
-    async def _ask(self, question: Callable[[], Awaitable[Any]], about: str = "jobs") -> Any:
+    async def _ask(
+        self, about: str, argv: tuple[str, ...], read: Callable[[bytes], dict[str, V]]
+    ) -> dict[str, V] | None:
         """None where the batch system does not answer, or makes no sense."""
         try:
-            answer = await question()
+            answer = read(await self._command(argv))
         except (BelljarError, ValueError) as exc:
             self._wrong[about] = line_of(exc)
             self._troubles.note("batch system", self._wrong[about])
@@ -301,7 +300,12 @@ class Daemon:
         bait = decide.bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
         turn = decide.Turn()
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
-            await self._accept(invited, seen)
+            theirs = invited.job  # a part of it is made here, or refused at once
+            if invited.why:
+                act = refusal(theirs, invited.machines[0], invited.why)
+                await self._acts.do(act, theirs, Entry(theirs.id, State.REJECTED, 0.0))
+            else:
+                self._write(Entry(theirs.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
         else:
             turn = decide.choose(entries.values(), jobs, bait, room, settings, self._judge)
         for job, why in turn.wrong:
@@ -347,20 +351,12 @@ class Daemon:
             self._write(replace(entry, since=now, why="", on=on, uses=0, born=now))
         return turn
 
-    async def _accept(self, invited: Invitation, seen: Seen) -> None:
-        """A part of another bait's job: made here, or refused at once."""
-        job = invited.job
-        if invited.why:
-            await self._acts.do(refusal(job, invited.machines[0], invited.why), job, Entry(job.id, State.REJECTED, 0.0))
-        else:
-            self._write(Entry(job.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
-
     def _new_machines(self, count: int, seen: Seen) -> tuple[str, ...]:
         """Their ids; "" where no name is left."""
         known = {id for entry in self.journal.entries.values() for id in entry.machines} | seen.machines
         machines, nodes = list[str](), {*map(seen.node, known), *(seen.nodes or {})}
         for _ in range(count):
-            machines.append(self._pool.nodes.new_machine(nodes))
+            machines.append(self._pool.new_machine(nodes))
             nodes.add(seen.node(machines[-1]))
         return tuple(machines)
 
@@ -380,7 +376,7 @@ class Daemon:
 
     def _write_status(self, seen: Seen) -> None:
         states, views = [entry.state.value for entry in self.journal.entries.values()], seen.nodes or {}
-        name_of = self._pool.nodes.name_of
+        name_of = self._pool.name_of
         names = {id: name_of(id) for entry in self.journal.entries.values() for id in entry.machines}
         nodes = {name: views[name].state.value if name in views else "" for name in names.values()}
         self.status = replace(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.bait import Settings
-from belljar.bait.cloud.placement import rule as rule_of_placement
+from belljar.bait.cloud import rule as rule_of_placement
 from belljar.bait.decisions.cache import NEVER, POLICIES
 from belljar.bait.machines.keeper import feature_of
 from belljar.batch import names

@@ -86,14 +86,14 @@ def _look(runtime: Runtime, user: User | None, name: str) -> Fit | None:
         return []
 
     with suppress(CommandFailed):
-        match asked_as(runtime, user, look, timeout=LOOK_TIMEOUT, what="look for a machine"):
+        match asked_as(runtime, user, look, what="look for a machine"):
             case [str(id), bool(alive)]:
                 return Fit(user, id[:100], alive)
     return None
 
 
 def asked_as(
-    runtime: Runtime, user: User | None, look: Callable[[Runtime], object], *, timeout: float, what: str
+    runtime: Runtime, user: User | None, look: Callable[[Runtime], object], *, what: str, timeout: float = LOOK_TIMEOUT
 ) -> Any:
     """What *look* finds as this user, in a child: JSON that the user may have forged. Without a user it looks here.
     Raises BelljarError."""
@@ -120,7 +120,7 @@ def rows_of_all(
 
     for user in users_of(runtime):
         try:
-            listed = asked_as(runtime, user, look, timeout=LOOK_TIMEOUT, what="list machines")
+            listed = asked_as(runtime, user, look, what="list machines")
             listed = listed if isinstance(listed, list) else []
             rows += [{**row, "USER": user.name} for row in listed if isinstance(row, dict)]
         except BelljarError as exc:

@@ -6,42 +6,32 @@ https://www.ogf.org/documents/GFD.147.pdf (the model), GFD.218 (LDAP), GFD.219 (
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from belljar.model import MIB
-from belljar.records import dataclass
+from belljar.machine import Settings
+from belljar.model import MIB, NetworkMode
 
 VALIDITY = 3600  # seconds
 KEY = "GLUE2ResourceID"
 ENTITY = ("Name", "CreationTime", "Validity")  # attributes of every entity, as LDAP has them
 
 
-@dataclass(frozen=True)
-class Offer:
-    """An image, and the machine that a job gets with it."""
-
-    image: str
-    system: str  # as its /etc/os-release has it: "Debian GNU/Linux 12 (bookworm)"
-    platform: str
-    cpus: int
-    memory: int
-    has_network: bool
-    used: int  # machines that run
-    free: int  # more of them that there is room for
-
-
-def environment(offer: Offer, service: str, manager: str, time: str) -> dict[str, Any]:
-    """As GLUE 2 names its attributes. *time*: ISO 8601, in UTC."""
-    version, memory = re.search(r"\d[\w.]*", offer.system), offer.memory // MIB
+def environment(
+    image: str, system: str, machine: Settings, used: int, free: int, *, service: str, manager: str, time: str
+) -> dict[str, Any]:
+    """An image, and the machine that a job gets with it, as GLUE 2 names its attributes. *system*: as its /etc/os-release has it;
+    *used*: machines that run; *free*: more of them that there is room for; *time*: ISO 8601, in UTC."""
+    version, memory = re.search(r"\d[\w.]*", system), machine.memory // MIB
     return {
-        "ID": f"urn:glue2:ExecutionEnvironment:{offer.image}.{service}", "Name": offer.image, "CreationTime": time,
-        "Validity": VALIDITY, "Platform": offer.platform, "VirtualMachine": True, "TotalInstances": offer.used + offer.free,
-        "UsedInstances": offer.used, "LogicalCPUs": offer.cpus, "CPUTimeScalingFactor": 1, "WallTimeScalingFactor": 1,
+        "ID": f"urn:glue2:ExecutionEnvironment:{image}.{service}", "Name": image, "CreationTime": time,
+        "Validity": VALIDITY, "Platform": os.uname().machine, "VirtualMachine": True, "TotalInstances": used + free,
+        "UsedInstances": used, "LogicalCPUs": machine.cpus, "CPUTimeScalingFactor": 1, "WallTimeScalingFactor": 1,
         "MainMemorySize": memory, "VirtualMemorySize": memory, "OSFamily": "linux",
-        "OSName": offer.system.partition(" ")[0] or "linux", "OSVersion": version[0] if version else "",
-        "ConnectivityIn": False, "ConnectivityOut": offer.has_network, "Associations": {"ManagerID": manager},
+        "OSName": system.partition(" ")[0] or "linux", "OSVersion": version[0] if version else "", "ConnectivityIn": False,
+        "ConnectivityOut": machine.network is not NetworkMode.NONE, "Associations": {"ManagerID": manager},
     }  # fmt: skip
 
 

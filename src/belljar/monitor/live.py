@@ -58,7 +58,13 @@ class Host:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end. *changed* is called whenever `nodes` may be another."""
-        await first_of(self._watch_machines(changed), self._watch_ledgers(changed), self._watch_leases(changed))
+
+        def take(machines: list[Machine]) -> None:
+            self._machines, self._modes = machines, modes(self._store)
+            changed()
+
+        machines = look_whenever(self._look, take, self.turn)
+        await first_of(machines, self._watch_ledgers(changed), self._watch_leases(changed))
 
     def nodes(self) -> list[Node]:
         """This host first, then the other nodes whose ledgers are read here."""
@@ -71,13 +77,6 @@ class Host:
     def is_read(self) -> bool:
         """Was everything looked at once?"""
         return self._by_node is not None and self._machines is not None
-
-    async def _watch_machines(self, changed: Callable[[], None]) -> None:
-        def take(machines: list[Machine]) -> None:
-            self._machines, self._modes = machines, modes(self._store)
-            changed()
-
-        await look_whenever(self._look, take, self.turn)
 
     async def _watch_ledgers(self, changed: Callable[[], None]) -> None:
         """Counted anew every hour, without those that ended before the window, and whenever a ledger was cut or removed."""
@@ -92,9 +91,9 @@ class Host:
             return count_by_node(outcomes.between(time.time() - self._window), {})
 
         def look() -> tuple[list[Ended], set[Path]]:
-            folders = [source.folder() for source in outcomes.sources()]
-            paths = (path for folder in folders for path in (folder, *folder.glob("ledger-*.jsonl")))
-            return [*outcomes.new()], {*paths}
+            folders = [source.folder for source in outcomes.sources()]
+            paths = {path for folder in folders for path in (folder, *folder.glob("ledger-*.jsonl"))}
+            return [*outcomes.new()], paths
 
         def take(new: list[Ended]) -> None:
             self._by_node = count_by_node(new, by_node)
@@ -136,7 +135,9 @@ async def look_whenever(
             async with turn:
                 value, paths = await in_thread(look)
             take(value)
-            before, watched = watched, {_there(path) for path in paths}
+            # What is not there yet is seen in the folder in which it, or a folder on the way to it, will be made.
+            there = {next(place for place in (path, *path.parents) if place.exists()) for path in paths}
+            before, watched = watched, there
             for path in watched:
                 watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)
             if watched <= before:  # else something may have happened before it was watched
@@ -149,28 +150,22 @@ async def look_whenever(
         watch.close()
 
 
-def _there(path: Path) -> Path:
-    """The path, or the folder in which it, or a folder on the way to it, will be made."""
-    return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
 # -- machines ----------------------------------------------------------------------------------------------------------
 
 
 def living(views: Iterable[MachineView]) -> list[Machine]:
     """Of these, those that have not ended. One whose keeper is dead is *abandoned*."""
-    return [_living(view) for view in views if view.state != State.DONE.value]
-
-
-def _living(view: MachineView) -> Machine:
-    account, user = view.payload.get("account"), str(view.owner)
-    with suppress(KeyError):
-        user = str(account["name"] if isinstance(account, dict) else pwd.getpwuid(view.owner).pw_name)
-    states = [(event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state"]
-    return Machine(
-        view.id, view.name, user, view.image, view.requester, view.cpus, view.memory, view.start,
-        view.state if view.alive else "abandoned", tuple(states),
-    )  # fmt: skip
+    machines = []
+    for view in views:
+        if view.state == State.DONE.value:
+            continue
+        account, user = view.payload.get("account"), str(view.owner)
+        with suppress(KeyError):
+            user = str(account["name"] if isinstance(account, dict) else pwd.getpwuid(view.owner).pw_name)
+        about = view.id, view.name, user, view.image, view.requester, view.cpus, view.memory, view.start
+        states = ((event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state")
+        machines.append(Machine(*about, view.state if view.alive else "abandoned", tuple(states)))
+    return machines
 
 
 def paths_of(folders: Folders, machines: Iterable[Machine]) -> set[Path]:
@@ -192,9 +187,8 @@ def count_by_node(machines: Iterable[Ended], by_node: dict[str, Counted]) -> dic
 def modes(store: Path) -> list[Mode]:
     """The vacuum, with the shares of its last decision, and the bait, with its jobs by state, that keep their files here."""
     vacuum, bait, decision = _json(store / "vacuum" / STATUS), _json(store / "bait" / STATUS), Values()
-    with suppress(OSError, ValueError, IndexError), open(store / "vacuum" / DECISIONS, "rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - LAST, 0))
-        decision = json.loads(file.read().splitlines()[-1])
+    with suppress(ValueError, IndexError):
+        decision = json.loads(_tail(store / "vacuum" / DECISIONS, LAST).splitlines()[-1])
     shares = [(of["machinetype"], of["hs06"], of["target"], of["why"]) for of in decision.get("verdicts", ())]
     jobs = [(state, count, None, "") for state, count in bait.get("jobs", {}).items()]
     rows = (
@@ -236,11 +230,16 @@ def story(folders: Folders, id: str) -> Values | None:
 
 def console_tail(path: Path) -> str:
     """The end of what a guest wrote, as plain text: a guest may write anything."""
+    text = ESCAPES.sub("", _tail(path, TAIL).decode(errors="replace").replace("\r\n", "\n"))
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _tail(path: Path, size: int) -> bytes:
+    """So much of the end; nothing where that cannot be read."""
     with suppress(OSError), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - TAIL, 0))
-        text = ESCAPES.sub("", file.read(TAIL).decode(errors="replace").replace("\r\n", "\n"))
-        return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return ""
+        file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
+        return file.read(size)
+    return b""
 
 
 def _open(value: Any) -> Any:

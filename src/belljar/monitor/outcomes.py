@@ -131,7 +131,7 @@ class Source:
 
     node: str
     key: str
-    folder: Callable[[], Path]
+    folder: Path
     user: str = ""
     # What is found in the ledger, as JSON that the user may have forged. Raises BelljarError.
     as_user: Callable[[Callable[[Ledger], Any]], Any] | None = None
@@ -140,7 +140,7 @@ class Source:
         """Those behind a position, each with the position behind it. Raises PositionLost, and for a user's also BelljarError,
         TypeError or ValueError."""
         if self.as_user is None:
-            yield from Ledger(self.folder()).since(position)
+            yield from Ledger(self.folder).since(position)
             return
         while rows := self.as_user(partial(_part, position=position)):
             for row, behind in rows:
@@ -148,7 +148,7 @@ class Source:
 
     def end(self) -> str:
         """The position behind the last row."""
-        return Ledger(self.folder()).end() if self.as_user is None else str(self.as_user(Ledger.end))
+        return Ledger(self.folder).end() if self.as_user is None else str(self.as_user(Ledger.end))
 
 
 def _part(ledger: Ledger, position: str) -> list[tuple[dict[str, Any], str]]:
@@ -205,7 +205,7 @@ class Outcomes:
         for place, node in self.places.items():
             shared = [] if _has_ledger(place) else sorted(filter(_has_ledger, place.glob("*/")))
             nodes = {folder: plain(folder.name) for folder in shared} or {place: node}
-            sources += [Source(name, str(folder), partial(Path, folder)) for folder, name in nodes.items()]
+            sources += [Source(name, str(folder), folder) for folder, name in nodes.items()]
         return sources + self._users()
 
     def _read(self, source: Source, position: str) -> Iterator[tuple[Ended | None, str]]:

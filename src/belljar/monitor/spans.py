@@ -63,7 +63,7 @@ class Exporter:
             are_watched = [
                 source.node == here
                 and not source.user
-                and watch.add(source.folder(), IN_CREATE | IN_MODIFY | IN_MOVED_TO) > 0
+                and watch.add(source.folder, IN_CREATE | IN_MODIFY | IN_MOVED_TO) > 0
                 for source in outcomes.sources()
             ]
             try:

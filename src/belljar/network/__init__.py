@@ -20,7 +20,7 @@ from belljar.records import dataclass, replace
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
     from belljar.host.guard.egress import Egress, Place
-    from belljar.network.parts import Part as Part
+    from belljar.network.isolated import Part as Part
 
 Intend = Callable[[str, Path], None]  # writes down what is about to be made, and where
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
@@ -140,7 +140,7 @@ def discard(run: Path, id: MachineId, what: str, path: Path) -> None:
 
 def part_of(run: Path, group: str, numbers: Iterable[int]) -> Part:
     """This host's part of a group, for who carries frames to machines *numbers* of others. Raises BadOption, NetworkFailed."""
-    from belljar.network.parts import Part
+    from belljar.network.isolated import Part
 
     return Part(run / FOLDER, group, numbers)
 

@@ -8,7 +8,9 @@ There is no central switch: each supervisor sends the frames of its own guest, a
 dead machine is a socket without a listener. A frame that finds a full queue is lost, as on any network.
 
 A group may have parts on several hosts, named GROUP+NUMBER: then a process of the same user carries frames between them, and
-stands in for the machines of the other parts (network/parts.py).
+stands in for the machines of the other parts. Over the connections that it is given goes
+
+    frame      u8 number of the machine it is for, u16 length (big-endian), Ethernet frame
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import errno
 import os
 import re
 import socket
+import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
@@ -37,6 +40,8 @@ MOST = 254
 SMALLEST, LARGEST = 14, 9018  # bytes of an Ethernet frame
 BURST, WAITING = 64, 512  # frames in one turn of the loop; frames that wait for a guest, beyond which they are lost
 QUEUE = 1 << 20
+HEAD = struct.Struct(">BH")
+CHUNK, FULL = 1 << 17, 1 << 20  # bytes read at once; bytes that wait for a connection, beyond which frames are lost
 Hear = Callable[[int, bytes], None]  # a machine's number, and a frame to it
 
 
@@ -281,3 +286,72 @@ def _frames(end: socket.socket) -> Iterator[bytes]:
             frame = end.recv(LARGEST + 1)
             if SMALLEST <= len(frame) <= LARGEST:
                 yield frame
+
+
+class Part:
+    """A host's part: a socket stands in for each machine of the others. Made in any thread, used in an event loop."""
+
+    def __init__(self, folder: Path, group: str, numbers: Iterable[int]) -> None:
+        """Raises BadOption, NetworkFailed. A number that a machine of this part has is left to it."""
+        place = private_folder(place_of(folder, os.geteuid(), group))
+        self._prefix, self._ends = prefix(place.name), Ends(place)
+        self._wires: dict[int, Wire] = {}  # by the number of the machine
+        with locked(place / LOCK, timeout=LOCK_PATIENCE, what="stand in for machines of other hosts"):
+            remove_dead(place)
+            for number in set(numbers) - set(self._ends.others()):
+                self._ends.bind(number)
+
+    def listen(self) -> None:
+        self._ends.listen(self._carry)
+
+    async def carry(
+        self, numbers: Iterable[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes = b""
+    ) -> None:
+        """Frames to and from these machines, until the connection ends. *data*: what has come of it already. Raises
+        OSError, EOFError."""
+        senders, wire, buffer = frozenset(numbers), Wire(writer), bytearray(data)
+        self._wires.update(dict.fromkeys(senders, wire))
+        try:
+            while True:
+                while len(buffer) >= HEAD.size:
+                    number, length = HEAD.unpack_from(buffer)
+                    if len(buffer) < (end := HEAD.size + length):
+                        break
+                    self._deliver(number, bytes(buffer[HEAD.size : end]), senders)
+                    del buffer[:end]
+                data = await reader.read(CHUNK)
+                if not data:
+                    raise EOFError("the connection was closed")
+                buffer += data
+        finally:
+            self._wires = {number: other for number, other in self._wires.items() if other is not wire}
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def _carry(self, number: int, frame: bytes) -> None:
+        if (wire := self._wires.get(number)) is not None:
+            wire.put(number, frame)
+
+    def _deliver(self, number: int, frame: bytes, senders: frozenset[int]) -> None:
+        """To a machine of this part, from one of those: anything else is dropped."""
+        is_theirs = SMALLEST <= len(frame) <= LARGEST and frame[6:11] == self._prefix and frame[11] in senders
+        if is_theirs and 1 <= number <= MOST and number not in self._ends.own:
+            self._ends.send(number, frame)
+
+
+class Wire:
+    """A connection that takes frames: those of one turn of the loop go out together."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer, self._waiting = writer, bytearray()
+
+    def put(self, number: int, frame: bytes) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting += HEAD.pack(number, len(frame)) + frame
+
+    def _flush(self) -> None:
+        if self._writer.transport.get_write_buffer_size() < FULL:
+            self._writer.write(self._waiting)
+        self._waiting = bytearray()

@@ -15,7 +15,7 @@ from tests.batch.lab.worker import ADDRESS, PATIENCE, Installed, Worker, until
 from tests.live.conftest import Belljar
 
 from belljar.pool import NodeView
-from belljar.pool.gridengine.nodes import GridEngineNodes
+from belljar.pool.gridengine.nodes import GridEnginePool
 
 IMAGE, BAIT = "gridengine-node-bookworm", f"{QUEUE}@{HOST}"
 NODES_QUEUE = "belljar"  # of machines
@@ -136,7 +136,7 @@ class GridEngineWorker(Worker):
     # -- what is left --------------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[str, NodeView]:
-        return GridEngineNodes(NODES_QUEUE).nodes(self.cell.run(*GridEngineNodes(NODES_QUEUE).query()).stdout)
+        return GridEnginePool(NODES_QUEUE).nodes(self.cell.run(*GridEnginePool(NODES_QUEUE).query_nodes()).stdout)
 
     def closed(self, *jobs: str) -> None:
         """Nothing of these jobs is left: no machine, no host of any kind, nothing in the queue's own settings."""

@@ -12,9 +12,8 @@ from tests.batch.lab.slurm import Slurm
 from tests.batch.lab.slurmdbd import Accounting
 from tests.live.net_lab import Lab
 
-from belljar.pool import JobView, NodeView, load
+from belljar.pool import Command, JobView, NodeView, load
 from belljar.pool.slurm.nodes import guest_conf
-from belljar.pool.terms import Command
 
 QUEUE = "belljar"
 PARTITIONS = (
@@ -81,10 +80,10 @@ class PooledSlurm:
         return b"".join(self.lab.run(*one).stdout for one in commands)
 
     def jobs(self) -> dict[str, JobView]:
-        return self.pool.client.jobs(self.run(self.pool.client.query(MARK)), MARK)
+        return self.pool.jobs(self.run(self.pool.query(MARK)), MARK)
 
     def nodes(self) -> dict[str, NodeView]:
-        return self.pool.nodes.nodes(self.run(self.pool.nodes.query()))
+        return self.pool.nodes(self.run(self.pool.query_nodes()))
 
     def submit(self, text: str, *options: str, user: str = "bjalice", args: tuple[str, ...] = ()) -> str:
         home, entry = self.site.home(user), pwd.getpwnam(user)

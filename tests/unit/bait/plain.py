@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from belljar.pool import JobView
-from belljar.pool.terms import Client, Nodes
+from belljar.pool import JobView, Pool
 
 
 class Plain:
     """What a system says where it says nothing: its machines' names, and how a job comes."""
 
-    moves_whole_arrays, is_back, has_forgotten = Client.moves_whole_arrays, Client.is_back, Client.has_forgotten
-    refuse = Client.refuse
-    tells_reasons, new_machine, name_of, machine_of = (
-        Nodes.tells_reasons,
-        Nodes.new_machine,
-        Nodes.name_of,
-        Nodes.machine_of,
-    )
+    moves_whole_arrays, is_back, has_forgotten = Pool.moves_whole_arrays, Pool.is_back, Pool.has_forgotten
+    refuse, tells_reasons = Pool.refuse, Pool.tells_reasons
+    new_machine, name_of, machine_of = Pool.new_machine, Pool.name_of, Pool.machine_of
 
     def arrive(self, jobs: Sequence[JobView]) -> tuple[tuple[str, ...], ...]:
         return tuple(("take_back", job.id) for job in jobs)

@@ -6,11 +6,10 @@ import pytest
 from tests.unit.bait.moves import MOVES
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import UNFIT
+from belljar.bait.decisions.advance import HANDLERS, UNFIT, next_step
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Entry, Seen, State
-from belljar.bait.decisions.table import HANDLERS, next_step
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace

@@ -215,9 +215,9 @@ async def test_a_user_who_holds_a_job_that_is_moved_gets_it_back_held(house: Hou
 
 
 def test_a_users_own_hold_is_told_from_ours() -> None:
-    jobs = load("slurm").client.jobs((RECORDINGS / "squeue.txt").read_bytes(), MARK.decode())
+    jobs = load("slurm").jobs((RECORDINGS / "squeue.txt").read_bytes(), MARK.decode())
     assert {id: one.is_held_by_user for id, one in jobs.items() if one.state is HELD.state} == {"1": False, "2": True}
-    back = load("slurm").nodes.give_back
+    back = load("slurm").give_back
     assert back(RUNNING, "batch", 30, stays_held=True) == back(RUNNING, "batch", 30)[:1]
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.bait import Settings
+from belljar.bait.decisions.advance import next_step
 from belljar.bait.decisions.cache import (
     MARK,
     PROVED,
@@ -19,7 +20,6 @@ from belljar.bait.decisions.cache import (
 )
 from belljar.bait.decisions.decide import Room, Turn, size_of
 from belljar.bait.decisions.step import Act, Do, Entry, Seen, State, Terms
-from belljar.bait.decisions.table import next_step
 from belljar.bait.machines import scrub
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of

@@ -29,14 +29,14 @@ def slurm(config: str = CONFIG, partition: str = PARTITION) -> Callable[..., str
             if not partition:
                 raise CommandFailed("scontrol: exit 1")
             return partition
-        assert argv == POOL.nodes.query()
+        assert argv == POOL.query_nodes()
         return NODES
 
     return ask
 
 
 def wrong(ask: Callable[..., str], conf: str = "SlurmctldHost=head(10.0.0.1)", *hosts: str) -> dict[str, str]:
-    found = list(POOL.nodes.needs(ask, conf, ("bait1",), "belljar", "belljar", hosts))
+    found = list(POOL.needs(ask, conf, ("bait1",), "belljar", "belljar", hosts))
     assert all(finding.remedy for finding in found if not finding.is_good)
     return {finding.name: finding.text for finding in found if finding.text}
 
@@ -81,7 +81,7 @@ def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know
     prolog.write_text("exit 0\n")
     found = wrong(slurm(said(Prolog=str(prolog))))
     assert found == {"Prolog": f"{prolog} has no `belljar bait arrive`: jobs would run on the bait itself"}
-    other = list(POOL.nodes.needs(slurm(), "", ("wn7",), "belljar", "belljar", ()))
+    other = list(POOL.needs(slurm(), "", ("wn7",), "belljar", "belljar", ()))
     assert (
         fail(
             "bait wn7",
@@ -146,7 +146,7 @@ def test_a_machine_is_handed_the_address_that_the_host_resolved(
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
     member = Member("vm1x", 1, 600 << 20, ("belljar",), (), hosts)
-    env = dict(POOL.nodes.joining(member, Path("/etc/slurm/slurm.conf"), f"{conf}\n".encode()).env)
+    env = dict(POOL.joining(member, Path("/etc/slurm/slurm.conf"), f"{conf}\n".encode()).env)
     assert env[b"HOSTS"].decode().strip() == lines
 
 

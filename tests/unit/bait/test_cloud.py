@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from belljar.bait import Settings
-from belljar.bait.cloud import nodes as cloud
+from belljar.bait import Settings, cloud
 from belljar.cli.bait import node as verbs
 from belljar.errors import BadOption, HostError, NotPermitted
 from belljar.model import GIB, MIB, RunPayload

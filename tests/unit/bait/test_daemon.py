@@ -23,8 +23,8 @@ from belljar.bait.status import give_order, read_status
 from belljar.errors import BadOption, CommandFailed, HostError
 from belljar.host.locks import try_lock
 from belljar.model import GIB, MIB
-from belljar.pool import JobState, JobView, NodeState, NodeView, Pool, machine_of
-from belljar.pool.slurm.client import SlurmClient
+from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of
+from belljar.pool.slurm.nodes import SlurmPool
 from belljar.records import replace
 
 SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),), cycle=0.1)
@@ -44,7 +44,10 @@ class Side(Plain):
         self.kept_held: list[bool] = []
         self.taken_back, self.cancelled = asyncio.Event(), asyncio.Event()
 
-    def query(self, *mark: str) -> tuple[str, ...]:
+    def query(self, mark: str) -> tuple[str, ...]:
+        return ("query",)
+
+    def query_nodes(self) -> tuple[str, ...]:
         return ("query",)
 
     def jobs(self, printed: bytes, mark: str) -> dict[str, JobView]:
@@ -121,7 +124,7 @@ class House:
 
     def __init__(self, folder: Path, settings: Settings = SETTINGS, clock: Callable[[], float] = time.time) -> None:
         self.side, self.machines, self.told = Side(), Machines(), list[tuple[str, dict[str, Any]]]()
-        pool: Any = Pool(self.side, self.side)  # type: ignore[arg-type]
+        pool: Any = self.side
         self.daemon = Daemon(
             settings,
             folder,
@@ -189,7 +192,7 @@ async def test_a_job_whose_start_the_batch_system_has_forgotten_is_taken_back_wh
     house: House,
 ) -> None:
     """A slurmctld that was killed does not know that it is in its prolog here. It starts it anew; the node waits for this prolog."""
-    house.side.has_forgotten = SlurmClient().has_forgotten  # type: ignore[method-assign]
+    house.side.has_forgotten = SlurmPool().has_forgotten  # type: ignore[method-assign]
     house.see(replace(HELD, state=JobState.WAITING))
     asking = asyncio.ensure_future(house.daemon.arrived("7", False))
     await house.looks(2)
@@ -202,7 +205,7 @@ async def test_a_job_whose_start_the_batch_system_has_forgotten_is_taken_back_wh
 
 async def test_a_job_that_is_held_as_before_it_began_is_let_go_and_taken_back(house: House) -> None:
     """The bait did not hold it, and slurmd was not told to end it: slurmctld has forgotten that it was released."""
-    house.side.has_forgotten = SlurmClient().has_forgotten  # type: ignore[method-assign]
+    house.side.has_forgotten = SlurmPool().has_forgotten  # type: ignore[method-assign]
     house.see(HELD)
     assert await house.daemon.arrived("7", False) is Answer.TAKEN
     assert house.side.asked == []  # as far as one can see, its user has just taken it back
@@ -452,7 +455,7 @@ async def test_the_batch_system_is_told_that_the_bait_is_closed(house: House) ->
 async def test_one_bait_works_in_a_folder(house: House, tmp_path: Path) -> None:
     lock = try_lock(tmp_path / LOCK)
     assert lock is not None
-    pool: Any = Pool(house.side, house.side)  # type: ignore[arg-type]
+    pool: Any = house.side
     with pytest.raises(HostError, match="another bait works here"):
         await serve(SETTINGS, tmp_path, pool, house.machines, lambda *a, **k: None, lambda job: "")
     lock.release()

@@ -50,7 +50,7 @@ def test_a_request_for_grid_engine_asks_for_the_address_of_its_name(
         SETTINGS, system="gridengine", name="vm.q@wn01", nodes=("10.99.0.10 vm10",), conf=tmp_path / "bootstrap"
     )
     pool = settings.pool_of(said)
-    id = pool.nodes.new_machine(())
+    id = pool.new_machine(())
     request = request_for(replace(HELD, uid=0), id, said.name, said, pool)
     assert (request.id, request.name, request.machine.network_class) == (id, "vm10", "bridge:br0@10.99.0.10")
     assert isinstance(request.work, RunPayload)

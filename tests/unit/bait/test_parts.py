@@ -10,12 +10,12 @@ from tests.unit.bait.moves import MOVES
 from tests.unit.bait.plain import nothing
 from tests.unit.bait.test_worlds import JOB, SETTINGS, Killed, World
 
+from belljar.bait.decisions.advance import next_step
 from belljar.bait.decisions.decide import Bait, Room
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.note import LONGEST, Parts, is_too_long, read, write
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
 from belljar.bait.decisions.step import Act, BaitState, Do, Entry, Seen, State, Step
-from belljar.bait.decisions.table import next_step
 from belljar.model import GIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace

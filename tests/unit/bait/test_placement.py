@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.bait import Settings
-from belljar.bait.cloud.placement import PLACED, Made, Placement, rule
+from belljar.bait.cloud import PLACED, Made, Placement, rule
 from belljar.bait.settings import load
 from belljar.errors import BadOption, BadSetting, CommandFailed
 from belljar.host.commands import Finished

@@ -24,7 +24,7 @@ from belljar.bait.decisions.cache import MARK
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.step import Entry, State
 from belljar.model import GIB, MIB
-from belljar.pool import JobState, JobView, NodeState, NodeView, Pool, machine_of, node_of
+from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import replace
 
 SETTINGS = Settings(
@@ -96,7 +96,7 @@ class World(Plain):
         self.points, self.kill_at = 0, kill_at
 
     def begin(self) -> Daemon:
-        pool: Any = Pool(self, self)  # type: ignore[arg-type]
+        pool: Any = self
         keeper: Any = self
         tell = lambda event, **facts: self.moves.append((facts["job"], facts["state"])) if event == "job" else None  # noqa: E731
         made = Daemon(SETTINGS, self.folder, pool, keeper, tell, nothing, run_command=self.run, clock=lambda: self.now)
@@ -118,7 +118,10 @@ class World(Plain):
 
     # -- the batch system
 
-    def query(self, *mark: str) -> tuple[str, ...]:
+    def query(self, mark: str) -> tuple[str, ...]:
+        return ("query",)
+
+    def query_nodes(self) -> tuple[str, ...]:
         return ("query",)
 
     def jobs(self, printed: bytes, mark: str) -> dict[str, JobView]:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.unit.bait.moves import MOVES
 
 from belljar.bait import Settings
+from belljar.bait.decisions.advance import next_step
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.step import Act, Do, Entry, Seen, State
-from belljar.bait.decisions.table import next_step
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import replace

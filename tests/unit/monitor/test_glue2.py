@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from belljar.cli import main
-from belljar.model import GIB
-from belljar.monitor.glue2 import Offer, environment, ldif
+from belljar.machine import Settings
+from belljar.model import GIB, NetworkMode
+from belljar.monitor.glue2 import environment, ldif
 
 SCHEMA = Path("/etc/ldap/schema")
 SERVICE, MANAGER = "urn:glue2:ComputingService:ce01", "urn:glue2:ComputingManager:ce01"
-DEBIAN = Offer("debian12", "Debian GNU/Linux 12 (bookworm)", "x86_64", 4, 8 * GIB, False, used=2, free=5)
-ODD = Offer('a,b+c="d" ', "Übuntu, but not quite", "x86_64", 1, GIB, True, used=0, free=0)
+DEBIAN = "debian12", "Debian GNU/Linux 12 (bookworm)", Settings(cpus=4, memory=8 * GIB), 2, 5
+ODD = 'a,b+c="d" ', "Übuntu, but not quite", Settings(memory=GIB, network=NetworkMode.USER), 0, 0
 CONFIGURATION = """\
 include /etc/ldap/schema/core.schema
 include /etc/ldap/schema/GLUE20.schema
@@ -45,8 +46,8 @@ GLUE2ServiceAdminDomainForeignKey: EXAMPLE
 """
 
 
-def described(*offers: Offer) -> list[dict[str, Any]]:
-    return [environment(offer, "ce01", MANAGER, "2026-01-01T12:00:00Z") for offer in offers]
+def described(*offers: tuple[str, str, Settings, int, int]) -> list[dict[str, Any]]:
+    return [environment(*offer, service="ce01", manager=MANAGER, time="2026-01-01T12:00:00Z") for offer in offers]
 
 
 def test_an_image_is_an_environment_of_virtual_machines() -> None:

@@ -111,7 +111,7 @@ def source_of(folder: Path) -> Source:
     def ask(look: Callable[[Ledger], Any]) -> Any:
         return json.loads(as_user(NOBODY, lambda: json.dumps(look(Ledger(folder))).encode(), timeout=0.3, what="read"))
 
-    return Source("here", "user 65534", lambda: folder, "nobody", ask)
+    return Source("here", "user 65534", folder, "nobody", ask)
 
 
 @as_root
@@ -150,7 +150,7 @@ def test_a_users_ledger_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("answer", [7, [7], [[7, 7]], [[{}]], {"a": 1}, "text"])
 def test_a_user_may_report_anything(tmp_path: Path, answer: Any) -> None:
-    forged = Source("here", "user 65534", lambda: tmp_path, "nobody", lambda look: answer)
+    forged = Source("here", "user 65534", tmp_path, "nobody", lambda look: answer)
     outcomes = Outcomes({write(tmp_path, row()): "here"}, users=lambda: [forged])
     assert len(list(outcomes.between())) == 1 and len(outcomes.troubles) == 1
 

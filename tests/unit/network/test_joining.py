@@ -26,8 +26,7 @@ from belljar.network import (
 )
 from belljar.network.bridge import addresses, bridge_of, claim, guards_addresses, macs, rules
 from belljar.network.egress import PROXY, egress_of, resolvers_of
-from belljar.network.isolated import LARGEST, Port
-from belljar.network.parts import HEAD
+from belljar.network.isolated import HEAD, LARGEST, Port
 
 ID = "0123456789ab"
 

@@ -13,7 +13,7 @@ GOOD = {
     ("qconf", "-sp", "smp"): "pe_name smp\nallocation_rule $pe_slots\n",
     ("getent", "ahostsv4", "vm9"): "10.9.9.9 STREAM vm9\n", ("getent", "hosts", "10.9.9.9"): "10.9.9.9 vm9.site vm9\n",
 }  # fmt: skip
-NODES = load("gridengine").of_bait("vm.q@wn01", "belljar", "f", ("10.9.9.9 vm9",)).nodes
+NODES = load("gridengine").of_bait("vm.q@wn01", "belljar", "f", ("10.9.9.9 vm9",))
 
 
 def wrong(answers: dict[tuple[str, ...], str]) -> dict[str, str]:

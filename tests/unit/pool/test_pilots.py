@@ -10,8 +10,7 @@ import pytest
 
 from belljar.errors import BadOption
 from belljar.model import GIB, MIB
-from belljar.pool import JobState, PilotJob, Pilots, pilots_of
-from belljar.pool.terms import account
+from belljar.pool import JobState, PilotJob, Pilots, account, pilots_of
 from belljar.records import replace
 
 NAME = "belljar-r-0123456789abcdef0-1"

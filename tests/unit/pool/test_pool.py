@@ -14,9 +14,8 @@ import pytest
 from belljar.errors import BadOption
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, Member, NodeState, Pool, load, machine_of, node_of
-from belljar.pool.gridengine.nodes import GridEngineNodes
-from belljar.pool.slurm.client import FIELDS
-from belljar.pool.slurm.nodes import JOIN, guest_conf
+from belljar.pool.gridengine.nodes import GridEnginePool
+from belljar.pool.slurm.nodes import FIELDS, JOIN, guest_conf
 from belljar.records import replace
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
@@ -27,7 +26,7 @@ NODES = (RECORDINGS / "slurm/nodes.txt").read_bytes()
 
 
 def test_slurms_jobs_are_read_whole() -> None:
-    jobs = SLURM.client.jobs(SQUEUE, MARK)
+    jobs = SLURM.jobs(SQUEUE, MARK)
     assert {job: one.state for job, one in jobs.items()} == {
         "1": JobState.HELD, "2": JobState.HELD, "3": JobState.ENDED, "4_1": JobState.RUNNING, "4_2": JobState.WAITING,
         "4_3": JobState.WAITING,
@@ -44,7 +43,7 @@ def test_slurms_jobs_are_read_whole() -> None:
     assert first.reruns and first.is_batch and not jobs["2"].reruns
     wide = jobs["2"]
     assert (wide.nodes, wide.cpus, wide.memory, wide.disk, wide.image) == (2, 4, 1200 * MIB, GIB, "")
-    assert first.features == () and SLURM.client.jobs(SQUEUE.replace(b"(null)        ", b"[el9*2&a_b]   "), MARK)[
+    assert first.features == () and SLURM.jobs(SQUEUE.replace(b"(null)        ", b"[el9*2&a_b]   "), MARK)[
         "1"
     ].features == ("el9", "a_b")
     assert (jobs["4_1"].number, jobs["4_1"].array, jobs["4_1"].on) == ("5", ("4", "1"), ("bait2",))
@@ -52,9 +51,9 @@ def test_slurms_jobs_are_read_whole() -> None:
 
 def test_a_row_without_the_questions_own_mark_is_some_users_text() -> None:
     forged = SQUEUE.replace(b"0123456789abcdeX", b"0123456789abcdef")
-    assert forged != SQUEUE and "1" in SLURM.client.jobs(SQUEUE, MARK)
+    assert forged != SQUEUE and "1" in SLURM.jobs(SQUEUE, MARK)
     with pytest.raises(ValueError, match="its field arrayjobid is not 12 wide"):
-        SLURM.client.jobs(forged, MARK)
+        SLURM.jobs(forged, MARK)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +61,8 @@ def test_a_row_without_the_questions_own_mark_is_some_users_text() -> None:
 )
 def test_what_is_no_list_of_slurms_jobs_is_refused(printed: bytes) -> None:
     with pytest.raises(ValueError, match="squeue printed"):
-        SLURM.client.jobs(printed, MARK)
-    assert SLURM.client.jobs(b"", MARK) == {}
+        SLURM.jobs(printed, MARK)
+    assert SLURM.jobs(b"", MARK) == {}
 
 
 def test_a_list_of_nodes_that_was_cut_off_is_the_first_of_them() -> None:
@@ -71,7 +70,7 @@ def test_a_list_of_nodes_that_was_cut_off_is_the_first_of_them() -> None:
     row = SQUEUE.split(b"\n")[0].ljust(sum(width + 1 for _, width in FIELDS) + len(MARK))
     at = len(MARK) + sum(width + 1 for _, width in FIELDS[: [name for name, _ in FIELDS].index("nodelist")]) - 1
     for printed in (b"wn[" + b"1,3,5,7-8," * 100, b"n" * 1000):
-        (job,) = SLURM.client.jobs(row[:at] + printed[:1000].ljust(1000, b"n") + row[at + 1000 :], MARK).values()
+        (job,) = SLURM.jobs(row[:at] + printed[:1000].ljust(1000, b"n") + row[at + 1000 :], MARK).values()
         assert list(job.on) == ["bait1"]
 
 
@@ -79,7 +78,7 @@ def test_a_list_of_nodes_is_read_in_no_time_whatever_it_says() -> None:
     row = SQUEUE.split(b"\n")[0].ljust(sum(width + 1 for _, width in FIELDS) + len(MARK))
     at = len(MARK) + sum(width + 1 for _, width in FIELDS[: [name for name, _ in FIELDS].index("nodelist")]) - 1
     wide = f"r[{','.join(str(number) for number in range(10, 99))}]n[1-2]".encode()
-    (job,) = SLURM.client.jobs(row[:at] + wide.ljust(1000) + row[at + 1000 :], MARK).values()
+    (job,) = SLURM.jobs(row[:at] + wide.ljust(1000) + row[at + 1000 :], MARK).values()
     assert job.on == (wide.decode(),)
 
 
@@ -96,23 +95,21 @@ def test_what_cannot_start_on_a_machine_is_told(field: str, value: bytes, why: s
     row = SQUEUE.split(b"\n")[0].ljust(sum(width + 1 for _, width in FIELDS) + len(MARK))
     names = [name for name, _ in FIELDS]
     at = len(MARK) + sum(width + 1 for _, width in FIELDS[: names.index(field)]) - 1
-    (job,) = SLURM.client.jobs(
-        row[:at] + value.ljust(dict(FIELDS)[field]) + row[at + dict(FIELDS)[field] :], MARK
-    ).values()
+    (job,) = SLURM.jobs(row[:at] + value.ljust(dict(FIELDS)[field]) + row[at + dict(FIELDS)[field] :], MARK).values()
     assert job.unmovable == why
 
 
 def test_why_a_job_is_held_stands_in_its_comment_behind_what_its_user_wrote() -> None:
-    job = SLURM.client.jobs(SQUEUE, MARK)["1"]
+    job = SLURM.jobs(SQUEUE, MARK)["1"]
     assert (job.comment, job.image) == ("vm=debian12 net=open", "debian12")
-    *_, admin, comment = SLURM.client.refuse(job, "no host has\nsuch an image")
+    *_, admin, comment = SLURM.refuse(job, "no host has\nsuch an image")
     assert admin == "AdminComment=belljar: no host has?such an image"
     assert comment == "Comment=vm=debian12 net=open belljar: no host has?such an image"
     again = SQUEUE.replace(b"vm=debian12 net=open", b"belljar: 1 vm=other  ", 1)
-    told = SLURM.client.jobs(again, MARK)["1"]
-    assert told.image == "" and SLURM.client.refuse(told, "x")[-1].endswith("Comment= belljar: x")
+    told = SLURM.jobs(again, MARK)["1"]
+    assert told.image == "" and SLURM.refuse(told, "x")[-1].endswith("Comment= belljar: x")
     cut = replace(job, comment="x" * 200)
-    assert SLURM.client.refuse(cut, "x") == SLURM.client.note(cut, "x")  # the rest of it would be lost
+    assert SLURM.refuse(cut, "x") == SLURM.note(cut, "x")  # the rest of it would be lost
 
 
 @pytest.mark.parametrize(
@@ -158,7 +155,7 @@ def test_slurmd_ends_when_the_epilog_of_the_one_job_has_ended(
 
 
 def test_slurms_nodes_are_read_with_their_states() -> None:
-    nodes = SLURM.nodes.nodes(NODES)
+    nodes = SLURM.nodes(NODES)
     assert {name: (one.state, one.features) for name, one in nodes.items()} == {
         "bait1": (NodeState.IDLE, ()),
         "bait2": (NodeState.BUSY, ()), "vm0123456789abx": (NodeState.OUT, ("belljar",)),
@@ -176,12 +173,12 @@ def test_slurms_nodes_are_read_with_their_states() -> None:
 )  # fmt: skip
 def test_each_state_of_slurms_means_something(state: str, is_now: NodeState) -> None:
     line = re.sub(rb" State=\S+ ", f" State={state} ".encode(), NODES.split(b"\n")[0])
-    assert SLURM.nodes.nodes(line + b"\n")["bait1"].state is is_now
+    assert SLURM.nodes(line + b"\n")["bait1"].state is is_now
 
 
 def test_slurms_commands_take_one_job_and_one_node() -> None:
-    job = SLURM.client.jobs(SQUEUE, MARK)["1"]
-    update, release = SLURM.nodes.move(job, ("vm1x", "vm2x"), "belljar")
+    job = SLURM.jobs(SQUEUE, MARK)["1"]
+    update, release = SLURM.move(job, ("vm1x", "vm2x"), "belljar")
     assert update[-4:] == (
         "Partition=belljar",
         "ReqNodeList=vm1x,vm2x",
@@ -192,23 +189,23 @@ def test_slurms_commands_take_one_job_and_one_node() -> None:
         "release",
         "1",
     )
-    assert SLURM.nodes.unpin(job, "batch") == (("scontrol", "update", "JobId=1", "Partition=batch", "ReqNodeList="),)
-    assert SLURM.client.take_back(job) == (("scontrol", "hold", "1"),)
+    assert SLURM.unpin(job, "batch") == (("scontrol", "update", "JobId=1", "Partition=batch", "ReqNodeList="),)
+    assert SLURM.take_back(job) == (("scontrol", "hold", "1"),)
     once = replace(job, state=JobState.RUNNING, reruns=False)
-    assert SLURM.client.take_back(once) == (
+    assert SLURM.take_back(once) == (
         ("scontrol", "update", "JobId=1", "Requeue=1"),
         ("scontrol", "requeuehold", "1"),
     )
-    assert SLURM.nodes.move(once, ("vm1x",), "belljar", reruns=False)[1] == (
+    assert SLURM.move(once, ("vm1x",), "belljar", reruns=False)[1] == (
         "scontrol",
         "update",
         "JobId=1",
         "Requeue=0",
     )
-    assert SLURM.client.note(job, "a\nb; c")[-1] == "AdminComment=belljar: a?b; c"
+    assert SLURM.note(job, "a\nb; c")[-1] == "AdminComment=belljar: a?b; c"
     for wrong in ("ALL", "a,b", "-x", "n[1-2]", ""):
         with pytest.raises(ValueError, match="is no name of a node"):
-            SLURM.nodes.remove(wrong)
+            SLURM.remove(wrong)
 
 
 def test_a_guests_slurm_conf_has_nothing_of_this_hosts_places() -> None:
@@ -223,7 +220,7 @@ def test_the_pools_secret_is_in_nothing_that_is_written_down() -> None:
     member = Member(
         "vm1x", 2, GIB, ("belljar",), ("alice:x:1001:1001::/home/alice:/bin/sh", "alice:x:1001:"), "10.0.0.1 head"
     )
-    joining = SLURM.nodes.joining(member, Path("/opt/slurm/slurm.conf"), b"SlurmctldHost=head\n")
+    joining = SLURM.joining(member, Path("/opt/slurm/slurm.conf"), b"SlurmctldHost=head\n")
     env = dict(joining.env)
     assert (
         env[b"CONF"] == b"CPUs=2 RealMemory=1024 Feature=belljar"
@@ -240,13 +237,13 @@ def test_a_nodes_name_is_its_machines() -> None:
 
 
 def test_grid_engines_jobs_are_read_whole() -> None:
-    running = GRID.client.jobs((RECORDINGS / "gridengine/qstat-r-running.xml").read_bytes(), "")
+    running = GRID.jobs((RECORDINGS / "gridengine/qstat-r-running.xml").read_bytes(), "")
     assert {job: (one.state, one.on) for job, one in running.items()} == {
         "4712": (JobState.RUNNING, ("wn01",)), "4714": (JobState.RUNNING, ("wn01",)), "4713": (JobState.HELD, ()),
     }  # fmt: skip
     assert (running["4712"].image, running["4712"].memory, running["4712"].owner) == ("debian12", 600 * MIB, "alice")
     assert (running["4714"].cpus, running["4714"].memory, running["4714"].queue) == (2, 600 * MIB, "all.q")
-    held = GRID.client.jobs((RECORDINGS / "gridengine/qstat-r-held.xml").read_bytes(), "")
+    held = GRID.jobs((RECORDINGS / "gridengine/qstat-r-held.xml").read_bytes(), "")
     assert (held["4712"].state, held["4712"].starts) == (JobState.HELD, 1)
 
 
@@ -255,22 +252,22 @@ def test_what_is_no_list_of_grid_engines_is_refused() -> None:
     hosts = (RECORDINGS / "gridengine/qhost-q.xml").read_bytes()
     for printed in (b"", b"error: commlib error\n", whole[:900]):
         with pytest.raises(ValueError, match="qstat printed"):
-            GRID.client.jobs(printed, "")
+            GRID.jobs(printed, "")
     for printed in (b"", hosts[:-20]):
         with pytest.raises(ValueError, match="qhost printed"):
-            GRID.nodes.nodes(printed)
+            GRID.nodes(printed)
 
 
 def test_grid_engines_hosts_are_read_with_the_state_of_their_queue() -> None:
-    nodes = GridEngineNodes("all.q")
+    nodes = GridEnginePool("all.q")
     hosts = (RECORDINGS / "gridengine/qhost-q.xml").read_bytes()
     assert {name: one.state for name, one in nodes.nodes(hosts).items()} == {
         "wn01": NodeState.BUSY,
         "vm1": NodeState.IDLE,
     }
-    others = GRID.nodes.nodes(hosts)  # a queue that is not ours has instances, a bait may be one of them
+    others = GRID.nodes(hosts)  # a queue that is not ours has instances, a bait may be one of them
     assert (others["all.q@wn01"].state, others["wn01"].state) == (NodeState.BUSY, NodeState.IDLE)
-    failed = others | GRID.nodes.nodes(hosts.replace(b"'state_string'><", b"'state_string'>E<"))
+    failed = others | GRID.nodes(hosts.replace(b"'state_string'><", b"'state_string'>E<"))
     assert (failed["all.q@vm1"].state, failed["all.q@vm1"].reason) == (NodeState.OUT, "Prolog error")
     head, _, tail = hosts.partition(b"<host name='vm1'>")
     closed = head + b"<host name='vm1'>" + tail.replace(b"'state_string'><", b"'state_string'>d<")
@@ -278,16 +275,16 @@ def test_grid_engines_hosts_are_read_with_the_state_of_their_queue() -> None:
 
 
 def test_grid_engine_moves_a_job_to_one_node() -> None:
-    job = GRID.client.jobs((RECORDINGS / "gridengine/qstat-r-held.xml").read_bytes(), "")["4712"]
-    assert GRID.nodes.move(job, ("vm1",), "all.q") == (
+    job = GRID.jobs((RECORDINGS / "gridengine/qstat-r-held.xml").read_bytes(), "")["4712"]
+    assert GRID.move(job, ("vm1",), "all.q") == (
         ("qalter", "-q", "all.q@vm1", "4712"),
         ("qrls", "-h", "o", "4712"),
     )
     task = replace(job, id="4712.3", array=("4712", "3"))
-    assert [one[-1] for one in GRID.nodes.move(task, ("vm1",), "all.q")] == ["4712", "4712.3"]
-    assert GRID.client.note(task, "no, never") == ("qalter", "-ac", "belljar=no_never", "4712")
+    assert [one[-1] for one in GRID.move(task, ("vm1",), "all.q")] == ["4712", "4712.3"]
+    assert GRID.note(task, "no, never") == ("qalter", "-ac", "belljar=no_never", "4712")
     with pytest.raises(BadOption, match="gets one machine"):
-        GRID.nodes.move(job, ("vm1", "vm2"), "all.q")
+        GRID.move(job, ("vm1", "vm2"), "all.q")
     with pytest.raises(BadOption, match="no worker nodes"):
         _ = load("torque")
 
@@ -299,15 +296,15 @@ def test_the_nodes_of_a_job_are_named_one_by_one() -> None:
         (b"wn[08-10,21],head", ("wn08", "wn09", "wn10", "wn21", "head")),
         (b"r[1-2]n[1-2]", ("r[1-2]n[1-2]",)), (b"wn[x]", ("wn[x]",)), (b"vm0123456789abx", ("vm0123456789abx",)),
     ):  # fmt: skip
-        (job,) = SLURM.client.jobs(row[:at] + text.ljust(1000) + row[at + 1000 :], MARK).values()
+        (job,) = SLURM.jobs(row[:at] + text.ljust(1000) + row[at + 1000 :], MARK).values()
         assert job.on == names
 
 
 def test_what_an_administrator_wrote_at_a_job_moves_no_other_field() -> None:
-    before = SLURM.client.jobs(SQUEUE, MARK)
+    before = SLURM.jobs(SQUEUE, MARK)
     assert before["4_2"].note == "belljar: two" and before["1"].note == ""
     for words in ("für\nzwei|drei".encode(), b"x" * 1000):
-        after = SLURM.client.jobs(SQUEUE.replace(b"belljar: two".ljust(1000), words.ljust(1000)), MARK)
+        after = SLURM.jobs(SQUEUE.replace(b"belljar: two".ljust(1000), words.ljust(1000)), MARK)
         assert replace(after["4_2"], note="") == replace(before["4_2"], note="") and set(after) == set(before)
 
 
@@ -319,7 +316,7 @@ def bait(name: str = "vm.q@wn01", nodes: tuple[str, ...] = HOSTS) -> Pool:
 
 
 def test_a_machine_of_grid_engines_has_a_name_and_an_address_out_of_the_list() -> None:
-    nodes = bait().nodes
+    nodes = bait()
     found = {nodes.new_machine(("wn01", "vm10")) for _ in range(40)}
     assert {nodes.name_of(one) for one in found} == {"vm11", "vm12"} and len(found) == 40
     assert {nodes.address_of(one) for one in found} == {"10.99.1.10", "10.99.0.12"}
@@ -345,8 +342,8 @@ def test_a_bait_of_grid_engines_with_wrong_names_is_told(name: str, hosts: tuple
 
 
 def test_a_prolog_gives_grid_engines_job_back_and_what_runs_elsewhere_is_rescheduled() -> None:
-    client = bait("all.q@wn01").client
-    job = bait("all.q@wn01").client.jobs((RECORDINGS / "gridengine/qstat-r-running.xml").read_bytes(), "")["4712"]
+    client = bait("all.q@wn01")
+    job = bait("all.q@wn01").jobs((RECORDINGS / "gridengine/qstat-r-running.xml").read_bytes(), "")["4712"]
     hold = ("qhold", "-h", "o", "4712")
     assert job.on == ("all.q@wn01",) and client.take_back(job) == (hold,)  # its prolog ends with 99
     assert client.take_back(replace(job, on=("vm10",))) == (hold, ("qmod", "-rj", "4712"))
@@ -360,9 +357,9 @@ def test_a_prolog_gives_grid_engines_job_back_and_what_runs_elsewhere_is_resched
 def test_a_machine_joins_grid_engine_with_the_cells_own_files() -> None:
     place = Path("/opt/sge/cell/common")
     member = Member("vm10", 2, GIB, (), ("alice:x:1001:1001::/home/alice:/bin/sh",), "10.99.0.1 head")
-    joining = bait().nodes.joining(member, place / "bootstrap", b"security_mode           none\n")
+    joining = bait().joining(member, place / "bootstrap", b"security_mode           none\n")
     assert joining.copies == (place / "bootstrap", place / "act_qmaster") and joining.files == ()
     env = dict(joining.env)
     assert (env[b"SGE_ROOT"], env[b"SGE_CELL"], env[b"NODE"]) == (b"/opt/sge", b"cell", b"vm10")
     with pytest.raises(BadOption, match="security_mode csp"):
-        bait().nodes.joining(member, place / "bootstrap", b"security_mode           csp\n")
+        bait().joining(member, place / "bootstrap", b"security_mode           csp\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from belljar.pool import Revoked
-from belljar.pool.slurm import client
-from belljar.pool.slurm.client import CLIENT, FILE
+from belljar.pool.slurm import nodes
+from belljar.pool.slurm.nodes import FILE, POOL
 
 NOW = 1_795_411_045.7
 
@@ -38,8 +38,8 @@ def test_a_job_is_off_its_node_when_slurmd_has_revoked_its_credential(
     tmp_path: Path, revoked: int, is_off: bool
 ) -> None:
     env = written(tmp_path, (6, int(NOW) + 1), (7, revoked), (8, int(NOW) + 1))
-    assert CLIENT.revoked("7", NOW, env) is (Revoked.YES if is_off else Revoked.NO)
-    assert (CLIENT.revoked("6", NOW, env), CLIENT.revoked("9", NOW, env)) == (Revoked.YES, Revoked.NO)
+    assert POOL.revoked("7", NOW, env) is (Revoked.YES if is_off else Revoked.NO)
+    assert (POOL.revoked("6", NOW, env), POOL.revoked("9", NOW, env)) == (Revoked.YES, Revoked.NO)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,18 @@ def test_a_credential_of_an_earlier_start_of_the_job_is_another(
     tmp_path: Path, made: int, revoked: int, is_off: bool
 ) -> None:
     env = written(tmp_path, (7, int(NOW) + revoked), made=int(NOW) + made)
-    assert CLIENT.revoked("7", NOW, env) is (Revoked.YES if is_off else Revoked.NO)
+    assert POOL.revoked("7", NOW, env) is (Revoked.YES if is_off else Revoked.NO)
 
 
 def test_where_that_cannot_be_told_nothing_is_said(tmp_path: Path) -> None:
     env = written(tmp_path, (7, int(NOW)))
     for broken in ({}, {**env, "SLURMD_NODENAME": "wn02"}, {**env, "SLURM_CONF": "/nowhere"}):
-        assert CLIENT.revoked("7", NOW, broken) is Revoked.CANNOT_TELL
-    assert (
-        CLIENT.revoked("7.1", NOW, env) is Revoked.CANNOT_TELL and CLIENT.revoked(str(1 << 40), NOW, env) is Revoked.NO
-    )
+        assert POOL.revoked("7", NOW, broken) is Revoked.CANNOT_TELL
+    assert POOL.revoked("7.1", NOW, env) is Revoked.CANNOT_TELL and POOL.revoked(str(1 << 40), NOW, env) is Revoked.NO
     file = tmp_path / "wn01" / FILE
     for content in (file.read_bytes()[:20], b"\x2e\x00" + file.read_bytes(), b"\xff"):
         file.write_bytes(content)
-        assert CLIENT.revoked("7", NOW, env) is Revoked.CANNOT_TELL
+        assert POOL.revoked("7", NOW, env) is Revoked.CANNOT_TELL
 
 
 @pytest.mark.parametrize("version", [42, 43, 44, 45])
@@ -87,21 +85,21 @@ def test_later_releases_write_more_of_a_job(tmp_path: Path, version: int) -> Non
     rows = packed(7, int(NOW) + 1) + packed(8, 0)
     file = struct.pack(">HI", version << 8, 2) + rows + struct.pack(">I", 2) + steps
     (tmp_path / "wn01" / FILE).write_bytes(file)
-    assert [CLIENT.revoked(job, NOW, env) for job in ("7", "8", "9")] == [Revoked.YES, Revoked.NO, Revoked.NO]
+    assert [POOL.revoked(job, NOW, env) for job in ("7", "8", "9")] == [Revoked.YES, Revoked.NO, Revoked.NO]
 
 
 def test_before_slurmd_has_revoked_its_first_credential_there_is_no_file(tmp_path: Path) -> None:
     env = written(tmp_path)
     (tmp_path / "wn01" / FILE).unlink()
-    assert CLIENT.revoked("7", NOW, env) is Revoked.NO
+    assert POOL.revoked("7", NOW, env) is Revoked.NO
 
 
 def test_where_another_file_may_name_the_folder_that_cannot_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = written(tmp_path, (7, int(NOW)))
-    monkeypatch.setattr(client, "USUAL", bytes(tmp_path / "wn01"))  # of a slurmd that was here before
+    monkeypatch.setattr(nodes, "USUAL", bytes(tmp_path / "wn01"))  # of a slurmd that was here before
     (tmp_path / "slurm.conf").write_text("ClusterName=x\n")
-    assert CLIENT.revoked("8", NOW, env) is Revoked.NO
+    assert POOL.revoked("8", NOW, env) is Revoked.NO
     (tmp_path / "slurm.conf").write_text("ClusterName=x\ninclude nodes.conf\n")
-    assert CLIENT.revoked("8", NOW, env) is Revoked.CANNOT_TELL
+    assert POOL.revoked("8", NOW, env) is Revoked.CANNOT_TELL

@@ -1,12 +1,17 @@
-"""A job of this bait's own, state by state: from what was written down, and what is seen of it now, to the next step. Pure.
+"""A job of this bait's own, state by state: from what was written down, and what is seen of it now, to the next step. Below, which
+handler answers in which state: the whole table. Pure.
 
-These are handlers of table.py.
+There is no other code for recovery. Every act is one that may be done twice, and every look starts from the journal, the batch system
+and the machines that live; so a bait that was killed at any point goes on where it was. `leaving.recover` only finds what no entry names.
+
+The batch system owns the job: what it says of a job is always believed, whatever was written down. When it says nothing, nothing is
+done.
 """
 
 from __future__ import annotations
 
 from belljar.bait import Settings
-from belljar.bait.decisions import cache, step
+from belljar.bait.decisions import cache, parts, step
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave, leave_elsewhere
 from belljar.bait.decisions.note import Parts, read, write
@@ -211,10 +216,10 @@ def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
 
 def _announce(entry: Entry, job: JobView, settings: Settings) -> tuple[Act, ...]:
     """The other hosts' baits are told what they are to make."""
-    parts = Parts(tuple(zip(entry.on, entry.machines, strict=False)), given=entry.given)
-    if len(entry.here(settings.names)) == len(entry.machines) or read(job.note).machines == parts.machines:
+    note = Parts(tuple(zip(entry.on, entry.machines, strict=False)), given=entry.given)
+    if len(entry.here(settings.names)) == len(entry.machines) or read(job.note).machines == note.machines:
         return ()
-    return (Act(Do.NOTE, write(parts)),)
+    return (Act(Do.NOTE, write(note)),)
 
 
 def _late(entry: Entry, seen: Seen, settings: Settings) -> str:
@@ -255,9 +260,49 @@ def _failure(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> str:
             return seen.ended[machine]
         if entry.state not in (S.VM_REQUESTED, S.IMAGE_WAIT) and machine not in seen.machines:
             return "its machine is gone"
-    parts = read(job.note)
-    if parts.failed in entry.machines:
-        where = next(name for name, machine in parts.machines if machine == parts.failed)
-        return f"{ELSEWHERE}{where}: {parts.why}"
+    note = read(job.note)
+    if note.failed in entry.machines:
+        where = next(name for name, machine in note.machines if machine == note.failed)
+        return f"{ELSEWHERE}{where}: {note.why}"
     is_out = NodeState.OUT in map(seen.state, entry.machines)
     return "its node was taken out of service" if is_out and entry.state not in step.STARTING else ""
+
+
+# -- the table ----------------------------------------------------------------------------------------------------------
+
+
+HANDLERS: dict[State, Handler] = {
+    S.ARRIVED: of_own(arrived),
+    S.STOPPED: of_own(stopped),
+    S.VM_REQUESTED: of_own(starting),
+    S.IMAGE_WAIT: of_own(starting),
+    S.VM_BOOTING: of_own(starting),
+    S.VM_READY: of_own(ready),
+    S.MIGRATING: of_own(migrating),
+    S.RUNNING: of_own(running),
+    S.FINISHED: finished,
+    S.REPROCESS: of_own(cleaning),
+    S.REQUEUE: of_own(cleaning),
+    S.REJECTED: of_own(cleaning),
+    S.LOST: of_own(lost),
+    S.PROVING: cache.keeping,
+    S.KEPT: cache.keeping,
+}
+# For a part of another bait's job. It is never stopped or moved here.
+PART_HANDLERS: dict[State, Handler] = {
+    S.VM_REQUESTED: of_job(parts.coming),
+    S.IMAGE_WAIT: of_job(parts.coming),
+    S.VM_BOOTING: of_job(parts.coming),
+    S.VM_READY: of_job(parts.coming),
+    S.RUNNING: of_job(parts.running),
+    S.LOST: of_job(parts.running),
+    S.FINISHED: parts.finished,
+}
+
+
+def next_step(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    """One step. Called again and again, with what is seen then."""
+    if seen.jobs is None or seen.nodes is None:
+        return Step(entry)
+    handler = (HANDLERS if entry.leads else PART_HANDLERS)[entry.state]
+    return handler(entry, seen.jobs.get(entry.job), seen, settings)

@@ -1,4 +1,4 @@
-"""Where a job stands at a bait, what a look sees, and what a step says: the words that all handlers share (table.py has them all). A state
+"""Where a job stands at a bait, what a look sees, and what a step says: the words that all handlers share (advance.py has them all). A state
 that names an act is written down before that act."""
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Machines:
     async def prove(self, id: str) -> str:
         """Clean it. "" where it is what it was before its first job, or what is not."""
         try:
-            return scrub.why_not(*await self._as_root(id, scrub.scrub(self._pool.nodes.folders)))
+            return scrub.why_not(*await self._as_root(id, scrub.scrub(self._pool.folders)))
         except (BelljarError, OSError) as exc:
             return line_of(exc)
 
@@ -134,11 +134,11 @@ def request_for(
     """The request for one machine of this job. Raises BelljarError."""
     size, hosts = size_of(job, settings), "\n".join(settings.hosts)
     features = tuple(dict.fromkeys((settings.feature, feature_of(name), *job.features)))
-    member = Member(pool.nodes.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts, job.number)
+    member = Member(pool.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts, job.number)
     labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue, "alias": f"{settings.system}:{job.id}"}
     request = joining_request(
         member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network,
-        address=pool.nodes.address_of(id), disk=job.disk, requester=f"bait:{job.id}",
+        address=pool.address_of(id), disk=job.disk, requester=f"bait:{job.id}",
         baseline=scrub.baseline() if settings.cache != NEVER else b"", one_job=settings.cache == NEVER and size.count == 1,
     )  # fmt: skip
     return replace(request, id=id)
@@ -152,7 +152,7 @@ def joining_request(
     bridges, kind = dict(settings.networks), network or settings.networks[0][0]
     if kind not in bridges:
         raise BadOption(f"network class {kind}: there is {', '.join(bridges)} here")
-    joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
+    joining = pool.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
     copies = (PlainFile(bytes(path), _read(path, "conf", LARGEST_CONF)) for path in joining.copies)
     payload = Payload(
         (b"join-the-pool",), ROOT, script=joining.script, cwd=b"/", env=(*joining.env, (b"BASELINE", baseline), (b"ONE_JOB", b"1" * one_job)),

@@ -64,14 +64,17 @@ def matches(rule: Rule) -> Iterator[str]:
 def _inet(nets: Nets, shut: list[str], services: list[str]) -> str:
     forward = ["ct state established,related accept"]
     for name in nets:
-        forward += _spoofed(f'iifname "{name}"', nets[name])
+        here = f'iifname "{name}"'
+        forward += (
+            [f"{here} ip saddr != {_set(nets[name])} drop", f"{here} meta protocol ip6 drop"] if nets[name] else []
+        )
         others = [f'"{other}"' for other in nets if other != name]
         if others:
-            forward.append(f'iifname "{name}" oifname {_set(others)} drop')
+            forward.append(f"{here} oifname {_set(others)} drop")
         if name in shut:
-            forward += [f'iifname "{name}" oifname "{name}" accept', *_only(f'iifname "{name}"', services)]
+            forward += [f'{here} oifname "{name}" accept', *_only(here, services)]
         else:
-            forward += _not_to(f'iifname "{name}"', nets, name)
+            forward += _not_to(here, nets, name)
     known = _set(f'"{name}"' for name in nets)
     inward = [f"iifname != {known} accept", "ct state established,related accept", "icmp type echo-request accept"]
     return _chain("forward", forward) + _chain(
@@ -89,10 +92,6 @@ def _bridge(nets: Nets, shut: list[str], services: list[str]) -> str:
         elif own:
             lines += _not_to(here, nets, name)
     return _chain("forward", lines)
-
-
-def _spoofed(here: str, nets: tuple[str, ...]) -> list[str]:
-    return [f"{here} ip saddr != {_set(nets)} drop", f"{here} meta protocol ip6 drop"] if nets else []
 
 
 def _only(here: str, services: list[str]) -> list[str]:

@@ -75,7 +75,7 @@ def terminate(pid: int, grace: float, spool: Path) -> None:
             with suppress(ProcessLookupError):
                 _signal_group(pid, signal.SIGCONT)
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-            if _ended(descriptor, grace + LAST_WORDS):
+            if select.select([descriptor], [], [], max(grace + LAST_WORDS, 0.0))[0]:  # it has ended
                 return
         _signal_all(pid, signal.SIGKILL, spool)
     finally:
@@ -86,12 +86,6 @@ def is_wrapper(pid: int) -> bool:
     """Is the job's first process still ours? A job that wants no machine has become its own program by then."""
     words = command_line(pid)[:8]
     return ENTRY in itertools.pairwise(words) or any(word.rpartition(b"/")[2] == LAUNCHER for word in words[:3])
-
-
-def _ended(descriptor: int, timeout: float) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(max(timeout, 0.0) * 1000))
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -59,7 +59,8 @@ class GridEngineSite(SiteOfSystem):
         )  # fmt: skip
         yield _complex_value("all hosts take interactive jobs", "exechost", "global", f"{SHELL}=TRUE")
         yield Change(
-            "verifier of the server", ("qconf", "-sconf", "global"), partial(_has_verifier, path),
+            "verifier of the server", ("qconf", "-sconf", "global"),
+            lambda shown: value(shown, "jsv_url") == path and ALLOWED in value(shown, "jsv_allowed_mod").split(","),
             do=((*ours, "verifier", "set", path),), undo=((*ours, "verifier", "unset", path),),
         )  # fmt: skip
         for queue in queues:
@@ -131,10 +132,6 @@ def _has_complexes(names: set[str], shown: str) -> bool:
     except BelljarError:
         return False
     return names <= {line.split()[0] for line in shown.splitlines() if line.strip()}
-
-
-def _has_verifier(path: str, shown: str) -> bool:
-    return value(shown, "jsv_url") == path and ALLOWED in value(shown, "jsv_allowed_mod").split(",")
 
 
 def _is_value(name: str, expected: str, shown: str) -> bool:

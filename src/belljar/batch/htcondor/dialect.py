@@ -169,7 +169,7 @@ def _grace(ad: Ad) -> float:
 def _staged(here: Surroundings) -> Staged:
     """The ads go in, and a scratch directory that is not the working directory is only for temporary files."""
     scratch = os.fsencode(here.var(SCRATCH))
-    ads = tuple(os.fsencode(here.var(name)) for name in (JOB_AD, MACHINE_AD) if here.var(name))
+    ads = here.paths(JOB_AD, MACHINE_AD)
     inside = here.cwd == scratch or here.cwd.startswith(scratch + b"/")
     return Staged(into=() if inside else ads, folders=(scratch,) if scratch and not inside else ())
 

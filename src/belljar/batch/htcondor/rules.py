@@ -31,11 +31,10 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
     site = policy.site_of(settings)
     least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
-    pulled = f" || ({_of_registry(IMAGE, settings)})" if settings.pull is not Pull.NEVER else ""
     refused = {
         "BelljarImage": (requirement(settings), sentence(settings)),
         "BelljarKnown": (
-            f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES}){pulled}",
+            f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES}){_or_pulled(IMAGE, settings)}",
             f"strcat({unknown}, {POOL_IMAGES})",
         ),
         "BelljarKind": (f"({IMAGE} is undefined && {no_machine}) || {KIND}", OTHER_KIND),
@@ -86,25 +85,24 @@ def requirement(settings: Settings) -> str:
         owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
         clauses.append(f"({owner}{matches})")
         own += [f"({owner}true)"] if pattern == "*" else []
-    pulled = (
-        f" || ({_of_registry(IMAGE, settings)} && ({' || '.join(own)}))"
-        if own and settings.pull is not Pull.NEVER
-        else ""
-    )
+    pulled = _or_pulled(IMAGE, settings, f" && ({' || '.join(own)})") if own else ""
     return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'})){pulled}"
 
 
-def _of_registry(image: str, settings: Settings) -> str:
-    """Is this an image that a job may pull?"""
+def _or_pulled(image: str, settings: Settings, more: str = "") -> str:
+    """Or is this an image that a job may pull? Nothing where none may."""
+    if settings.pull is Pull.NEVER:
+        return ""
     names = "|".join(name.replace(".", "[.]") for name in policy.registries(settings))
     place = f"({names})/" if settings.pull is Pull.SITE_REGISTRIES else "[A-Za-z0-9]"
     words = string(f"^docker://{place}"), string("[^A-Za-z0-9._:@/-]")
-    return f"isString({image}) && regexp({words[0]}, {image}) && !regexp({words[1]}, {image}) && size({image}) <= 209"
+    tests = f"regexp({words[0]}, {image}) && !regexp({words[1]}, {image}) && size({image}) <= 209"
+    return f" || (isString({image}) && {tests}{more})"
 
 
 def start(settings: Settings) -> str:
     """Which jobs this node takes: those with a machine only while machines work here, and if it has their image."""
-    pulled = f" || ({_of_registry(f'TARGET.{IMAGE}', settings)})" if settings.pull is not Pull.NEVER else ""
+    pulled = _or_pulled(f"TARGET.{IMAGE}", settings)
     asked = f"(MY.{WORKS} =?= True && (stringListMember(TARGET.{IMAGE}, MY.{IMAGES}){pulled}))"
     if settings.default_image:
         return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,6 +33,10 @@ class Surroundings:
         """A variable's value as text, "" where it is not set. The first one counts, as for getenv."""
         key = name.encode()
         return next((value for other, value in self.env if other == key), b"").decode("utf-8", "surrogateescape")
+
+    def paths(self, *names: str) -> tuple[bytes, ...]:
+        """The absolute paths that these variables hold."""
+        return tuple(os.fsencode(path) for path in map(self.var, names) if path.startswith("/"))
 
     def peek(self, path: bytes) -> bytes:
         """A small file; empty where there is none, or none that can be read."""

@@ -52,13 +52,12 @@ class Lsf(Dialect):
         file = os.fsencode(here.var("LSB_JOBFILENAME"))
         native = Command(b"/bin/sh", (b"/bin/sh", b"-c", traps + command, file or b"sh"))
         rusage = memory_of(here.var("LSB_EFFECTIVE_RSRCREQ"), here.options.get("unit", "MB"))
-        lists = tuple(os.fsencode(path) for path in map(here.var, HOST_FILES) if path.startswith("/"))
         return Job(
             system=self.name, id=id_of(here.var), name=here.var("LSB_JOBNAME"), queue=here.var("LSB_QUEUE"),
             image=here.var(IMAGE), native=native, script=file + b".shell" if command.startswith(SHELL_FILE) else b"",
             cpus=_cpus(here), memory=whole(here.var(MEMORY)) or rusage, disk=whole(here.var(DISK)) or None,
             wall=whole(here.var(WALL)) or None, started_before=1 if here.var("LSB_RESTART") == "Y" else 0,
-            grace=float(KILL_INTERVAL - 2), staged=Staged(into=lists),
+            grace=float(KILL_INTERVAL - 2), staged=Staged(into=here.paths(*HOST_FILES)),
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:

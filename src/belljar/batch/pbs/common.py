@@ -9,7 +9,6 @@ https://github.com/adaptivecomputing/torque (src/resmom/start_exec.c)
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,11 +72,7 @@ def job_id(here: Surroundings) -> tuple[str, tuple[str, ...]]:
 
 def staged(here: Surroundings) -> Staged:
     """The node files, and the job's own temporary folder."""
-    files, folders = (
-        tuple(os.fsencode(path) for path in map(here.var, names) if path.startswith("/"))
-        for names in (FILES, ("TMPDIR",))
-    )
-    return Staged(into=files, folders=folders)
+    return Staged(into=here.paths(*FILES), folders=here.paths("TMPDIR"))
 
 
 class Pbs(Dialect):

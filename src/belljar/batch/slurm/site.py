@@ -226,17 +226,13 @@ def _features(place: Place) -> dict[str, str]:
 
 
 def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
-    rows = (
-        f"{{ kind = {quoted(kind)}, name = {quoted(name)},"
-        f" pattern = {quoted(pattern_of(glob))}, shown = {quoted(glob)} }}"
-        for kind, name, glob in rules
-    )
+    """With a pattern of image names as one of Lua, too, anchored."""
+    rows = []
+    for kind, name, glob in rules:
+        pattern = f"^{policy.in_words(glob, lambda char: f'%{char}' if char in '.-' else char)}$"
+        words = {"kind": kind, "name": name, "pattern": pattern, "shown": glob}
+        rows.append("{ " + ", ".join(f"{key} = {quoted(word)}" for key, word in words.items()) + " }")
     return "{ " + ", ".join(rows) + " }"
-
-
-def pattern_of(glob: str) -> str:
-    """A pattern of image names as one of Lua, anchored."""
-    return "^" + policy.in_words(glob, lambda char: f"%{char}" if char in ".-" else char) + "$"
 
 
 def _table(pairs: Iterable[tuple[str, str]]) -> str:
@@ -245,8 +241,7 @@ def _table(pairs: Iterable[tuple[str, str]]) -> str:
 
 def quoted(text: str) -> str:
     """A string of Lua's, whatever the text holds."""
-    parts = (
-        c if c.isascii() and (c.isalnum() or c in "/._- *?:,") else "".join(f"\\{b:03d}" for b in c.encode())
-        for c in text
+    safe = re.sub(
+        r"[^\w/.\- *?:,]", lambda match: "".join(f"\\{byte:03d}" for byte in match[0].encode()), text, flags=re.ASCII
     )
-    return '"' + "".join(parts) + '"'
+    return f'"{safe}"'

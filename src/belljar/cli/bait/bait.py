@@ -49,8 +49,7 @@ def _judge(runtime: Runtime, usual: str) -> Callable[[JobView], str]:
     def judge(job: JobView) -> str:
         try:
             user = pwd.getpwnam(job.owner)
-            account = describe(user.pw_uid, user.pw_gid, None)
-            asker = policy.Asker(job.owner, (account.group, *(name for _, name in account.groups)), job.queue)
+            asker = policy.Asker.of(describe(user.pw_uid, user.pw_gid, None), job.queue)
             policy.check_allowed(job.image or usual, asker, runtime.settings.batch)
             least = policy.smallest_limit(runtime.settings.batch)  # of a wrapped job, whose limit holds its machine
             policy.check_limits(job.cpus, max(job.memory, least), job.disk or None, runtime.settings.batch)
@@ -72,7 +71,7 @@ def check(args: Args, runtime: Runtime) -> int:
             added = runtime.images.resolve(name).facts.get("added")
         except BelljarError as exc:
             return exc.message
-        missing = [package for package in pool.nodes.packages if added is not None and package not in added]
+        missing = [package for package in pool.packages if added is not None and package not in added]
         return f"it has no {' and no '.join(missing)}" if missing else ""
 
     bait = settings.load(args.file)
@@ -145,8 +144,8 @@ def _nodes(folder: Path) -> Callable[[str], str]:
 def arrive(args: Args, runtime: Runtime) -> None:
     from belljar.bait.arrivals import tell
 
-    client, began = load("slurm").client, processes.began(os.getpgrp()) or time.time()  # of the prolog itself
-    tell(folder_of(args, runtime), args.job, args.timeout, lambda: client.revoked(args.job, began, os.environ))
+    pool, began = load("slurm"), processes.began(os.getpgrp()) or time.time()  # of the prolog itself
+    tell(folder_of(args, runtime), args.job, args.timeout, lambda: pool.revoked(args.job, began, os.environ))
 
 
 STATE_OPTION = "--state DIR | folder of the bait's state (default: bait/ below `paths.store`)"

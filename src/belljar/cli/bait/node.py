@@ -7,10 +7,8 @@ import os
 from pathlib import Path
 
 from belljar.assembly import Runtime
-from belljar.bait import Settings, settings
-from belljar.bait.cloud import nodes as cloud
-from belljar.bait.cloud.nodes import hostnames
-from belljar.bait.cloud.placement import Made, Placement
+from belljar.bait import Settings, cloud, settings
+from belljar.bait.cloud import FAILED, Made, Placement, hostnames
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import show
 from belljar.errors import NotPermitted
@@ -19,7 +17,6 @@ from belljar.jobs import complain
 from belljar.jobs.shares import shares
 from belljar.pool import load
 
-FAILED = "failed: "
 AS_ROOT = "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/batch/bait/reference.md shows (Cloud nodes)."
 
 

@@ -1,26 +1,35 @@
-"""The verbs that read ledgers, and what they share."""
+"""What the verbs of monitoring share: readers of ledgers, and what there is on this host now, for root of all its users."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
+from belljar.cli.lease.asking import DOOR, ask
 from belljar.cli.parser import Args
 from belljar.errors import BelljarError
 from belljar.host.privileges import User
 from belljar.jobs import complain
-from belljar.jobs.users import LOOK_TIMEOUT, asked_as, users_of
+from belljar.jobs.users import asked_as, users_of
 from belljar.journal import Ledger
+from belljar.model import to_json
+from belljar.monitor.live import Host, living, paths_of, story
 from belljar.monitor.outcomes import Outcomes, Source, places
+from belljar.monitor.view import Machine, Values
 from belljar.reading import from_json
+from belljar.records import replace
 from belljar.service.metrics import Metric
 
 LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: the folder `paths.logs` of a node, or a folder with those of many nodes;
     | default: this host's, for root with those of all users of this node"""
+SEEN = f"{LEDGER}\n{DOOR}"
 Reader = Callable[[Mapping[str, str]], Outcomes]
+MOST, LARGEST = 500, 4096  # of one user: machines; characters of one
+HELD = 20.0  # seconds for which the lease service holds a question until there is news
 
 
 def reader(args: Args, runtime: Runtime) -> Reader:
@@ -37,17 +46,9 @@ def _source(runtime: Runtime, user: User) -> Source:
     """A user's own ledger."""
 
     def ask(look: Callable[[Ledger], Any]) -> Any:
-        return asked_as(
-            runtime,
-            user,
-            lambda theirs: look(Ledger(theirs.folders.logs)),
-            timeout=LOOK_TIMEOUT,
-            what="read the ledger",
-        )
+        return asked_as(runtime, user, lambda theirs: look(Ledger(theirs.folders.logs)), what="read the ledger")
 
-    def folder() -> Path:
-        return runtime.of_user(user.uid, user.home).folders.logs
-
+    folder = runtime.of_user(user.uid, user.home).folders.logs
     return Source(os.uname().nodename, f"user {user.uid}", folder, user.name, ask)
 
 
@@ -75,7 +76,7 @@ def host_metrics(runtime: Runtime) -> Iterator[Metric]:
     sums, node = dict.fromkeys(GAUGES, 0.0), os.uname().nodename
     for user in (None, *users_of(runtime)):
         try:
-            answer = asked_as(runtime, user, _numbers, timeout=LOOK_TIMEOUT, what="count machines")
+            answer = asked_as(runtime, user, _numbers, what="count machines")
             numbers = from_json(dict[str, float], answer)
             sums = {name: number + max(numbers[name], 0.0) for name, number in sums.items()}
         except (BelljarError, OSError, KeyError, ValueError) as exc:  # a user may report anything
@@ -100,3 +101,47 @@ def _numbers(runtime: Runtime) -> dict[str, float]:
         "reserved_memory_bytes": room.memory_reserved,
         "reserved_cpus": room.cpus_taken,
     }
+
+
+def host_of(args: Args, runtime: Runtime) -> Host:
+    """This host, for a verb with LEDGER and --door."""
+    read, folders = reader(args, runtime), runtime.folders
+    leased = (lambda: leases(args.door)) if args.door.exists() else lambda: iter(())
+    return Host(os.uname().nodename, folders.store, lambda: look(runtime), lambda: read({}), leased)
+
+
+def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
+    """The machines that live on this host, for root those of all its users, and the paths by which a change shows."""
+    node = runtime.settings.paths.node
+    machines, paths = living(runtime.machines.living()), {node} if node else set[Path]()
+    paths |= paths_of(runtime.folders, machines)
+    for user in users_of(runtime):
+        theirs, rows = list[Machine](), list[object]()
+        with suppress(BelljarError):
+            rows = asked_as(
+                runtime, user, lambda theirs: to_json(living(theirs.machines.living())), what="list machines"
+            )
+        for row in rows[:MOST] if isinstance(rows, list) else ():
+            with suppress(ValueError):  # a user may say anything
+                theirs += [replace(from_json(Machine, row), user=user.name)] if len(str(row)) < LARGEST else []
+        paths |= paths_of(runtime.of_user(user.uid, user.home).folders, theirs)
+        machines += theirs
+    return machines, paths
+
+
+def tell(runtime: Runtime, id: str) -> Values | None:
+    """A machine's story, whichever user of this node has it."""
+    for user in (None, *users_of(runtime)):
+        with suppress(BelljarError):
+            told = asked_as(runtime, user, lambda theirs: story(theirs.folders, id), what="read records")
+            if isinstance(told, dict):
+                return told
+    return None
+
+
+def leases(door: Path) -> Iterator[list[Values]]:
+    """Machines of all leases, as root or as the service's account may ask."""
+    tag = ""
+    while True:
+        yield ask(door, "usage", all=True, back=1.0)["machines"]
+        tag = ask(door, "status", tag=tag, wait=HELD).get("tag", "")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from belljar.assembly import Runtime
-from belljar.cli.monitor.serve import SEEN, host_of
+from belljar.cli.monitor import SEEN, host_of
 from belljar.cli.parser import Args, Verb
 from belljar.cli.render import as_json, duration
 from belljar.jobs import plain, size
@@ -79,7 +79,9 @@ def screen(values: Values, order: str, height: int) -> Group:
     live = sorted((row for row in values["machines"] if row["ended"] is None), key=SORTS[order])
     ended = (row for row in values["machines"] if row["ended"] is not None)
     for machine in [*live, *ended][: max(height - len(failures) - 4, 1)]:
-        table.add_row(*(Text(plain(word)) for word in _row(machine)), style=_style(machine))
+        has_failed = machine["state"] in ("failed", "abandoned")
+        style = "red" if has_failed else "dim" if machine["ended"] else ""
+        table.add_row(*(Text(plain(word)) for word in _row(machine)), style=style)
     words = [f"{item['count']:>6} {plain(item['cause'])} -> {plain(item['hint'])}" for item in failures]
     hints = [Text(line, "red", no_wrap=True, overflow="ellipsis") for line in words]
     return Group(head, Text(f"median start: {', '.join(paths) or 'none yet'}"), table, *hints)
@@ -94,10 +96,6 @@ def _row(machine: Values) -> tuple[str, ...]:
         machine["cause"] or machine["state"], "" if ran is None else f"{duration(ran)} {machine['start']}",
         duration(max(end - begin, 0.0)), machine["requester"],
     )  # fmt: skip
-
-
-def _style(machine: Values) -> str:
-    return "red" if machine["state"] in ("failed", "abandoned") else "dim" if machine["ended"] else ""
 
 
 VERBS = {

@@ -1,4 +1,9 @@
-"""Grid Engine's nodes from the outside: execution hosts that machines become. 8.1.9 and later.
+"""Grid Engine from the outside, 8.1.9 and later: qstat and qhost, read strictly, and the commands that hold, move and release a job, and
+that open, close and remove a node: execution hosts that machines become.
+
+A job's image is its request `-l vm_image=NAME`, its memory `-l h_vmem=SIZE` for each slot. A job that has ended is not listed.
+What a bait holds has an operator's hold, which is not its user's to take away.
+https://manpages.debian.org/bookworm/gridengine-client/qstat.1.en.html
 
 The qmaster must know a host's name and address (DNS, /etc/hosts) before its first message, and remembers for a while what it found:
 so the machines of a bait have names and addresses out of a list. A host is added with the queue that takes it up, before its machine
@@ -10,19 +15,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
+from belljar import pool
+from belljar.batch.gridengine.dialect import memory
 from belljar.batch.gridengine.hooks import value
-from belljar.batch.job.terms import one_node
+from belljar.batch.job.terms import one_line, one_node, whole
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, fail_if
-from belljar.pool import terms
-from belljar.pool.gridengine.client import CLIENT, GridEngineClient
-from belljar.pool.terms import Ask, Command, JobView, Joining, Member, Names, NodeState, NodeView
+from belljar.pool import Ask, Command, JobId, JobState, JobView, Names, NodeState, NodeView
 from belljar.records import replace
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}")
+TASK = re.compile(r"[0-9]{1,9}")
+NOTICE = "belljar"  # a word of the job's context
+MOST = 500  # jobs of one command
 INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 USERS = "belljar_"  # begins the name of a host's access list
 BOOTSTRAP = Path("/var/lib/gridengine/default/common/bootstrap")  # of Debian's packages
@@ -32,16 +42,67 @@ PAGE = "docs/batch/bait/reference.md, Grid Engine"
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
-class GridEngineNodes(terms.Nodes):
-    """The nodes' side. *queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a
+class GridEnginePool(pool.Pool):
+    """*bait*: QUEUE@HOST whose prolog takes jobs back itself, by ending with 99. *queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a
     machine's id ends in its address; *feature*: of these nodes."""
 
+    moves_whole_arrays = True  # by `qalter -q`
     tells_reasons = False
     packages = ("gridengine-exec",)
+    defaults: Mapping[str, Any] = {"conf": BOOTSTRAP, "key": Path(), "gone_after": 5.0}
 
-    def __init__(self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "") -> None:
-        self.queue, self.hosts, self._feature = queue, dict(hosts or {}), feature
+    def __init__(
+        self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "", bait: str = ""
+    ) -> None:
+        self.queue, self.hosts, self._feature, self.bait = queue, dict(hosts or {}), feature, bait
         self._names = {_ending(address): name for name, address in self.hosts.items()}
+
+    def of_bait(self, name: str, queue: str, feature: str, nodes: Names) -> GridEnginePool:
+        if not INSTANCE.fullmatch(name):
+            raise ValueError("name", f"{name[:60]!r} is not a queue of a host", 'as in name = "vm.q@wn01"')
+        return GridEnginePool(queue, listed(nodes), feature, name)
+
+    def query(self, mark: str) -> Command:
+        """What users wrote comes escaped, as XML has it: no mark is needed."""
+        return ("qstat", "-u", "*", "-r", "-g", "d", "-xml")
+
+    def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
+        if len(printed) > pool.LARGEST_ANSWER or b"<job_info" not in printed[:4096]:
+            raise ValueError("qstat printed no list of jobs")
+        text = printed.decode("utf-8", "replace")
+        if not text.rstrip().endswith("</job_info>"):
+            raise ValueError("qstat printed a list of jobs that was cut off")
+        entries = (entry.partition("</job_list>")[0] for entry in text.split("<job_list")[1:])
+        return {job.id: job for entry in entries for job in _jobs(entry, self.bait)}
+
+    def take_back(self, job: JobView) -> tuple[Command, ...]:
+        """Held first: one that is rescheduled starts again at once."""
+        is_elsewhere = job.state is JobState.RUNNING and job.on != (self.bait,)
+        reschedule = (("qmod", "-rj", job.id),) if is_elsewhere else ()
+        return (*(() if _is_held(job) else self._hold(job.id)), *reschedule)
+
+    def arrive(self, jobs: Sequence[JobView]) -> tuple[Command, ...]:
+        return self._hold(*(job.id for job in jobs))
+
+    def _hold(self, *jobs: JobId) -> tuple[Command, ...]:
+        return tuple(("qhold", "-h", "o", *jobs[at : at + MOST]) for at in range(0, len(jobs), MOST))
+
+    def is_back(self, job: JobView) -> bool:
+        return job.state is not JobState.RUNNING or _is_held(job)
+
+    def release(self, job: JobId) -> Command:
+        return ("qrls", "-h", "o", job)
+
+    def cancel(self, job: JobId) -> Command:
+        return ("qdel", job)
+
+    def force_end(self, job: JobId) -> Command:
+        return ("qdel", "-f", job)
+
+    def note(self, job: JobView, text: str) -> Command:
+        """A word of its context, which has no blanks and commas: `qstat -j` shows it. An array has one for all its tasks."""
+        words = re.sub(r"[^A-Za-z0-9._:/-]+", "_", one_line(text)).strip("_") or "refused"
+        return ("qalter", "-ac", f"{NOTICE}={words}", job.number or job.id)
 
     def new_machine(self, nodes: Collection[str]) -> str:
         """Any of the free names: the qmaster may still believe that the one used last is there."""
@@ -60,13 +121,13 @@ class GridEngineNodes(terms.Nodes):
     def address_of(self, machine: str) -> str:
         return self.hosts.get(self.name_of(machine), "")
 
-    def query(self) -> Command:
+    def query_nodes(self) -> Command:
         return ("qhost", "-xml", "-q")
 
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         """Hosts, with the state of our queue there; and each instance of another queue by its own name, QUEUE@HOST."""
         text = printed.decode("utf-8", "replace")
-        if len(printed) > terms.LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
+        if len(printed) > pool.LARGEST_ANSWER or "<qhost" not in text[:4096] or not text.rstrip().endswith("</qhost>"):
             raise ValueError("qhost printed no list of hosts, or one that was cut off")
         views = (view for entry in text.split("<host name=")[1:] for view in _views(entry, self.queue))
         ours = dict.fromkeys(self.hosts, (self._feature,))
@@ -111,14 +172,14 @@ class GridEngineNodes(terms.Nodes):
         """Raises BadOption for a job of several nodes: its parallel environment would have to be the machines' own."""
         if len(nodes) != 1:
             raise BadOption(f"{job.id}: {len(nodes)} nodes: a job of Grid Engine gets one machine")
-        return (("qalter", "-q", f"{queue}@{one_node(nodes[0])}", job.number), CLIENT.release(job.id))
+        return (("qalter", "-q", f"{queue}@{one_node(nodes[0])}", job.number), self.release(job.id))
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
         """Grid Engine takes a start time of the wall clock only; its own next cycle comes later anyway."""
         alter = ("qalter", "-q", queue or "*", job.number)
-        return (alter,) if stays_held else (alter, CLIENT.release(job.id))
+        return (alter,) if stays_held else (alter, self.release(job.id))
 
-    def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
+    def joining(self, member: pool.Member, conf_file: Path, text: bytes) -> pool.Joining:
         """*conf_file*: the cell's bootstrap. Raises BadOption where its daemons prove themselves by more than their addresses."""
         mode = re.search(rb"(?m)^security_mode\s+(\S+)", text)
         if mode is not None and mode[1] != b"none":
@@ -148,13 +209,55 @@ class GridEngineNodes(terms.Nodes):
         yield fail_if("names of machines", f"not known by name and address: {wrong}" if wrong else "", remedy)
 
 
-class GridEnginePool(terms.Pool):
-    """Both sides."""
+def _jobs(entry: str, bait: str) -> list[JobView]:
+    """A job, or each task of an array that is listed by itself; tasks that wait together are one entry, `1-3:1`. One on the bait is on
+    QUEUE@HOST, any other on HOST."""
+    number, letters = _one(entry, "JB_job_number"), _one(entry, "state")
+    if whole(number) is None:
+        raise ValueError("qstat printed a job without a number")
+    asked = dict(re.findall(r'<hard_request name="([a-z_]+)"[^>]*>([^<]*)</hard_request>', entry))
+    slots = whole(_one(entry, "slots")) or 1
+    instance = _one(entry, "queue_name")
+    queue, _, host = instance.partition("@")
+    on = instance if instance == bait else host
+    tasks = [task for task in _one(entry, "tasks").split(",") if TASK.fullmatch(task)] or [""]
+    size = memory(asked.get("h_vmem", "")) or 0
+    image = asked.get("vm_image", "")
+    return [
+        JobView(
+            id=f"{number}.{task}" if task else number, state=_state(letters), owner=_name(_one(entry, "JB_owner")),
+            queue=_name(queue or _one(entry, "hard_req_queue").partition("@")[0]), image=image if NAME.fullmatch(image) else "",
+            cpus=slots, memory=size * slots, on=(on,) if NAME.fullmatch(on) else (),
+            array=(number, task) if task else ("", ""), number=number, name=_one(entry, "full_job_name"), starts=1 if "R" in letters else 0, reason=one_line(letters),
+        )
+        for task in tasks
+    ]  # fmt: skip
 
-    def of_bait(self, name: str, queue: str, feature: str, nodes: Names) -> terms.Pool:
-        if not INSTANCE.fullmatch(name):
-            raise ValueError("name", f"{name[:60]!r} is not a queue of a host", 'as in name = "vm.q@wn01"')
-        return replace(self, client=GridEngineClient(name), nodes=GridEngineNodes(queue, listed(nodes), feature))
+
+def _is_held(job: JobView) -> bool:
+    """Its state's letters are its reason; one that runs may be held, too."""
+    return "h" in job.reason
+
+
+def _one(entry: str, name: str) -> str:
+    match = re.search(rf"<{name}(?: [^>]*)?>([^<]*)</{name}>", entry)
+    return match[1].strip() if match else ""
+
+
+def _name(text: str) -> str:
+    return text if NAME.fullmatch(text) else ""
+
+
+def _state(letters: str) -> JobState:
+    """https://manpages.debian.org/bookworm/gridengine-client/qstat.1.en.html: d(eletion), E(rror), h(old), r(unning),
+    R(estarted), s(uspended), S(uspended), t(ransfering), T(hreshold), q(ueued), w(aiting)."""
+    if not re.fullmatch(r"[dEhrRsStTqw]{1,8}", letters):
+        return JobState.UNKNOWN
+    if "d" in letters:
+        return JobState.ENDING
+    if set("rst") & set(letters) or letters in ("S", "T"):
+        return JobState.RUNNING
+    return JobState.HELD if set("hE") & set(letters) else JobState.WAITING
 
 
 def _views(entry: str, queue: str) -> list[NodeView]:
@@ -167,13 +270,13 @@ def _views(entry: str, queue: str) -> list[NodeView]:
         queues.setdefault(qname, {})[key] = text
     names = {queue: name[1], **{qname: f"{qname}@{name[1]}" for qname in queues if qname != queue}}
     return [
-        NodeView(node, _state(values, instance), (), _reason(instance))
+        NodeView(node, _node_state(values, instance), (), _reason(instance))
         for qname, node in names.items()
         for instance in (queues.get(qname, {}),)
     ]
 
 
-def _state(values: Mapping[str, str], queue: Mapping[str, str]) -> NodeState:
+def _node_state(values: Mapping[str, str], queue: Mapping[str, str]) -> NodeState:
     """d(isabled) by somebody, E(rror) of a prolog, u(nheard)."""
     is_busy, letters = queue.get("slots_used", "0") != "0", queue.get("state_string", "")
     if {"d", "E"} & set(letters):
@@ -244,4 +347,4 @@ def _is_known(ask: Ask, name: str, address: str) -> bool:
     return addresses[:1] == [address] and name in names
 
 
-POOL = GridEnginePool(CLIENT, GridEngineNodes(), {"conf": BOOTSTRAP, "key": Path(), "gone_after": 5.0})
+POOL = GridEnginePool()

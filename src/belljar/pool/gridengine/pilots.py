@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 
+from belljar import pool
 from belljar.batch.gridengine.dialect import seconds
 from belljar.batch.job.terms import one_line
 from belljar.model import MIB
-from belljar.pool import terms
-from belljar.pool.gridengine.client import CLIENT
-from belljar.pool.terms import Command, JobId, NamedJob, PilotJob
+from belljar.pool import Command, JobId, NamedJob, PilotJob
+from belljar.pool.gridengine.nodes import POOL
 
 NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR2 and KILL
 
 
-class GridEnginePilots(terms.Pilots):
+class GridEnginePilots(pool.Pilots):
     quantum = 1
     notice = NOTIFY
     limits = ("qconf", "-sq", "*")
@@ -50,26 +50,26 @@ class GridEnginePilots(terms.Pilots):
         return "\n".join(lines).encode()
 
     def submitted(self, printed: bytes) -> JobId:
-        return terms.id_printed(printed.partition(b".")[0], "[0-9]{1,18}")
+        return pool.id_printed(printed.partition(b".")[0], "[0-9]{1,18}")
 
     def extend(self, job: JobId, seconds: float) -> Command:
         raise ValueError("Grid Engine does not change the limit of a running job")
 
     def longest(self, printed: bytes, queue: str) -> float | None:
         """A job that names no queue may start in any: the longest counts. What a host of a queue has of its own does not."""
-        text = printed[: terms.LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
+        text = printed[: pool.LARGEST_ANSWER].decode("utf-8", "replace").replace("\\\n", " ")
         limits = re.findall(r"(?ms)^qname +(\S+)$.*?^h_rt +(\S+)", text)
         names = queue.split(",") if queue else [name for name, _ in limits]
-        return terms.longest_of([seconds(limit.partition(",")[0]) for name, limit in limits if name in names])
+        return pool.longest_of([seconds(limit.partition(",")[0]) for name, limit in limits if name in names])
 
     def query(self) -> Command:
-        return ("qstat", "-u", terms.account(), "-r", "-xml")
+        return ("qstat", "-u", pool.account(), "-r", "-xml")
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
         return tuple(
             NamedJob(job.name, job.id, job.state, job.reason)
-            for job in CLIENT.jobs(printed, "").values()
-            if terms.PILOT_NAME.fullmatch(job.name) and job.owner == terms.account()
+            for job in POOL.jobs(printed, "").values()
+            if pool.PILOT_NAME.fullmatch(job.name) and job.owner == pool.account()
         )
 
 

@@ -7,17 +7,17 @@ import shlex
 import time
 from contextlib import suppress
 
+from belljar import pool
 from belljar.batch.job.terms import one_line, whole
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.model import MIB
-from belljar.pool import terms
-from belljar.pool.slurm.client import STATES
-from belljar.pool.terms import Command, JobId, JobState, NamedJob, PilotJob
+from belljar.pool import Command, JobId, JobState, NamedJob, PilotJob
+from belljar.pool.slurm.nodes import STATES
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"  # of a pilot; nothing else of its service's environment
 
 
-class SlurmPilots(terms.Pilots):
+class SlurmPilots(pool.Pilots):
     quantum = 60  # https://slurm.schedmd.com/sbatch.html#OPT_time: seconds are rounded up to a minute
     notice = KILL_WAIT
     limits = ("scontrol", "show", "partition", "--oneliner")
@@ -38,7 +38,7 @@ class SlurmPilots(terms.Pilots):
         return f"#!/bin/sh\nexec {each if job.nodes > 1 else ''}{shlex.join(job.command)}\n".encode()
 
     def submitted(self, printed: bytes) -> JobId:
-        return terms.id_printed(printed.partition(b";")[0], "[0-9]{1,18}")
+        return pool.id_printed(printed.partition(b";")[0], "[0-9]{1,18}")
 
     def cancel(self, job: JobId) -> Command:
         return ("scancel", job)
@@ -50,17 +50,17 @@ class SlurmPilots(terms.Pilots):
     def longest(self, printed: bytes, queue: str) -> float | None:
         """Of several partitions, `a,b`, a job may start in any: the longest counts."""
         limits: list[float | None] = []
-        for line in printed[: terms.LARGEST_ANSWER].decode("utf-8", "replace").splitlines():
+        for line in printed[: pool.LARGEST_ANSWER].decode("utf-8", "replace").splitlines():
             partition = dict(re.findall(r"(PartitionName|Default|MaxTime)=(\S+)", line))
             if partition.get("PartitionName") in queue.split(",") if queue else partition.get("Default") == "YES":
                 limits.append(seconds(partition.get("MaxTime", "")))
-        return terms.longest_of(limits)
+        return pool.longest_of(limits)
 
     def query(self) -> Command:
         return ("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%S|%r|%j")
 
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
-        if len(printed) > terms.LARGEST_ANSWER:
+        if len(printed) > pool.LARGEST_ANSWER:
             raise ValueError("squeue printed more than a list of jobs")
         rows = [line.split("|", 4) for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
         if wrong := next((row for row in rows if len(row) != 5 or whole(row[0].partition("_")[0]) is None), None):
@@ -68,7 +68,7 @@ class SlurmPilots(terms.Pilots):
         return tuple(
             NamedJob(name, id, STATES.get(state, JobState.UNKNOWN), one_line(why.removeprefix("None")), _moment(start))
             for id, state, start, why, name in rows
-            if terms.PILOT_NAME.fullmatch(name)
+            if pool.PILOT_NAME.fullmatch(name)
         )
 
 

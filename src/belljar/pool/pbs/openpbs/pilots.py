@@ -14,11 +14,11 @@ from contextlib import suppress
 from math import ceil
 from typing import Any
 
+from belljar import pool
 from belljar.batch.job.terms import one_line
 from belljar.batch.pbs.common import JOB_ID, seconds
 from belljar.model import MIB
-from belljar.pool import terms
-from belljar.pool.terms import Command, JobId, JobState, NamedJob, PilotJob
+from belljar.pool import Command, JobId, JobState, NamedJob, PilotJob
 
 # The commands need not be in a job's path. Their folder is said in pbs.conf, where OpenPBS has it.
 CONF = 'conf=${PBS_CONF_FILE:-/etc/pbs.conf}; [ -r "$conf" ] && . "$conf"'
@@ -32,7 +32,7 @@ STATES = {
 LINE = re.compile(r'((?: {4})+|\t+)"(.*?)":\t?(\{|".*"|[^"{].*?),?')
 
 
-class OpenPbsPilots(terms.Pilots):
+class OpenPbsPilots(pool.Pilots):
     quantum = 1
     notice = 10.0  # a queue's `kill_delay` where the site set none
     limits = ("qstat", "-Q", "-f")
@@ -62,7 +62,7 @@ class OpenPbsPilots(terms.Pilots):
     _each = "--"
 
     def submitted(self, printed: bytes) -> JobId:
-        return terms.id_printed(printed, JOB_ID.pattern)
+        return pool.id_printed(printed, JOB_ID.pattern)
 
     def extend(self, job: JobId, seconds: float) -> Command:
         """Operators alone may let a running job last longer."""
@@ -78,7 +78,7 @@ class OpenPbsPilots(terms.Pilots):
 
     def longest(self, printed: bytes, queue: str) -> float | None:
         """For a queue that is named: the server's default one is not told here, unless it is the only one."""
-        parts = re.split(r"(?m)^Queue: *(\S+)\s*$", printed[: terms.LARGEST_ANSWER].decode("utf-8", "replace"))
+        parts = re.split(r"(?m)^Queue: *(\S+)\s*$", printed[: pool.LARGEST_ANSWER].decode("utf-8", "replace"))
         texts = dict(zip(parts[1::2], parts[2::2], strict=True))
         text = texts.get(queue, "") if queue or len(texts) != 1 else next(iter(texts.values()))
         limit = re.search(r"(?m)^\s*resources_max\.walltime = (\S+)$", text)
@@ -86,12 +86,12 @@ class OpenPbsPilots(terms.Pilots):
 
 
 def is_ours(name: str, owner: str) -> bool:
-    return terms.PILOT_NAME.fullmatch(name) is not None and owner.partition("@")[0] == terms.account()
+    return pool.PILOT_NAME.fullmatch(name) is not None and owner.partition("@")[0] == pool.account()
 
 
 def named(id: str, name: str, state: str, reason: str) -> NamedJob:
     """Raises ValueError."""
-    terms.id_printed(id.encode(), JOB_ID.pattern)
+    pool.id_printed(id.encode(), JOB_ID.pattern)
     state = "F" if state == "C" else state  # Torque's word for one that is completed
     return NamedJob(name, id, STATES.get(state, JobState.UNKNOWN), one_line(reason))
 
@@ -101,8 +101,8 @@ def jobs_of(printed: bytes) -> dict[str, Mapping[str, Any]]:
 
     A value on each line, as deep as that is indented. Releases up to 23.06 do not write users' words as JSON has them (`.5`,
     backslashes), and users may nest what they like: here no words end a job, or begin another one."""
-    text = printed[: terms.LARGEST_ANSWER + 1].decode("utf-8", "replace")
-    if len(printed) > terms.LARGEST_ANSWER or not (text.startswith("{\n") and text.rstrip().endswith("\n}")):
+    text = printed[: pool.LARGEST_ANSWER + 1].decode("utf-8", "replace")
+    if len(printed) > pool.LARGEST_ANSWER or not (text.startswith("{\n") and text.rstrip().endswith("\n}")):
         raise ValueError(f"qstat printed {text[:60]!r} where its document begins, or not all of it")
     path: list[dict[str, Any]] = [{}]
     for line in text.split("\n"):

@@ -6,10 +6,10 @@ import re
 from html import unescape
 from math import ceil
 
+from belljar import pool
 from belljar.model import MIB
-from belljar.pool import terms
+from belljar.pool import Command, NamedJob, PilotJob
 from belljar.pool.pbs.openpbs.pilots import OpenPbsPilots, is_ours, named
-from belljar.pool.terms import Command, NamedJob, PilotJob
 
 
 class TorquePilots(OpenPbsPilots):
@@ -27,7 +27,7 @@ class TorquePilots(OpenPbsPilots):
     def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
         """A server without jobs has nothing printed at all; one without an answer has qstat fail."""
         text = printed.decode("utf-8", "replace").strip()
-        if len(printed) > terms.LARGEST_ANSWER or (text and not (text.startswith("<") and text.endswith("</Data>"))):
+        if len(printed) > pool.LARGEST_ANSWER or (text and not (text.startswith("<") and text.endswith("</Data>"))):
             raise ValueError(f"qstat printed {text[:60]!r} where a list of jobs is expected")
         rows = (entry.partition("</Job>")[0] for entry in text.split("<Job>")[1:])
         names = ("Job_Owner", "Job_Id", "Job_Name", "job_state", "comment")

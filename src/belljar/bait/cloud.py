@@ -1,38 +1,131 @@
-"""Cloud nodes on several hosts: which host makes which node, where one lives, and what becomes of those of a host that does not answer.
+"""Slurm's own way to nodes on demand: ResumeProgram makes a machine for each CLOUD node, SuspendProgram ends it.
 
-The host of slurmctld asks the others by a command (`reach`), `belljar node ... --here`. It first asks each host what nodes it has, so one
-that lives is started nowhere else; where a node is sent is on disk before. A host that does not answer makes nothing: the next one does.
-But a node that was sent there before stays its own, for nobody can say whether it lives.
+The node is written in slurm.conf; one of its features is the name of its image. What job it is for stands in the file that slurmctld
+names: https://slurm.schedmd.com/power_save.html#config. Both programs may be run twice for a node.
+
+On several hosts: which host makes which node, where one lives, and what becomes of those of a host that does not answer. The host of
+slurmctld asks the others by a command (`reach`), `belljar node ... --here`. It first asks each host what nodes it has, so one that lives
+is started nowhere else; where a node is sent is on disk before. A host that does not answer makes nothing: the next one does. But a node
+that was sent there before stays its own, for nobody can say whether it lives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from belljar import api
 from belljar.bait import Settings
-from belljar.errors import BadOption, BelljarError, CommandFailed
+from belljar.bait.acts import command
+from belljar.bait.machines.keeper import GRACE, account_of, joining_request, secret
+from belljar.errors import BadOption, BelljarError, CommandFailed, HostError
 from belljar.host.commands import Finished
-from belljar.host.files import private_folder, read_capped
+from belljar.host.files import private_folder, read_capped, read_json
 from belljar.host.locks import locked
-from belljar.records import dataclass, field
+from belljar.model import Request, Share
+from belljar.pool import JobState, JobView, Member, NodeView, Pool
+from belljar.records import dataclass
 from belljar.service import kept
 
+CLOUD = "cloud-node"  # a label
+LARGEST = 1 << 24
 LOCK, PLACED = "lock", "placed.json"
 LOOK = 30.0  # seconds a host has to say which nodes it has
 MOST = 1 << 20  # bytes of an answer
 FAILED = "failed: "
+HOST = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 Ask = Callable[[tuple[str, ...], float], Awaitable[Finished]]  # a command, whatever its exit code
 Names = Callable[[str], Awaitable[list[str]]]  # of a hostlist
 
 
-@dataclass(frozen=True)
-class Placed:
-    """node -> the host to which it was sent last."""
+async def resume(
+    hostlist: str, file: Path | None, settings: Settings, pool: Pool, shares: tuple[Share, ...]
+) -> dict[str, str]:
+    """A machine for each of these nodes that has none: its id, or the reason why there is no machine. Raises BelljarError."""
+    names = await hostnames(hostlist)
+    mark = f"@{os.urandom(8).hex()}@"
+    try:
+        nodes = pool.nodes(await command(pool.query_nodes()))
+        jobs = {job.number: job for job in pool.jobs(await command(pool.query(mark)), mark).values()}
+        numbers = jobs_of(read_json(file, LARGEST)) if file is not None else {}
+    except ValueError as exc:
+        raise HostError(str(exc), hint="Do scontrol and squeue answer here, and is the resume file whole?") from exc
+    # Which job's nodes they are is told by hostlists; on another host than slurmctld's, by the jobs that have them.
+    owners = {node: job for job in jobs.values() for node in job.on if job.state is JobState.RUNNING}
+    owners |= {
+        node: jobs[number] for number, text in numbers.items() if number in jobs for node in await hostnames(text)
+    }
+    there = living()
 
-    nodes: dict[str, str] = field(default_factory=dict)
+    async def machine_of(name: str) -> str:
+        if name in there:
+            return there[name]
+        try:
+            request = request_for(name, nodes.get(name), owners.get(name), settings, pool, shares)
+            return (await api.astart(request, stdin=secret(settings))).id
+        except BelljarError as exc:
+            return f"{FAILED}{exc.message}"
+
+    made = await asyncio.gather(*map(machine_of, names))
+    return dict(zip(names, made, strict=True))
+
+
+async def suspend(hostlist: str) -> dict[str, str]:
+    """The machines of these nodes end."""
+    there = living()
+    ended = {name: there[name] for name in await hostnames(hostlist) if name in there}
+    for id in ended.values():
+        api.find(id).ask("stop", grace=GRACE)
+    return ended
+
+
+def request_for(
+    name: str, node: NodeView | None, job: JobView | None, settings: Settings, pool: Pool, shares: tuple[Share, ...]
+) -> Request:
+    """Raises BadOption for a node that no image is for."""
+    image = next((feature for feature in node.features if feature in settings.images), "") if node is not None else ""
+    if node is None or not image:
+        features = ", ".join(node.features) if node is not None else "unknown to Slurm"
+        raise BadOption(f"{name}: none of its features is an image of `bait.images` ({features or 'it has none'})")
+    account = account_of(job) if job is not None else ()
+    member = Member(name, max(node.cpus, 1), node.memory, (), account, "\n".join(settings.hosts), is_known=True)
+    labels = {CLOUD: name, "owner": job.owner if job else "", "bait-job": job.id if job else ""}
+    return joining_request(
+        member, image, settings, pool, shares, labels, network=job.network if job else "", requester=f"node:{name}"
+    )
+
+
+def living() -> dict[str, str]:
+    """Machines that are cloud nodes: node -> id."""
+    labels = ((machine.id, machine.view.labels) for machine in api.machines())
+    return {known[CLOUD]: id for id, known in labels if CLOUD in known}
+
+
+def jobs_of(content: Mapping[str, Any]) -> dict[str, str]:
+    """For a resume file: the job's number -> its nodes, as a hostlist. Raises BadOption."""
+    hostlists, given = {}, content.get("jobs")
+    for row in given if isinstance(given, list) else []:
+        job = row if isinstance(row, dict) else {}
+        number, nodes = job.get("job_id"), job.get("nodes_resume") or job.get("nodes")
+        if not isinstance(number, int) or not isinstance(nodes, str):
+            raise BadOption("the resume file of slurmctld names a job without a number or nodes")
+        hostlists[str(number)] = nodes
+    return hostlists
+
+
+async def hostnames(hostlist: str) -> list[str]:
+    """What a hostlist stands for, as Slurm itself says."""
+    if not hostlist or hostlist.startswith("-"):
+        raise BadOption(f"{hostlist!r} is not a list of nodes")
+    return (await command(("scontrol", "show", "hostnames", hostlist))).decode("ascii", "replace").split()
+
+
+# -- on several hosts ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -165,27 +258,22 @@ class Placement:
         return rules
 
     def _placed(self) -> dict[str, str]:
+        """node -> the host to which it was sent last."""
         path = self._folder / PLACED
-        placed: Placed | None = kept.read(path, Placed)
+        placed: dict[str, dict[str, str]] | None = kept.read(path, dict[str, dict[str, str]])
         if placed is None and path.exists() and read_capped(path, MOST):
-            raise BadOption(
-                f"{path}: cannot be read: where nodes were sent is not known",
-                hint="Is it whole? Remove it when no cloud node lives.",
-            )
-        return dict(placed.nodes) if placed is not None else {}
+            hint = "Is it whole? Remove it when no cloud node lives."
+            raise BadOption(f"{path}: cannot be read: where nodes were sent is not known", hint=hint)
+        return (placed or {}).get("nodes", {})
 
     def _write(self, nodes: Mapping[str, str]) -> None:
-        kept.keep(self._folder / PLACED, Placed(dict(nodes)), durable=True)
+        kept.keep(self._folder / PLACED, {"nodes": dict(nodes)}, durable=True)
 
 
 def rule(line: str) -> tuple[str, tuple[str, ...]]:
     """`NODES -> HOST HOST`: a hostlist, and hosts in their order. Raises ValueError."""
     nodes, arrow, hosts = line.partition("->")
     words = tuple(hosts.split())
-    if not arrow or len(nodes.split()) != 1 or not words or any(not _is_host(host) for host in words):
+    if not arrow or len(nodes.split()) != 1 or not words or not all(map(HOST.fullmatch, words)):
         raise ValueError(f"{line[:80]!r} is not NODES -> HOST HOST")
     return nodes.strip(), words
-
-
-def _is_host(word: str) -> bool:
-    return word[0].isalnum() and all(char.isalnum() or char in "._-" for char in word) and word.isascii()
