@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from belljar.errors import HostError
-from belljar.host.certificates import certificate, key_text, new_key
+from belljar.host.guard.certificates import certificate, key_text, new_key
 from belljar.host.files import read_capped, write_whole
 
 DAYS = 3650
