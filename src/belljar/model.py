@@ -129,6 +129,11 @@ class Port:
     host: int = 0  # 0: a free one is chosen
     address: str = "127.0.0.1"
 
+    @property
+    def place(self) -> str:
+        """Where it can be connected to."""
+        return f"[{self.address}]:{self.host}" if ":" in self.address else f"{self.address}:{self.host}"
+
 
 @dataclass(frozen=True)
 class Transfer:

@@ -25,7 +25,8 @@ def begin_thread(work: Callable[..., object], *args: object, name: str | None = 
 
 
 async def in_thread(call: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-    """The call's result. Cancelling stops the waiting, not the call; *undo* then gets what nobody takes any more."""
+    """The call's result; RuntimeError for StopIteration. Cancelling stops the waiting, not the call; *undo* then gets what nobody
+    takes any more."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -39,9 +40,13 @@ async def in_thread(call: Callable[[], T], *, undo: Callable[[T], object] | None
             undo(result)  # type: ignore[arg-type]
 
     def work() -> None:
-        result, error = None, None
+        result: T | None = None
+        error: BaseException | None = None
         try:
             result = call()
+        except StopIteration as exc:  # which neither a future nor a coroutine can raise
+            error = RuntimeError(f"{call}: StopIteration")
+            error.__cause__ = exc
         except BaseException as exc:
             error = exc
         try:

@@ -92,8 +92,3 @@ def port_of(text: str, before: str = "--publish ") -> Port:
     if host > LAST_PORT or not 1 <= guest <= LAST_PORT:
         raise BadOption(f"{before}{text[:80]}: a port is a number from 1 to {LAST_PORT}")
     return Port(guest, host, match[1] or match[2] or Port.address)
-
-
-def place_of(port: Port) -> str:
-    """Where it can be connected to."""
-    return f"[{port.address}]:{port.host}" if ":" in port.address else f"{port.address}:{port.host}"

@@ -47,7 +47,7 @@ class Supervisor:
         runner = Runner(life, orders, services, self.keep, extras)
         try:
             await reserve(request, services.folders, rules.host)
-            runner.publish()
+            await runner.publish()
             if claimed is not None:
                 claimed()
             await runner.run(streams)

@@ -176,7 +176,7 @@ async def test_what_the_service_breaks_off_is_not_taken_for_its_end(channel: soc
         end = writer.get_extra_info("socket")
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
-        assert (await asyncio.wait_for(process.wait(), LONGEST)).exit_code == 1
+        await asyncio.wait_for(process.wait(), LONGEST)
         assert not sink.is_closed
 
 

@@ -104,17 +104,23 @@ def test_a_question_for_an_address_is_asked_and_nothing_beside_it(kind: int) -> 
 @pytest.mark.parametrize(
     "data",
     [
-        b"", bytes(11), bytes(12), asked("a.example", 16), asked("a.example", 65), asked("a.example", 255), asked("a.example", of=3),
-        asked("a.example", flags=0x8000), asked("a.example", flags=0x2800), asked("a.example", flags=0x0200),
+        b"", bytes(11), bytes(12), asked("a.example", flags=0x8000), asked("a.example", flags=0x2800), asked("a.example", flags=0x0200),
         asked("a.example", counts=(2, 0, 0, 0)), asked("a.example", counts=(1, 1, 0, 0)), asked("a.example", counts=(1, 0, 0, 2)),
         asked("192.0.2.1"), asked("a b.example"), asked("*.example"), asked(".".join(["a" * 60] * 5)), asked("a" * 63 + "." + "b.c" * 70),
         asked("a.example")[:-1], struct.pack(">6H", 7, 0, 1, 0, 0, 0) + b"\xc0\x0c\0\1\0\1", struct.pack(">6H", 7, 0, 1, 0, 0, 0) + b"\0\0\1\0\1",
         asked("a/b.example"),
     ],
 )  # fmt: skip
-def test_other_queries_are_refused(data: bytes) -> None:
+def test_what_is_no_plain_query_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         query(data)
+
+
+@pytest.mark.parametrize(("kind", "of"), [(16, 1), (65, 1), (255, 1), (1, 3)])
+def test_a_query_of_another_type_is_answered_with_nothing(kind: int, of: int) -> None:
+    found = query(asked("a.example", kind, of=of, counts=(1, 0, 0, 1), tail=b"option"))
+    assert not found.is_for_address
+    assert found.answer(3) == asked("a.example", kind, of=of, flags=0x8183)
 
 
 # -- rules ---------------------------------------------------------------------------------------------------------------

@@ -55,6 +55,12 @@ async def test_a_result_and_an_error_arrive() -> None:
         await wholly_in_thread(lambda: 1 // 0)
 
 
+async def test_a_call_that_stops_an_iteration_returns_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
+        await asyncio.wait_for(in_thread(lambda: next(iter(()))), LONGEST)
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
 async def test_what_comes_after_a_cancellation_is_undone() -> None:
     slow = Slow()
     task = asyncio.ensure_future(in_thread(slow, undo=slow.undo))

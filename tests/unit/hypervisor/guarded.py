@@ -49,6 +49,22 @@ def ask(is_connected: bool, address: str, data: str) -> int:
         return one.sendto(bytes.fromhex(data), (address, 53))
 
 
+def ask_again(address: str, *queries: str) -> dict[str, str]:
+    """By one socket; what comes for each, and from whom it would be for slirp."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        for number, data in enumerate(queries):
+            sent = call(44, one.fileno(), bytes.fromhex(data), len(data) // 2, 0, inet(address, 53), 16)
+            sender, size = ctypes.create_string_buffer(128), ctypes.c_int(128)
+            answer = ctypes.create_string_buffer(1000)
+            length = libc.recvfrom(
+                one.fileno(), answer, 1000, socket.MSG_DONTWAIT if number != 2 else 0, sender, ctypes.byref(size)
+            )
+            place = f"{socket.inet_ntoa(sender.raw[4:8])}:{int.from_bytes(sender.raw[2:4], 'big')}"
+            found[str(number)] = f"{sent} {place} {answer.raw[:length].hex()}"
+    return found
+
+
 def raw_connect(address: bytes, size: int, kind: int = socket.SOCK_STREAM) -> str:
     with socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK) as one:
         return call(42, one.fileno(), address, size)
@@ -177,6 +193,7 @@ def main() -> None:
         "query": lambda: {
             "plain": outcome(lambda: ask(False, *rest)), "connected": outcome(lambda: ask(True, *rest)),
         },
+        "ask_again": lambda: ask_again(*rest),
         "hostile_addresses": lambda: hostile_addresses(*words), "hostile_calls": lambda: hostile_calls(*words),
         "seals": lambda: seals(*words), "race": lambda: race(*words), "abi": lambda: foreign_abi(*words),
         "answered": lambda: answered(*words), "many": lambda: many(*words),

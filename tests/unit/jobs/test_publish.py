@@ -6,7 +6,7 @@ import pytest
 
 from belljar.errors import BadOption
 from belljar.jobs.asked import understood
-from belljar.jobs.shares import place_of, port_of
+from belljar.jobs.shares import port_of
 from belljar.model import Port
 
 
@@ -39,7 +39,7 @@ def test_what_is_not_a_port_is_refused(text: str) -> None:
 
 
 def test_a_place_is_written_as_an_address_is() -> None:
-    assert (place_of(Port(1, 2)), place_of(Port(1, 2, "::1"))) == ("127.0.0.1:2", "[::1]:2")
+    assert (Port(1, 2).place, Port(1, 2, "::1").place) == ("127.0.0.1:2", "[::1]:2")
 
 
 def test_programs_may_say_it_in_either_way() -> None:

@@ -29,9 +29,11 @@ class Flow:
 class Outflow(Flow):
     """A pipe of the payload, read as far as the host gives credit."""
 
-    def __init__(self, agent: Channel, number: int, fd: int, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, agent: Channel, number: int, fd: int, ended: Callable[[], None], failed: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(agent, number, fd)
-        self.ended = ended
+        self.ended, self.failed = ended, failed or self.finish  # a terminal fails when its last user is gone
         self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
         agent.watch(fd, select.EPOLLIN, self.pump)
 
@@ -50,7 +52,7 @@ class Outflow(Flow):
                     self.finish()
                 return
             except OSError:
-                return self.fail()
+                return self.failed()
             if not data:
                 return self.finish()
             self.credit -= len(data)
@@ -74,10 +76,6 @@ class Outflow(Flow):
     def drain(self) -> None:
         self.is_last = True
         self.pump()
-
-    def fail(self) -> None:
-        """It is a terminal, whose last user is gone."""
-        self.finish()
 
     def finish(self) -> None:
         if self.fd >= 0:

@@ -6,7 +6,7 @@ from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import show
 from belljar.errors import NoSuchMachine
-from belljar.jobs.shares import place_of, port_of
+from belljar.jobs.shares import port_of
 from belljar.jobs.users import reach
 from belljar.machine.life import control
 
@@ -17,10 +17,10 @@ def port(args: Args, runtime: Runtime) -> None:
     if not view.alive:
         raise NoSuchMachine(f"{view.id}: the machine has ended")
     if asked is not None:
-        print(place_of(control.publish(view, asked)))
+        print(control.publish(view, asked).place)
         return
     ports = control.published(view.folder)
-    show(ports, ("PLACE", "GUEST"), [(place_of(it), it.guest) for it in ports], as_=args.format)
+    show(ports, ("PLACE", "GUEST"), [(it.place, it.guest) for it in ports], as_=args.format)
 
 
 VERBS = {

@@ -64,12 +64,11 @@ def detach(order: Request, args: Args, runtime: Runtime) -> int:
 def tell_ports(order: Request, runtime: Runtime) -> None:
     """Say on stderr which free ports were chosen."""
     if any(not port.host for port in order.machine.ports):
-        from belljar.jobs.shares import place_of
         from belljar.machine.life.control import published
 
         made = zip(order.machine.ports, published(runtime.folders.machine(order.id)), strict=False)
         for port in (place for asked, place in made if not asked.host):
-            complain(f"{place_of(port)} is port {port.guest} of the machine", "")
+            complain(f"{port.place} is port {port.guest} of the machine", "")
 
 
 def _with_user_data(order: Request, args: Args, runtime: Runtime) -> Request:

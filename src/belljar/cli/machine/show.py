@@ -16,7 +16,6 @@ from belljar.cli.render import as_json, duration, moment
 from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
 from belljar.jobs import complain, plain, size
-from belljar.jobs.shares import place_of
 from belljar.jobs.users import reach, rows_of_all
 from belljar.journal import JOURNAL, Event, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, REQUEST, MachineView
@@ -146,7 +145,7 @@ def _machine(machine: MachineView) -> Facts:
         ("cpus", machine.cpus),
         ("memory", size(machine.memory)),
         ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),
-        ("ports", "; ".join(f"{place_of(port)} to {port.guest}" for port in published(machine.folder))),
+        ("ports", "; ".join(f"{port.place} to {port.guest}" for port in published(machine.folder))),
         ("reaches only", ", ".join(asked.get("allow", ()))),
         ("secrets", "; ".join(f"{it['name']} for {', '.join(it['hosts'])}" for it in asked.get("secrets", ()))),
         ("shares", "; ".join(shares)),

@@ -16,7 +16,8 @@ PLAIN, RULE = re.compile(HOST), re.compile(rf"((?:\*\.)?{HOST})(?::(\d{{1,5}}))?
 WEB = (80, 443)
 KINDS = (b"\0\1\0\1", b"\0\x1c\0\1")  # A and AAAA, of the Internet
 HANDSHAKE, CLIENT_HELLO, SERVER_NAME, HOST_NAME = 22, b"\1", b"\0\0", b"\0"
-STANDARD_QUERY, RECURSION = 0x0000, 0x0100
+STANDARD_QUERY, RECURSION, RESPONSE = 0x0000, 0x0100, 0x8180
+NO_DATA, NO_SUCH_NAME = 0, 3
 MATTERS = 0xFA00  # of the flags: response, opcode, truncated
 OPT = struct.pack(">BHHIH", 0, 41, 1232, 0, 0)  # larger answers are welcome; nothing of the guest's own options
 
@@ -49,14 +50,20 @@ def name(text: str) -> Name | None:
 
 @dataclass(frozen=True)
 class Query:
-    """A question for the address of a host."""
+    """A question about a host."""
 
     host: str
+    is_for_address: bool  # A or AAAA
     wire: bytes  # the datagram that asks this and nothing else
+    question: bytes
+
+    def answer(self, code: int) -> bytes:
+        """The datagram that answers it with nothing."""
+        return self.wire[:2] + struct.pack(">5H", RESPONSE | code, 1, 0, 0, 0) + self.question
 
 
 def query(data: bytes) -> Query:
-    """Read a datagram to a name server. Raises ValueError for all but one question of type A or AAAA."""
+    """Read a datagram to a name server. Raises ValueError for all but one plain question."""
     if len(data) < 12:
         raise ValueError("too short")
     number, flags, questions, answers, authorities, additional = struct.unpack_from(">6H", data)
@@ -68,10 +75,11 @@ def query(data: bytes) -> Query:
         labels.append(label.decode("ascii").lower())
     if PLAIN.fullmatch(host := ".".join(labels)) is None or max(map(len, labels)) > 63:
         raise ValueError("not the name of a host")
-    if rest[1:5] not in KINDS:
-        raise ValueError("a query of another type than A and AAAA")
+    if len(rest) < 5:
+        raise ValueError("it ends too soon")
     head = struct.pack(">6H", number, RECURSION, 1, 0, 0, additional)
-    return Query(host, head + data[12 : len(data) - len(rest) + 5] + OPT * additional)
+    question = data[12 : len(data) - len(rest) + 5]
+    return Query(host, question[-4:] in KINDS, head + question + OPT * additional, question)
 
 
 def server_name(data: bytes) -> str | None:

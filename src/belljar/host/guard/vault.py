@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from belljar.errors import HostError
-from belljar.host.certificates import certificate, key_text, new_key
+from belljar.host.guard.certificates import certificate, key_text, new_key
 from belljar.host.guard.names import name
 from belljar.model import Secret
 

@@ -22,7 +22,7 @@ from functools import partial
 from belljar.errors import NetworkFailed
 from belljar.host.guard import seccomp
 from belljar.host.guard.egress import DNS, Egress, Transport, Verdict, decide, is_own
-from belljar.host.guard.names import query
+from belljar.host.guard.names import NO_DATA, NO_SUCH_NAME, query
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
 from belljar.host.guard.traffic import Call, Refusal, Refusals, Tell
 from belljar.host.threads import begin_thread
@@ -141,7 +141,7 @@ class QemuGuard:
     def _connect(self, notice: Notice) -> int:
         fd, pointer, size = notice.args[:3]
         address = self._address(notice, pointer, size)
-        with self._socket(fd) as ours:
+        with self._socket(notice, fd) as ours:
             transport = transport_of(ours)
             verdict = self._judge(address, transport)
             if verdict is Verdict.ANSWERED:
@@ -158,14 +158,15 @@ class QemuGuard:
         address = self._address(notice, pointer, address_size)
         if size > LONGEST_DATAGRAM:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        with self._socket(fd) as ours:
+        with self._socket(notice, fd) as ours:
             transport = transport_of(ours)
             if transport is Transport.TCP:  # a fast open: nothing that slirp does
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             verdict = self._judge(address, transport)
             data = self._read(notice, data_at, size) if size else b""
-            sent = self._judge_query(data) if verdict is Verdict.QUERY else data
-            self._libc.send_to(ours.fileno(), sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
+            sent = self._judge_query(notice, data, address) if verdict is Verdict.QUERY else data
+            if sent or not data:
+                self._libc.send_to(ours.fileno(), sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
             return len(data)
 
     def _address(self, notice: Notice, pointer: int, size: int) -> bytes:
@@ -190,14 +191,22 @@ class QemuGuard:
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
         return data
 
-    def _socket(self, number: int) -> socket.socket:
+    def _socket(self, notice: Notice, number: int) -> socket.socket:
         """The child's socket, as ours. Closing it closes ours alone."""
         fd = self._libc.take_descriptor(self._pidfd, number & 0xFFFFFFFF)
         try:
-            return socket.socket(fileno=fd)
+            end = socket.socket(fileno=fd)
         except OSError:
             os.close(fd)
             raise
+        if (end.family, end.type) == (
+            socket.AF_UNIX,
+            socket.SOCK_DGRAM,
+        ):  # a query was answered here: from now on it is as before
+            end.close()
+            end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDP)
+            seccomp.put_descriptor(self._listener, notice, end.fileno(), number & 0xFFFFFFFF)
+        return end
 
     # -- the judgement -------------------------------------------------------------------------------------------------
 
@@ -212,18 +221,33 @@ class QemuGuard:
             raise OSError(REFUSED, os.strerror(REFUSED))
         return verdict
 
-    def _judge_query(self, data: bytes) -> bytes:
-        """What is sent to a name server in the place of this. Raises OSError for what is refused."""
-        host = ""
+    def _judge_query(self, notice: Notice, data: bytes, server: bytes) -> bytes:
+        """What is sent to a name server in the place of this; nothing where it is answered here. Raises OSError for what is no
+        query. That a name does not exist is final; with REFUSED programs try again, and musl waits as if nothing had come."""
+        host, answer = "", b""
         try:
             asked = query(data)
-            if self._egress.reaches(host := asked.host):
+            host, is_reached = asked.host, self._egress.reaches(asked.host)
+            if is_reached and asked.is_for_address:
                 return asked.wire
-            reason = "not allowed"
+            reason = "a DNS query of another type than A and AAAA" if is_reached else "not allowed"
+            answer = asked.answer(NO_DATA if is_reached else NO_SUCH_NAME)
         except ValueError as exc:
             reason = f"a DNS query: {exc}"
         self._refusals.add(host, DNS, Transport.UDP.value, reason)
-        raise OSError(REFUSED, os.strerror(REFUSED))
+        if not answer:
+            raise OSError(REFUSED, os.strerror(REFUSED))
+        self._answer_query(notice, answer, server)
+        return b""
+
+    def _answer_query(self, notice: Notice, answer: bytes, server: bytes) -> None:
+        """Put a socket in the place of QEMU's on which this has come. slirp takes its sender's address for one of IPv4, whatever its
+        family: the sender's name has the same bytes. (Who sends from port 53 by IPv4 has to be root.)"""
+        theirs, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with theirs, sender:
+            sender.bind(server[2:8] + os.urandom(8))
+            sender.send(answer)
+            seccomp.put_descriptor(self._listener, notice, theirs.fileno(), notice.args[0] & 0xFFFFFFFF)
 
     def _take_call(self, notice: Notice, ours: socket.socket, address: bytes) -> int:
         """Put one end of a socket pair in the place of QEMU's socket; the other end is told."""

@@ -39,12 +39,12 @@ class Commands:
         if self._grace is not None:
             self._grace.cancel()
 
-    def publish(self, port: Port) -> Port:
+    async def publish(self, port: Port) -> Port:
         """Listen for the guest, and return where. Raises BadOption, NoSpace."""
         from belljar.machine.life.ports import Ports
 
         self._ports = self._ports or Ports(self._life, self.running, self._may_publish)
-        return self._ports.open(port)
+        return await self._ports.open(port)
 
     async def close_ports(self) -> None:
         if self._ports is not None:
@@ -120,7 +120,7 @@ class Commands:
             case "deadline":
                 return await self._move_deadline(question)
             case "publish":
-                return self._publish(question)
+                return await self._publish(question)
             case "relay":
                 return await self._relay(connection)
             case "console":
@@ -148,14 +148,14 @@ class Commands:
             return {"error": f"its deadline was not told everywhere: {exc.message}"}
         return {"ok": True, "at": at}
 
-    def _publish(self, question: Answer) -> Answer:
+    async def _publish(self, question: Answer) -> Answer:
         if self._life.state not in IN_TIME:
             return {"error": "it is being ended: no port of it can be published any more"}
         from belljar.reading import from_json
 
         try:
             port: Port = from_json(Port, question.get("port"))
-            return {"ok": True, "port": to_json(self.publish(port))}
+            return {"ok": True, "port": to_json(await self.publish(port))}
         except ValueError as exc:
             return {"error": f"publish: {exc}"}
         except BelljarError as exc:

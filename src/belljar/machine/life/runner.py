@@ -63,10 +63,10 @@ class Runner:
 
         return OwnWorkload(work, self.life, self.running)
 
-    def publish(self) -> None:
+    async def publish(self) -> None:
         """Listen on the ports that were asked for. Raises BadOption, NoSpace."""
         for port in self.life.request.machine.ports:
-            self._commands.publish(port)
+            await self._commands.publish(port)
 
     async def run(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""

@@ -6,8 +6,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from belljar.errors import HostError
-from belljar.host.certificates import certificate, key_text, new_key
 from belljar.host.files import read_capped, write_whole
+from belljar.host.guard.certificates import certificate, key_text, new_key
 
 DAYS = 3650
 LARGEST = 1 << 16
