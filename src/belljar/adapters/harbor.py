@@ -90,10 +90,14 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         await self.sandbox.put(str(source_path), target_path)
 
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        await self.sandbox.put(str(source_dir), target_dir)
+
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         await self.sandbox.get(source_path, str(target_path))
 
-    upload_dir, download_dir = upload_file, download_file  # both copy files and folders
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        await self.sandbox.get(source_dir, str(target_dir))
 
 
 def network_of(policy: Any) -> dict[str, Any]:
