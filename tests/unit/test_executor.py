@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from belljar import api
 from belljar.api import Completed, Failed, TaskError, executor, task
-from belljar.api.executor import Executor, RemoteTraceback
+from belljar.api.executor import Executor
 from belljar.errors import AgentLost, ImageUnknown, MachineFailed, NoMemory, NoSpace, OverLimit, PythonUnfit
 from belljar.model import Cause, Outcome, OutcomeClass, Request
 

@@ -46,17 +46,6 @@ RESULT = "/tmp/belljar-result"  # in the guest
 LOOK_AGAIN = 10.0  # seconds: room that no machine of ours gave back
 
 
-class RemoteTraceback(Exception):
-    """The cause of an exception that came out of a machine: where it was raised there."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.text}"""'
-
-
 class TaskError(Exception):
     """A task raised what cannot be pickled; its text is the last line, its cause the traceback."""
 
@@ -168,8 +157,9 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
                 self._starting -= 1
         with self._lock:
             self._living.add(machine)
+            if self._is_terminated:
+                machine.release()
         try:
-            self._check_terminated()
             return api.Completed(machine.wait(), machine.stdout, machine.stderr)
         finally:
             with self._lock:
@@ -228,11 +218,13 @@ def _cause(outcome: Outcome) -> BelljarError:
 
 
 def _as_raised(error: object, text: str) -> BaseException:
+    from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+
     if not isinstance(error, BaseException):
         error = TaskError(text.strip().rpartition("\n")[2])
     if isinstance(error, ModuleNotFoundError):
         error.add_note(f"The guest has no module {error.name!r}: see docs/jobs/executor.md, Modules.")
-    error.__cause__ = RemoteTraceback(text)
+    error.__cause__ = RemoteTraceback(f'\n"""\n{text}"""')
     return error
 
 
@@ -275,14 +267,12 @@ def _source() -> str:
 def _code() -> dict[str, bytes]:
     """Of cloudpickle's modules. Raises LibraryMissing."""
     try:
-        import cloudpickle
+        import cloudpickle  # noqa: F401
     except ImportError as exc:
         raise LibraryMissing(
             "cloudpickle is not there", hint="`pip install cloudpickle`, or `make install EXTRAS=executor`."
         ) from exc
-    names = (path.stem for path in Path(cloudpickle.__file__).parent.glob("*.py"))
-    modules = ("cloudpickle" if name == "__init__" else f"cloudpickle.{name}" for name in names)
-    return {name: marshal.dumps(_code_of(name)) for name in modules}
+    return {name: marshal.dumps(_code_of(name)) for name in ("cloudpickle", "cloudpickle.cloudpickle")}
 
 
 def _code_of(module: str) -> Any:
