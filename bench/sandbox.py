@@ -1,5 +1,5 @@
-"""What a sandbox costs, as a harness of agents uses one: created, a command, a file up and down, gone. Beside it `podman run` and
-`apptainer exec` of the same command, where they run on this host.
+"""What a sandbox costs, as a harness of agents uses one: created, a command, a file up and down, gone. Beside it what else makes a
+place for the same command, where this host has it: `--beside "podman run --rm --network none debian:12 true"`.
 
 created     until it takes commands
 command     the first one, `true`
@@ -7,19 +7,22 @@ files       64 KiB up, and down again
 gone        until nothing of it is left
 own         processor time of ours for all of that: this process and the machine's keeper, without QEMU and the guest
 
-Then `--sandboxes` of them, `--at-once` at a time. None may fail, and nothing may be left.
+Then `--sandboxes` of them, `--at-once` at a time. None may fail, and nothing may be left. With `--log FILE` each is a line of that
+file, and a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
-import shutil
+import shlex
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,15 +45,17 @@ def main() -> None:
     arguments.add_argument("--sandboxes", type=int, default=100)
     arguments.add_argument("--at-once", type=int, default=4)
     arguments.add_argument("--within", type=float, default=3600.0, help="seconds after which no new one is begun")
-    arguments.add_argument("--container", default="docker.io/library/debian:12", help="for podman and apptainer")
+    arguments.add_argument("--log", type=Path, help="of the many")
+    arguments.add_argument("--beside", metavar="COMMAND", action="append", default=[], type=shlex.split)
     args = arguments.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     asyncio.run(use(args.image))  # makes image and template where they are missing
     rows: list[Row] = []
-    cases: dict[str, Callable[[], float]] = {"sandbox": lambda: measured(args.image, rows)} | others(args.container)
+    cases: dict[str, Callable[[], float]] = {"sandbox": lambda: measured(args.image, rows)}
+    cases |= {command[0]: partial(seconds, command) for command in args.beside}
     times = interleaved(cases, args.runs)
     memory = asyncio.run(idle(args.image, args.alive))
-    storm = asyncio.run(many(args.image, args.sandboxes, args.at_once, args.within))
+    storm = asyncio.run(many(args.image, args.sandboxes, args.at_once, args.within, args.log))
     parts = {part: summary([row[part] for row in rows]) for part in PARTS}
     whole = {name: summary(values) for name, values in times.items()}
     table(
@@ -98,24 +103,6 @@ def measured(image: str, rows: list[Row]) -> float:
     return took
 
 
-def others(image: str) -> dict[str, Callable[[], float]]:
-    """The same command by what else this host has; one that cannot run it here is left out."""
-    commands = {
-        "podman": ["podman", "run", "--rm", image, "true"],
-        "apptainer": ["apptainer", "exec", f"docker://{image}", "true"],
-    }
-    found: dict[str, Callable[[], float]] = {}
-    for name, command in commands.items():
-        if shutil.which(name):
-            try:
-                seconds(command)
-            except SystemExit as exc:
-                print(f"{name} is left out: {exc}")
-            else:
-                found[name] = lambda command=command: seconds(command)  # type: ignore[misc]
-    return found
-
-
 async def idle(image: str, count: int) -> Row:
     """Memory of sandboxes that do nothing, many alive at once."""
     sandboxes = await asyncio.gather(*(Sandbox.create(image, within=LONGEST) for _ in range(count)))
@@ -136,29 +123,36 @@ def parent_of(pid: int) -> int:
     return int(stat_of(pid)[1])
 
 
-async def many(image: str, count: int, at_once: int, within: float) -> Row:
+async def many(image: str, count: int, at_once: int, within: float, log: Path | None) -> Row:
     folder = api.live_folder()
     before, begin = files_below(folder), time.perf_counter()
-    numbers = iter(range(count))
     lives, troubles = [], []
+    with open(log or os.devnull, "a+") as kept:  # noqa: ASYNC230
+        kept.seek(0)
+        earlier = [json.loads(line) for line in kept]
+        lives += [row["up"] for row in earlier if "up" in row]
+        troubles += [row["trouble"] for row in earlier if "trouble" in row]
+        numbers = iter(range(len(earlier), count))
 
-    async def keep_using() -> None:
-        for _ in numbers:
-            if time.perf_counter() - begin > within:
-                return
-            try:
-                row, _ = await use(image)
-                lives.append(row["created"] + row["command"])
-            except Exception as exc:
-                troubles.append(f"{type(exc).__name__}: {exc}")
-            progress(f"{len(lives)} of {count}, {len(troubles)} failed")
+        async def keep_using() -> None:
+            for _ in numbers:
+                if time.perf_counter() - begin > within:
+                    return
+                try:
+                    row, _ = await use(image)
+                    lives.append(row["created"] + row["command"])
+                    print(json.dumps({"up": lives[-1]}), file=kept, flush=True)
+                except Exception as exc:
+                    troubles.append(f"{type(exc).__name__}: {exc}")
+                    print(json.dumps({"trouble": troubles[-1]}), file=kept, flush=True)
+                progress(f"{len(lives)} of {count}, {len(troubles)} failed")
 
-    await asyncio.gather(*(keep_using() for _ in range(at_once)))
+        await asyncio.gather(*(keep_using() for _ in range(at_once)))
     took = time.perf_counter() - begin
     progress("")
     print("\n".join(troubles[:10]))
     return {
-        "sandboxes": len(lives), "failed": len(troubles), "at once": at_once, "s": took, "per s": len(lives) / took,
+        "sandboxes": len(lives), "failed": len(troubles), "at once": at_once, "s": took, "per s": (len(lives) + len(troubles) - len(earlier)) / took,
         "median s": statistics.median(lives or [0]), "worst s": max(lives or [0]),
         "qemu left": qemus(str(folder)), "files left": files_below(folder) - before, "alive": len(api.machines()),
     }  # fmt: skip

@@ -7,8 +7,11 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from belljar import api
 from belljar.adapters.sandbox import InfrastructureFailure, Sandbox, TaskFailure, Unfit
@@ -68,33 +71,49 @@ async def lost() -> None:
         print(type(exc).__name__)
 
 
-async def cancelled(times: int, longest: float) -> None:
-    """At moments that nobody chose; the seed is told where it matters."""
-    seed = time.time_ns()
-    chance = random.Random(seed)
-    for number in range(times):
+async def whole_life(folder: str, reached: Callable[[str], None]) -> None:
+    reached("create")
+    sandbox = await Sandbox.create("debian12", within=LONGEST)
+    try:
+        reached("exec")
+        await sandbox.exec(["sh", "-c", "echo up; sleep 0.2"])
+        reached("put")
+        await sandbox.put("/etc/services", "/tmp/services")
+        reached("get")
+        await sandbox.get("/tmp/services", f"{folder}/services")
+    finally:
+        reached("close")
+        await sandbox.close()
 
-        async def use() -> None:
-            sandbox = await Sandbox.create("debian12", within=LONGEST)
-            try:
-                await sandbox.exec(["sh", "-c", "echo up; sleep 0.2"])
-                await sandbox.put("/etc/services", "/tmp/services")
-                await sandbox.get("/tmp/services", "/dev/shm/services-of-a-test")
-            finally:
-                await sandbox.close()
 
-        using = asyncio.ensure_future(use())
-        await asyncio.wait({using}, timeout=chance.uniform(0, longest))
-        using.cancel()
-        await asyncio.sleep(chance.choice((0, 0.05)))
-        using.cancel()
-        with suppress(asyncio.CancelledError):
-            await using
-        left = api.machines()
-        assert not left, f"round {number}, seed {seed}: {left}"
+def set_at(step: str, there: asyncio.Event, reached: str) -> None:
+    if reached == step:
+        there.set()
+
+
+async def cancelled(times: int) -> None:
+    """At moments that a seed draws, of each step in turn, once or twice; as long as the step lasts without a cancel."""
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
+    chance, begun = random.Random(seed), dict[str, float]()
+    with tempfile.TemporaryDirectory() as folder:
+        await whole_life(folder, lambda step: begun.update({step: time.perf_counter()}))
+        ends = [*list(begun.values())[1:], time.perf_counter()]
+        lasted = {step: end - begin for (step, begin), end in zip(begun.items(), ends, strict=True)}
+        for number in range(times):
+            step, there = list(lasted)[number % len(lasted)], asyncio.Event()
+            using = asyncio.ensure_future(whole_life(folder, partial(set_at, step, there)))
+            await there.wait()
+            await asyncio.wait({using}, timeout=chance.uniform(0, lasted[step]))
+            using.cancel()
+            await asyncio.sleep(chance.choice((0, 0.05)))
+            using.cancel()
+            with suppress(asyncio.CancelledError):
+                await using
+            left = [*api.machines(), *set(os.listdir(folder)) - {"services"}]
+            assert not left, f"round {number}, in {step}, seed {seed}: {left}"
     print("nothing left")
 
 
 if __name__ == "__main__":
-    programs = {"life": life, "lost": lost, "container": container, "cancelled": lambda: cancelled(12, 1.2)}
+    programs = {"life": life, "lost": lost, "container": container, "cancelled": lambda: cancelled(20)}
     asyncio.run(programs[sys.argv[1]]())

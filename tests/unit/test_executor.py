@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
+import io
 import os
 import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from belljar import api
-from belljar.api import Completed, Failed, TaskError, task
-from belljar.api.executor import Executor, RemoteTraceback
+from belljar.api import Completed, Failed, TaskError, executor, task
+from belljar.api.executor import Executor
 from belljar.errors import AgentLost, ImageUnknown, MachineFailed, NoMemory, NoSpace, OverLimit, PythonUnfit
-from belljar.host.threads import in_thread
 from belljar.model import Cause, Outcome, OutcomeClass, Request
 
 LONGEST = 30.0
@@ -30,9 +30,10 @@ def _a_host_that_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(f"BELLJAR_PATHS_{name}", str(tmp_path / name))
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     api._runtime.cache_clear()
-    yield
     scratch = tmp_path / "SCRATCH"
-    assert not scratch.exists() or not os.listdir(scratch)
+    scratch.mkdir(mode=0o700)
+    yield
+    assert not os.listdir(scratch)
     api._runtime.cache_clear()
 
 
@@ -52,14 +53,14 @@ class Fakes(Executor):
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
 
-    async def _run(self, request: Request) -> Completed:
+    def _run(self, request: Request, packed: bytes) -> Completed:
         self.requests.append(request)
         self.begun.set()
-        await in_thread(lambda: self.go_on.wait(LONGEST))
+        assert self.go_on.wait(LONGEST)
+        self._check_terminated()
         if self.ends and (completed := self.ends.pop(0)(request)):
             return completed
-        payload = request.work.payload  # type: ignore[union-attr]
-        task.main(payload.inputs[-1].outside, payload.outputs[-1].outside)
+        task.main(io.BytesIO(packed), request.work.payload.outputs[-1].outside)  # type: ignore[union-attr]
         return ended(request, exit_code=0)
 
     def _look(self, starting: int) -> None:
@@ -114,7 +115,7 @@ def test_the_options_are_those_of_a_run() -> None:
     assert payload.outputs[-1].outside.endswith(f"{request.id}.result")  # by which the reaper knows it
 
 
-def test_a_large_argument_goes_as_a_file() -> None:
+def test_a_large_argument_is_no_word_of_the_command() -> None:
     executor = Fakes(1)
     assert result_of(executor, len, bytes(5 << 20)) == 5 << 20
     assert sum(map(len, executor.requests[0].work.payload.argv)) < 10_000  # type: ignore[union-attr]
@@ -261,15 +262,15 @@ def test_plain_results_take_nothing_that_runs_code(tmp_path: Path) -> None:
 def test_a_task_waits_for_room_and_another_machine_that_is_quicker_costs_it_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Executor, "_some_end", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr(executor, "_await_some_end", lambda longest=0: None)
     looks = iter([False, False, True, False, True])
 
     def late(request: Request) -> Completed:
         raise NoMemory("none is left")
 
-    executor = Fakes(1, room=lambda: next(looks), ends=[late])
-    assert result_of(executor, abs, -3) == 3
-    assert len({request.id for request in executor.requests}) == 2 and list(looks) == []
+    tasks = Fakes(1, room=lambda: next(looks), ends=[late])
+    assert result_of(tasks, abs, -3) == 3
+    assert len({request.id for request in tasks.requests}) == 2 and list(looks) == []
 
 
 def test_machines_that_have_not_reserved_their_room_yet_are_counted() -> None:
@@ -314,17 +315,14 @@ def test_a_task_that_waits_for_a_worker_can_be_cancelled_and_one_that_runs_canno
     assert second.cancelled() and len(executor.requests) == 1
 
 
-def test_a_task_that_waits_for_room_can_be_cancelled() -> None:
+def test_a_task_that_waits_for_room_is_terminated(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
-
-    def room() -> bool:
-        looked.set()
-        return False
-
-    with Fakes(1, room=room) as executor:
-        future = executor.submit(abs, 1)
-        assert looked.wait(LONGEST) and future.cancel()
-    assert executor.requests == []
+    monkeypatch.setattr(executor, "_await_some_end", lambda longest: looked.set())
+    tasks = Fakes(1, room=lambda: False)
+    future = tasks.submit(abs, 1)
+    assert looked.wait(LONGEST)
+    tasks.terminate_workers()
+    assert isinstance(future.exception(LONGEST), concurrent.futures.CancelledError) and tasks.requests == []
 
 
 def test_shutdown_with_cancel_ends_what_runs_and_begins_no_more() -> None:
@@ -346,17 +344,10 @@ def test_workers_that_are_terminated_leave_their_tasks_cancelled() -> None:
     futures = [executor.submit(abs, n) for n in range(3)]
     assert executor.begun.wait(LONGEST)
     executor.terminate_workers()
+    executor.go_on.set()
     executor.shutdown()
     for future in futures:
         assert isinstance(future.exception(LONGEST) if not future.cancelled() else concurrent.futures.CancelledError(), concurrent.futures.CancelledError)  # fmt: skip
-
-
-def test_its_thread_is_there_while_there_are_tasks() -> None:
-    executor = Fakes(1)
-    for number in range(3):
-        assert executor.submit(abs, -number).result(LONGEST) == number
-    executor.shutdown()
-    assert executor._thread is None and "belljar-executor" not in {one.name for one in threading.enumerate()}
 
 
 def test_the_door_imports_it_when_it_is_asked_for() -> None:

@@ -3,8 +3,8 @@
     with MachineCluster(2, memory="2G") as cluster, distributed.Client(cluster) as client:
         client.submit(pow, 2, 5).result()
 
-A worker connects to the scheduler at an address of this host, which the site lets machines reach (`network.allow`). Connections to a
-worker come to a port of that address, and are carried into its machine: so workers reach each other, too.
+A worker connects to the scheduler at an address of this host, which the site lets machines reach (`network.allow`). A worker's
+port is published at that address (`network.publish`), so workers reach each other, too.
 https://distributed.dask.org/en/stable/adaptive.html, `distributed.deploy.spec`
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 from typing import Any, Unpack
 
@@ -21,38 +22,10 @@ from distributed.utils import get_ip
 
 from belljar import api
 from belljar.adapters.environment import environment
-from belljar.errors import BelljarError
 from belljar.model import Share
 
 logger = logging.getLogger(__name__)
 PORT = 8788  # of the worker, in its guest
-CONNECT = f"""
-import socket, threading
-there, out = socket.create_connection(("127.0.0.1", {PORT})), open(1, "wb")
-def send():
-    with open(0, "rb", 0) as source:
-        while data := source.read(65536):
-            there.sendall(data)
-    there.shutdown(socket.SHUT_WR)
-threading.Thread(target=send, daemon=True).start()
-while data := there.recv(65536):
-    out.write(data)
-    out.flush()
-"""
-
-
-class Sent:
-    """A connection's way back, as a command's output."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    async def write(self, data: bytes) -> None:
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def close(self) -> None:
-        self._writer.close()
 
 
 class MachineWorker(ProcessInterface):  # type: ignore[misc]
@@ -63,28 +36,19 @@ class MachineWorker(ProcessInterface):  # type: ignore[misc]
         self._scheduler, self._name, self._host, self._nthreads = scheduler, name, host, nthreads
         self._options, self._is_closing = options, False
         self._machine: api.Machine | None = None
-        self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connect, self._host, 0)
-        port = self._server.sockets[0].getsockname()[1]
+        with socket.create_server((self._host, 0)) as probe:
+            port = probe.getsockname()[1]
         argv = [sys.executable, "-m", "distributed.cli.dask_worker", self._scheduler, "--name", str(self._name)]
         argv += ["--no-nanny", "--no-dashboard", "--nthreads", str(self._nthreads), "--local-directory", "/tmp"]
         argv += ["--listen-address", f"tcp://127.0.0.1:{PORT}", "--contact-address", f"tcp://{self._host}:{port}"]
         shares = (*self._options.get("shares", ()), Share(environment(), environment()))
-        options: api.Options = {"network": "user", **self._options, "shares": shares}
+        ports = (*self._options.get("ports", ()), api.Port(PORT, port, self._host))
+        options: api.Options = {"network": "user", **self._options, "shares": shares, "ports": ports}
         self._machine = await api.astart(argv, tied=True, **options)
         self._end = asyncio.create_task(self._finish(self._machine))
         await super().start()
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert self._machine is not None
-        try:
-            await self._machine.acarry([sys.executable, "-IS", "-c", CONNECT], api.Streams(reader, Sent(writer), None))
-        except (BelljarError, OSError):  # the machine has ended
-            pass
-        finally:
-            writer.close()
 
     async def _finish(self, machine: api.Machine) -> None:
         outcome = await machine.await_end()
@@ -98,8 +62,6 @@ class MachineWorker(ProcessInterface):  # type: ignore[misc]
         if self._machine is not None:
             self._machine.release()
             await self._end
-        if self._server is not None:
-            self._server.close()
         await super().close()
 
 

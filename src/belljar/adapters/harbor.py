@@ -9,8 +9,6 @@ containers, GPUs, snapshots and changes of the network there are none.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,11 @@ from harbor.environments.capabilities import EnvironmentCapabilities, Environmen
 from harbor.models.task.config import NetworkMode
 
 from belljar import api
-from belljar.adapters.sandbox import InfrastructureFailure, Sandbox, Unfit, size_of
+from belljar.adapters.sandbox import Sandbox, size_of
+
+
+class HarborSandbox(Sandbox):
+    infrastructure, unfit = HealthcheckError, SandboxBuildFailedError
 
 
 class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
@@ -54,17 +56,11 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
             )
 
     async def start(self, force_build: bool) -> None:
-        task = self.task_env_config
-        storage = self._effective_storage_mb
+        task, storage = self.task_env_config, self._effective_storage_mb
         sizes = size_of(self._effective_cpus, self._effective_memory_mb, storage and storage / 1024)
         usual = {"env": self._startup_env(), "cwd": task.workdir, "labels": {"trial": self.session_id}}
         options = {**usual, **network_of(self.network_policy), **sizes, **self._given}
-        try:
-            self._sandbox = await Sandbox.create(self._image or task.docker_image, **options)
-        except Unfit as exc:
-            raise SandboxBuildFailedError(str(exc)) from exc
-        except InfrastructureFailure as exc:
-            raise HealthcheckError(str(exc)) from exc
+        self._sandbox = await HarborSandbox.create(self._image or task.docker_image, **options)
         await self.ensure_dirs(self._mount_targets(writable_only=True))
         await self._upload_environment_dir_after_start()
 
@@ -73,42 +69,35 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignore]
         if self._sandbox is not None:
             await self._sandbox.close()
 
+    @property
+    def sandbox(self) -> Sandbox:
+        if self._sandbox is None:
+            raise RuntimeError("the environment has not been started")
+        return self._sandbox
+
     async def exec(
         self, command: str, cwd: str | None = None, env: dict[str, str] | None = None, timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:  # fmt: skip
-        async with self._running() as sandbox:
-            try:
-                code, out, err = await sandbox.exec(
-                    ["bash", "-c", command], cwd=cwd, env=self._merge_env(env), timeout=timeout_sec,
-                    user=self._resolve_user(user),
-                )  # fmt: skip
-            except api.TimedOut as late:  # no TimeoutError: Harbor would take that for one of its own phases'
-                raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from late
+        env, user = self._merge_env(env), self._resolve_user(user)
+        words = ["bash", "-c", command]
+        try:
+            code, out, err = await self.sandbox.exec(words, cwd=cwd, env=env, timeout=timeout_sec, user=user)
+        except api.TimedOut as late:  # no TimeoutError: Harbor would take that for one of its own phases'
+            raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from late
         return ExecResult(stdout=out, stderr=err, return_code=code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        async with self._running() as sandbox:
-            await sandbox.put(str(source_path), target_path)
+        await self.sandbox.put(str(source_path), target_path)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        await self.upload_file(source_dir, target_dir)
+        await self.sandbox.put(str(source_dir), target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        async with self._running() as sandbox:
-            await sandbox.get(source_path, str(target_path))
+        await self.sandbox.get(source_path, str(target_path))
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        await self.download_file(source_dir, target_dir)
-
-    @asynccontextmanager
-    async def _running(self) -> AsyncIterator[Sandbox]:
-        if self._sandbox is None:
-            raise RuntimeError("the environment has not been started")
-        try:
-            yield self._sandbox
-        except InfrastructureFailure as exc:
-            raise HealthcheckError(str(exc)) from exc
+        await self.sandbox.get(source_dir, str(target_dir))
 
 
 def network_of(policy: Any) -> dict[str, Any]:

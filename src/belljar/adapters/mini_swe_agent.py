@@ -8,42 +8,35 @@ agent by an exception, whose name is the run's exit status: `InfrastructureFailu
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from minisweagent.environments.docker import DockerEnvironment, DockerEnvironmentConfig
 
 from belljar import api
 from belljar.adapters.sandbox import Sandbox, blocking, text
 from belljar.errors import BelljarError
 
-SUBMITTED = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
-
-@dataclass
-class Config:
-    """Fields have the names that mini-swe-agent's own environments give them; *options* are those of `belljar.api`."""
+class Config(DockerEnvironmentConfig):  # type: ignore[misc]
+    """Docker's, of which `container_timeout` is the machine's longest life. *options* are those of `belljar.api`."""
 
     image: str | None = None
-    cwd: str = "/"
-    env: dict[str, str] = field(default_factory=dict)
-    forward_env: list[str] = field(default_factory=list)
-    timeout: int = 30
-    container_timeout: str = "2h"  # the machine's longest life
-    interpreter: list[str] = field(default_factory=lambda: ["bash", "-lc"])
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def model_dump(self, **_: Any) -> dict[str, Any]:
-        return asdict(self)
+    options: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it
 
 
-class BelljarEnvironment:
+class BelljarEnvironment(DockerEnvironment):  # type: ignore[misc]
     """One machine, until `cleanup`, or as long as this is held."""
 
+    _sandbox: Sandbox | None = None
+
     def __init__(self, *, config_class: type = Config, **kwargs: Any) -> None:
-        self.config = config_class(**kwargs)
-        env = {name: os.environ[name] for name in self.config.forward_env if name in os.environ}
-        usual = {"env": {**env, **self.config.env}, "cwd": self.config.cwd, "timeout": self.config.container_timeout}
-        creating = Sandbox.create(self.config.image, **{**usual, **self.config.options})
-        self._sandbox: Sandbox | None = blocking(creating)
+        super().__init__(config_class=config_class, **kwargs)
+
+    def _start_container(self) -> None:
+        asked = self.config
+        env = {name: os.environ[name] for name in asked.forward_env if name in os.environ}
+        usual = {"env": {**env, **asked.env}, "cwd": asked.cwd, "timeout": asked.container_timeout}
+        self._sandbox = blocking(Sandbox.create(asked.image, **{**usual, **asked.options}))
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Raises Submitted, InfrastructureFailure, TaskFailure."""
@@ -64,26 +57,11 @@ class BelljarEnvironment:
         self._check_finished(output)
         return output
 
-    def _check_finished(self, output: dict[str, Any]) -> None:
-        from minisweagent.exceptions import Submitted
-
-        first, _, rest = output["output"].lstrip().partition("\n")
-        if first.strip() == SUBMITTED and output["returncode"] == 0:
-            extra = {"exit_status": "Submitted", "submission": rest}
-            raise Submitted({"role": "exit", "content": rest, "extra": extra})
-
-    def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        system, node, release, version, machine = os.uname()
-        host = {"system": system, "node": node, "release": release, "version": version, "machine": machine}
-        return {**self.config.model_dump(), **host, **kwargs}
-
-    def serialize(self) -> dict[str, Any]:
-        kind = type(self)
-        config = {"environment": self.config.model_dump(), "environment_type": f"{kind.__module__}.{kind.__name__}"}
-        return {"info": {"config": config}}
-
     def cleanup(self) -> None:
         """Return when the machine is gone."""
         if self._sandbox is not None:
             blocking(self._sandbox.close())
             self._sandbox = None
+
+    def __del__(self) -> None:
+        """What nobody holds any more is stopped by itself."""

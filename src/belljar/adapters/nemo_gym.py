@@ -1,6 +1,6 @@
 """A sandbox provider of NeMo Gym: `{"belljar": {...}}` as provider config; it is found by its entry point.
 
-A sandbox that cannot be made raises SandboxCreateError. `error_type` of a result is None where the command ran, whatever its
+A sandbox that cannot be made, or was lost, raises SandboxCreateError. `error_type` of a result is None where the command ran, whatever its
 exit code; "timeout"; "sandbox" where the machine was lost through no fault of the task (mask the sample); and "task" where the
 task itself ended it. Snapshots and GPUs there are none.
 """
@@ -8,16 +8,25 @@ task itself ended it. Snapshots and GPUs there are none.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from nemo_gym.sandbox.providers.base import (
+    SandboxCreateError,
+    SandboxExecResult,
+    SandboxHandle,
+    SandboxSpec,
+    SandboxStatus,
+)
 
 from belljar import api
-from belljar.adapters.sandbox import FAULTS, InfrastructureFailure, Sandbox, TaskFailure, Unfit, size_of, text
+from belljar.adapters.sandbox import FAULTS, Sandbox, TaskFailure, size_of, text
 from belljar.errors import BelljarError, NoSuchMachine
 
-if TYPE_CHECKING:
-    from nemo_gym.sandbox.providers.base import SandboxExecResult, SandboxHandle, SandboxSpec, SandboxStatus
-
 NOT_THE_COMMANDS = 125  # the return code of a result with an `error_type`
+
+
+class GymSandbox(Sandbox):
+    infrastructure = unfit = SandboxCreateError
 
 
 class BelljarProvider:
@@ -30,8 +39,6 @@ class BelljarProvider:
         self._user, self._timeout, self._options = user, default_timeout_s, options
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        from nemo_gym.sandbox.providers.base import SandboxCreateError, SandboxHandle
-
         wanted = spec.resources
         if wanted.gpu:
             raise SandboxCreateError("resources.gpu: a sandbox of belljar has no GPU")
@@ -42,24 +49,19 @@ class BelljarProvider:
         given = {name: value for name, value in asked.items() if value}
         options = {"user": self._user, **self._options, **given, **spec.provider_options}
         options["labels"] = {**options.get("labels", {}), **spec.metadata}
-        try:
-            sandbox = await Sandbox.create(options.pop("image", None), **options)
-        except (InfrastructureFailure, Unfit) as exc:
-            raise SandboxCreateError(str(exc)) from exc
+        sandbox = await GymSandbox.create(options.pop("image", None), **options)
         return SandboxHandle(sandbox.machine.id, self.name, sandbox)
 
     async def exec(
         self, handle: SandboxHandle, command: str, *, cwd: str | None = None, env: dict[str, str] | None = None,
         timeout_s: float | None = None, user: str | int | None = None,
     ) -> SandboxExecResult:  # fmt: skip
-        from nemo_gym.sandbox.providers.base import SandboxExecResult
-
         limit = self._timeout if timeout_s is None else timeout_s
         try:
             code, out, err = await handle.raw.exec(["sh", "-c", command], cwd=cwd, env=env, timeout=limit, user=user)
         except api.TimedOut as late:
             return SandboxExecResult(text(late.stdout), f"{text(late.stderr)}{late}", NOT_THE_COMMANDS, "timeout")
-        except InfrastructureFailure as exc:
+        except SandboxCreateError as exc:
             return SandboxExecResult(None, str(exc), NOT_THE_COMMANDS, "sandbox")
         except (TaskFailure, BelljarError, ValueError) as exc:
             return SandboxExecResult(None, str(exc), NOT_THE_COMMANDS, "task")
@@ -73,8 +75,6 @@ class BelljarProvider:
         await handle.raw.get(source_path, str(target_path))
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
-        from nemo_gym.sandbox.providers.base import SandboxStatus
-
         try:
             view = handle.raw.machine.view
         except NoSuchMachine:

@@ -14,7 +14,7 @@ import re
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from belljar import api, errors
 
@@ -24,13 +24,7 @@ MOST_OUTPUT = 16 << 20  # bytes that are kept of each stream of a command
 END_PATIENCE = 10.0  # seconds for a machine that does not answer to end
 KIND = re.compile(r"[a-z0-9-]+://|(oci|docker-archive|sif|dir|sha256):")
 FAULTS = ("node", "transient")  # outcome classes of what the machine did not do
-NEVER_BEGAN = (
-    "not-found",
-    "not-executable",
-    "no-cwd",
-    "rlimit",
-    "failed",
-)  # why a machine did not come to take commands
+NEVER_BEGAN = ("not-found", "not-executable", "no-cwd", "rlimit", "failed")  # why a machine never took commands
 # What is at fault lies in what was asked for, and the machine is as it was.
 REFUSALS = (errors.GuestRefused, errors.InputMissing, errors.OutputMissing, errors.BadOption, api.TimedOut)
 # Waits until TERM, under a name that no agent kills when it ends a `sleep` of its own.
@@ -51,7 +45,11 @@ class Unfit(RuntimeError):
 
 
 class Sandbox:
-    """One machine. Dropped without `close`, or with its process, it is stopped, too."""
+    """One machine. Dropped without `close`, or with its process, it is stopped, too. A framework with words of its own for whose
+    fault an end is has them in a subclass."""
+
+    infrastructure: type[Exception] = InfrastructureFailure
+    unfit: type[Exception] = Unfit
 
     def __init__(self, machine: api.Machine, env: Mapping[str, str], cwd: str | None, user: str | int) -> None:
         self.machine, self._env, self._cwd, self._user = machine, dict(env), cwd, user
@@ -63,28 +61,23 @@ class Sandbox:
     async def create(
         cls, image: str | None, *, argv: Sequence[str] = ("sh", "-c", WAIT), env: Mapping[str, str] | None = None,
         cwd: str | None = None, user: str | int = "root", within: float | None = None, **options: Any,
-    ) -> Sandbox:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """A machine that takes commands, after *within* seconds at most. After an error or a cancel nothing of it is
         left. *env*, *cwd* and *user* are those of commands that say nothing else; other *options* are `belljar.api`'s.
         Raises InfrastructureFailure, Unfit."""
         try:
             options = {"requester": "sandbox", **options, "image": image_of(image), "env": env or {}}
             options |= {"cwd": cwd} if cwd else {}  # else the image's own
-            machine = await api.abegin(argv, within=within, **options)
-        except TimeoutError as exc:
-            raise InfrastructureFailure(f"no sandbox within {within} s") from exc
+            return cls(await api.abegin(argv, within=within, **options), env or {}, cwd, user)
         except api.Failed as exc:
-            end = failure(exc.completed.outcome)
-            raise (end if isinstance(end, InfrastructureFailure) else Unfit(str(end))) from exc
+            is_ours = isinstance(end := failure(exc.completed.outcome), InfrastructureFailure)
+            raise (cls.infrastructure if is_ours else cls.unfit)(str(end)) from exc
         except errors.BelljarError as exc:
-            if exc.retry.value == "never":
-                raise Unfit(f"{exc} ({exc.hint})") from exc
-            raise InfrastructureFailure(f"{exc} ({exc.hint})") from exc
+            raise (cls.unfit if exc.retry.value == "never" else cls.infrastructure)(f"{exc} ({exc.hint})") from exc
         except (TypeError, ValueError) as exc:
-            raise Unfit(str(exc)) from exc
+            raise cls.unfit(str(exc)) from exc
         except OSError as exc:
-            raise InfrastructureFailure(str(exc)) from exc
-        return cls(machine, env or {}, cwd, user)
+            raise cls.infrastructure(str(exc) or f"no sandbox within {within} s") from exc
 
     async def exec(
         self, argv: Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None,
@@ -127,29 +120,23 @@ class Sandbox:
             raise
         except (errors.BelljarError, OSError) as exc:
             try:
-                outcome = await self.machine.await_end(END_PATIENCE)
+                end = failure(await self.machine.await_end(END_PATIENCE))
             except (TimeoutError, errors.BelljarError):
-                raise InfrastructureFailure(f"{self.machine.id}: {exc}") from exc
-            raise failure(outcome) from exc
+                end = InfrastructureFailure(f"{self.machine.id}: {exc}")
+            raise (self.infrastructure(str(end)) if isinstance(end, InfrastructureFailure) else end) from exc
 
     async def _account(self, user: str | int) -> api.Account:
         """Who that is in the guest now. Raises errors.GuestRefused."""
         if user in ("root", 0, "0"):
             return ROOT
-        rows = {}
-        for name in ("passwd", "group"):
-            _, out, _ = await self.machine.aexec(["cat", f"/etc/{name}"], b"", ROOT, MOST_OUTPUT)
-            rows[name] = [row.split(":") for row in text(out).splitlines() if row.count(":") >= 3]
-        for name, _, uid, gid, *rest in (row for row in rows["passwd"] if len(row) == 7):
+        _, out, _ = await self.machine.aexec(["cat", "/etc/passwd", "/etc/group"], b"", ROOT, MOST_OUTPUT)
+        rows = [row.split(":") for row in text(out).splitlines()]
+        groups = {int(row[2]): (row[0], row[3].split(",")) for row in rows if len(row) == 4}
+        for name, _, uid, gid, _, home, shell in (row for row in rows if len(row) == 7):
             if str(user) in (name, uid):
-                names = {int(number): group for group, _, number, *_ in rows["group"]}
-                others = tuple(
-                    (int(number), group)
-                    for group, _, number, members in (row[:4] for row in rows["group"])
-                    if name in members.split(",") and number != gid
-                )
-                home, shell = rest[1] or "/", rest[2] or "/bin/sh"
-                return api.Account(name, int(uid), int(gid), names.get(int(gid), f"group{gid}"), others, home, shell)
+                own, _ = groups.pop(int(gid), (f"group{gid}", []))
+                others = tuple((number, group) for number, (group, members) in groups.items() if name in members)
+                return api.Account(name, int(uid), int(gid), own, others, home or "/", shell or "/bin/sh")
         raise errors.GuestRefused(f"user {user!r}: not in the guest's /etc/passwd")
 
 

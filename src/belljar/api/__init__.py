@@ -143,6 +143,11 @@ class Machine:
         async with asyncio.timeout(timeout):
             return await _machines_of_this_loop(self._runtime).ended(self.id)
 
+    async def _completed(self) -> Completed:
+        outcome = await self.await_end()
+        self.release()
+        return Completed(outcome, self.stdout, self.stderr)
+
     async def await_running(self) -> None:
         """Return when its work has begun; calls that talk to its guest wait for that themselves. Raises MachineBusy if
         it ended."""
@@ -281,37 +286,37 @@ class Machine:
 async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
     """Run a command in its own fresh machine, and return when that is gone, also after a cancel, which stops it. The machine
     ends with this process. Raises what kept it from starting; later errors are in the outcome."""
-    starting = asyncio.ensure_future(astart(argv, stdin=stdin, tied=True, **options))
-    try:
-        machine = await asyncio.shield(starting)
-        return Completed(await machine.await_end(), machine.stdout, machine.stderr)
-    finally:
-        await to_its_end(asyncio.ensure_future(_leave(starting)))
+    async with _tied(argv, stdin=stdin, **options) as machine:
+        return await machine._completed()
 
 
 async def abegin(argv: Sequence[Word] | Request, *, within: float | None = None, **options: Unpack[Options]) -> Machine:
     """A tied machine whose work has begun. After an error, a cancel, or *within* seconds, nothing of it is left. Raises
     what kept it from starting, Failed where it began and ended, TimeoutError."""
-    starting = asyncio.ensure_future(astart(argv, tied=True, **options))
+    async with asyncio.timeout(within), _tied(argv, **options) as machine:
+        try:
+            await machine.await_running()
+        except MachineBusy:
+            raise Failed(await machine._completed()) from None
+        return machine
+
+
+@asynccontextmanager
+async def _tied(
+    argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]
+) -> AsyncIterator[Machine]:
+    """After an error or a cancel it is gone, or never comes to be."""
+    starting = asyncio.ensure_future(astart(argv, stdin=stdin, tied=True, **options))
     try:
-        async with asyncio.timeout(within):
-            machine = await asyncio.shield(starting)
-            try:
-                await machine.await_running()
-            except MachineBusy:
-                raise Failed(Completed(await machine.await_end(), machine.stdout, machine.stderr)) from None
-            return machine
+        yield await asyncio.shield(starting)
     except BaseException:
         await to_its_end(asyncio.ensure_future(_leave(starting)))
         raise
 
 
 async def _leave(starting: asyncio.Future[Machine]) -> None:
-    """Return when the tied machine that was started, or still is being started, is gone."""
     with suppress(BelljarError, OSError, ValueError, TypeError):
-        machine = await starting
-        machine.release()
-        await machine.await_end()
+        await (await starting).aleave()
 
 
 run = _sync(arun)
@@ -322,14 +327,7 @@ def start(
 ) -> Machine:
     """A machine that lives on its own, claimed when this returns. A *tied* one is stopped when it is released or this
     process ends."""
-    order = argv if isinstance(argv, Request) else request(argv, **options)
-    keeper = _expected() if tied and not stdin else None
-    with open(os.memfd_create("stdin"), "w+b") as file:
-        file.write(stdin)
-        file.seek(0)
-        descriptor = file.fileno() if stdin else None
-        keeper = keeper or Keeper(config_file=_runtime().config_file, stdin=descriptor, tied=tied)
-        return Machine(keeper.take(order), _runtime(), keeper)
+    return start_many(argv, 1, stdin=stdin, tied=tied, **options)[0]
 
 
 def start_many(
@@ -340,12 +338,13 @@ def start_many(
     if count < 1:
         raise ValueError(f"count: {count}: not a number of machines")
     order = argv if isinstance(argv, Request) else request(argv, **options)
-    orders = [replace(order, id=os.urandom(6).hex()) for _ in range(count)]
+    orders = [order, *(replace(order, id=os.urandom(6).hex()) for _ in range(count - 1))]
+    keeper = _expected() if tied and not stdin and count == 1 else None
     with open(os.memfd_create("stdin"), "w+b") as file:
         file.write(stdin)
-        file.flush()
+        file.seek(0)
         descriptor = file.fileno() if stdin else None
-        keeper = Keeper(config_file=_runtime().config_file, stdin=descriptor, tied=tied, count=count)
+        keeper = keeper or Keeper(config_file=_runtime().config_file, stdin=descriptor, tied=tied, count=count)
         answers = keeper.take_all(orders)
     machines = [Machine(answer, _runtime(), keeper) for answer in answers if isinstance(answer, str)]
     for error in answers:

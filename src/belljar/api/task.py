@@ -1,22 +1,29 @@
 """Carries out one task in its machine. The guest's own Python runs it, sent there as text: it imports the standard library alone,
-and any Python 3 understands it far enough to say which one it is.
+and little of that, since an emulated guest takes a second to import cloudpickle. Any Python 3 understands it far enough to say
+which one it is.
 
-The file of a task holds two pickles: the version of Python that packed it with the code of cloudpickle, then function, arguments
-and keyword arguments. That of a result, too: how the task ended with a text, then what was returned or raised.
+Standard input has two pickles: the version of Python that packed them with the code of cloudpickle, then function, arguments and
+keyword arguments. So has the file of the result: how the task ended with a text, then what was returned or raised.
 """
 
 import marshal
 import os
-import pickle
 import sys
+
+try:
+    import _pickle as pickle  # without what only its Python version imports
+except ImportError:
+    import pickle  # type: ignore[no-redef]
 
 RETURNED, RAISED, OTHER_PYTHON = "returned", "raised", "other-python"
 OLDEST = 2  # the protocol of what every Python 3 is to read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import IO, Any
 
 
 class Carried:
@@ -36,43 +43,50 @@ class Carried:
         exec(marshal.loads(self.code[module.__name__]), module.__dict__)
 
 
-def main(task: str, result: str) -> None:
-    """Carry out the task of this file, and leave its result in that one."""
-    with open(task, "rb") as packed:
-        python, code = pickle.load(packed)
-        if python != tuple(sys.version_info[:2]):
-            with open(result, "wb") as file:
-                pickle.dump((OTHER_PYTHON, "%d.%d" % sys.version_info[:2]), file, OLDEST)  # noqa: UP031
-            return
-        sys.meta_path.insert(0, Carried(code))
+def main(source: "IO[bytes]", result: str) -> None:
+    """Carry out the task that is read there, and leave its result in this file."""
+    python, code = pickle.load(source)
+    if python != tuple(sys.version_info[:2]):
+        with open(result, "wb") as file:
+            pickle.dump((OTHER_PYTHON, "%d.%d" % sys.version_info[:2]), file, OLDEST)  # noqa: UP031
+        return
+    sys.meta_path.insert(0, Carried(code))
+    sys.modules.setdefault("belljar.api.task", sys.modules[__name__])  # where the guest has no belljar
+    try:
+        function, args, kwargs = pickle.load(source)
+        put(result, RETURNED, "", dumps(function(*args, **kwargs)))
+    except BaseException as error:  # whatever it is, who asked gets it
+        import traceback
+
+        ours = error.__traceback__.tb_next if error.__traceback__ else None
+        text = "".join(traceback.format_exception(type(error), error, ours))
         try:
-            function, args, kwargs = pickle.load(packed)
-            put(result, RETURNED, "", function(*args, **kwargs))
-        except BaseException as error:  # whatever it is, who asked gets it
-            import traceback
-
-            ours = error.__traceback__.tb_next if error.__traceback__ else None
-            text = "".join(traceback.format_exception(type(error), error, ours))
-            put(result, RAISED, text, error if can_travel(error) else None)
+            packed = dumps(error)
+            pickle.loads(packed)
+        except Exception:  # then its text is all there is
+            packed = dumps(None)
+        put(result, RAISED, text, packed)
 
 
-def put(result: str, ended: str, text: str, value: object) -> None:
-    import cloudpickle
+def in_turn(function: "Callable[..., Any]", rows: "Iterable[tuple[Any, ...]]") -> "list[Any]":
+    """The results of some calls of one machine."""
+    return [function(*row) for row in rows]
 
+
+def dumps(value: object) -> bytes:
+    """Pickled, by cloudpickle only where plain pickle cannot."""
+    try:
+        return pickle.dumps(value, -1)
+    except Exception:
+        import cloudpickle
+
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+
+
+def put(result: str, ended: str, text: str, packed: bytes) -> None:
     with open(result, "wb") as file:
         pickle.dump((ended, text), file, OLDEST)
-        cloudpickle.dump(value, file)
-
-
-def can_travel(error: BaseException) -> bool:
-    """Can it be pickled, and made again?"""
-    import cloudpickle
-
-    try:
-        pickle.loads(cloudpickle.dumps(error))
-        return True
-    except Exception:
-        return False
+        file.write(packed)
 
 
 def leave() -> None:
@@ -86,5 +100,5 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.stdin.buffer, *sys.argv[1:])
     leave()

@@ -95,7 +95,7 @@ async def test_a_task_becomes_a_machine_and_its_commands_run(
     command = machines.made[0].commands[-1]
     assert command["argv"] == ("bash", "-c", "x") and command["account"].name == "agent"
     assert (command["cwd"], command["env"], command["timeout"]) == ("/c", {"TASK": "1", "A": "1"}, 7)
-    await environment.upload_dir(tmp_path, "/in")
+    await environment.upload_dir(source_dir=tmp_path, target_dir="/in")  # by name, as Harbor does
     await environment.download_file("/out", tmp_path / "out")
     assert [words[0] for words in machines.made[0].copies] == ["put", "get"]
     await environment.stop(delete=False)

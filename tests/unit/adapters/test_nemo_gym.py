@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 from tests.unit.adapters.conftest import Machines
 
 from belljar import api, errors
-from belljar.adapters.nemo_gym import BelljarProvider
 from belljar.model import Cause
 
 
@@ -36,12 +36,15 @@ class Result(NamedTuple):
 Status = Enum("Status", ["STARTING", "RUNNING", "STOPPED", "ERROR", "UNKNOWN"])
 
 
-@pytest.fixture(autouse=True)
-def gym(framework: Callable[..., None]) -> None:
+@pytest.fixture
+def gym(framework: Callable[..., None]) -> ModuleType:
     framework(
         "nemo_gym.sandbox.providers.base", SandboxCreateError=CreateError, SandboxHandle=Handle, SandboxExecResult=Result,
-        SandboxStatus=Status,
+        SandboxSpec=SimpleNamespace, SandboxStatus=Status,
     )  # fmt: skip
+    import belljar.adapters.nemo_gym
+
+    return importlib.reload(belljar.adapters.nemo_gym)
 
 
 def spec(**fields: Any) -> Any:
@@ -55,8 +58,8 @@ def spec(**fields: Any) -> Any:
     return SimpleNamespace(**{**usual, **fields, "resources": resources})
 
 
-async def test_a_spec_becomes_a_machine(machines: Machines) -> None:
-    provider = BelljarProvider(network="user", image="debian12")
+async def test_a_spec_becomes_a_machine(gym: ModuleType, machines: Machines) -> None:
+    provider = gym.BelljarProvider(network="user", image="debian12")
     handle = await provider.create(
         spec(
             ttl_s=60, workdir="/w", env={"A": "1"}, metadata={"task": "7"}, entrypoint=["serve"],
@@ -69,16 +72,18 @@ async def test_a_spec_becomes_a_machine(machines: Machines) -> None:
     assert (asked["cpus"], asked["memory"], asked["labels"], asked["cwd"]) == (1, 512 << 20, {"task": "7"}, "/w")
 
 
-async def test_a_spec_comes_before_the_provider_and_its_options_before_both(machines: Machines) -> None:
-    provider = BelljarProvider(image="usual", memory="1G", cwd="/usual")
+async def test_a_spec_comes_before_the_provider_and_its_options_before_both(
+    gym: ModuleType, machines: Machines
+) -> None:
+    provider = gym.BelljarProvider(image="usual", memory="1G", cwd="/usual")
     asked = spec(image="debian12", workdir="/asked", provider_options={"timeout": 5, "cwd": "/first", "memory": "2G"})
     await provider.create(asked)
     options = machines.made[0].options
     assert (options["image"], options["cwd"], options["timeout"], options["memory"]) == ("debian12", "/first", 5, "2G")
 
 
-async def test_what_cannot_be_made_is_a_create_error(machines: Machines) -> None:
-    provider = BelljarProvider()
+async def test_what_cannot_be_made_is_a_create_error(gym: ModuleType, machines: Machines) -> None:
+    provider = gym.BelljarProvider()
     with pytest.raises(CreateError, match="GPU"):
         await provider.create(spec(resources={"gpu": 1}))
     for trouble in (errors.ImageUnknown("no such image"), errors.NoMemory("none left"), TimeoutError()):
@@ -87,8 +92,8 @@ async def test_what_cannot_be_made_is_a_create_error(machines: Machines) -> None
             await provider.create(spec())
 
 
-async def test_results_tell_commands_time_limits_and_faults_apart(machines: Machines) -> None:
-    provider = BelljarProvider()
+async def test_results_tell_commands_time_limits_and_faults_apart(gym: ModuleType, machines: Machines) -> None:
+    provider = gym.BelljarProvider()
     handle = await provider.create(spec())
     machine = machines.made[0]
     machine.script = lambda argv: (3, b"\xff", b"no")
@@ -106,8 +111,8 @@ async def test_results_tell_commands_time_limits_and_faults_apart(machines: Mach
     assert await provider.status(handle) is Status.STOPPED
 
 
-async def test_files_go_up_and_down_and_close_ends_it(machines: Machines, tmp_path: Path) -> None:
-    provider = BelljarProvider()
+async def test_files_go_up_and_down_and_close_ends_it(gym: ModuleType, machines: Machines, tmp_path: Path) -> None:
+    provider = gym.BelljarProvider()
     handle = await provider.create(spec())
     await provider.upload_file(handle, tmp_path / "up", "/in/up")
     await provider.download_file(handle, "/in/up", tmp_path / "new/down")

@@ -44,12 +44,15 @@ OPTIONS = """
 
 def run(args: Args, runtime: Runtime) -> int:
     """The part of whoever is asked: it ends with the last answer, and a keeper is nobody's child."""
+    from belljar.jobs.starting import finish_the_dead
+
     _make_ready(runtime, OF_EACH if args.count > 1 else ())
     is_good = True
     try:
         lines = _lines(args)
-    except BelljarError as exc:
-        print(json.dumps(answer_of(exc)), flush=True)
+        finish_the_dead(runtime)
+    except (BelljarError, OSError) as exc:
+        print(json.dumps(answer_of(exc if isinstance(exc, BelljarError) else HostError(in_words(exc)))), flush=True)
         return OUR_FAILURE
     gc.freeze()  # what is there is no garbage: a keeper that looked would have to copy its pages
     for line in lines:
@@ -141,10 +144,9 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, runtime:
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
         from belljar.jobs.attend import attend
-        from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
+        from belljar.jobs.starting import ensure_image, widen_limits
 
         widen_limits()
-        finish_the_dead(runtime)
         ensure_image(runtime, request.machine.image, public_only=request.machine.public_image)
         runtime.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
         if is_reader_gone(1):  # while an image was fetched or built
