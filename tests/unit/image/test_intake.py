@@ -5,10 +5,12 @@ from __future__ import annotations
 import lzma
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,6 +213,34 @@ def test_a_program_in_the_sandbox_cannot_read_our_files(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         assert printed.startswith(b"given") and printed.endswith(b"Permission denied\n65534\n")
         assert (tmp_path / "given").stat().st_uid == 0  # given back
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_draft_is_removed_when_its_maker_is_told_to_end_even_twice(store: Store, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended, intake.draft(store, "test") as folder:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)  # is ignored while it clears up
+    assert not folder.exists() and signal.getsignal(number) == before
+    assert str(ended.value) == ("" if number == signal.SIGINT else str(128 + number))
+
+
+def test_a_signal_that_somebody_handles_or_ignores_stays_so_while_an_image_is_made(store: Store) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with intake.draft(store, "test"):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with ThreadPoolExecutor() as threads:  # no signal reaches one
+
+        def make() -> bool:
+            with intake.draft(store, "test") as folder:
+                return folder.exists()
+
+        assert threads.submit(make).result()
 
 
 def test_a_draft_in_which_something_is_mounted_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

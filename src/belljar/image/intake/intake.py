@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
@@ -36,6 +38,7 @@ APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_time
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 RAW, ARCHIVE = "disk.raw", "survey.tar"  # in a draft
 REMOVED = "removed-"  # prefix of folders that are being removed
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_KERNELS = 20  # that are looked at, the newest first
 
 
@@ -70,18 +73,41 @@ class Boot:
 
 @contextmanager
 def draft(store: Store, word: str) -> Iterator[Path]:
-    """A folder for an image in the making. Removed at the end, whatever happens; by `gc` when we die."""
+    """A folder for an image in the making. Removed at the end, whatever happens, also when this process is told to end; by `gc` when it
+    is killed."""
     while True:
         folder = store.work_folder("drafts") / f"{word}-{os.getpid()}-{time.monotonic_ns():x}"
         folder.mkdir(mode=0o755 if store.shared else 0o700)
         with suppress(FileNotFoundError):  # until its lock is held, `gc` may take it for an abandoned one
             if lock := try_lock(folder / "maker"):
                 break
-    with lock:
+    with lock, _interruptible():
         try:
             yield folder
         finally:
             drop(folder)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A signal that would end this process raises SystemExit or KeyboardInterrupt, once: what is begun is undone first. What somebody
+    handles or ignores stays so; only the main thread can do this."""
+
+    def end(number: int, _: object) -> NoReturn:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) in usual}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def drop(folder: Path) -> None:
