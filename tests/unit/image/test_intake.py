@@ -215,7 +215,7 @@ def test_a_program_in_the_sandbox_cannot_read_our_files(tmp_path: Path) -> None:
         assert (tmp_path / "given").stat().st_uid == 0  # given back
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGXCPU])
 def test_a_draft_is_removed_when_its_maker_is_told_to_end_even_twice(store: Store, number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises((SystemExit, KeyboardInterrupt)) as ended, intake.draft(store, "test") as folder:
@@ -225,6 +225,13 @@ def test_a_draft_is_removed_when_its_maker_is_told_to_end_even_twice(store: Stor
             signal.raise_signal(number)  # is ignored while it clears up
     assert not folder.exists() and signal.getsignal(number) == before
     assert str(ended.value) == ("" if number == signal.SIGINT else str(128 + number))
+
+
+def test_what_a_killed_maker_left_is_removed_by_the_next_one_and_a_living_ones_draft_stays(store: Store) -> None:
+    for name in ("removed-test-1", "test-1"):
+        (store.work_folder("drafts") / name / "work").mkdir(parents=True)
+    with intake.draft(store, "first") as first, intake.draft(store, "second") as second:
+        assert sorted((store.folder / "drafts").iterdir()) == [first, second]
 
 
 def test_a_signal_that_somebody_handles_or_ignores_stays_so_while_an_image_is_made(store: Store) -> None:

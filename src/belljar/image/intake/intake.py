@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
 from belljar.host.files import no_space_as_error, remove_tree, write_whole
-from belljar.host.locks import Lock, locked, try_lock
+from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.image import Image, Surveyor
 from belljar.image.boot import initramfs, kernel, modules
 from belljar.image.intake import sandbox
@@ -38,7 +38,7 @@ APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_time
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 RAW, ARCHIVE = "disk.raw", "survey.tar"  # in a draft
 REMOVED = "removed-"  # prefix of folders that are being removed
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 MOST_KERNELS = 20  # that are looked at, the newest first
 
 
@@ -73,8 +73,10 @@ class Boot:
 
 @contextmanager
 def draft(store: Store, word: str) -> Iterator[Path]:
-    """A folder for an image in the making. Removed at the end, whatever happens, also when this process is told to end; by `gc` when it
-    is killed."""
+    """A folder for an image in the making. Removed at the end, whatever happens, also when this process is told to end; when it is
+    killed, by the next maker of a draft or by `gc`."""
+    with suppress(BelljarError):  # of what cannot be removed, `gc` tells
+        list(abandoned(store))
     while True:
         folder = store.work_folder("drafts") / f"{word}-{os.getpid()}-{time.monotonic_ns():x}"
         folder.mkdir(mode=0o755 if store.shared else 0o700)
@@ -108,6 +110,27 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def abandoned(store: Store, *, dry_run: bool = False) -> Iterator[Path]:
+    """Drafts whose makers are dead, each as it was (or would be) removed."""
+    folder = store.folder / "drafts"
+    for draft in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not is_locked(draft / "maker") and (dry_run or _dropped(draft)):
+            yield draft
+
+
+def _dropped(draft: Path) -> bool:
+    """Remove it, unless its maker or another `gc` takes its lock first."""
+    if draft.name.startswith(REMOVED):
+        drop(draft)
+        return True
+    with suppress(FileNotFoundError):
+        if lock := try_lock(draft / "maker"):
+            with lock:
+                drop(draft)
+            return True
+    return False
 
 
 def drop(folder: Path) -> None:
