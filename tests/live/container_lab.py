@@ -17,10 +17,12 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -230,6 +232,7 @@ class Hub:
     address: str
     env: dict[str, str]
     login: Path | None
+    inside: tuple[str, ...] = ()  # words before each command, as of a network of its own
     log: list[str] = field(default_factory=list)
 
     def reference(self, name: str) -> str:
@@ -242,14 +245,22 @@ class Hub:
         self.skopeo(*words, f"oci:{layout.path}:{tag}", self.reference(name))
         return str(layout.tags[tag]["digest"])
 
+    def fetched(self, name: str) -> Counter[str]:
+        """How often each blob of this name went out."""
+        path = re.compile(rf"/v2/{re.escape(name)}/blobs/sha256:[0-9a-f]+")
+        lines = [line for line in self.log if '"GET"' in line and "response completed" in line]
+        return Counter(match[0] for match in map(path.search, lines) if match)
+
     def skopeo(self, *words: str) -> bytes:
-        done = subprocess.run(["skopeo", *words], env=self.env, capture_output=True, timeout=LONGEST, check=False)
+        done = subprocess.run(
+            [*self.inside, "skopeo", *words], env=self.env, capture_output=True, timeout=LONGEST, check=False
+        )
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout
 
 
 @contextmanager
-def registry(scratch: Path, *, login: bool = False) -> Iterator[Hub]:
+def registry(scratch: Path, *, login: bool = False, inside: tuple[str, ...] = ()) -> Iterator[Hub]:
     """Debian's docker-registry with its data in *scratch*."""
     scratch.mkdir(parents=True, exist_ok=True)
     pem = certificate(scratch)
@@ -257,7 +268,7 @@ def registry(scratch: Path, *, login: bool = False) -> Iterator[Hub]:
     places = {"data": scratch / "data", "pem": pem, "htpasswd": scratch / "htpasswd"}
     (scratch / "config.yml").write_text((CONFIG_YML + AUTH_YML * login).format(**places))
     process = subprocess.Popen(
-        ["setpriv", "--pdeathsig=KILL", "--", "docker-registry", "serve", str(scratch / "config.yml")],
+        ["setpriv", "--pdeathsig=KILL", "--", *inside, "docker-registry", "serve", str(scratch / "config.yml")],
         env={"PATH": os.environ["PATH"], "OTEL_TRACES_EXPORTER": "none"}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -265,7 +276,9 @@ def registry(scratch: Path, *, login: bool = False) -> Iterator[Hub]:
         assert process.stderr is not None
         address = next((it for it in map(_listening, process.stderr) if it), "")
         assert address, f"docker-registry ended with {process.wait(LONGEST)}"
-        hub = Hub(f"localhost:{address.rpartition(':')[2]}", {}, write_login(scratch, address) if login else None)
+        hub = Hub(
+            f"localhost:{address.rpartition(':')[2]}", {}, write_login(scratch, address) if login else None, inside
+        )
         hub.env = environment(scratch / "home", hub.address, pem)
         reader = threading.Thread(target=lambda: hub.log.extend(process.stderr or ()))
         reader.start()

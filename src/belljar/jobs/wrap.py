@@ -10,8 +10,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from belljar import batch
@@ -232,11 +231,12 @@ def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
 
 def in_machine(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Outcome:
     """Run the job in its machine. Raises BelljarError for what is refused before there is one."""
-    from belljar.jobs.starting import START_PATIENCE, check_folder, widen_limits
+    from belljar.jobs.starting import START_PATIENCE, check_folder, environment_of, widen_limits
 
     check_folder(runtime)
     request = make_request(here, job, image, runtime)
     from belljar.batch.job.policy import Asker, may_be_own
+    from belljar.batch.job.request import with_defaults
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
 
@@ -246,29 +246,16 @@ def in_machine(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Ou
         runtime.images.settle(runtime.settings.image.default, own=True)  # the workshop's
         own = may_be_own(Asker.of(caller(), job.queue), runtime.settings.batch)
         runtime.images.settle(image, own=own, pulls="://" in image)  # the rules have judged that
-        with ended_by_term():
-            runtime.images.ensure(image)
-        runtime.images.resolve(image)
+        runtime.images.ensure(image)
+        container = runtime.images.resolve(image).container
     except ImageUnknown as exc:
         if job.image:
             raise
         raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
+    if container:
+        request = with_defaults(request, environment_of(container))
     command = job.inside if job.inside.argv else job.native
     return attend(runtime, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
-
-
-@contextmanager
-def ended_by_term() -> Iterator[None]:
-    """A pull takes minutes: the job's end, by its system or its time, ends it, and what it has brought so far is removed."""
-
-    def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def make_request(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Request:

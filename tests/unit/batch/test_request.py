@@ -9,7 +9,7 @@ import pytest
 
 from belljar.batch import Settings
 from belljar.batch.job import request as making
-from belljar.batch.job.request import Caller, build, measure
+from belljar.batch.job.request import Caller, build, measure, with_defaults
 from belljar.batch.job.terms import Command, Job, Staged, Surroundings
 from belljar.errors import InputMissing, NotPermitted, OverLimit, UsageError
 from belljar.model import GIB, MIB, Account, NetworkMode, Payload, Request, RunPayload, Share, Start, StdinKind
@@ -269,3 +269,26 @@ def test_a_sites_scratch_disk_has_the_size_the_job_asks_for_as_disk() -> None:
 def test_the_limit_on_disks_holds_for_scratch_disks_too() -> None:
     with pytest.raises(OverLimit):
         made(replace(JOB, disk=20 * GIB), scratch=GIB, max_disk=10 * GIB)
+
+
+def test_a_container_images_variables_are_those_that_the_job_does_not_have() -> None:
+    own = {b"PATH": b"/home/bob/bin:/usr/bin:/bin", b"CONDA_PREFIX": b"/home/bob/conda", b"LANG": b"C"}
+    image = {
+        b"PATH": b"/opt/cuda/bin:/usr/bin",
+        b"CONDA_PREFIX": b"/opt/conda",
+        b"CUDA_HOME": b"/opt/cuda",
+        b"LD_LIBRARY_PATH": b"/opt/lib",
+    }
+    job = made(JOB)
+    job = replace(job, work=RunPayload(replace(payload_of(job), env=tuple(own.items()))))
+    assert dict(payload_of(with_defaults(job, image)).env) == {
+        **image, **own, b"PATH": b"/home/bob/bin:/opt/cuda/bin:/usr/bin",
+    }  # fmt: skip
+    assert with_defaults(job, {}) == job
+
+
+def test_an_image_without_a_search_path_leaves_the_jobs_and_a_job_without_one_gets_the_images() -> None:
+    job = made(JOB)
+    job = replace(job, work=RunPayload(replace(payload_of(job), env=((b"A", b"1"), (b"A", b"2")))))
+    assert payload_of(with_defaults(job, {b"PATH": b"/x"})).env == ((b"A", b"1"), (b"A", b"2"), (b"PATH", b"/x"))
+    assert payload_of(with_defaults(job, {b"A": b"3"})) == payload_of(job)

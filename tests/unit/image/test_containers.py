@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.image.container_parts import Container, digest_of, folder, layer, link, packed
@@ -30,6 +31,7 @@ from belljar.errors import (
 )
 from belljar.host import commands
 from belljar.image import Image, is_source
+from belljar.image.container import disk as disks
 from belljar.image.container import sources as from_where
 from belljar.image.images import Images
 from belljar.image.intake import intake, sources
@@ -99,6 +101,19 @@ class Disk:
 
     def stat(self, path: str) -> str:
         return self.ask(f"stat {path}")
+
+
+class Forbidden:
+    """os.link, for all files but this one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.asked, self.real = path, False, os.link
+
+    def __call__(self, source: Path, target: Path, **options: Any) -> None:
+        if source == self.path:
+            self.asked = True
+            raise PermissionError
+        self.real(source, target, **options)
 
 
 def test_what_is_a_source_of_container_images() -> None:
@@ -200,6 +215,32 @@ def sif(part: bytes, *, arch: bytes = b"02\0", filesystem: int = 1, size: int = 
         "<i?IIIqqqqqqq128s384s", 0x4004, True, 1, 1, 0, 1024, size or len(part), 0, 0, 0, 0, 0, b"", extra
     )
     return (head.ljust(128, b"\0") + entry).ljust(1024, b"\0") + part
+
+
+def test_modules_for_hardware_are_left_out_unless_a_useful_one_needs_them(tmp_path: Path) -> None:
+    lines = {
+        "kernel/drivers/net/ethernet/big.ko": "", "kernel/drivers/net/tun.ko": "", "kernel/lib/test_bpf.ko": "",
+        "kernel/fs/ext4/ext4.ko": "kernel/lib/crc16.ko", "kernel/lib/crc16.ko": "", "/etc/passwd": "", "kernel/fs/gone.ko": "",
+    }  # fmt: skip
+    (tmp_path / "modules.dep").write_text("".join(f"{path}: {needs}\n" for path, needs in lines.items()))
+    for path in [*lines, "extra/unlisted.ko.xz"]:
+        if path.endswith("o") and "gone" not in path:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).touch()
+    disks._thin_out(tmp_path)
+    assert {path.name for path in tmp_path.rglob("*.ko*")} == {"tun.ko", "ext4.ko", "crc16.ko"}
+
+
+def test_an_ordinary_users_images_share_one_copy_of_the_sites_kernel(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system lets nobody link a file of somebody else's."""
+    monkeypatch.setattr("os.link", forbidden := Forbidden(store.resolve("debian12").kernel))
+    first, second = (
+        bring(store, Container([HELLO, layer((name, b"x"))]).oci(tmp_path / name), name) for name in ("a", "b")
+    )
+    assert first.kernel and second.kernel and forbidden.asked
+    assert first.kernel.samefile(second.kernel)
 
 
 def test_links_that_lead_elsewhere_stay_in_the_image(store: Store, tmp_path: Path) -> None:

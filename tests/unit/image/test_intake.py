@@ -5,8 +5,10 @@ from __future__ import annotations
 import lzma
 import os
 import select
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,41 @@ def test_a_program_in_the_sandbox_cannot_read_our_files(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         assert printed.startswith(b"given") and printed.endswith(b"Permission denied\n65534\n")
         assert (tmp_path / "given").stat().st_uid == 0  # given back
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGXCPU])
+def test_a_draft_is_removed_when_its_maker_is_told_to_end_even_twice(store: Store, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended, intake.draft(store, "test") as folder:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)  # is ignored while it clears up
+    assert not folder.exists() and signal.getsignal(number) == before
+    assert str(ended.value) == ("" if number == signal.SIGINT else str(128 + number))
+
+
+def test_what_a_killed_maker_left_is_removed_by_the_next_one_and_a_living_ones_draft_stays(store: Store) -> None:
+    for name in ("removed-test-1", "test-1"):
+        (store.work_folder("drafts") / name / "work").mkdir(parents=True)
+    with intake.draft(store, "first") as first, intake.draft(store, "second") as second:
+        assert sorted((store.folder / "drafts").iterdir()) == [first, second]
+
+
+def test_a_signal_that_somebody_handles_or_ignores_stays_so_while_an_image_is_made(store: Store) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with intake.draft(store, "test"):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with ThreadPoolExecutor() as threads:  # no signal reaches one
+
+        def make() -> bool:
+            with intake.draft(store, "test") as folder:
+                return folder.exists()
+
+        assert threads.submit(make).result()
 
 
 def test_a_draft_in_which_something_is_mounted_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

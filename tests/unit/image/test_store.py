@@ -329,8 +329,8 @@ def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Images, publish: P
         os.utime(store.folder / "downloads" / name, (0, 0))
     (store.folder / "downloads" / "new.part").write_bytes(b"")
     dead = store.work_folder("drafts") / "dead-1"
-    dead.mkdir()
     with store.hold(held, "m1"), intake.draft(store, "alive") as alive:
+        dead.mkdir()
         wanted = {
             dead,
             nameless.disk.parent,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,6 +99,20 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
         stderr=caller.stdio[2], inputs=copies, files=tuple(files(here, job, inside)),
         outputs=tuple(replace(copy, changed_only=True) for copy in copies),
     )  # fmt: skip
+
+
+def with_defaults(request: Request, defaults: Mapping[bytes, bytes]) -> Request:
+    """With the variables of a container image, as `apptainer exec` has them: only those that the job does not have, but the image's
+    PATH behind the job's folders on shares."""
+    work = request.work
+    assert isinstance(work, RunPayload)
+    own = dict(work.payload.env)
+    folders = [folder for folder in own.get(b"PATH", b"").split(b":") if folder and folder not in ALSO_THERE]
+    new = {name: value for name, value in defaults.items() if name not in own}
+    if path := defaults.get(b"PATH"):
+        new[b"PATH"] = b":".join([*folders, path])
+    env = (*(pair for pair in work.payload.env if pair[0] not in new), *new.items())
+    return replace(request, work=RunPayload(replace(work.payload, env=env)))
 
 
 def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: Settings) -> Pairs:

@@ -7,6 +7,7 @@ Why ext4 and not squashfs below an overlay: docs/develop/decisions/0028-containe
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 KERNEL_IMAGE = "debian12"
 # What a machine mounts on, or writes to at its start; scratch images have none of them.
 PLACES = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "run": 0o755, "etc": 0o755, "tmp": 0o1777}
-HARDWARE = (
-    "*/drivers/net/ethernet",
-    "*/drivers/net/wireless",
-)  # no machine has any, and they are a third of all modules
+# Modules that software asks for, or a machine's own devices. All others are for hardware and take as much again.
+USEFUL = re.compile(
+    r"kernel/(crypto|arch/x86/crypto|drivers/(block|md/dm-|virtio|vhost|net/(bonding|ipvlan|vxlan|wireguard|[^/]*\.ko))"
+    r"|fs/(9p|autofs|btrfs|exfat|ext4|fat|fuse|isofs|nfs/|nls|overlayfs|smb|squashfs|udf|xfs)"
+    r"|net/(802|8021q|9p|bridge|ipv4|ipv6|key|netfilter|packet|sched|tls|unix|vmw_vsock|xfrm))"
+)
 LARGEST_ID = 0xFFFF_FFFE
 DISK_SIZE = 8 * GIB
 SPARE_FILES = 500_000  # that a machine can make
@@ -81,8 +84,10 @@ def _take(
     os_name = next(filter(None, (pretty_name(_read(raw, path)) for path in RELEASES)), "")
     raw.unlink()
     sandbox.remove(work)
-    assert kernel.kernel and kernel.initrd
-    for file, stored in ((manifest.KERNEL, kernel.kernel), (manifest.INITRD, kernel.initrd)):
+    ours = (image for image in store.images() if image.store == store.folder)
+    twin = next((image for image in ours if image.facts.get("kernel_of") == kernel.digest), kernel)
+    assert twin.kernel and twin.initrd
+    for file, stored in ((manifest.KERNEL, twin.kernel), (manifest.INITRD, twin.initrd)):
         _same_file(stored, folder / file)
     facts = {name: kernel.facts[name] for name in KERNEL_FACTS if name in kernel.facts}
     facts |= {
@@ -143,13 +148,23 @@ def _modules(store: Store, kernel: Image, progress: Progress) -> Path:
         sandbox.run_in(folder, ["debugfs", *words], sandbox.CONVERSION, kernel.virtual_size)
         if not (tree / inside / "modules.dep").exists():
             raise ImageUnfit(f"image {kernel.called}: no modules of its kernel {release} were found in it")
+        _thin_out(tree / inside)
         words = ["--create", "--directory=tree", "--sort=name", "--owner=0", "--group=0", "--mtime=@0"]
-        words += [*(f"--exclude={path}" for path in HARDWARE), *PLACES, inside]
         draft = folder / "modules.tar"
-        sandbox.run_in(folder, ["tar", *words], sandbox.CONVERSION, kernel.virtual_size, stdout=draft)
+        sandbox.run_in(folder, ["tar", *words, *PLACES, inside], sandbox.CONVERSION, kernel.virtual_size, stdout=draft)
         draft.chmod(store.file_mode)
         draft.rename(path)
     return path
+
+
+def _thin_out(folder: Path) -> None:
+    """Leave the useful modules, and what they need."""
+    lines = (line.partition(":") for line in (folder / "modules.dep").read_text().splitlines())
+    needs = {path: {path, *others.split()} for path, _, others in lines}
+    kept = set[str]().union(*(paths for path, paths in needs.items() if USEFUL.match(path)))
+    for path in folder.rglob("*.ko*"):
+        if str(path.relative_to(folder)) not in kept:
+            path.unlink()
 
 
 def _write_disk(work: Path, raw: Path, source: str, largest: int, progress: Progress) -> int:

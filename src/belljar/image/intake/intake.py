@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
 from belljar.host.files import no_space_as_error, remove_tree, write_whole
-from belljar.host.locks import Lock, locked, try_lock
+from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.image import Image, Surveyor
 from belljar.image.boot import initramfs, kernel, modules
 from belljar.image.intake import sandbox
@@ -36,6 +38,7 @@ APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_time
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 RAW, ARCHIVE = "disk.raw", "survey.tar"  # in a draft
 REMOVED = "removed-"  # prefix of folders that are being removed
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 MOST_KERNELS = 20  # that are looked at, the newest first
 
 
@@ -70,18 +73,64 @@ class Boot:
 
 @contextmanager
 def draft(store: Store, word: str) -> Iterator[Path]:
-    """A folder for an image in the making. Removed at the end, whatever happens; by `gc` when we die."""
+    """A folder for an image in the making. Removed at the end, whatever happens, also when this process is told to end; when it is
+    killed, by the next maker of a draft or by `gc`."""
+    with suppress(BelljarError):  # of what cannot be removed, `gc` tells
+        list(abandoned(store))
     while True:
         folder = store.work_folder("drafts") / f"{word}-{os.getpid()}-{time.monotonic_ns():x}"
         folder.mkdir(mode=0o755 if store.shared else 0o700)
         with suppress(FileNotFoundError):  # until its lock is held, `gc` may take it for an abandoned one
             if lock := try_lock(folder / "maker"):
                 break
-    with lock:
+    with lock, _interruptible():
         try:
             yield folder
         finally:
             drop(folder)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A signal that would end this process raises SystemExit or KeyboardInterrupt, once: what is begun is undone first. What somebody
+    handles or ignores stays so; only the main thread can do this."""
+
+    def end(number: int, _: object) -> NoReturn:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) in usual}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def abandoned(store: Store, *, dry_run: bool = False) -> Iterator[Path]:
+    """Drafts whose makers are dead, each as it was (or would be) removed."""
+    folder = store.folder / "drafts"
+    for draft in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not is_locked(draft / "maker") and (dry_run or _dropped(draft)):
+            yield draft
+
+
+def _dropped(draft: Path) -> bool:
+    """Remove it, unless its maker or another `gc` takes its lock first."""
+    if draft.name.startswith(REMOVED):
+        drop(draft)
+        return True
+    with suppress(FileNotFoundError):
+        if lock := try_lock(draft / "maker"):
+            with lock:
+                drop(draft)
+            return True
+    return False
 
 
 def drop(folder: Path) -> None:

@@ -36,9 +36,7 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
     """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limit of the cache,
     ramdisks, layers and interpreters of other agents, old downloads."""
     moment = time.time() if now is None else now
-    for draft in _entries(store.folder / "drafts"):
-        if not is_locked(draft / "maker") and (dry_run or _dropped(draft)):
-            yield draft
+    yield from intake.abandoned(store, dry_run=dry_run)
     for image in store.images():
         is_used = image.store != store.folder or image.names or store.users(image.digest)
         if not is_used and _removed(store, image, dry_run, nameless=True):
@@ -56,19 +54,6 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
                 for path in () if dry_run else paths:
                     path.unlink(missing_ok=True)
             yield from paths
-
-
-def _dropped(draft: Path) -> bool:
-    """Remove it, unless its maker or another `gc` takes its lock first."""
-    if draft.name.startswith(intake.REMOVED):
-        intake.drop(draft)
-        return True
-    with suppress(FileNotFoundError):
-        if lock := try_lock(draft / "maker"):
-            with lock:
-                intake.drop(draft)
-            return True
-    return False
 
 
 def _stale(store: Store) -> Iterator[Path]:
