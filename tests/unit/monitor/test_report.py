@@ -105,11 +105,13 @@ def of_nobody(folder: Path, *rows: dict[str, Any] | bytes) -> Path:
     return folder
 
 
-def source_of(folder: Path) -> Source:
+def source_of(folder: Path, timeout: float = 30.0) -> Source:
     """The ledger that nobody may write into."""
 
     def ask(look: Callable[[Ledger], Any]) -> Any:
-        return json.loads(as_user(NOBODY, lambda: json.dumps(look(Ledger(folder))).encode(), timeout=0.3, what="read"))
+        return json.loads(
+            as_user(NOBODY, lambda: json.dumps(look(Ledger(folder))).encode(), timeout=timeout, what="read")
+        )
 
     return Source("here", "user 65534", folder, "nobody", ask)
 
@@ -159,6 +161,6 @@ def test_a_user_may_report_anything(tmp_path: Path, answer: Any) -> None:
 def test_a_ledger_of_one_line_without_end_is_given_up(tmp_path: Path) -> None:
     folder = of_nobody(tmp_path / "logs", row())
     os.truncate(folder / "ledger-2026-01.jsonl", 1 << 40)  # a file with a hole
-    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [source_of(folder)])
+    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [source_of(folder, 0.3)])
     assert not list(outcomes.between())
     assert outcomes.troubles == {"the ledger of nobody": "read as nobody: not done after 0.3 s"}
