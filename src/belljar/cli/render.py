@@ -69,8 +69,10 @@ def show_findings(findings: Iterable[Finding], *, as_: str) -> int:
     return 0 if is_good else 1
 
 
-def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]], *, as_: str) -> None:
-    """Print *value* as JSON, or as CSV if it is a list of objects, or *rows* as a table, by the verb's --format."""
+def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]] | None = None, *, as_: str) -> None:
+    """Print *value* as JSON, or as CSV if it is a list of objects, or *rows* as a table, by the verb's --format. Without *rows* they
+    are the values of these objects."""
+    rows = [list(item.values()) for item in value] if rows is None else rows
     if as_ == "csv":
         import csv
         import sys

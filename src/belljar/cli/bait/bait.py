@@ -125,8 +125,9 @@ def nodes(args: Args, runtime: Runtime) -> None:
         for entry in read(folder).values()
         for id in entry.machines
     ]
-    rows = [tuple(value.values()) for value in values]
-    show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
+    show(
+        {"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), [[*value.values()] for value in values], as_=args.format
+    )
 
 
 def rules(args: Args, runtime: Runtime) -> None:

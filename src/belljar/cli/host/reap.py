@@ -61,9 +61,11 @@ def kill_all(args: Args, runtime: None) -> int:
 
     held = f"still there after {DEADLINE:.0f} s (the kernel holds it)"
     done = "would be killed" if args.dry_run else "killed"
-    rows = [(*machine, held if machine[1] in survivors else done) for machine in machines]
-    heads = ("MACHINE", "PID", "OWNER", "RESULT")
-    show([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows], heads, rows, as_=args.format)
+    rows = [
+        {"machine": machine, "pid": pid, "owner": owner, "result": held if pid in survivors else done}
+        for machine, pid, owner in machines
+    ]
+    show(rows, ("MACHINE", "PID", "OWNER", "RESULT"), as_=args.format)
     return 1 if survivors else 0
 
 

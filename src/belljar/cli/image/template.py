@@ -99,9 +99,8 @@ def list_caches(args: Args, runtime: Runtime) -> None:
 
 
 def remove_caches(args: Args, runtime: Runtime) -> None:
-    removed = list(caches.remove(runtime.folders))
-    values = [{"number": cache.number, "path": cache.path} for cache in removed]
-    show(values, ("REMOVED", "FILE"), [(cache.number, cache.path) for cache in removed], as_=args.format)
+    removed = [{"number": cache.number, "path": cache.path} for cache in caches.remove(runtime.folders)]
+    show(removed, ("REMOVED", "FILE"), as_=args.format)
 
 
 KEY = "KEY * @keys | a template's key, or the beginning of one"

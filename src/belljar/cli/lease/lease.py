@@ -228,16 +228,11 @@ def usage(args: Args, runtime: Runtime) -> None:
         rows = [(row["owner"], row["machine"], *(row[name] for name in SUMS)) for row in machines]
         show({"machines": machines}, ("OWNER", "MACHINE", *SUM_HEADS), rows, as_=args.format)
         return
-    owners = {
-        owner: [row for row in machines if row["owner"] == owner]
-        for owner in sorted({row["owner"] for row in machines})
-    }
-    sums = [
-        {"owner": owner, "machines": len(rows), **{name: sum(row[name] for row in rows) for name in SUMS}}
-        for owner, rows in owners.items()
-    ]
-    rows = [tuple(row.values()) for row in sums]
-    show({"owners": sums}, ("OWNER", "MACHINES", *SUM_HEADS), rows, as_=args.format)
+    sums = []
+    for owner in sorted({row["owner"] for row in machines}):
+        own = [row for row in machines if row["owner"] == owner]
+        sums.append({"owner": owner, "machines": len(own), **{name: sum(row[name] for row in own) for name in SUMS}})
+    show({"owners": sums}, ("OWNER", "MACHINES", *SUM_HEADS), [[*row.values()] for row in sums], as_=args.format)
 
 
 def events(args: Args, runtime: Runtime) -> None:

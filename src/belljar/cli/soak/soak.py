@@ -7,7 +7,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.parser import Args, Verb
-from belljar.cli.render import as_json, duration, moment, table
+from belljar.cli.render import duration, moment, show, table
 from belljar.errors import BadOption
 from belljar.soak import BATCH, Plan, plots, report
 from belljar.soak.samples import OWN
@@ -22,7 +22,10 @@ def soak(args: Args, runtime: Runtime) -> int:
     made = report.of(args.state)
     for path in args.plot:
         plots.draw(args.state, path)
-    PRINT[args.format](made)
+    if args.format == "table":
+        _as_table(made)
+    else:
+        show(made["starts"] if args.format == "csv" else made, (), (), as_=args.format)
     return 1 if made["failed"] or any(row["grows"] and row["what"] in OWN for row in made["growth"]) else 0
 
 
@@ -66,13 +69,6 @@ def _as_table(made: dict[str, Any]) -> None:
             print(f"\n{text}:\n{table([name.upper() for name in made[what][0]], rows)}")
 
 
-def _as_csv(made: dict[str, Any]) -> None:
-    import csv
-
-    csv.writer(sys.stdout).writerows([list(made["starts"][0]), *(row.values() for row in made["starts"])])
-
-
-PRINT = {"table": _as_table, "json": lambda made: print(as_json(made)), "csv": _as_csv}
 VERBS = {
     "soak": Verb(
         "Run job after job, each in a fresh machine, and report how they started, what failed and whether anything grows on this host: "

@@ -45,8 +45,9 @@ def _leased(door: Path, position: str) -> Iterator[tuple[CloudRecord | None, str
 def sync(args: Args, runtime: Runtime) -> None:
     now = time.time()
     months = args.months or [month_of(now - DAY)]
-    made = [(month, str(path)) for month in months for path in Publisher(runtime.settings.accounting).count(month, now)]
-    show([{"month": month, "file": path} for month, path in made], ("MONTH", "FILE"), made, as_=args.format)
+    publisher = Publisher(runtime.settings.accounting)
+    made = [{"month": month, "file": str(path)} for month in months for path in publisher.count(month, now)]
+    show(made, ("MONTH", "FILE"), as_=args.format)
 
 
 def list_records(args: Args, runtime: Runtime) -> None:
@@ -57,8 +58,9 @@ def list_records(args: Args, runtime: Runtime) -> None:
 
 
 def republish(args: Args, runtime: Runtime) -> None:
-    counts = [(month, Publisher(runtime.settings.accounting).republish(month)) for month in args.months]
-    show([{"month": month, "queued": count} for month, count in counts], ("MONTH", "QUEUED"), counts, as_=args.format)
+    publisher = Publisher(runtime.settings.accounting)
+    counts = [{"month": month, "queued": publisher.republish(month)} for month in args.months]
+    show(counts, ("MONTH", "QUEUED"), as_=args.format)
 
 
 def month_of(moment: float) -> str:

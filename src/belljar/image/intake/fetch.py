@@ -7,6 +7,7 @@ of the file. The caller holds the lock and checks the digest.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from belljar.errors import BelljarError, DownloadFailed, ImageCorrupt, ImageTooLarge, NoSpace
@@ -36,7 +38,6 @@ REFUSED, REDIRECTED, TOO_LARGE = 22, 47, 63  # these and those of ERRORS: https:
 BUSY = (408, 429, 500, 502, 503, 504)
 NO_HEAD = (403, 405, 501)  # servers that answer GET alone: S3 says 403 where an address is signed for GET
 SAFE = "!#$%&'()*+,-./:;=?@[]_~"  # in an address; all else is quoted
-END = r"%{exitcode}\n%{http_code}\n%{remote_ip}\n%{redirect_url}\n%{errormsg}"  # https://curl.se/docs/manpage.html#-w
 JUDGED = "judged.invalid"  # what curl connects to in place of a host whose addresses were judged
 
 
@@ -65,15 +66,8 @@ class _Order:
     fine: tuple[int, ...] = (200,)  # statuses of an answer that is not a failure
 
 
-@dataclass(frozen=True)
-class _End:
-    """How a request ended, as END has curl say it."""
-
-    code: int  # curl's exit code
-    status: int  # 0: there was no answer
-    peer: str
-    target: str  # of a redirect
-    message: str
+# How a request ended, as curl says it: https://curl.se/docs/manpage.html#-w
+_End = Mapping[str, Any]
 
 
 def key(source: str) -> str:
@@ -167,10 +161,10 @@ def _ask(order: _Order, out: Path, head: Path, watch: Callable[[], object] | Non
         if was_safe and scheme == "http":
             raise DownloadFailed(f"{name}: redirected from https to http", hint="Name an address that stays https.")
         end = _run(order, [_line("url", url), *_route(name, url, must_be_public)], out, head, watch)
-        if end.code != REDIRECTED:
+        if end["exitcode"] != REDIRECTED:
             return _check(order, end, out.stat().st_size)
-        must_be_public, was_safe = must_be_public or is_public(end.peer), scheme == "https"
-        url = quote(end.target, safe=SAFE, errors="surrogateescape")
+        must_be_public, was_safe = must_be_public or is_public(end["remote_ip"]), scheme == "https"
+        url = quote(end["redirect_url"], safe=SAFE, errors="surrogateescape")
     raise DownloadFailed(f"{name}: more than {MOST_REDIRECTS} redirects")
 
 
@@ -206,7 +200,7 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
 
     settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
     values = {
-        "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": END,
+        "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": "%{json}",
         "connect-timeout": min(CONNECT_TIMEOUT, settings.stall_timeout), "speed-limit": SLOWEST,
         "speed-time": max(round(settings.stall_timeout), 1),
     }  # fmt: skip
@@ -223,8 +217,8 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
             printed = sandbox.run(
                 argv, [], int(left) + 60, largest, writable=[out, head], stdin=config, fine=CURLS_OWN, watch=watch
             )
-        code, status, peer, target, message = printed.decode(errors="surrogateescape").split("\n", 4)
-        return _End(int(code), int(status), peer, target, message)
+        end: _End = json.loads(printed.decode(errors="surrogateescape"))
+        return end
     except ImageTooLarge as exc:
         raise ImageTooLarge(f"{shown(order.url)}: more than the limit of {settings.max_size} bytes") from exc
     except (ImageCorrupt, ValueError) as exc:  # it was killed, or is too old for an option
@@ -233,12 +227,12 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
 
 def _check(order: _Order, end: _End, size: int) -> None:
     """Raises what became of a request that did not succeed."""
-    code, status, name = end.code, end.status, shown(order.url)
+    code, status, name = end["exitcode"], end["http_code"], shown(order.url)
     if status < 300 and (code == TOO_LARGE or size > order.settings.max_size):
         raise ImageTooLarge(f"{name}: more than the limit of {order.settings.max_size} bytes")
     if status not in order.fine or (code and code != REFUSED):
         error = _Broken if status in BUSY else ERRORS.get(code, DownloadFailed)
-        what = f"the server says {status}" if status >= 300 or not code else end.message
+        what = f"the server says {status}" if status >= 300 or not code else end["errormsg"]
         what += f" ({size} bytes so far)" if size else ""
         raise error(f"{name}: {what}".replace(JUDGED, urlsplit(order.url).hostname or ""))
 

@@ -46,13 +46,12 @@ class Survey:
     def __init__(self, archive: Path, disk_size: int) -> None:
         self._archive, self._disk_size = archive, disk_size
         self._names: dict[str, list[str]] = {}
-        self._links: dict[str, str] = {}
-        self._files: dict[str, tuple[int, int]] = {}  # where its bytes lie in the archive, and how many
+        self._members: dict[str, tarfile.TarInfo] = {}
         try:
             with tarfile.open(archive, "r:") as tar:
                 self._list(tar)
             # Without this file, the disk is one ext4 file system.
-            place = json.loads(self.read(f"/{FILE}")) if f"/{FILE}" in self._files else {}
+            place = json.loads(self.read(f"/{FILE}")) if f"/{FILE}" in self._members else {}
             number, self.fstype = int(place.get("number", 0)), str(place.get("fstype", "ext4"))
             self.subvolume = str(place.get("subvolume", ""))
         except UNREADABLE as exc:
@@ -85,19 +84,19 @@ class Survey:
         return name in self.names(folder)
 
     def link(self, path: str) -> str:
-        """Where a symbolic link points to; empty when it is none."""
-        return self._links.get(path, "")
+        """Where a link points to; empty for anything else."""
+        return self._members[path].linkname if path in self._members else ""
 
     def read(self, path: str) -> bytes:
         """A file's bytes. Does not follow a link. Raises ImageCorrupt when the archive does not have it, or it is too large."""
-        if path not in self._files:
+        file = self._members.get(path)
+        if file is None or not file.isreg():
             raise ImageCorrupt(f"{path}: not found in the disk")
-        at, size = self._files[path]
-        if size > LARGEST_FILE:
-            raise ImageCorrupt(f"{path}: {size} bytes, at most {LARGEST_FILE} are read")
-        with open(self._archive, "rb") as file:
-            file.seek(at)
-            return file.read(size)
+        if not 0 <= file.size <= LARGEST_FILE:
+            raise ImageCorrupt(f"{path}: {file.size} bytes, at most {LARGEST_FILE} are read")
+        with open(self._archive, "rb") as archive:
+            archive.seek(file.offset_data)
+            return archive.read(file.size)
 
     def _list(self, tar: tarfile.TarFile) -> None:
         for number, member in enumerate(iter(tar.next, None)):
@@ -106,10 +105,7 @@ class Survey:
             path = posixpath.normpath(f"/{member.name}")
             folder, name = posixpath.split(path)
             self._names.setdefault(folder, []).append(name)
-            if member.issym():
-                self._links[path] = member.linkname
-            elif member.isreg() and member.size >= 0:
-                self._files[path] = member.offset_data, member.size
+            self._members[path] = member
         if not self._names:
             raise ValueError("it lists nothing")
 

@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 
 from belljar.errors import ImageCorrupt, ImageTooLarge, NoSpace, OverLimit
-from belljar.host.files import free_bytes, no_space_as_error, write_all
+from belljar.host.files import free_bytes, no_space_as_error, private
 from belljar.image import Image, Settings
 from belljar.model import GIB, MIB
 
@@ -68,14 +68,13 @@ def write_overlay(path: Path, backing: Path, size: int) -> None:
     """Make an empty qcow2 file of *size* bytes on top of *backing* (qcow2 too), mode 0600. What `qemu-img create` does in
     the time of a process; here it is one write. Nothing may be at *path* yet."""
     data = overlay_bytes(os.fsencode(backing), size)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        write_all(descriptor, data)
-    except BaseException:
-        path.unlink()
-        raise
-    finally:
-        os.close(descriptor)
+    with open(path, "xb", opener=private) as file:
+        try:
+            file.write(data)
+            file.flush()
+        except OSError:
+            path.unlink()
+            raise
 
 
 def overlay_bytes(backing: bytes, size: int) -> bytes:
