@@ -23,7 +23,7 @@ from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, 
 from belljar.journal import JOURNAL, read
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
-from belljar.monitor.outcomes import Ended, Outcomes
+from belljar.monitor import Ended, Outcomes
 from belljar.monitor.view import HOUR, Counted, Machine, Mode, Node, Values
 from belljar.service.streams import first_of
 

@@ -15,7 +15,7 @@ from belljar.errors import PositionLost
 from belljar.host.files import write_whole
 from belljar.host.locks import locked
 from belljar.model import Cause, OutcomeClass
-from belljar.monitor.outcomes import BEFORE, PATHS, Ended, Outcomes
+from belljar.monitor import BEFORE, PATHS, Ended, Outcomes
 from belljar.records import dataclass
 from belljar.service import kept
 from belljar.service.metrics import Metric, registry

@@ -9,7 +9,7 @@ from typing import Any
 
 from belljar.errors import BadOption, CommandMissing
 from belljar.host.files import named_when_whole, no_space_as_error
-from belljar.monitor.outcomes import Ended
+from belljar.monitor import Ended
 
 BY: Mapping[str, Callable[[Ended], str]] = {
     "user": lambda ended: ended.user,

@@ -8,7 +8,7 @@ from typing import Any
 
 from belljar import errors
 from belljar.model import Cause, to_json
-from belljar.monitor.outcomes import PHASES, Ended
+from belljar.monitor import PHASES, Ended
 from belljar.records import dataclass, field
 
 Values = dict[str, Any]

@@ -11,8 +11,8 @@ from tests.unit.bait.test_requests import GOOD
 
 from belljar.bait import Order, settings
 from belljar.bait.arrivals import Answer
+from belljar.bait.journal import give_order
 from belljar.bait.machines.keeper import request_for, secret
-from belljar.bait.status import give_order
 from belljar.errors import BadSetting
 from belljar.model import RunPayload
 from belljar.pool import JobState, JobView, NodeState, NodeView
@@ -122,7 +122,6 @@ async def test_a_bait_without_a_reason_is_opened_by_who_closed_it(house: House, 
     house.side.seen["nodes"]["bait1"] = FREE
     give_order(house.daemon.folder, Order(False, "disk swap"))
     await house.looks(1)
-    house.daemon.journal.close()
     again = House(tmp_path)  # it remembers
     again.side.tells_reasons = False
     again.side.seen["nodes"]["bait1"] = shut

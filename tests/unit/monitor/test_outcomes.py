@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
 from belljar.model import Cause, Outcome, OutcomeClass, Usage, dumps
-from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes, ended_of, places
+from belljar.monitor import PHASES, WITHIN, Ended, Outcomes, ended_of, places
 
 END = 1767268800.0  # 2026-01-01 12:00 UTC
 

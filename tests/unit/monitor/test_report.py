@@ -16,7 +16,7 @@ from tests.unit.monitor.test_outcomes import END, row, write
 from belljar.cli import main
 from belljar.host.privileges import User, as_user
 from belljar.journal import Ledger
-from belljar.monitor.outcomes import Outcomes, Source
+from belljar.monitor import Outcomes, Source
 from belljar.monitor.report import report
 
 NOBODY = User(65534, 65534, "nobody", "/nonexistent")
@@ -142,7 +142,7 @@ def test_what_only_root_may_read_a_user_cannot_have_read(tmp_path: Path) -> None
 
 @as_root
 def test_a_users_ledger_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.monitor.outcomes.PART", 2000)
+    monkeypatch.setattr("belljar.monitor.PART", 2000)
     folder = of_nobody(tmp_path / "logs", *[row(f"{number:012x}") for number in range(20)])
     outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [source_of(folder)])
     assert [int(ended.id, 16) for ended in outcomes.new()] == list(range(20)) and not outcomes.troubles
