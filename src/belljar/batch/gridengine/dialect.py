@@ -16,9 +16,9 @@ import time
 from collections.abc import Mapping
 
 from belljar.batch import Settings
-from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
-from belljar.batch.job.verdict import delay, mirror, why
-from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, one_line, whole
+from belljar.batch.job.verdict import delay, why
+from belljar.errors import NotInAJob
 from belljar.model import Outcome
 from belljar.records import replace
 
@@ -64,13 +64,16 @@ class GridEngine(Dialect):
             answer=folder + b"/error" if folder else b"", reruns=here.var(RERUN) == "y",  # as Grid Engine itself does it: `-r y`
         )  # fmt: skip
 
-    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+    def mirror(self, job: Job, outcome: Outcome) -> Ending:
+        if outcome.error in UNSTARTED:
+            return _hold(job, one_line(f"belljar: {outcome.reason}"))
+        return super().mirror(job, outcome) if outcome.payload_ran else Ending(exit_code=None, signal=KILL)
+
+    def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         reason = why(outcome, tries, verdict, settings)
-        if verdict is Verdict.MIRROR:
-            return _hold(job, reason) if outcome.error in UNSTARTED else mirror(outcome, KILL)
-        if verdict is Verdict.REQUEUE:
-            return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
-        return _hold(job, reason) if verdict is Verdict.HOLD else Ending(exit_code=OUR_FAILURE)
+        if verdict is Verdict.HOLD:
+            return _hold(job, reason)
+        return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("qstat", "-j", _number(job))
