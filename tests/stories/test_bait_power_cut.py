@@ -47,7 +47,7 @@ def lives(runtime: Runtime, id: str) -> None:
 
 def bait(side: Side, folder: Path, told: list[dict[str, Any]]) -> Daemon:
     pool: Any = side
-    keeper = Kept(SETTINGS, "bait1", pool, ())
+    keeper = Kept(SETTINGS, pool, ())
     tell = lambda event, **facts: told.append(facts) if event == "job" else None  # noqa: E731
     return Daemon(SETTINGS, folder, pool, keeper, tell, nothing, run_command=side.run)
 

@@ -51,7 +51,7 @@ def test_a_request_for_grid_engine_asks_for_the_address_of_its_name(
     )
     pool = settings.pool_of(said)
     id = pool.new_machine(())
-    request = request_for(replace(HELD, uid=0), id, said.name, said, pool)
+    request = request_for(replace(HELD, uid=0), id, said, pool)
     assert (request.id, request.name, request.machine.network_class) == (id, "vm10", "bridge:br0@10.99.0.10")
     assert isinstance(request.work, RunPayload)
     files = {file.path: file.data for file in request.work.payload.files}

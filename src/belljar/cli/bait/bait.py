@@ -37,7 +37,7 @@ def run(args: Args, runtime: Runtime) -> None:
 
     bait = settings.load(args.file)
     pool = settings.pool_of(bait)
-    keeper = Machines(bait, bait.name, pool, shares(bait.shares, "bait.shares: "))
+    keeper = Machines(bait, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(bait, folder_of(args, runtime), pool, keeper, tell, _judge(runtime, bait.images[0])))
 
