@@ -17,7 +17,7 @@ from pathlib import Path
 
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import Ad, Expression, parse, string
-from belljar.batch.job.terms import FAILED, Command, Dialect, Ending, Job, Staged, Surroundings, Verdict
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict
 from belljar.batch.job.verdict import delay, why
 from belljar.errors import NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
@@ -74,9 +74,9 @@ class HTCondor(Dialect):
     def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         reason = why(outcome, tries, verdict, settings)
         if verdict is Verdict.HOLD:
-            return _held(job.ask_env, job.started_before + 1, reason, FAILED)
+            return _held(job.ask_env, job.started_before + 1, reason, self.failed)
         if not job.answer:
-            return FAILED
+            return self.failed
         # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
         files, folder = ((job.answer, reason.encode("ascii", "replace") + b"\n"),), os.path.dirname(job.answer)
         return Ending(1, files=files, opens=folder, delay=delay(tries, settings))

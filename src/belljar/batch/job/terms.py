@@ -123,9 +123,6 @@ class Ending:
     otherwise: Ending | None = None
 
 
-FAILED = Ending(OUR_FAILURE)
-
-
 def whole(text: str) -> int | None:
     """A number of decimal digits; None for all else."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
@@ -150,6 +147,7 @@ class Dialect(Protocol):
     """One batch system's language. It keeps nothing of a job: that is in its `Job`, or a subclass."""
 
     name: str
+    failed: Ending = Ending(OUR_FAILURE)
 
     def read(self, here: Surroundings) -> Job:
         """Raises NotInAJob when these are not the surroundings of a job of this system."""
@@ -158,7 +156,7 @@ class Dialect(Protocol):
         """`verdict` in this system's words. *tries*: starts so far that failed for lack of a machine, this one included."""
         if verdict is Verdict.MIRROR:
             return self.mirror(job, outcome)
-        return FAILED if verdict is Verdict.FAIL else self.again(job, verdict, outcome, tries, settings)
+        return self.failed if verdict is Verdict.FAIL else self.again(job, verdict, outcome, tries, settings)
 
     def mirror(self, job: Job, outcome: Outcome) -> Ending:
         """End as the payload ended; one that was ended before it began ends by TERM, as a native job does."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from belljar.batch import Settings
-from belljar.batch.job.terms import FAILED, Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
 from belljar.batch.job.verdict import why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
@@ -68,7 +68,7 @@ class Lsf(Dialect):
         """brequeue ends the job to give it back; a job whose count cannot be kept is not given back."""
         note = ("bpost", "-i", NOTE, "-d", why(outcome, tries, verdict, settings), job.id)
         requeue = ("brequeue", *(("-H",) if verdict is Verdict.HOLD else ()), "-r", job.id)
-        return Ending(OUR_FAILURE, commands=(note, requeue), delay=KILLED_IN, otherwise=FAILED)
+        return Ending(OUR_FAILURE, commands=(note, requeue), delay=KILLED_IN, otherwise=self.failed)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("bread", "-i", NOTE, job.id)

@@ -15,18 +15,7 @@ from collections.abc import Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
-from belljar.batch.job.terms import (
-    FAILED,
-    Command,
-    Dialect,
-    Ending,
-    Job,
-    Surroundings,
-    Verdict,
-    one_line,
-    one_node,
-    whole,
-)
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Surroundings, Verdict, one_line, one_node, whole
 from belljar.errors import NotInAJob
 from belljar.model import MIB, Outcome
 from belljar.records import replace
@@ -74,11 +63,10 @@ class Slurm(Dialect):
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         ending = super().tell(job, verdict_, outcome, tries, settings)
-        if verdict_ is not Verdict.FAIL or job.comment is None:
-            return ending
-        return replace(
-            ending, commands=(_comment(job, verdict.why(outcome, tries, verdict_, settings)),), otherwise=FAILED
-        )
+        if verdict_ is Verdict.FAIL and job.comment is not None:
+            note = _comment(job, verdict.why(outcome, tries, verdict_, settings))
+            ending = replace(ending, commands=(note,), otherwise=ending)
+        return ending
 
     def again(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """By the owner's own `scontrol`: it needs no exit code of its own, and takes the time of the next start. The
@@ -91,7 +79,7 @@ class Slurm(Dialect):
             # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
             is_last = job.started_before + 1 >= max(settings.retries, 1)
         requeue, start = ("scontrol", act, job.id), ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{delay}")
-        bare = FAILED if is_last else Ending(commands=(requeue,), otherwise=FAILED)
+        bare = self.failed if is_last else Ending(commands=(requeue,), otherwise=self.failed)
         # Once requeued, the job is back in the queue whatever fails after it: Slurm heeds no exit code of this run.
         return Ending(commands=(note, requeue, start), otherwise=bare)
 

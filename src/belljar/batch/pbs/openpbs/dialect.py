@@ -15,7 +15,7 @@ from typing import Any
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
-from belljar.batch.job.terms import FAILED, Command, Ending, Job, Surroundings, Verdict
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
 from belljar.batch.pbs import common
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
@@ -52,7 +52,7 @@ class OpenPbs(common.Pbs):
     def again(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """By a note for the execjob_epilogue hook, which fails a job that had begun with `-r n`."""
         if not job.answer:
-            return FAILED
+            return self.failed
         delay = verdict.delay(tries, settings) if verdict_ is Verdict.REQUEUE else 0.0
         # PBS loses a subjob that is to wait for a time, so this process keeps it for as long (the hook knows it, too).
         is_subjob = "[" in job.id
@@ -60,7 +60,9 @@ class OpenPbs(common.Pbs):
         later, begun = 0 if is_subjob else int(delay), verdict.has_begun(outcome)
         text = {"verdict": verdict_.value, "why": why, "delay": later, "begun": begun}
         note = json.dumps(text, separators=(",", ":")).encode()
-        return Ending(OUR_FAILURE, files=((job.answer, note),), delay=delay if is_subjob else 0.0, otherwise=FAILED)
+        return Ending(
+            OUR_FAILURE, files=((job.answer, note),), delay=delay if is_subjob else 0.0, otherwise=self.failed
+        )
 
 
 DIALECT = OpenPbs()

@@ -22,7 +22,7 @@ import time
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
-from belljar.batch.job.terms import FAILED, Command, Ending, Job, Surroundings, Verdict, whole
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict, whole
 from belljar.batch.pbs import common
 from belljar.batch.pbs.common import seconds
 from belljar.batch.pbs.sizes import size
@@ -74,7 +74,7 @@ class Torque(common.Pbs):
         else:
             then = time.localtime(outcome.ended + max(verdict.delay(tries, settings), 1))
             command = ("qalter", "-a", time.strftime("%Y%m%d%H%M.%S", then), job.id)
-        return Ending(exit_code=None, signal=AGAIN_SIGNAL, commands=(command,), otherwise=FAILED)
+        return Ending(exit_code=None, signal=AGAIN_SIGNAL, commands=(command,), otherwise=self.failed)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("qstat", "-f", job.id)
