@@ -177,13 +177,13 @@ class Outcomes:
         self.unreadable = 0  # rows that were left out
         self.troubles = dict[str, str]()  # ledgers of users that could not be read, and why
 
-    def between(self, since: float = 0.0) -> Iterator[Ended]:
-        """The machines that ended from *since* on; of each node about in the order of their ends. Positions stay where they are."""
-        month = time.gmtime(max(since - DAY, 0.0))  # the clock may have been set back a little
-        for source in self.sources():
-            for ended, _ in self._read(source, time.strftime("%Y-%m:0", month)):
-                if ended is not None and ended.ended >= since:
-                    yield ended
+    def since(self, moment: float) -> Iterator[Ended]:
+        """As `new`, but the first time with the machines that ended from *moment* on; of each node about in the order of their ends."""
+        month = time.strftime(
+            "%Y-%m:0", time.gmtime(max(moment - DAY, 0.0))
+        )  # the clock may have been set back a little
+        self.positions = {source.key: month for source in self.sources()} | self.positions
+        return (ended for ended in self.new() if ended.ended >= moment)
 
     def new(self) -> Iterator[Ended]:
         """The machines behind the positions; the next call goes on behind them. Raises PositionLost where a ledger was cut."""

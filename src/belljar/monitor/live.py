@@ -87,8 +87,7 @@ class Host:
 
     async def _count(self, outcomes: Outcomes, changed: Callable[[], None]) -> None:
         def begin() -> dict[str, Counted]:
-            outcomes.skip()  # before the rows so far are read: what comes meanwhile is met twice, and counted once
-            return count_by_node(outcomes.between(time.time() - self._window), {})
+            return count_by_node(outcomes.since(time.time() - self._window), {})
 
         def look() -> tuple[list[Ended], set[Path]]:
             folders = [source.folder for source in outcomes.sources()]

@@ -54,9 +54,6 @@ class Counted:
     latest: dict[str, Machine] = field(default_factory=dict)  # by cause
 
     def count(self, ended: Ended) -> None:
-        """Once, however often a recent one is met."""
-        if ended.id in self.recent:
-            return
         machine, counts = machine_of(ended), {"machines": 1, "failed": int(ended.has_failed)}
         self.recent[ended.id] = machine
         if len(self.recent) > SHOWN:
