@@ -43,8 +43,8 @@ JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
 class GridEnginePool(pool.Pool):
-    """*bait*: QUEUE@HOST whose prolog takes jobs back itself, by ending with 99. *queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a
-    machine's id ends in its address; *feature*: of these nodes."""
+    """*queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a machine's id ends
+    in its address; *feature*: of these nodes; *bait*: QUEUE@HOST whose prolog takes jobs back itself, by ending with 99."""
 
     moves_whole_arrays = True  # by `qalter -q`
     tells_reasons = False

@@ -88,7 +88,7 @@ JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
 class SlurmPool(pool.Pool):
-    """Slurm."""
+    """Jobs, and the nodes that machines become."""
 
     folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
     packages = ("slurmd", "munge")
@@ -219,7 +219,7 @@ class SlurmPool(pool.Pool):
         yield fail_if(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
 
 
-# -- jobs ----------------------------------------------------------------------------------------------------------------
+# -- jobs ---------------------------------------------------------------------------------------------------------------
 
 
 def _job(row: str, mark: str) -> JobView:
@@ -308,7 +308,7 @@ def _names(text: str) -> Iterator[str]:
             yield f"{match[1]}{number:0{len(first)}}{match[3]}"
 
 
-# -- nodes ---------------------------------------------------------------------------------------------------------------
+# -- nodes --------------------------------------------------------------------------------------------------------------
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
