@@ -23,6 +23,7 @@ from pathlib import Path
 
 from belljar import pool
 from belljar.batch.job.terms import one_line, one_node, whole
+from belljar.batch.slurm.site import CONFIG, shown
 from belljar.errors import BelljarError
 from belljar.findings import Finding, fail_if
 from belljar.host.files import read_capped
@@ -206,14 +207,14 @@ class SlurmPool(pool.Pool):
         yield fail_if("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
         yield head(conf, hosts)
         known = self.nodes(ask(*self.query_nodes()).encode())
-        config = settings_of(ask("scontrol", "show", "config"))
+        config = shown(ask(*CONFIG))
         for name in baits:
             wrong = "" if name in known else "slurmctld knows no such node"
             yield fail_if(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
-        most = config.get("MaxNodeCount") or "not told"
+        most = config.get("maxnodecount", [""])[0] or "not told"
         wrong = "" if most.isdigit() and int(most) > len(known) else f"{most}: no node can join {len(known)}"
         yield fail_if("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
-        wrong = _prolog(config.get("Prolog", "(null)"))
+        wrong = _prolog(config.get("prolog", [""])[0])
         yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/batch/bait/guide.md.")
         line = f"NodeSet={queue} Feature={feature} and PartitionName={queue} Nodes={queue} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"
         yield fail_if(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
@@ -370,14 +371,8 @@ def heads(conf: str, hosts: Iterable[str]) -> dict[str, str]:
     return {address or name: addresses.get(address or name, "") for name, address in re.findall(HEAD, conf)}
 
 
-def settings_of(printed: str) -> dict[str, str]:
-    """`Key = value` of `scontrol show config`; of a key with numbers, the first."""
-    rows = re.findall(r"(?m)^(\w+)(?:\[\d+\])?\s*= (.*)$", printed)
-    return {key: value.strip() for key, value in reversed(rows)}
-
-
 def _prolog(path: str) -> str:
-    if path == "(null)":
+    if not path:
         return f"slurm.conf names none: {ON_ITSELF}"
     if path.endswith("*"):  # several, of which each may be ours
         return ""
