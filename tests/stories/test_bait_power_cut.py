@@ -47,7 +47,7 @@ def lives(runtime: Runtime, id: str) -> None:
 
 def bait(side: Side, folder: Path, told: list[dict[str, Any]]) -> Daemon:
     pool: Any = side
-    keeper = Kept(SETTINGS, "bait1", pool, ())
+    keeper = Kept(SETTINGS, pool, ())
     tell = lambda event, **facts: told.append(facts) if event == "job" else None  # noqa: E731
     return Daemon(SETTINGS, folder, pool, keeper, tell, nothing, run_command=side.run)
 
@@ -70,7 +70,6 @@ async def test_after_a_power_cut_each_machine_has_its_end_and_each_job_is_tried_
     for id, job, state in ((RUNS, "7", State.RUNNING), (BOOTS, "8", State.VM_BOOTING)):
         lives(runtime, id)
         before.journal.write(Entry(job, state, 1e12, (id,), home="batch", starts=1 if state is State.RUNNING else 0))
-    before.journal.close()
     power_cut(runtime, monkeypatch)
 
     after = bait(side, tmp_path / "bait", told)
@@ -99,7 +98,6 @@ async def test_after_a_power_cut_each_machine_has_its_end_and_each_job_is_tried_
     assert {job: (entry.state, entry.tries) for job, entry in after.journal.entries.items()} == {
         "7": (State.STOPPED, 1), "8": (State.STOPPED, 1),
     }  # fmt: skip
-    after.journal.close()
     assert sorted(rows(runtime)) == [(RUNS, "node-fault"), (BOOTS, "node-fault")]
     assert runtime.leftovers() == [] and os.listdir(runtime.folders.begun) == []
     assert not [file for file in runtime.folders.scratch.rglob("*") if file.is_file()]

@@ -10,9 +10,9 @@ made for each, lets that join the batch system, and moves the job there. The bat
     machines/    keeper.py: by belljar's own door;  scrub.py: how one is cleaned between two jobs, and proved to be clean
     networks/    classes.py: rules that keep network classes apart;  uplink.py: how much of a way out is free
     cloud.py     Slurm's own way instead: nodes that slurmctld has made, and on which host
-    journal.py   what was written down
+    journal.py   what was written down; what an operator says to it, and what it shows
     daemon.py    looks, decides, writes;  acts.py: acts;  arrivals.py: a prolog asks it to take a job back
-    status.py    what an operator says to it, and what it shows;  check.py: what a host still needs
+    check.py     what a host still needs
 
 Frozen values, no input or output. Sizes are in bytes, times in seconds, moments in seconds since the epoch.
 """

@@ -22,7 +22,7 @@ from typing import Any
 from belljar import api
 from belljar.bait import Settings
 from belljar.bait.acts import command
-from belljar.bait.machines.keeper import GRACE, account_of, joining_request, secret
+from belljar.bait.machines.keeper import GRACE, account_of, joining_request, last_line, secret
 from belljar.errors import BadOption, BelljarError, CommandFailed, HostError
 from belljar.host.commands import Finished
 from belljar.host.files import private_folder, read_capped, read_json
@@ -230,8 +230,7 @@ class Placement:
         try:
             return {str(name): str(machine) for name, machine in json.loads(reply.out[:MOST])["nodes"].items()}
         except (ValueError, TypeError, KeyError, AttributeError):
-            last = reply.err.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {reply.code}"]
-            why = "".join(char if char.isprintable() else "?" for char in last[0])[:200]
+            why = last_line(reply.err) or f"exit {reply.code}"
             raise CommandFailed(f"no answer of `belljar node {words[0]}`: {why}") from None
 
     def _found(self, name: str) -> tuple[str, str]:

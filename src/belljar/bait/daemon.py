@@ -12,7 +12,8 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,9 +25,8 @@ from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, next_step
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.parts import invitation, refusal
 from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
-from belljar.bait.journal import Journal
+from belljar.bait.journal import Journal, Status, order, read_status, show_status
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
-from belljar.bait.status import Status, order, read_status, show_status
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
@@ -82,9 +82,7 @@ class Daemon:
     # -- what goes on --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        async with AsyncExitStack() as stack:
-            stack.callback(self.journal.close)
-            await stack.enter_async_context(listening(self.folder, self.arrived))
+        async with listening(self.folder, self.arrived):
             self._tell("bait started", bait=self.settings.name, jobs=len(self.journal.entries))
             try:
                 await serving(self._follow(), self._looks(), reload=self._wake.set)
@@ -95,11 +93,8 @@ class Daemon:
     async def _looks(self) -> None:
         while True:
             is_moving, begin = False, self._clock()
-            try:
+            with self._troubles.noted("look"):
                 is_moving = await self.look()
-                self._troubles.note("look")
-            except (BelljarError, OSError) as exc:
-                self._troubles.note("look", exc)
             soon = max(SOON, self._clock() - begin)  # a batch system that is slow to answer is asked less often
             with suppress(TimeoutError):
                 async with asyncio.timeout(soon if is_moving else self.settings.cycle):
@@ -199,7 +194,7 @@ class Daemon:
         entries = self.journal.entries.values()
         in_use = frozenset(id for entry in entries for id in entry.machines)
         for id in in_use - machines - self._acts.ended.keys() - self._acts.working.keys():
-            if (why := await in_thread(lambda id=id: self._keeper.ended(id))) is not None:  # type: ignore[misc]
+            if (why := await in_thread(partial(self._keeper.ended, id))) is not None:
                 self._acts.ended[id] = why
         idle = frozenset(id for entry in entries if entry.state in KEEPING for id in entry.machines)
         self._acts.forget(machines, in_use, idle)
@@ -277,7 +272,7 @@ class Daemon:
         if after.state is not State.REPROCESS or before.state is not State.VM_BOOTING:
             return after
         silent = [id for id in before.machines if id in seen.machines and seen.state(id) is None]
-        lines = [await in_thread(lambda id=id: self._keeper.last_words(id)) for id in silent]  # type: ignore[misc]
+        lines = [await in_thread(partial(self._keeper.last_words, id)) for id in silent]
         return replace(after, why="; ".join((after.why, *dict.fromkeys(filter(None, lines)))))
 
     def _count(self, entry: Entry, after: Entry) -> None:

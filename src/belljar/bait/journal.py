@@ -1,23 +1,25 @@
 """What a bait wrote down: one line of JSON for each change, on disk before the act that follows: the entries that change together.
 
 The last line of a job counts. A line that was cut off by a crash is ignored: its act was not done. A start writes the file anew, with the
-jobs that are not closed.
+jobs that are not closed. Beside it, what an operator says to a bait, and what it shows: two small files.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.bait.decisions.step import Entry, State
+from belljar.bait import Order
+from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.errors import BelljarError
-from belljar.host.files import no_space_as_error, read_capped, write_all, write_whole
+from belljar.host.files import append_line, private_folder, read_capped, write_whole
 from belljar.model import dumps
 from belljar.reading import from_json
+from belljar.records import dataclass, field
+from belljar.service import kept
 
-FILE = "jobs.jsonl"
+FILE, ORDER, STATUS = "jobs.jsonl", "order.json", "status.json"
 LARGEST = 1 << 28
 ROLL = 1 << 20  # bytes after which it is written anew
 
@@ -42,34 +44,58 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self.entries = read(folder)
-        self._descriptor = -1
         self.roll()
 
     def write(self, *entries: Entry) -> None:
         """All of them, or none. On disk when it returns. Raises NoSpace: then nothing may be done."""
-        before = os.fstat(self._descriptor).st_size
-        with no_space_as_error(self._path):
-            try:
-                write_all(self._descriptor, dumps(entries) + b"\n")
-                os.fdatasync(self._descriptor)
-            except OSError:  # a part of it would spoil the next line
-                os.ftruncate(self._descriptor, before)
-                raise
+        append_line(self._path, dumps(entries), durable=True)
         for entry in entries:
             if entry.state is State.CLOSED:
                 self.entries.pop(entry.job, None)
             else:
                 self.entries[entry.job] = entry
-        if os.fstat(self._descriptor).st_size > ROLL + 4096 * len(self.entries):
+        if self._path.stat().st_size > ROLL + 4096 * len(self.entries):
             self.roll()
 
     def roll(self) -> None:
         """Write the file anew, whole, without what is closed."""
         write_whole(self._path, b"".join(dumps((entry,)) + b"\n" for entry in self.entries.values()), durable=True)
-        self.close()
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
 
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+
+@dataclass(frozen=True)
+class Status:
+    """A bait at its last look. Moments are seconds since the epoch."""
+
+    name: str
+    system: str
+    pid: int
+    started: float
+    looked: float = 0.0
+    state: str = BaitState.OPEN.value
+    why: str = ""
+    waits: str = ""  # what the next job waits for
+    error: str = ""  # why the batch system, or the journal, could not be asked
+    faults: int = 0  # failed starts in a row
+    failed: float = 0.0  # when the last one was
+    jobs: dict[str, int] = field(default_factory=dict)  # how many in each state
+    nodes: dict[str, str] = field(default_factory=dict)  # of machines, with their states
+    names: dict[str, str] = field(default_factory=dict)  # machine -> node
+
+
+def read_status(folder: Path) -> Status | None:
+    status: Status | None = kept.read(folder / STATUS, Status)
+    return status
+
+
+def order(folder: Path) -> Order:
+    return kept.read(folder / ORDER, Order) or Order()
+
+
+def give_order(folder: Path, order: Order) -> None:
+    """The bait that works in this folder obeys it at its next look, and after a restart too."""
+    kept.keep(private_folder(folder) / ORDER, order, durable=True)
+
+
+def show_status(folder: Path, status: Status) -> None:
+    with suppress(OSError, BelljarError):
+        kept.keep(folder / STATUS, status)

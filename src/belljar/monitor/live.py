@@ -23,7 +23,7 @@ from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, 
 from belljar.journal import JOURNAL, read
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
-from belljar.monitor.outcomes import Ended, Outcomes
+from belljar.monitor import Ended, Outcomes
 from belljar.monitor.view import HOUR, Counted, Machine, Mode, Node, Values
 from belljar.service.streams import first_of
 
@@ -87,8 +87,7 @@ class Host:
 
     async def _count(self, outcomes: Outcomes, changed: Callable[[], None]) -> None:
         def begin() -> dict[str, Counted]:
-            outcomes.skip()  # before the rows so far are read: what comes meanwhile is met twice, and counted once
-            return count_by_node(outcomes.between(time.time() - self._window), {})
+            return count_by_node(outcomes.since(time.time() - self._window), {})
 
         def look() -> tuple[list[Ended], set[Path]]:
             folders = [source.folder for source in outcomes.sources()]

@@ -4,7 +4,6 @@ Counters count every row of the ledgers, so they go on where they stood after a 
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -15,7 +14,7 @@ from belljar.errors import PositionLost
 from belljar.host.files import write_whole
 from belljar.host.locks import locked
 from belljar.model import Cause, OutcomeClass
-from belljar.monitor.outcomes import BEFORE, PATHS, Ended, Outcomes
+from belljar.monitor import BEFORE, PATHS, Ended, Outcomes
 from belljar.records import dataclass
 from belljar.service import kept
 from belljar.service.metrics import Metric, registry
@@ -73,7 +72,7 @@ class Tally:
     """What the machines of these ledgers add up to. *outcomes*: a reader that begins at such positions. *before*: go on from there."""
 
     def __init__(self, outcomes: Callable[[Mapping[str, str]], Outcomes], before: Kept | None = None) -> None:
-        self._reader, self._turn = outcomes, threading.Lock()
+        self._reader = outcomes
         self._begin(before if before and before.buckets == BUCKETS else Kept({}, {}))
 
     def _begin(self, before: Kept) -> None:
@@ -81,13 +80,13 @@ class Tally:
         self.values = {name: {of: list(numbers) for of, numbers in before.values.get(name, ())} for name in METRICS}
 
     def read(self) -> None:
-        """Add what is new. Where a ledger was cut, all of them are read anew: Prometheus knows counters that begin again."""
-        with self._turn:
-            try:
-                self._add_new()
-            except PositionLost:
-                self._begin(Kept({}, {}))
-                self._add_new()
+        """Add what is new. Where a ledger was cut, all of them are read anew: Prometheus knows counters that begin again. One call at
+        a time."""
+        try:
+            self._add_new()
+        except PositionLost:
+            self._begin(Kept({}, {}))
+            self._add_new()
 
     def kept(self) -> Kept:
         """All of it, to be handed to a later one."""

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadOption, CommandMissing
 from belljar.host.files import named_when_whole, no_space_as_error
-from belljar.monitor.outcomes import Ended
+from belljar.monitor import Ended
 
 BY: Mapping[str, Callable[[Ended], str]] = {
-    "user": lambda ended: ended.user,
-    "image": lambda ended: ended.image,
-    "cause": lambda ended: ended.cause,
-    "node": lambda ended: ended.node,
+    **{name: attrgetter(name) for name in ("user", "image", "cause", "node")},
     "day": lambda ended: time.strftime("%Y-%m-%d", time.localtime(ended.ended)),
 }
 COUNTS: Mapping[str, Callable[[Ended], int]] = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import HostError, LibraryMissing, PositionLost
 from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.jobs import complain
-from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes
+from belljar.monitor import PHASES, WITHIN, Ended, Outcomes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

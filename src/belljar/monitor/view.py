@@ -8,7 +8,7 @@ from typing import Any
 
 from belljar import errors
 from belljar.model import Cause, to_json
-from belljar.monitor.outcomes import PHASES, Ended
+from belljar.monitor import PHASES, Ended
 from belljar.records import dataclass, field
 
 Values = dict[str, Any]
@@ -54,9 +54,6 @@ class Counted:
     latest: dict[str, Machine] = field(default_factory=dict)  # by cause
 
     def count(self, ended: Ended) -> None:
-        """Once, however often a recent one is met."""
-        if ended.id in self.recent:
-            return
         machine, counts = machine_of(ended), {"machines": 1, "failed": int(ended.has_failed)}
         self.recent[ended.id] = machine
         if len(self.recent) > SHOWN:

@@ -11,7 +11,6 @@ owns none of its jobs. A system's module is commands and strict parsers.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
@@ -23,6 +22,7 @@ from typing import Any, Protocol, cast
 from belljar import batch
 from belljar.errors import BadOption
 from belljar.findings import Finding
+from belljar.host.caller import describe
 from belljar.model import PlainFile
 from belljar.records import dataclass
 
@@ -315,10 +315,7 @@ class NamedJob:
 
 def account() -> str:
     """Whose jobs ours are. Somebody else's may have any name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    return describe(os.geteuid(), os.getegid(), ()).name
 
 
 def id_printed(printed: bytes, pattern: str) -> JobId:

@@ -12,9 +12,8 @@ from tests.unit.bait.test_daemon import FREE, HELD, RUNNING, SETTINGS, House, Ma
 from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.advance import UNFIT
 from belljar.bait.decisions.step import Entry, State
-from belljar.bait.journal import read
+from belljar.bait.journal import read, read_status
 from belljar.bait.machines.keeper import last_line, why_ended
-from belljar.bait.status import read_status
 from belljar.errors import CommandFailed
 from belljar.model import GIB, MIB
 from belljar.pool import UNFIT_CODE, JobView, NodeState, load, node_of

@@ -17,9 +17,8 @@ from belljar.bait.daemon import LOCK, Daemon, serve
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.step import Entry, State
-from belljar.bait.journal import read
+from belljar.bait.journal import give_order, read, read_status
 from belljar.bait.machines.keeper import feature_of
-from belljar.bait.status import give_order, read_status
 from belljar.errors import BadOption, CommandFailed, HostError
 from belljar.host.locks import try_lock
 from belljar.model import GIB, MIB
@@ -337,7 +336,6 @@ async def test_what_was_written_down_is_found_by_the_next_bait(house: House, tmp
     await arrives(house)
     await house.looks(1)
     (id,) = house.daemon.journal.entries["7"].machines
-    house.daemon.journal.close()
     again = House(tmp_path)
     again.see(HELD)
     await again.looks(2)
@@ -382,7 +380,6 @@ async def test_a_bait_that_is_restarted_knows_of_the_failed_starts_before_it(hou
     await arrives(house)
     house.machines.refuses = OSError("no process is left")  # as it comes from the kernel
     await house.looks(14)
-    house.daemon.journal.close()
     again = House(tmp_path)
     assert again.daemon.faults == house.daemon.faults and again.daemon.faults.count == 3
     again.see(None)

@@ -23,4 +23,4 @@ def test_a_store_that_has_none_of_its_images_whole_is_a_reason_to_close(
         return "sha256-0"
 
     monkeypatch.setattr(api, "image_digest", image_digest)
-    assert Machines(SETTINGS, "bait1", load("slurm"), ()).room(0).no_image == says
+    assert Machines(SETTINGS, load("slurm"), ()).room(0).no_image == says

@@ -11,8 +11,8 @@ from tests.unit.bait.test_requests import GOOD
 
 from belljar.bait import Order, settings
 from belljar.bait.arrivals import Answer
+from belljar.bait.journal import give_order
 from belljar.bait.machines.keeper import request_for, secret
-from belljar.bait.status import give_order
 from belljar.errors import BadSetting
 from belljar.model import RunPayload
 from belljar.pool import JobState, JobView, NodeState, NodeView
@@ -51,7 +51,7 @@ def test_a_request_for_grid_engine_asks_for_the_address_of_its_name(
     )
     pool = settings.pool_of(said)
     id = pool.new_machine(())
-    request = request_for(replace(HELD, uid=0), id, said.name, said, pool)
+    request = request_for(replace(HELD, uid=0), id, said, pool)
     assert (request.id, request.name, request.machine.network_class) == (id, "vm10", "bridge:br0@10.99.0.10")
     assert isinstance(request.work, RunPayload)
     files = {file.path: file.data for file in request.work.payload.files}
@@ -122,7 +122,6 @@ async def test_a_bait_without_a_reason_is_opened_by_who_closed_it(house: House, 
     house.side.seen["nodes"]["bait1"] = FREE
     give_order(house.daemon.folder, Order(False, "disk swap"))
     await house.looks(1)
-    house.daemon.journal.close()
     again = House(tmp_path)  # it remembers
     again.side.tells_reasons = False
     again.side.seen["nodes"]["bait1"] = shut

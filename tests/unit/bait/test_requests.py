@@ -31,7 +31,7 @@ def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeyp
     (tmp_path / "slurm.conf").write_text("SlurmctldHost=head\nNodeName=wn01\n")
     said = replace(SETTINGS, conf=tmp_path / "slurm.conf", key=tmp_path / "key", overhead=100 * MIB)
     job = replace(HELD, uid=0, features=("el9",), nodes=2, cpus=3, memory=1000 * MIB)
-    request = request_for(job, "0123456789ab", "bait1", said, load("slurm"))
+    request = request_for(job, "0123456789ab", said, load("slurm"))
     assert (request.id, request.name, request.machine.cpus, request.machine.memory) == (
         "0123456789ab",
         "vm0123456789abx",
@@ -47,9 +47,9 @@ def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeyp
     assert ("alias", "slurm:7") in request.labels  # for `belljar show slurm:7`
     assert b"NodeName" not in request.work.payload.files[0].data  # type: ignore[operator]
     assert env[b"BASELINE"] == b"" and b"BASELINE" in (request.work.payload.script or b"")
-    kept = request_for(job, "0123456789ab", "bait1", replace(said, cache="same-user"), load("slurm"))
+    kept = request_for(job, "0123456789ab", replace(said, cache="same-user"), load("slurm"))
     assert isinstance(kept.work, RunPayload) and b"nosuid" in dict(kept.work.payload.env)[b"BASELINE"]
-    alone = request_for(replace(job, nodes=1), "0123456789ab", "bait1", said, load("slurm"))
+    alone = request_for(replace(job, nodes=1), "0123456789ab", said, load("slurm"))
     envs = [dict(one.work.payload.env) for one in (request, kept, alone) if isinstance(one.work, RunPayload)]
     assert [one[b"ONE_JOB"] for one in envs] == [b"", b"", b"1"]  # of several nodes none ends before the others
     assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")

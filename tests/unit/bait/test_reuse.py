@@ -264,7 +264,6 @@ class World(Plain):
                 await self.daemon.look()
             await asyncio.gather(*self.daemon._acts.working.values(), return_exceptions=True)
             if self.killed:
-                self.daemon.journal.close()
                 self.killed, self.kill_at = False, -1
                 self.daemon = self.begin()
                 continue

@@ -10,7 +10,6 @@ from tests.unit.batch.pbs_recordings import made, recorded
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Verdict
-from belljar.batch.job.verdict import mirror
 from belljar.batch.pbs.common import plain, seconds, spooled
 from belljar.batch.pbs.openpbs.dialect import OpenPbs
 from belljar.batch.pbs.sizes import size
@@ -129,7 +128,7 @@ def test_a_signal_is_passed_on() -> None:
 
 
 def test_a_job_cancelled_before_it_began_ends_by_term() -> None:
-    assert mirror(replace(NOTHING, cause=Cause.CANCELLED, klass=OutcomeClass.CANCELLED)).signal == 15
+    assert told(Verdict.MIRROR, replace(NOTHING, cause=Cause.CANCELLED, klass=OutcomeClass.CANCELLED)).signal == 15
 
 
 def test_again_is_said_by_a_note_with_the_time_and_the_reason() -> None:

@@ -245,9 +245,7 @@ def test_without_a_comment_slurms_own_counter_bounds_the_tries() -> None:
 def test_a_refused_job_fails() -> None:
     slurm = Slurm()
     job = slurm.read(surroundings())
-    assert slurm.tell(job, Verdict.FAIL, outcome(OutcomeClass.USER), 1, Settings()) == Ending(
-        125, otherwise=Ending(125)
-    )
+    assert slurm.tell(job, Verdict.FAIL, outcome(OutcomeClass.USER), 1, Settings()) == Ending(125)
 
 
 def test_what_a_guest_said_reaches_scontrol_as_one_line_of_one_argument() -> None:

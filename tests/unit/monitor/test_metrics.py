@@ -15,8 +15,8 @@ from tests.unit.monitor.test_outcomes import row, write
 
 from belljar.cli import main
 from belljar.cli.monitor import GAUGES
+from belljar.monitor import Outcomes
 from belljar.monitor.metrics import HISTOGRAM, LAST, METRICS, Tally, collected
-from belljar.monitor.outcomes import Outcomes
 from belljar.service.metrics import Metric
 
 DOCS = Path(__file__).parents[3] / "docs/operate/monitor"

@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
 from belljar.model import Cause, Outcome, OutcomeClass, Usage, dumps
-from belljar.monitor.outcomes import PHASES, WITHIN, Ended, Outcomes, ended_of, places
+from belljar.monitor import PHASES, WITHIN, Ended, Outcomes, ended_of, places
 
 END = 1767268800.0  # 2026-01-01 12:00 UTC
 
@@ -50,13 +50,13 @@ def ids(rows: Any) -> list[str]:
 )  # fmt: skip
 def test_what_is_not_a_row_is_left_out_and_the_next_row_is_read(tmp_path: Path, line: bytes) -> None:
     folder = write(tmp_path, row("a" * 12), line, row("b" * 12))
-    assert ids(Outcomes({folder: "wn01"}).between()) == ["a" * 12, "b" * 12]
+    assert ids(Outcomes({folder: "wn01"}).since(0.0)) == ["a" * 12, "b" * 12]
     assert ids(Outcomes({folder: "wn01"}).new()) == ["a" * 12, "b" * 12]
 
 
 def test_rows_that_do_not_tell_which_machine_ended_are_counted(tmp_path: Path) -> None:
     outcomes = Outcomes({write(tmp_path, row(), {"id": 7}, {"cause": "finished"}): "wn01"})
-    assert (len(list(outcomes.between())), outcomes.unreadable) == (1, 2)
+    assert (len(list(outcomes.since(0.0))), outcomes.unreadable) == (1, 2)
 
 
 def test_a_row_of_another_version_is_read_as_far_as_it_is_understood() -> None:
@@ -117,8 +117,8 @@ def test_since(tmp_path: Path) -> None:
         tmp_path, row("a" * 12, ended=END - 0.5), row("b" * 12, ended=END + 0.5), row("c" * 12, ended=END + 9)
     )
     outcomes = Outcomes({folder: "wn01"})
-    assert ids(outcomes.between(END)) == ["b" * 12, "c" * 12]
-    assert ids(outcomes.between(END + 40 * 86400)) == []
+    assert ids(outcomes.since(END)) == ["b" * 12, "c" * 12] and not ids(outcomes.new())
+    assert ids(Outcomes({folder: "wn01"}).since(END + 40 * 86400)) == []
 
 
 def test_each_row_is_new_once_though_another_reader_takes_over(tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_a_line_without_end_takes_no_memory_and_hides_no_other_row(tmp_path: Pat
         file.truncate(file.seek(0, 2) + (64 << 20))  # a hole
     outcomes = Outcomes({folder: "wn01"})
     tracemalloc.start()
-    counts = sum(1 for _ in outcomes.between()), sum(1 for _ in outcomes.new())
+    count = sum(1 for _ in outcomes.since(0.0))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert counts == (1, 1) and peak < 8 << 20
+    assert count == 1 and peak < 8 << 20
     write(folder, b"\n", row("b" * 12))
     assert ids(outcomes.new()) == ["b" * 12]
 
@@ -179,7 +179,7 @@ def test_memory_does_not_grow_with_the_ledger(tmp_path: Path) -> None:
     (tmp_path / "ledger-2026-01.jsonl").write_bytes(line * 10_000)
     outcomes = Outcomes({tmp_path: "wn01"})
     tracemalloc.start()
-    counts = sum(1 for _ in outcomes.between()), sum(1 for _ in outcomes.new())
+    count = sum(1 for _ in outcomes.since(0.0))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert counts == (10_000, 10_000) and peak < 1 << 20
+    assert count == 10_000 and peak < 1 << 20

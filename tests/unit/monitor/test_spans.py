@@ -15,7 +15,7 @@ from tests.unit.monitor.test_outcomes import END, row, write
 
 from belljar.cli import main
 from belljar.errors import PositionLost
-from belljar.monitor.outcomes import Outcomes, ended_of
+from belljar.monitor import Outcomes, ended_of
 from belljar.monitor.spans import Exporter, _resource, laid_out
 
 

@@ -41,8 +41,8 @@ BAIT, JOB = "bait", "bait-job"  # labels
 class Machines:
     """The machines of this host's bait. All but `start`, `prove` and `admit` is cheap."""
 
-    def __init__(self, settings: Settings, name: str, pool: Pool, shares: tuple[Share, ...]) -> None:
-        self._settings, self._name, self._pool, self._shares = settings, name, pool, shares
+    def __init__(self, settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> None:
+        self._settings, self._pool, self._shares = settings, pool, shares
         self._uplinks = Uplinks(tuple(dict(settings.networks).values()))
 
     def living(self) -> frozenset[str]:
@@ -51,7 +51,7 @@ class Machines:
     def _cpus(self) -> dict[str, int]:
         """Processors of those that live."""
         views = ((machine.id, machine.view) for machine in api.machines())
-        return {id: view.cpus for id, view in views if view.labels.get(BAIT) == self._name}
+        return {id: view.cpus for id, view in views if view.labels.get(BAIT) == self._settings.name}
 
     def ended(self, id: str) -> str | None:
         """Why this machine has ended; None where nothing is known of its end."""
@@ -71,7 +71,7 @@ class Machines:
     async def start(self, job: JobView, id: str) -> None:
         """Returns when it is claimed. Raises BelljarError."""
         # It asks the resolver.
-        request = await in_thread(lambda: request_for(job, id, self._name, self._settings, self._pool, self._shares))
+        request = await in_thread(lambda: request_for(job, id, self._settings, self._pool, self._shares))
         await api.astart(request, stdin=secret(self._settings))
 
     async def prove(self, id: str) -> str:
@@ -128,14 +128,18 @@ class Machines:
         return aiter(api.aevents())
 
 
-def request_for(
-    job: JobView, id: str, name: str, settings: Settings, pool: Pool, shares: tuple[Share, ...] = ()
-) -> Request:
+def request_for(job: JobView, id: str, settings: Settings, pool: Pool, shares: tuple[Share, ...] = ()) -> Request:
     """The request for one machine of this job. Raises BelljarError."""
     size, hosts = size_of(job, settings), "\n".join(settings.hosts)
-    features = tuple(dict.fromkeys((settings.feature, feature_of(name), *job.features)))
+    features = tuple(dict.fromkeys((settings.feature, feature_of(settings.name), *job.features)))
     member = Member(pool.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts, job.number)
-    labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue, "alias": f"{settings.system}:{job.id}"}
+    labels = {
+        BAIT: settings.name,
+        JOB: job.id,
+        "owner": job.owner,
+        "queue": job.queue,
+        "alias": f"{settings.system}:{job.id}",
+    }
     request = joining_request(
         member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network,
         address=pool.address_of(id), disk=job.disk, requester=f"bait:{job.id}",

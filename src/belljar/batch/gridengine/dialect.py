@@ -16,9 +16,9 @@ import time
 from collections.abc import Mapping
 
 from belljar.batch import Settings
-from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
-from belljar.batch.job.verdict import delay, mirror, why
-from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, one_line, whole
+from belljar.batch.job.verdict import delay, why
+from belljar.errors import NotInAJob
 from belljar.model import Outcome
 from belljar.records import replace
 
@@ -64,13 +64,16 @@ class GridEngine(Dialect):
             answer=folder + b"/error" if folder else b"", reruns=here.var(RERUN) == "y",  # as Grid Engine itself does it: `-r y`
         )  # fmt: skip
 
-    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+    def mirror(self, job: Job, outcome: Outcome) -> Ending:
+        if outcome.error in UNSTARTED:
+            return _hold(job, one_line(f"belljar: {outcome.reason}"))
+        return super().mirror(job, outcome) if outcome.payload_ran else Ending(exit_code=None, signal=KILL)
+
+    def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         reason = why(outcome, tries, verdict, settings)
-        if verdict is Verdict.MIRROR:
-            return _hold(job, reason) if outcome.error in UNSTARTED else mirror(outcome, KILL)
-        if verdict is Verdict.REQUEUE:
-            return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
-        return _hold(job, reason) if verdict is Verdict.HOLD else Ending(exit_code=OUR_FAILURE)
+        if verdict is Verdict.HOLD:
+            return _hold(job, reason)
+        return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("qstat", "-j", _number(job))
@@ -86,17 +89,10 @@ class GridEngine(Dialect):
         return ("qstat", "-u", "*", "-s", "rs", "-xml")
 
     def living(self, printed: bytes) -> frozenset[str]:
-        text = printed[: LARGEST_LIST + 1]
-        if len(text) > LARGEST_LIST or b"<job_info" not in text[:4096] or not text.rstrip().endswith(b"</job_info>"):
-            raise ValueError("not a whole list of jobs")
         jobs = set()
-        for entry in text.split(b"<job_list")[1:]:
-            number = re.search(rb"<JB_job_number>([0-9]+)</JB_job_number>", entry)
-            if number is None:
-                raise ValueError("a job without a number in the list")
-            tasks = re.search(rb"<tasks>([0-9:,-]+)</tasks>", entry)
-            for task in tasks[1].split(b",") if tasks else (b"",):
-                jobs.add((number[1] + (b"." + task if task else b"")).decode())
+        for entry in entries(printed):
+            number = field(entry, "JB_job_number")
+            jobs |= {f"{number}.{task}" if task else number for task in field(entry, "tasks").split(",")}
         return frozenset(jobs)
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
@@ -244,6 +240,23 @@ def is_binary(env: Mapping[str, bytes], spool: Mapping[str, bytes]) -> bool:
     if flag := spool.get("handle_as_binary"):
         return flag == b"1"
     return not env.get("JOB_SCRIPT", b"").endswith(b"/job_scripts/" + env.get("JOB_ID", b"-"))
+
+
+def entries(printed: bytes) -> list[str]:
+    """The jobs in what `qstat -xml` prints, each with its number. Raises ValueError for anything but a whole list."""
+    text = printed.decode("utf-8", "replace")
+    if len(printed) > LARGEST_LIST or "<job_info" not in text[:4096] or not text.rstrip().endswith("</job_info>"):
+        raise ValueError("qstat printed no list of jobs, or one that was cut off")
+    jobs = [entry.partition("</job_list>")[0] for entry in text.split("<job_list")[1:]]
+    if any(whole(field(job, "JB_job_number")) is None for job in jobs):
+        raise ValueError("qstat printed a job without a number")
+    return jobs
+
+
+def field(entry: str, name: str) -> str:
+    """A field of a job there; "" where it has none."""
+    match = re.search(rf"<{name}(?: [^>]*)?>([^<]*)</{name}>", entry)
+    return match[1].strip() if match else ""
 
 
 DIALECT = GridEngine()

@@ -18,8 +18,8 @@ from pathlib import Path
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import Ad, Expression, parse, string
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict
-from belljar.batch.job.verdict import delay, mirror, why
-from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.batch.job.verdict import delay, why
+from belljar.errors import NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
 
 # For the ad, for `+VmImage = "..."` and its like in a submit file.
@@ -71,21 +71,15 @@ class HTCondor(Dialect):
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), answer=os.fsencode(here.var(ERROR_FILE)), ask_env=chirp,
         )  # fmt: skip
 
-    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+    def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         reason = why(outcome, tries, verdict, settings)
-        failed = Ending(exit_code=OUR_FAILURE)
-        match verdict:
-            case Verdict.MIRROR:
-                return mirror(outcome)
-            case Verdict.REQUEUE if job.answer:
-                # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
-                text = reason.encode("ascii", "replace") + b"\n"
-                files, folder = ((job.answer, text),), os.path.dirname(job.answer)
-                return Ending(1, files=files, opens=folder, delay=delay(tries, settings))
-            case Verdict.HOLD:
-                return _held(job.ask_env, job.started_before + 1, reason, failed)
-            case _:
-                return failed
+        if verdict is Verdict.HOLD:
+            return _held(job.ask_env, job.started_before + 1, reason, self.failed)
+        if not job.answer:
+            return self.failed
+        # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
+        files, folder = ((job.answer, reason.encode("ascii", "replace") + b"\n"),), os.path.dirname(job.answer)
+        return Ending(1, files=files, opens=folder, delay=delay(tries, settings))
 
     def alive(self) -> tuple[str, ...]:
         return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from belljar.batch import Settings
+from belljar.errors import OUR_FAILURE
 from belljar.model import Outcome
 from belljar.records import dataclass, field
 
@@ -145,12 +147,24 @@ class Dialect(Protocol):
     """One batch system's language. It keeps nothing of a job: that is in its `Job`, or a subclass."""
 
     name: str
+    failed: Ending = Ending(OUR_FAILURE)
 
     def read(self, here: Surroundings) -> Job:
         """Raises NotInAJob when these are not the surroundings of a job of this system."""
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """`verdict` in this system's words. *tries*: starts so far that failed for lack of a machine, this one included."""
+        if verdict is Verdict.MIRROR:
+            return self.mirror(job, outcome)
+        return self.failed if verdict is Verdict.FAIL else self.again(job, verdict, outcome, tries, settings)
+
+    def mirror(self, job: Job, outcome: Outcome) -> Ending:
+        """End as the payload ended; one that was ended before it began ends by TERM, as a native job does."""
+        number = outcome.signal if outcome.payload_ran else signal.SIGTERM
+        return Ending(exit_code=None if number is not None else outcome.exit_code, signal=number)
+
+    def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """For REQUEUE and HOLD."""
 
     def count(self, job: Job) -> tuple[str, ...]:
         """The command that tells how often this job was requeued by us; () where the system cannot keep a number."""

@@ -51,12 +51,6 @@ def has_begun(outcome: Outcome) -> bool:
     return "run" in outcome.phases
 
 
-def mirror(outcome: Outcome, unstarted: int = 15) -> Ending:
-    """End as the payload ended; one that was ended before it began ends by TERM, as a native job does, or by that signal."""
-    signal = outcome.signal if outcome.payload_ran else unstarted
-    return Ending(exit_code=None if signal is not None else outcome.exit_code, signal=signal)
-
-
 def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
     """Run what the ending wants run. Returns the ending that holds then, and what went wrong on the way."""
     trouble = ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Callable, Mapping
 
 from belljar.batch import Settings
@@ -60,16 +59,16 @@ class Lsf(Dialect):
             grace=float(KILL_INTERVAL - 2), staged=Staged(into=here.paths(*HOST_FILES)),
         )  # fmt: skip
 
-    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+    def mirror(self, job: Job, outcome: Outcome) -> Ending:
+        """128 + S for death by signal S, as LSF's shell: one that dies by a signal is "Done" to LSF (OpenLava 3.3)."""
+        ending = super().mirror(job, outcome)
+        return ending if ending.signal is None else Ending(exit_code=128 + ending.signal)
+
+    def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """brequeue ends the job to give it back; a job whose count cannot be kept is not given back."""
-        failed = Ending(exit_code=OUR_FAILURE)
-        if verdict is Verdict.MIRROR:
-            return mirror(outcome)
-        if verdict is Verdict.FAIL:
-            return failed
         note = ("bpost", "-i", NOTE, "-d", why(outcome, tries, verdict, settings), job.id)
         requeue = ("brequeue", *(("-H",) if verdict is Verdict.HOLD else ()), "-r", job.id)
-        return Ending(OUR_FAILURE, commands=(note, requeue), delay=KILLED_IN, otherwise=failed)
+        return Ending(OUR_FAILURE, commands=(note, requeue), delay=KILLED_IN, otherwise=self.failed)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("bread", "-i", NOTE, job.id)
@@ -110,13 +109,6 @@ class Lsf(Dialect):
         if not env.get("LSB_JOBID", "").isdecimal() or not USER.match(user):
             raise NotInAJob("$LSB_JOBID and $LSFUSER are not set: LSF did not start this hook")
         return id_of(lambda name: env.get(name, "")), user
-
-
-def mirror(outcome: Outcome) -> Ending:
-    """128 + S for death by signal S, as LSF's shell: one that dies by a signal is "Done" to LSF (OpenLava 3.3)."""
-    if outcome.exit_code is not None and outcome.signal is None:
-        return Ending(exit_code=outcome.exit_code)
-    return Ending(exit_code=128 + (outcome.signal or signal.SIGTERM))
 
 
 def id_of(var: Callable[[str], str]) -> str:

@@ -81,7 +81,7 @@ class Pbs(Dialect):
     name = ""
     select: tuple[str, ...] = ()
     note: str = ""  # the option of pbsnodes that sets a comment
-    again: str = ""  # the one that takes a node into service
+    into_service: str = ""  # the one that takes a node into service
 
     def alive(self) -> tuple[str, ...]:
         """For all nodes: one command, one line for each job."""
@@ -101,7 +101,7 @@ class Pbs(Dialect):
         return (("pbsnodes", "-o", self.note, text, one_node(node)),)
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
-        return (("pbsnodes", self.again, self.note, "", one_node(node)),)
+        return (("pbsnodes", self.into_service, self.note, "", one_node(node)),)
 
     def why_closed(self, node: str) -> tuple[str, ...]:
         return ("pbsnodes", one_node(node))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from belljar.batch import Settings
 from belljar.batch.job import verdict
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Surroundings, Verdict, one_line, one_node, whole
-from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.errors import NotInAJob
 from belljar.model import MIB, Outcome
 from belljar.records import replace
 
@@ -62,15 +62,16 @@ class Slurm(Dialect):
         )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by the owner's own `scontrol`: it needs no exit code of its own, and takes the time of the
-        next start. The tries and the reason are the job's comment, which only its owner and operators can write."""
-        if verdict_ is Verdict.MIRROR:
-            return verdict.mirror(outcome)
-        fail = Ending(exit_code=OUR_FAILURE)
+        ending = super().tell(job, verdict_, outcome, tries, settings)
+        if verdict_ is Verdict.FAIL and job.comment is not None:
+            note = _comment(job, verdict.why(outcome, tries, verdict_, settings))
+            ending = replace(ending, commands=(note,), otherwise=ending)
+        return ending
+
+    def again(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """By the owner's own `scontrol`: it needs no exit code of its own, and takes the time of the next start. The
+        tries and the reason are the job's comment, which only its owner and operators can write."""
         reason = verdict.why(outcome, tries, verdict_, settings)
-        if verdict_ is Verdict.FAIL:
-            commands = (_comment(job, reason),) if job.comment is not None else ()
-            return Ending(exit_code=OUR_FAILURE, commands=commands, otherwise=fail)
         note = _comment(job, f"belljar={tries} {reason.removeprefix('belljar: ')}")
         act, delay, is_last = "requeuehold", SHORTEST_DELAY, False  # else two minutes once it is released
         if verdict_ is Verdict.REQUEUE:
@@ -78,7 +79,7 @@ class Slurm(Dialect):
             # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
             is_last = job.started_before + 1 >= max(settings.retries, 1)
         requeue, start = ("scontrol", act, job.id), ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{delay}")
-        bare = fail if is_last else Ending(commands=(requeue,), otherwise=fail)
+        bare = self.failed if is_last else Ending(commands=(requeue,), otherwise=self.failed)
         # Once requeued, the job is back in the queue whatever fails after it: Slurm heeds no exit code of this run.
         return Ending(commands=(note, requeue, start), otherwise=bare)
 

@@ -16,7 +16,7 @@ from belljar.findings import Finding, expect, fail, ok
 
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
-HOOKS = ("Prolog", "Epilog")
+HOOKS, CONFIG = ("Prolog", "Epilog"), ("scontrol", "show", "config")
 PAGE = "docs/batch/reference/slurm.md"
 MARK = "-- Made by `belljar batch install slurm`"
 
@@ -82,7 +82,7 @@ class SlurmSite:
 
     def findings(self, place: Place) -> Iterator[Finding]:
         try:
-            version, config = place.output("scontrol", "--version").strip(), _shown(place)
+            version, config = place.output("scontrol", "--version").strip(), shown(place.output(*CONFIG))
         except BelljarError as exc:
             yield fail("slurmctld answers", exc.message, "Start it, or run this where `scontrol` works.")
             return
@@ -141,9 +141,8 @@ def _asks_at_submission(place: Place) -> bool:
     return how == "lua" and not _is_configless(place)
 
 
-def _shown(place: Place) -> dict[str, list[str]]:
+def shown(text: str) -> dict[str, list[str]]:
     """The configuration slurmctld goes by, keys in lower case. Slurm 24.11 numbers what may stand there several times."""
-    text = place.output("scontrol", "show", "config")
     settings: dict[str, list[str]] = {}
     for match in re.finditer(r"^(\w+)(?:\[[0-9]+\])?\s*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE):
         settings.setdefault(match[1].lower(), []).append(match[2].replace("(null)", ""))
@@ -153,7 +152,7 @@ def _shown(place: Place) -> dict[str, list[str]]:
 def _has_lua(place: Place) -> bool:
     """Was this Slurm built with Lua? Else slurmctld would not start with the plugin. If it cannot be seen, it was."""
     try:
-        folders = [Path(name) for name in _shown(place).get("plugindir", [""])[-1].split(":") if name]
+        folders = [Path(name) for name in shown(place.output(*CONFIG)).get("plugindir", [""])[-1].split(":") if name]
     except BelljarError:
         return True
     return any((folder / LUA).exists() for folder in folders) or not any(folder.is_dir() for folder in folders)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from belljar.assembly import Runtime
 from belljar.bait import Order, settings
-from belljar.bait.journal import read
-from belljar.bait.status import give_order, read_status
-from belljar.bait.status import order as ordered
+from belljar.bait.journal import give_order, read, read_status
+from belljar.bait.journal import order as ordered
 from belljar.batch.job import policy
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import duration, show, show_findings
@@ -38,7 +37,7 @@ def run(args: Args, runtime: Runtime) -> None:
 
     bait = settings.load(args.file)
     pool = settings.pool_of(bait)
-    keeper = Machines(bait, bait.name, pool, shares(bait.shares, "bait.shares: "))
+    keeper = Machines(bait, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(bait, folder_of(args, runtime), pool, keeper, tell, _judge(runtime, bait.images[0])))
 

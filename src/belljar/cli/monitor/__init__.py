@@ -17,8 +17,8 @@ from belljar.jobs import complain
 from belljar.jobs.users import asked_as, users_of
 from belljar.journal import Ledger
 from belljar.model import to_json
+from belljar.monitor import Outcomes, Source, places
 from belljar.monitor.live import Host, living, paths_of, story
-from belljar.monitor.outcomes import Outcomes, Source, places
 from belljar.monitor.view import Machine, Values
 from belljar.reading import from_json
 from belljar.records import replace

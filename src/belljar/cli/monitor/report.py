@@ -13,7 +13,7 @@ from belljar.monitor.report import BY, COUNTS, TIMES, plot, report
 
 def run(args: Args, runtime: Runtime) -> None:
     outcomes = reader(args, runtime)({})
-    groups = report(outcomes.between(time.time() - args.since if args.since else 0.0), args.by)
+    groups = report(outcomes.since(time.time() - args.since if args.since else 0.0), args.by)
     if args.plot is not None:
         plot(groups, args.by, args.plot)
     heads = [column.replace("_", " ").upper() for column in (args.by, *COUNTS, *TIMES)]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar import pool
-from belljar.batch.gridengine.dialect import memory
+from belljar.batch.gridengine.dialect import entries, field, memory
 from belljar.batch.gridengine.hooks import value
 from belljar.batch.job.terms import one_line, one_node, whole
 from belljar.errors import BadOption, BelljarError
@@ -43,8 +43,8 @@ JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
 class GridEnginePool(pool.Pool):
-    """*bait*: QUEUE@HOST whose prolog takes jobs back itself, by ending with 99. *queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a
-    machine's id ends in its address; *feature*: of these nodes."""
+    """*queue*: the one that machines are added to; *hosts*: name -> address of those that machines may become, where a machine's id ends
+    in its address; *feature*: of these nodes; *bait*: QUEUE@HOST whose prolog takes jobs back itself, by ending with 99."""
 
     moves_whole_arrays = True  # by `qalter -q`
     tells_reasons = False
@@ -67,13 +67,7 @@ class GridEnginePool(pool.Pool):
         return ("qstat", "-u", "*", "-r", "-g", "d", "-xml")
 
     def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
-        if len(printed) > pool.LARGEST_ANSWER or b"<job_info" not in printed[:4096]:
-            raise ValueError("qstat printed no list of jobs")
-        text = printed.decode("utf-8", "replace")
-        if not text.rstrip().endswith("</job_info>"):
-            raise ValueError("qstat printed a list of jobs that was cut off")
-        entries = (entry.partition("</job_list>")[0] for entry in text.split("<job_list")[1:])
-        return {job.id: job for entry in entries for job in _jobs(entry, self.bait)}
+        return {job.id: job for entry in entries(printed) for job in _jobs(entry, self.bait)}
 
     def take_back(self, job: JobView) -> tuple[Command, ...]:
         """Held first: one that is rescheduled starts again at once."""
@@ -212,23 +206,21 @@ class GridEnginePool(pool.Pool):
 def _jobs(entry: str, bait: str) -> list[JobView]:
     """A job, or each task of an array that is listed by itself; tasks that wait together are one entry, `1-3:1`. One on the bait is on
     QUEUE@HOST, any other on HOST."""
-    number, letters = _one(entry, "JB_job_number"), _one(entry, "state")
-    if whole(number) is None:
-        raise ValueError("qstat printed a job without a number")
+    number, letters = field(entry, "JB_job_number"), field(entry, "state")
     asked = dict(re.findall(r'<hard_request name="([a-z_]+)"[^>]*>([^<]*)</hard_request>', entry))
-    slots = whole(_one(entry, "slots")) or 1
-    instance = _one(entry, "queue_name")
+    slots = whole(field(entry, "slots")) or 1
+    instance = field(entry, "queue_name")
     queue, _, host = instance.partition("@")
     on = instance if instance == bait else host
-    tasks = [task for task in _one(entry, "tasks").split(",") if TASK.fullmatch(task)] or [""]
+    tasks = [task for task in field(entry, "tasks").split(",") if TASK.fullmatch(task)] or [""]
     size = memory(asked.get("h_vmem", "")) or 0
     image = asked.get("vm_image", "")
     return [
         JobView(
-            id=f"{number}.{task}" if task else number, state=_state(letters), owner=_name(_one(entry, "JB_owner")),
-            queue=_name(queue or _one(entry, "hard_req_queue").partition("@")[0]), image=image if NAME.fullmatch(image) else "",
+            id=f"{number}.{task}" if task else number, state=_state(letters), owner=_name(field(entry, "JB_owner")),
+            queue=_name(queue or field(entry, "hard_req_queue").partition("@")[0]), image=image if NAME.fullmatch(image) else "",
             cpus=slots, memory=size * slots, on=(on,) if NAME.fullmatch(on) else (),
-            array=(number, task) if task else ("", ""), number=number, name=_one(entry, "full_job_name"), starts=1 if "R" in letters else 0, reason=one_line(letters),
+            array=(number, task) if task else ("", ""), number=number, name=field(entry, "full_job_name"), starts=1 if "R" in letters else 0, reason=one_line(letters),
         )
         for task in tasks
     ]  # fmt: skip
@@ -237,11 +229,6 @@ def _jobs(entry: str, bait: str) -> list[JobView]:
 def _is_held(job: JobView) -> bool:
     """Its state's letters are its reason; one that runs may be held, too."""
     return "h" in job.reason
-
-
-def _one(entry: str, name: str) -> str:
-    match = re.search(rf"<{name}(?: [^>]*)?>([^<]*)</{name}>", entry)
-    return match[1].strip() if match else ""
 
 
 def _name(text: str) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from belljar import pool
 from belljar.batch.job.terms import one_line, one_node, whole
+from belljar.batch.slurm.site import CONFIG, shown
 from belljar.errors import BelljarError
 from belljar.findings import Finding, fail_if
 from belljar.host.files import read_capped
@@ -88,7 +89,7 @@ JOIN = Path(__file__).with_name("join.sh").read_bytes()
 
 
 class SlurmPool(pool.Pool):
-    """Slurm."""
+    """Jobs, and the nodes that machines become."""
 
     folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
     packages = ("slurmd", "munge")
@@ -206,20 +207,20 @@ class SlurmPool(pool.Pool):
         yield fail_if("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
         yield head(conf, hosts)
         known = self.nodes(ask(*self.query_nodes()).encode())
-        config = settings_of(ask("scontrol", "show", "config"))
+        config = shown(ask(*CONFIG))
         for name in baits:
             wrong = "" if name in known else "slurmctld knows no such node"
             yield fail_if(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
-        most = config.get("MaxNodeCount") or "not told"
+        most = config.get("maxnodecount", [""])[0] or "not told"
         wrong = "" if most.isdigit() and int(most) > len(known) else f"{most}: no node can join {len(known)}"
         yield fail_if("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
-        wrong = _prolog(config.get("Prolog", "(null)"))
+        wrong = _prolog(config.get("prolog", [""])[0])
         yield fail_if("Prolog", wrong, "In slurm.conf: Prolog=..., the script of docs/batch/bait/guide.md.")
         line = f"NodeSet={queue} Feature={feature} and PartitionName={queue} Nodes={queue} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"
         yield fail_if(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {line}")
 
 
-# -- jobs ----------------------------------------------------------------------------------------------------------------
+# -- jobs ---------------------------------------------------------------------------------------------------------------
 
 
 def _job(row: str, mark: str) -> JobView:
@@ -308,7 +309,7 @@ def _names(text: str) -> Iterator[str]:
             yield f"{match[1]}{number:0{len(first)}}{match[3]}"
 
 
-# -- nodes ---------------------------------------------------------------------------------------------------------------
+# -- nodes --------------------------------------------------------------------------------------------------------------
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
@@ -370,14 +371,8 @@ def heads(conf: str, hosts: Iterable[str]) -> dict[str, str]:
     return {address or name: addresses.get(address or name, "") for name, address in re.findall(HEAD, conf)}
 
 
-def settings_of(printed: str) -> dict[str, str]:
-    """`Key = value` of `scontrol show config`; of a key with numbers, the first."""
-    rows = re.findall(r"(?m)^(\w+)(?:\[\d+\])?\s*= (.*)$", printed)
-    return {key: value.strip() for key, value in reversed(rows)}
-
-
 def _prolog(path: str) -> str:
-    if path == "(null)":
+    if not path:
         return f"slurm.conf names none: {ON_ITSELF}"
     if path.endswith("*"):  # several, of which each may be ours
         return ""

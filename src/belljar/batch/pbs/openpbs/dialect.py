@@ -30,7 +30,7 @@ class OpenPbs(common.Pbs):
     name = "openpbs"
     select = ("qselect", "-T", "-s", "ERSTU")
     note = "-C"
-    again = "-r"
+    into_service = "-r"
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = common.job_id(here)
@@ -49,13 +49,10 @@ class OpenPbs(common.Pbs):
             answer=_text(facts, "note").encode("utf-8", "surrogateescape"),
         )  # fmt: skip
 
-    def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by a note for the execjob_epilogue hook, which fails a job that had begun with `-r n`."""
-        if verdict_ is Verdict.MIRROR:
-            return verdict.mirror(outcome)
-        fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or not job.answer:
-            return fail
+    def again(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """By a note for the execjob_epilogue hook, which fails a job that had begun with `-r n`."""
+        if not job.answer:
+            return self.failed
         delay = verdict.delay(tries, settings) if verdict_ is Verdict.REQUEUE else 0.0
         # PBS loses a subjob that is to wait for a time, so this process keeps it for as long (the hook knows it, too).
         is_subjob = "[" in job.id
@@ -63,7 +60,9 @@ class OpenPbs(common.Pbs):
         later, begun = 0 if is_subjob else int(delay), verdict.has_begun(outcome)
         text = {"verdict": verdict_.value, "why": why, "delay": later, "begun": begun}
         note = json.dumps(text, separators=(",", ":")).encode()
-        return Ending(OUR_FAILURE, files=((job.answer, note),), delay=delay if is_subjob else 0.0, otherwise=fail)
+        return Ending(
+            OUR_FAILURE, files=((job.answer, note),), delay=delay if is_subjob else 0.0, otherwise=self.failed
+        )
 
 
 DIALECT = OpenPbs()

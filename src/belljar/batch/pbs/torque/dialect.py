@@ -26,7 +26,7 @@ from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict,
 from belljar.batch.pbs import common
 from belljar.batch.pbs.common import seconds
 from belljar.batch.pbs.sizes import size
-from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.errors import NotInAJob
 from belljar.model import Outcome
 from belljar.records import replace
 
@@ -48,7 +48,7 @@ class Torque(common.Pbs):
     name = "torque"
     select = ("qselect", "-s", "ERT")
     note = "-N"
-    again = "-c"
+    into_service = "-c"
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = common.job_id(here)
@@ -67,19 +67,14 @@ class Torque(common.Pbs):
             grace=max(KILL_DELAY - 2, LEAST_GRACE), staged=common.staged(here),
         )  # fmt: skip
 
-    def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by the owner's commands and a death that the server takes for `again`; else it fails."""
-        if verdict_ is Verdict.MIRROR:
-            return verdict.mirror(outcome)
-        fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL:
-            return fail
+    def again(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """By the owner's commands and a death that the server takes for `again`; else it fails."""
         if verdict_ is Verdict.HOLD:
             command: tuple[str, ...] = ("qhold", "-h", "u", job.id)
         else:
             then = time.localtime(outcome.ended + max(verdict.delay(tries, settings), 1))
             command = ("qalter", "-a", time.strftime("%Y%m%d%H%M.%S", then), job.id)
-        return Ending(exit_code=None, signal=AGAIN_SIGNAL, commands=(command,), otherwise=fail)
+        return Ending(exit_code=None, signal=AGAIN_SIGNAL, commands=(command,), otherwise=self.failed)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("qstat", "-f", job.id)
