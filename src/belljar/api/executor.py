@@ -14,10 +14,10 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar, Unpack
@@ -38,7 +38,7 @@ from belljar.host.room import Need, host_memory
 from belljar.machine.outside.detached import error_of
 from belljar.machine.outside.watching import ENDED
 from belljar.model import Outcome, OutcomeClass, Request, Retry, RunPayload, Transfer
-from belljar.records import replace
+from belljar.records import dataclass, replace
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -48,6 +48,13 @@ LOOK_AGAIN = 10.0  # seconds: room that no machine of ours gave back
 
 class TaskError(Exception):
     """A task raised what cannot be pickled; its text is the last line, its cause the traceback."""
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """What `map` submits: one function for many rows of arguments."""
+
+    function: Callable[..., Any]
 
 
 class Executor(concurrent.futures.ThreadPoolExecutor):
@@ -77,7 +84,11 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """What *fn* returns, or raises, in its machine. The future raises `Failed` where the task's process ended without an
         answer, MachineFailed where host or machine failed it, and other errors of belljar where the options must change."""
-        return super().submit(self._carry_out, fn, args, kwargs)
+        task: Any = fn
+        if isinstance(task, InTurn):
+            rows: Any = args[0]
+            return super().submit(lambda: self._carry_out(task.function, rows, {}))
+        return super().submit(lambda: self._carry_out(fn, [args], kwargs)[0])
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1, **more: Any
@@ -87,7 +98,8 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
             raise ValueError("chunksize must be >= 1")
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: list(islice(rows, chunksize)), [])
-        return chain.from_iterable(super().map(partial(inside.in_turn, fn), chunks, timeout=timeout, **more))
+        in_turn: Any = InTurn(fn)
+        return chain.from_iterable(super().map(in_turn, chunks, timeout=timeout, **more))
 
     def terminate_workers(self) -> None:
         """Shut down, and stop the machines of tasks that run: their futures raise CancelledError."""
@@ -99,11 +111,12 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     # -- one task, in its thread -------------------------------------------------------------------------------------
 
-    def _carry_out(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _carry_out(self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], kwargs: dict[str, Any]) -> Any:
+        """What it returns for each row of arguments, by one machine."""
         import cloudpickle
 
         python = (tuple(sys.version_info[:2]), _code())
-        task = pickle.dumps(python, inside.OLDEST) + cloudpickle.dumps((function, args, kwargs))
+        task = pickle.dumps(python, inside.OLDEST) + cloudpickle.dumps((function, rows, kwargs))
         while True:
             self._await_room()
             request = self._request()

@@ -2,8 +2,8 @@
 and little of that, since an emulated guest takes a second to import cloudpickle. Any Python 3 understands it far enough to say
 which one it is.
 
-Standard input has two pickles: the version of Python that packed them with the code of cloudpickle, then function, arguments and
-keyword arguments. So has the file of the result: how the task ended with a text, then what was returned or raised.
+Standard input has two pickles: the version of Python that packed them with the code of cloudpickle, then a function, rows of
+its arguments, and keyword arguments. So has the file of the result: how the task ended with a text, then what was returned or raised.
 """
 
 import marshal
@@ -20,10 +20,9 @@ OLDEST = 2  # the protocol of what every Python 3 is to read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import IO, Any
+    from typing import IO
 
 
 class Carried:
@@ -51,10 +50,12 @@ def main(source: "IO[bytes]", result: str) -> None:
             pickle.dump((OTHER_PYTHON, "%d.%d" % sys.version_info[:2]), file, OLDEST)  # noqa: UP031
         return
     sys.meta_path.insert(0, Carried(code))
-    sys.modules.setdefault("belljar.api.task", sys.modules[__name__])  # where the guest has no belljar
     try:
-        function, args, kwargs = pickle.load(source)
-        put(result, RETURNED, "", dumps(function(*args, **kwargs)))
+        function, rows, kwargs = pickle.load(source)
+        results = []
+        for row in rows:
+            results.append(function(*row, **kwargs))
+        put(result, RETURNED, "", dumps(results))
     except BaseException as error:  # whatever it is, who asked gets it
         import traceback
 
@@ -66,11 +67,6 @@ def main(source: "IO[bytes]", result: str) -> None:
         except Exception:  # then its text is all there is
             packed = dumps(None)
         put(result, RAISED, text, packed)
-
-
-def in_turn(function: "Callable[..., Any]", rows: "Iterable[tuple[Any, ...]]") -> "list[Any]":
-    """The results of some calls of one machine."""
-    return [function(*row) for row in rows]
 
 
 def dumps(value: object) -> bytes:
