@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from belljar import api
 from belljar.api import task as inside
@@ -42,6 +42,7 @@ from belljar.records import dataclass, replace
 
 T = TypeVar("T")
 P = ParamSpec("P")
+SOURCE = Path(inside.__file__).read_text()
 RESULT = "/tmp/belljar-result"  # in the guest
 LOOK_AGAIN = 10.0  # seconds: room that no machine of ours gave back
 
@@ -70,7 +71,7 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
         if "script" in options:
             raise TypeError("script: a task has none")
         self._python, self._options, self._patience = python, options, patience
-        self._load: Callable[[IO[bytes]], Any] = plain if plain_results else pickle.load
+        self._unpickler = Plain if plain_results else pickle.Unpickler
         spec = self._request().machine
         fits = spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1)
         self._need = Need(spec.memory, spec.cpus, spec.scratch or 0) if fits else None  # else its start says why
@@ -185,7 +186,7 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     def _request(self) -> Request:
         """For one task."""
-        request = api.request([self._python, "-c", _source(), RESULT], **self._options)
+        request = api.request([self._python, "-c", SOURCE, RESULT], **self._options)
         assert isinstance(request.work, RunPayload)
         payload = request.work.payload
         outputs = (*payload.outputs, Transfer(str(_place_of_result(request)), RESULT))
@@ -198,15 +199,15 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
             self._check_terminated()
             raise why(completed, result.exists())
         with open(result, "rb") as file:
-            ended, text = plain(file)
+            ended, text = Plain(file).load()
             if ended == inside.OTHER_PYTHON:
                 ours = ".".join(map(str, sys.version_info[:2]))
                 raise PythonUnfit(f"{outcome.image}: its {self._python} is Python {text}, and this program's {ours}")
             if ended == inside.RETURNED:
-                return self._load(file)
+                return self._unpickler(file).load()
             error = None
             with suppress(Exception):  # then its text is all there is
-                error = self._load(file)
+                error = self._unpickler(file).load()
         raise _as_raised(error, text)
 
 
@@ -251,10 +252,6 @@ class Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}: not plain data, which is all that `plain_results` takes")
 
 
-def plain(file: IO[bytes]) -> Any:
-    return Plain(file).load()
-
-
 def _await_some_end(longest: float = LOOK_AGAIN) -> None:
     """Return when a machine of this user has ended, or after so many seconds."""
 
@@ -269,11 +266,6 @@ def _await_some_end(longest: float = LOOK_AGAIN) -> None:
 
 def _place_of_result(request: Request) -> Path:
     return api._runtime().folders.scratch / f"{request.id}.result"
-
-
-@cache
-def _source() -> str:
-    return Path(inside.__file__).read_text()
 
 
 @cache
