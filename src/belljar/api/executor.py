@@ -42,6 +42,8 @@ from belljar.records import dataclass, replace
 
 T = TypeVar("T")
 P = ParamSpec("P")
+# Of cloudpickle: by these a function is made again in the guest. A cell is made with a value there, never by default.
+LOADERS = ("_builtin_type", "_function_setstate", "_make_cell", "_make_empty_cell", "_make_function", "subimport")
 SOURCE = Path(inside.__file__).read_text()
 RESULT = "/tmp/belljar-result"  # in the guest
 LOOK_AGAIN = 10.0  # seconds: room that no machine of ours gave back
@@ -116,8 +118,8 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
         """What it returns for each row of arguments, by one machine."""
         import cloudpickle
 
-        python = (tuple(sys.version_info[:2]), _code())
-        task = pickle.dumps(python, inside.OLDEST) + cloudpickle.dumps((function, rows, kwargs))
+        head = (tuple(sys.version_info[:2]), *_code())
+        task = pickle.dumps(head, inside.OLDEST) + cloudpickle.dumps((function, rows, kwargs))
         while True:
             self._await_room()
             request = self._request()
@@ -269,15 +271,18 @@ def _place_of_result(request: Request) -> Path:
 
 
 @cache
-def _code() -> dict[str, bytes]:
-    """Of cloudpickle's modules. Raises LibraryMissing."""
+def _code() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Of cloudpickle's modules, and of its loaders. Raises LibraryMissing."""
     try:
-        import cloudpickle  # noqa: F401
+        from cloudpickle import cloudpickle
     except ImportError as exc:
         raise LibraryMissing(
             "cloudpickle is not there", hint="`pip install cloudpickle`, or `make install EXTRAS=executor`."
         ) from exc
-    return {name: marshal.dumps(_code_of(name)) for name in ("cloudpickle", "cloudpickle.cloudpickle")}
+    modules = {name: marshal.dumps(_code_of(name)) for name in inside.MODULES}
+    return modules, {
+        name: marshal.dumps(vars(cloudpickle)[name].__code__) for name in LOADERS if name in vars(cloudpickle)
+    }
 
 
 def _code_of(module: str) -> Any:
