@@ -129,6 +129,8 @@ def output(belljar: Belljar, interpreter: Path, folder: Path, code: str, *words:
         [interpreter, program, *words], env=env, cwd=folder, capture_output=True, text=True, timeout=LONGEST, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr + "\n".join(logs(belljar))
+    for machine in belljar.json("ps"):  # Parsl does not wait for what it stops
+        belljar("wait", machine["id"], "--timeout", "60")
     assert belljar.leftovers() == []
     return done.stdout
 

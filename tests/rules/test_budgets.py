@@ -29,7 +29,7 @@ BUDGETS = {
     "lease": 6660,
     "monitor": 1850,
     "soak": 460,
-    "api": 920,
+    "api": 955,
     "adapters": 700,
     "config": 430,
     "assembly": 170,

@@ -6,6 +6,7 @@ import concurrent.futures
 import io
 import os
 import pickle
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -125,6 +126,41 @@ def test_a_large_argument_is_no_word_of_the_command() -> None:
 def test_what_cannot_be_meant_is_refused_where_it_is_given(words: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         Executor(**words)
+
+
+class Processes(Fakes):
+    """By processes of this Python, which find cloudpickle nowhere but in their task."""
+
+    def _run(self, request: Request, packed: bytes) -> Completed:
+        payload = request.work.payload  # type: ignore[union-attr]
+        command = [sys.executable, "-I", "-S", *payload.argv[1:-1], payload.outputs[-1].outside]
+        subprocess.run(command, input=packed, check=True, timeout=LONGEST)
+        return ended(request, exit_code=0)
+
+
+def test_a_function_is_made_again_without_the_whole_of_cloudpickle() -> None:
+    """Which takes the guest longer to import than its Python takes to start."""
+    ten, nothing = 10, None
+
+    def closed(n: int) -> tuple[int, None, bool]:
+        return (n if n > ten else closed(n + 1)[0]), nothing, "dataclasses" in sys.modules
+
+    assert result_of(Processes(1), closed, 1) == (11, None, False)
+
+
+def test_all_of_cloudpickle_is_there_for_what_needs_it() -> None:
+    class Pair:
+        def __init__(self, *two: int) -> None:
+            self.two = two
+
+    def swapped(pair: Pair, sign: int = -1) -> Any:
+        import cloudpickle
+
+        return Pair(*(sign * n for n in reversed(pair.two))), lambda n: n + 1, len(cloudpickle.dumps(pair)) > 0
+
+    pair, successor, is_there = result_of(Processes(1), swapped, Pair(1, 2))
+    assert (pair.two, successor(1), is_there) == ((-2, -1), 2, True)
+    assert isinstance(error_of(Processes(1), lambda: swapped(None)), AttributeError)  # type: ignore[arg-type]
 
 
 # -- what tasks do -----------------------------------------------------------------------------------------------------

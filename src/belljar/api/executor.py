@@ -14,13 +14,13 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from belljar import api
 from belljar.api import task as inside
@@ -38,16 +38,26 @@ from belljar.host.room import Need, host_memory
 from belljar.machine.outside.detached import error_of
 from belljar.machine.outside.watching import ENDED
 from belljar.model import Outcome, OutcomeClass, Request, Retry, RunPayload, Transfer
-from belljar.records import replace
+from belljar.records import dataclass, replace
 
 T = TypeVar("T")
 P = ParamSpec("P")
+# Of cloudpickle: by these a function is made again in the guest. A cell is made with a value there, never by default.
+LOADERS = ("_builtin_type", "_function_setstate", "_make_cell", "_make_empty_cell", "_make_function", "subimport")
+SOURCE = Path(inside.__file__).read_text()
 RESULT = "/tmp/belljar-result"  # in the guest
 LOOK_AGAIN = 10.0  # seconds: room that no machine of ours gave back
 
 
 class TaskError(Exception):
     """A task raised what cannot be pickled; its text is the last line, its cause the traceback."""
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """What `map` submits: one function for many rows of arguments."""
+
+    function: Callable[..., Any]
 
 
 class Executor(concurrent.futures.ThreadPoolExecutor):
@@ -63,7 +73,7 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
         if "script" in options:
             raise TypeError("script: a task has none")
         self._python, self._options, self._patience = python, options, patience
-        self._load: Callable[[IO[bytes]], Any] = plain if plain_results else pickle.load
+        self._unpickler = Plain if plain_results else pickle.Unpickler
         spec = self._request().machine
         fits = spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1)
         self._need = Need(spec.memory, spec.cpus, spec.scratch or 0) if fits else None  # else its start says why
@@ -77,7 +87,11 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """What *fn* returns, or raises, in its machine. The future raises `Failed` where the task's process ended without an
         answer, MachineFailed where host or machine failed it, and other errors of belljar where the options must change."""
-        return super().submit(self._carry_out, fn, args, kwargs)
+        task: Any = fn
+        if isinstance(task, InTurn):
+            rows: Any = args[0]
+            return super().submit(lambda: self._carry_out(task.function, rows, {}))
+        return super().submit(lambda: self._carry_out(fn, [args], kwargs)[0])
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1, **more: Any
@@ -87,7 +101,8 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
             raise ValueError("chunksize must be >= 1")
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: list(islice(rows, chunksize)), [])
-        return chain.from_iterable(super().map(partial(inside.in_turn, fn), chunks, timeout=timeout, **more))
+        in_turn: Any = InTurn(fn)
+        return chain.from_iterable(super().map(in_turn, chunks, timeout=timeout, **more))
 
     def terminate_workers(self) -> None:
         """Shut down, and stop the machines of tasks that run: their futures raise CancelledError."""
@@ -99,11 +114,12 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     # -- one task, in its thread -------------------------------------------------------------------------------------
 
-    def _carry_out(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _carry_out(self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], kwargs: dict[str, Any]) -> Any:
+        """What it returns for each row of arguments, by one machine."""
         import cloudpickle
 
-        python = (tuple(sys.version_info[:2]), _code())
-        task = pickle.dumps(python, inside.OLDEST) + cloudpickle.dumps((function, args, kwargs))
+        head = (tuple(sys.version_info[:2]), *_code())
+        task = pickle.dumps(head, inside.OLDEST) + cloudpickle.dumps((function, rows, kwargs))
         while True:
             self._await_room()
             request = self._request()
@@ -172,7 +188,7 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     def _request(self) -> Request:
         """For one task."""
-        request = api.request([self._python, "-c", _source(), RESULT], **self._options)
+        request = api.request([self._python, "-c", SOURCE, RESULT], **self._options)
         assert isinstance(request.work, RunPayload)
         payload = request.work.payload
         outputs = (*payload.outputs, Transfer(str(_place_of_result(request)), RESULT))
@@ -185,15 +201,15 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
             self._check_terminated()
             raise why(completed, result.exists())
         with open(result, "rb") as file:
-            ended, text = plain(file)
+            ended, text = Plain(file).load()
             if ended == inside.OTHER_PYTHON:
                 ours = ".".join(map(str, sys.version_info[:2]))
                 raise PythonUnfit(f"{outcome.image}: its {self._python} is Python {text}, and this program's {ours}")
             if ended == inside.RETURNED:
-                return self._load(file)
+                return self._unpickler(file).load()
             error = None
             with suppress(Exception):  # then its text is all there is
-                error = self._load(file)
+                error = self._unpickler(file).load()
         raise _as_raised(error, text)
 
 
@@ -238,10 +254,6 @@ class Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}: not plain data, which is all that `plain_results` takes")
 
 
-def plain(file: IO[bytes]) -> Any:
-    return Plain(file).load()
-
-
 def _await_some_end(longest: float = LOOK_AGAIN) -> None:
     """Return when a machine of this user has ended, or after so many seconds."""
 
@@ -259,20 +271,18 @@ def _place_of_result(request: Request) -> Path:
 
 
 @cache
-def _source() -> str:
-    return Path(inside.__file__).read_text()
-
-
-@cache
-def _code() -> dict[str, bytes]:
-    """Of cloudpickle's modules. Raises LibraryMissing."""
+def _code() -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Of cloudpickle's modules, and of its loaders. Raises LibraryMissing."""
     try:
-        import cloudpickle  # noqa: F401
+        from cloudpickle import cloudpickle
     except ImportError as exc:
         raise LibraryMissing(
             "cloudpickle is not there", hint="`pip install cloudpickle`, or `make install EXTRAS=executor`."
         ) from exc
-    return {name: marshal.dumps(_code_of(name)) for name in ("cloudpickle", "cloudpickle.cloudpickle")}
+    modules = {name: marshal.dumps(_code_of(name)) for name in inside.MODULES}
+    return modules, {
+        name: marshal.dumps(vars(cloudpickle)[name].__code__) for name in LOADERS if name in vars(cloudpickle)
+    }
 
 
 def _code_of(module: str) -> Any:

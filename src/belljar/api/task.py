@@ -2,13 +2,15 @@
 and little of that, since an emulated guest takes a second to import cloudpickle. Any Python 3 understands it far enough to say
 which one it is.
 
-Standard input has two pickles: the version of Python that packed them with the code of cloudpickle, then function, arguments and
-keyword arguments. So has the file of the result: how the task ended with a text, then what was returned or raised.
+Standard input has two pickles: the version of Python that packed them with the code of cloudpickle's modules and of its loaders, then a function, rows of
+its arguments, and keyword arguments. So has the file of the result: how the task ended with a text, then what was returned or raised.
 """
 
+import builtins
 import marshal
 import os
 import sys
+import types
 
 try:
     import _pickle as pickle  # without what only its Python version imports
@@ -16,13 +18,12 @@ except ImportError:
     import pickle  # type: ignore[no-redef]
 
 RETURNED, RAISED, OTHER_PYTHON = "returned", "raised", "other-python"
+MODULES = ("cloudpickle", "cloudpickle.cloudpickle")
 OLDEST = 2  # the protocol of what every Python 3 is to read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import IO, Any
 
 
@@ -39,22 +40,58 @@ class Carried:
     def create_module(self, spec: object) -> None:
         return None
 
-    def exec_module(self, module: "ModuleType") -> None:
+    def exec_module(self, module: types.ModuleType) -> None:
         exec(marshal.loads(self.code[module.__name__]), module.__dict__)
+
+
+class Light(types.ModuleType):
+    """Cloudpickle for as long as nothing of it is used but what makes functions again, for the whole takes long to import."""
+
+    def __init__(self, name: str, loaders: "dict[str, bytes]") -> None:
+        super().__init__(name)
+        names = Names(types=types, sys=sys, __builtins__=builtins, _empty_cell_value=object())
+        names.update({name: types.FunctionType(marshal.loads(code), names) for name, code in loaders.items()})
+        self.__dict__.update({name: names[name] for name in loaders})
+
+    def __getattr__(self, name: str) -> "Any":
+        return whole(name)
+
+
+class Names(dict):  # type: ignore[type-arg]
+    """What those functions know; all else by the whole, too."""
+
+    def __missing__(self, name: str) -> "Any":
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        return whole(name)
+
+
+def whole(name: str) -> "Any":
+    """This of cloudpickle, imported now."""
+    for module in MODULES:
+        if isinstance(sys.modules.get(module), Light):
+            del sys.modules[module]
+    from cloudpickle import cloudpickle
+
+    return getattr(cloudpickle, name)
 
 
 def main(source: "IO[bytes]", result: str) -> None:
     """Carry out the task that is read there, and leave its result in this file."""
-    python, code = pickle.load(source)
+    python, code, loaders = pickle.load(source)
     if python != tuple(sys.version_info[:2]):
         with open(result, "wb") as file:
             pickle.dump((OTHER_PYTHON, "%d.%d" % sys.version_info[:2]), file, OLDEST)  # noqa: UP031
         return
     sys.meta_path.insert(0, Carried(code))
-    sys.modules.setdefault("belljar.api.task", sys.modules[__name__])  # where the guest has no belljar
+    for module in MODULES:
+        sys.modules.setdefault(module, Light(module, loaders))
     try:
-        function, args, kwargs = pickle.load(source)
-        put(result, RETURNED, "", dumps(function(*args, **kwargs)))
+        function, rows, kwargs = pickle.load(source)
+        results = []
+        for row in rows:
+            results.append(function(*row, **kwargs))
+        put(result, RETURNED, "", dumps(results))
     except BaseException as error:  # whatever it is, who asked gets it
         import traceback
 
@@ -68,19 +105,12 @@ def main(source: "IO[bytes]", result: str) -> None:
         put(result, RAISED, text, packed)
 
 
-def in_turn(function: "Callable[..., Any]", rows: "Iterable[tuple[Any, ...]]") -> "list[Any]":
-    """The results of some calls of one machine."""
-    return [function(*row) for row in rows]
-
-
 def dumps(value: object) -> bytes:
     """Pickled, by cloudpickle only where plain pickle cannot."""
     try:
         return pickle.dumps(value, -1)
     except Exception:
-        import cloudpickle
-
-        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+        return whole("dumps")(value)  # type: ignore[no-any-return]
 
 
 def put(result: str, ended: str, text: str, packed: bytes) -> None:
