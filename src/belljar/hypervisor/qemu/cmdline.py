@@ -279,20 +279,8 @@ def capabilities(spec: DomainSpec) -> tuple[str, ...]:
 def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str) -> list[str]:
     """A guest that only shows that KVM runs it: no disk, no monitor, its console is QEMU's output. Without a kernel the
     firmware greets there, where it has no graphics."""
-    words = [
-        abilities.binary,
-        *bare(),
-        "-sandbox",
-        SANDBOX,
-        "-accel",
-        "kvm",
-        "-cpu",
-        cpu,
-        "-m",
-        "512M",
-        "-serial",
-        "stdio",
-    ]
+    words = [abilities.binary, *bare(), "-sandbox", SANDBOX, "-accel", "kvm", "-cpu", cpu, "-m", "512M"]
+    words += ["-serial", "stdio"]
     if not kernel:
         return [*words, "-M", f"{MACHINE},graphics=off"]
     return [*words, "-M", MACHINE, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
