@@ -12,7 +12,7 @@ from tests.rules.test_layers import MODULES, name_of, room_of
 BUDGETS = {
     "ground": 1440,
     "host": 3300,
-    "hypervisor": 4070,
+    "hypervisor": 4060,
     "image": 4960,
     "network": 980,
     "context": 850,
@@ -21,7 +21,7 @@ BUDGETS = {
     "batch": 5050,
     "pool": 1530,
     "machine": 5160,
-    "jobs": 2560,
+    "jobs": 2550,
     "service": 1470,
     "vacuum": 3260,
     "accounting": 440,
