@@ -25,6 +25,7 @@ from belljar.machine import Settings
 from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
+from belljar.machine.extras.disks import EXCHANGE
 from belljar.machine.life.claim import CLAIMING, claim
 from belljar.machine.life.life import Lifecycle
 
@@ -281,10 +282,14 @@ def test_a_folder_that_was_being_made_is_finished_too(runtime: Runtime) -> None:
 def test_what_no_folder_tells_about_is_found_as_well(runtime: Runtime) -> None:
     orphan(runtime)
     runtime.reaper.quick()
-    stray = runtime.folders.overlay("ffffffffffff")
-    stray.write_bytes(b"disk")
+    strays = [runtime.folders.overlay("f" * 12), runtime.folders.attachment("f" * 12, EXCHANGE)]
+    for stray in strays:
+        stray.write_bytes(b"disk")
     (runtime.folders.identities / "old").touch()
-    assert {item.path for item in runtime.reaper.leftovers()} == {str(stray), str(runtime.folders.identities / "old")}
+    assert {item.path for item in runtime.reaper.leftovers()} == {
+        *map(str, strays),
+        str(runtime.folders.identities / "old"),
+    }
     assert {item.what for item in runtime.reaper.full()} == {"stray file"}
     assert runtime.leftovers() == []
 

@@ -245,7 +245,7 @@ class Domain(Protocol):
         """What happens to the domain, from its start on, whenever one asks; ends after EXITED."""
 
     def traffic(self) -> AsyncIterator[Call | Refusal]:
-        """What the guard of a user network tells, to one listener, until the domain's end. Untaken calls are closed."""
+        """What its guard tells, where its user network has one, to one listener, until its end. Untaken calls are closed."""
 
     def usage(self) -> tuple[float, float, int]:
         """User seconds, system seconds, peak resident bytes of the QEMU process so far (final once it ended)."""

@@ -56,15 +56,7 @@ def _guard(descriptor: int, group: int, notice: Notice) -> None:
     signal.set_wakeup_fd(writer)
     signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-    if not _has_ended(descriptor, reader) and not _has_ended(descriptor, timeout=seconds + LATE):
+    ended, _, _ = select.select([descriptor, reader], [], [])
+    if descriptor not in ended and not select.select([descriptor], [], [], seconds + LATE)[0]:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-
-
-def _has_ended(descriptor: int, reader: int | None = None, timeout: float | None = None) -> bool:
-    """Wait for the process's end, at most until something can be read from *reader*, or for the *timeout*."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    if reader is not None:
-        poller.register(reader, select.POLLIN)
-    return descriptor in dict(poller.poll(None if timeout is None else timeout * 1000))

@@ -1,5 +1,6 @@
 """What the driver decides without starting anything: the mark, the command that confines, what events mean."""
 
+import errno
 import os
 import signal
 import stat
@@ -172,14 +173,15 @@ def test_a_proof_that_could_not_be_tried_is_tried_again(tmp_path: Path, monkeypa
     """A host that has no process to spare for a moment has KVM all the same."""
     monkeypatch.setattr(proof, "obstacle", lambda: "")
     monkeypatch.setattr(proof, "has_native_flag", lambda cpuinfo: True)
-    busy, tried = HostError("Resource temporarily unavailable"), list[Sequence[str]]()
+    tried = list[Sequence[str]]()
 
-    def refused(argv: Sequence[str], *more: object) -> int:
+    def refused(argv: Sequence[str], **more: object) -> int:
         tried.append(argv)
-        raise busy
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(proof, "spawn", refused)
-    hypervisor = load(Settings(), tmp_path)
+    hypervisor = driver.QemuHypervisor(Settings(), tmp_path)
+    assert hypervisor.abilities.binary  # asked before there is no process to spare
+    monkeypatch.setattr(subprocess, "Popen", refused)
     for _ in range(2):
         why = "the tiny guest could not be started: Resource temporarily unavailable"
         assert hypervisor.accelerator(Boot()) == (Accelerator.TCG, why)

@@ -277,9 +277,10 @@ def capabilities(spec: DomainSpec) -> tuple[str, ...]:
 
 
 def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str) -> list[str]:
-    """A guest that only shows that KVM runs it: no disk, no monitor, its console is added by the caller. Without a kernel the
+    """A guest that only shows that KVM runs it: no disk, no monitor, its console is QEMU's output. Without a kernel the
     firmware greets there, where it has no graphics."""
     words = [abilities.binary, *bare(), "-sandbox", SANDBOX, "-accel", "kvm", "-cpu", cpu, "-m", "512M"]
+    words += ["-serial", "stdio"]
     if not kernel:
         return [*words, "-M", f"{MACHINE},graphics=off"]
     return [*words, "-M", MACHINE, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]

@@ -140,12 +140,9 @@ class QemuDomain:
     def events(self) -> AsyncIterator[DomainEvent]:
         return self._history.events()
 
-    async def traffic(self) -> AsyncIterator[Call | Refusal]:
-        if self._traffic is None:
-            await asyncio.wait({self._over})
-            return
-        async for item in self._traffic.items():
-            yield item
+    def traffic(self) -> AsyncIterator[Call | Refusal]:
+        assert self._traffic is not None
+        return self._traffic.items()
 
     def usage(self) -> tuple[float, float, int]:
         user, system, peak = self._child.usage or measure(self.pid)

@@ -129,10 +129,8 @@ class QemuHost:
             kernel, initrd = (wires.readable(path) if path else "" for path in (boot.kernel, boot.initrd))
             append = f"{boot.append} {proof.WORD}"
             tiny = cmdline.tiny_guest(self.abilities, self._cpu(Accelerator.KVM), append, kernel=kernel, initrd=initrd)
-            return proof.prove(
-                lambda console: process.confined([*tiny, *cmdline.console(console)], prover, groups=groups),
-                wires.fds, timeout=self._settings.proof_timeout,
-            )  # fmt: skip
+            argv = process.confined(tiny, prover, groups=groups)
+            return proof.prove(argv, wires.fds, timeout=self._settings.proof_timeout)
 
     def _memory(self, name: str) -> Path:
         """Where an answer that took time is remembered."""

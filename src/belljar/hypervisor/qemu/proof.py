@@ -9,18 +9,15 @@ whose kernel we do not have, QEMU's own firmware is the guest: it greets on the 
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
-from belljar.errors import BelljarError, HostError
+from belljar.errors import HostError
 from belljar.host.files import read_json, write_whole
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor.qemu.process.complaints import last_line
-from belljar.hypervisor.qemu.process.launch import spawn
+from belljar.hypervisor.qemu.process.launch import ENVIRONMENT
 from belljar.model import dumps
 from belljar.records import dataclass
 
@@ -87,44 +84,38 @@ def remember(memory: Path, proof: Proof, now: float) -> None:
     write_whole(memory, dumps({"works": proof.works, "why": proof.why, "when": now}))
 
 
-def prove(argv_for: Callable[[int], Sequence[str]], fds: Sequence[int], *, timeout: float) -> Proof:
-    """Run the tiny guest. Blocks for up to *timeout*; its QEMU is gone afterwards. *argv_for* is given the console's fd."""
-    ours, theirs = socket.socketpair()
-    complaints, stderr = os.pipe2(os.O_CLOEXEC)
-    started = time.monotonic()
-    with ours, open(complaints, "rb", buffering=0) as words:
+def prove(argv: Sequence[str], fds: Sequence[int], *, timeout: float) -> Proof:
+    """Run the tiny guest, whose console is its output. Blocks for up to *timeout*; its QEMU is gone afterwards."""
+    import subprocess
+    from threading import Timer
+
+    started, seen, pipe = time.monotonic(), b"", subprocess.PIPE
+    try:
+        # In a session of its own: what a terminal or a batch system sends to ours would look like its failure.
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=ENVIRONMENT, pass_fds=fds, start_new_session=True
+        )  # fmt: skip
+    except OSError as exc:
+        return Proof(False, f"the tiny guest could not be started: {exc.strerror}", was_tried=False)
+    end = Timer(timeout, child.kill)
+    with child:
+        assert child.stdout is not None and child.stderr is not None
         try:
-            pid = spawn(argv_for(theirs.fileno()), [*fds, theirs.fileno()], stderr)
-        except BelljarError as exc:
-            return Proof(False, f"the tiny guest could not be started: {exc.message}", was_tried=False)
+            end.start()
+            while not has_booted(seen) and (data := os.read(child.stdout.fileno(), LARGEST_CONSOLE - len(seen))):
+                seen += data
         finally:
-            theirs.close()
-            os.close(stderr)
-        try:
-            has_booted = _watch(ours, started + timeout)
-        finally:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        complaint = last_line(words.read(1 << 16).decode(errors="replace"))
+            end.cancel()
+            child.kill()
+        complaint = last_line(child.stderr.read(1 << 16).decode(errors="replace"))
     took = time.monotonic() - started
-    if has_booted:
+    if has_booted(seen):
         return Proof(True, f"a guest with this kernel booted under KVM in {took:.1f} s")
     if took >= timeout:
         return Proof(False, f"{DEVICE} opens, but a guest did not boot under it within {timeout:g} s")
     return Proof(False, f"a guest did not boot under KVM: {complaint or 'it ended without a word'}")
 
 
-def _watch(console: socket.socket, deadline: float) -> bool:
-    """Read the console until it shows a sign of a kernel that runs. False at the deadline or at its end."""
-    seen = b""
-    with suppress(OSError):
-        while (left := deadline - time.monotonic()) > 0 and len(seen) < LARGEST_CONSOLE:
-            console.settimeout(left)
-            data = console.recv(1 << 16)
-            seen += data
-            if any(sign in seen for sign in SIGNS):
-                return True
-            if not data:
-                return False
-    return False
+def has_booted(console: bytes) -> bool:
+    """Does it show a sign of a kernel that runs?"""
+    return any(sign in console for sign in SIGNS)

@@ -48,6 +48,7 @@ DRAFT, LOCK = ".draft", ".lock"
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
 ROOM = 256 * MIB  # what a boot writes to its disk, and the device state
 DAY = 86400.0
+UNREADABLE = (BelljarError, ValueError, KeyError, TypeError, OSError)  # what a manifest that makes no sense raises
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -77,20 +78,21 @@ class TemplateStore:
         if not self.folder.exists():
             return None
         check_ours(self.folder)
-        with suppress(BelljarError, ValueError, KeyError, TypeError, OSError):
+        with suppress(*UNREADABLE):
             template = self.read(key)
-            return None if self.changes(template) else template
+            return None if template is None or self.changes(template) else template
         return None
 
-    def read(self, key: str) -> Template:
-        """What the manifest says. Raises FileNotFoundError, ValueError and the like for one that says nothing."""
+    def read(self, key: str) -> Template | None:
+        """What its manifest says, if that makes sense."""
         folder = self.path(key)
-        check_ours(folder)
-        manifest = read_json(folder / MANIFEST)
-        if manifest["key"] != key or key_of(manifest["facts"]) != key:
-            raise ValueError("its manifest is another template's")
-        size = sum(os.lstat(folder / name).st_blocks * 512 for name in FILES)
-        return Template(key, folder, size, float(manifest["created"]), manifest["facts"], frozenset(manifest["grows"]))
+        with suppress(*UNREADABLE):
+            check_ours(folder)
+            manifest = read_json(folder / MANIFEST)
+            if manifest["key"] == key == key_of(facts := manifest["facts"]):
+                size = sum(os.lstat(folder / name).st_blocks * 512 for name in FILES)
+                return Template(key, folder, size, float(manifest["created"]), facts, frozenset(manifest["grows"]))
+        return None
 
     def changes(self, template: Template) -> list[str]:
         """What is no longer as it was when the template was made: size, times, inode, owner, mode."""
@@ -107,10 +109,7 @@ class TemplateStore:
 
     def all(self) -> list[Template]:
         """Every template that can be read, the youngest first."""
-        templates = []
-        for key in filter(is_key, self._names()):
-            with suppress(BelljarError, ValueError, KeyError, TypeError, OSError):
-                templates.append(self.read(key))
+        templates = [template for key in filter(is_key, self._names()) if (template := self.read(key))]
         return sorted(templates, key=lambda template: template.created, reverse=True)
 
     # -- making ------------------------------------------------------------------------------------------------------
@@ -155,7 +154,9 @@ class TemplateStore:
             remove_tree(self.path(key))  # one that could not be used any more
             draft.rename(self.path(key))
             sync(self.folder)
-        return self.read(key)
+        if (template := self.read(key)) is None:
+            raise TemplateError(f"the template {key} is gone again")
+        return template
 
     # -- unmaking ----------------------------------------------------------------------------------------------------
 
@@ -186,10 +187,8 @@ class TemplateStore:
         return removed
 
     def _is_old(self, key: str, now: float) -> bool:
-        try:
-            return now - self.read(key).created > self._days * DAY
-        except (BelljarError, ValueError, KeyError, TypeError, OSError):
-            return self.path(key).exists()
+        template = self.read(key)
+        return self.path(key).exists() if template is None else now - template.created > self._days * DAY
 
     def _names(self) -> Iterable[str]:
         with suppress(FileNotFoundError):

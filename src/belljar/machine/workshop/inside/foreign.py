@@ -278,11 +278,9 @@ def mounted(disk: str) -> Iterator[None]:
     """The foreign system at ROOT, with those of its file systems that its own table names."""
     for folder in (ROOT, OUT):
         os.makedirs(folder, exist_ok=True)
-    places = {}
     parts = [name for name in os.listdir(f"/sys/block/{disk}") if name.startswith(disk)]
-    for device in sorted(parts or [disk], key=lambda name: (len(name), name)):
-        if tags := identify(f"/dev/{device}"):
-            places[f"/dev/{device}"] = tags
+    devices = [f"/dev/{name}" for name in sorted(parts or [disk], key=lambda name: (len(name), name))]
+    places = {device: tags for device in devices if (tags := identify(device))}
     mount_root(places)
     try:
         mount_others(places)
