@@ -12,7 +12,7 @@ from tests.rules.test_layers import MODULES, name_of, room_of
 BUDGETS = {
     "ground": 1440,
     "host": 3300,
-    "hypervisor": 4070,
+    "hypervisor": 4060,
     "image": 4950,
     "network": 980,
     "context": 850,
@@ -21,19 +21,19 @@ BUDGETS = {
     "batch": 5050,
     "pool": 1510,
     "machine": 5160,
-    "jobs": 2560,
+    "jobs": 2550,
     "service": 1470,
     "vacuum": 3260,
     "accounting": 440,
     "bait": 2820,
     "lease": 6660,
     "monitor": 1850,
-    "soak": 460,
-    "api": 955,
+    "soak": 450,
+    "api": 960,
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4460,
+    "cli": 4450,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 
