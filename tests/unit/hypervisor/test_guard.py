@@ -99,7 +99,7 @@ def test_what_is_not_is_refused_and_told(address: str, server: socket.socket) ->
     assert under.run("connect", address, port_of(server)) == {"connect": "ENETUNREACH"}
     (told,) = under.told
     assert isinstance(told, Refusal) and (told.address, told.port, told.transport) == (address, port_of(server), "tcp")
-    assert under.guard.refused == 1
+    assert told.count == 1
     server.setblocking(False)
     with pytest.raises(BlockingIOError):
         server.accept()

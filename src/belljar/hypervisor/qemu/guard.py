@@ -70,11 +70,6 @@ class QemuGuard:
         self._failure: BaseException | None = None
         self._calls: dict[int, Callable[[Notice], int]] = {CONNECT: self._connect, SENDTO: self._send}
 
-    @property
-    def refused(self) -> int:
-        """Calls, in all."""
-        return self._refusals.count
-
     def spawn(self, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         """Start a program under guard. Raises NetworkFailed, and what the plain `spawn` raises."""
         inherited, has_started = list(fds), threading.Event()
@@ -122,26 +117,26 @@ class QemuGuard:
                     return
         except Exception as exc:
             why = f"the guard failed, so nothing leaves this machine any more: {exc}"
-            self._tell(Refusal("", 0, "", why, self.refused))
+            self._tell(Refusal("", 0, "", why, self._refusals.count))
         finally:
             os.close(self._listener)  # whatever waits for an answer fails
             keeper.join()
             os.close(self._pidfd)
 
     def _answer(self, notice: Notice) -> None:
+        value = code = 0
         try:
             value = self._calls[notice.call](notice)
         except OSError as exc:
-            seccomp.answer(self._listener, notice, 0, exc.errno or errno.EPERM)
-        else:
-            seccomp.answer(self._listener, notice, value)
+            code = exc.errno or errno.EPERM
+        seccomp.answer(self._listener, notice, value, code)
 
     # -- the calls -----------------------------------------------------------------------------------------------
 
     def _connect(self, notice: Notice) -> int:
-        fd, pointer, size = notice.args[:3]
+        _, pointer, size = notice.args[:3]
         address = self._address(notice, pointer, size)
-        with self._socket(notice, fd) as ours:
+        with self._socket(notice) as ours:
             transport = transport_of(ours)
             verdict = self._judge(address, transport)
             if verdict is Verdict.ANSWERED:
@@ -154,11 +149,11 @@ class QemuGuard:
         return 0
 
     def _send(self, notice: Notice) -> int:
-        fd, data_at, size, _, pointer, address_size = notice.args
+        _, data_at, size, _, pointer, address_size = notice.args
         address = self._address(notice, pointer, address_size)
         if size > LONGEST_DATAGRAM:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        with self._socket(notice, fd) as ours:
+        with self._socket(notice) as ours:
             transport = transport_of(ours)
             if transport is Transport.TCP:  # a fast open: nothing that slirp does
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -191,21 +186,18 @@ class QemuGuard:
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
         return data
 
-    def _socket(self, notice: Notice, number: int) -> socket.socket:
-        """The child's socket, as ours. Closing it closes ours alone."""
-        fd = self._libc.take_descriptor(self._pidfd, number & 0xFFFFFFFF)
+    def _socket(self, notice: Notice) -> socket.socket:
+        """The child's socket, as ours. Closing it closes ours alone. One on which a query was answered is as it was before."""
+        fd = self._libc.take_descriptor(self._pidfd, notice.args[0] & 0xFFFFFFFF)
         try:
             end = socket.socket(fileno=fd)
         except OSError:
             os.close(fd)
             raise
-        if (end.family, end.type) == (
-            socket.AF_UNIX,
-            socket.SOCK_DGRAM,
-        ):  # a query was answered here: from now on it is as before
+        if (end.family, end.type) == (socket.AF_UNIX, socket.SOCK_DGRAM):
             end.close()
             end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDP)
-            seccomp.put_descriptor(self._listener, notice, end.fileno(), number & 0xFFFFFFFF)
+            seccomp.put_descriptor(self._listener, notice, end.fileno())
         return end
 
     # -- the judgement -------------------------------------------------------------------------------------------------
@@ -224,20 +216,17 @@ class QemuGuard:
     def _judge_query(self, notice: Notice, data: bytes, server: bytes) -> bytes:
         """What is sent to a name server in the place of this; nothing where it is answered here. Raises OSError for what is no
         query. That a name does not exist is final; with REFUSED programs try again, and musl waits as if nothing had come."""
-        host, answer = "", b""
         try:
             asked = query(data)
-            host, is_reached = asked.host, self._egress.reaches(asked.host)
-            if is_reached and asked.is_for_address:
-                return asked.wire
-            reason = "a DNS query of another type than A and AAAA" if is_reached else "not allowed"
-            answer = asked.answer(NO_DATA if is_reached else NO_SUCH_NAME)
         except ValueError as exc:
-            reason = f"a DNS query: {exc}"
-        self._refusals.add(host, DNS, Transport.UDP.value, reason)
-        if not answer:
-            raise OSError(REFUSED, os.strerror(REFUSED))
-        self._answer_query(notice, answer, server)
+            self._refusals.add("", DNS, Transport.UDP.value, f"a DNS query: {exc}")
+            raise OSError(REFUSED, os.strerror(REFUSED)) from None
+        is_reached = self._egress.reaches(asked.host)
+        if is_reached and asked.is_for_address:
+            return asked.wire
+        reason = "a DNS query of another type than A and AAAA" if is_reached else "not allowed"
+        self._refusals.add(asked.host, DNS, Transport.UDP.value, reason)
+        self._answer_query(notice, asked.answer(NO_DATA if is_reached else NO_SUCH_NAME), server)
         return b""
 
     def _answer_query(self, notice: Notice, answer: bytes, server: bytes) -> None:
@@ -247,7 +236,7 @@ class QemuGuard:
         with theirs, sender:
             sender.bind(server[2:8] + os.urandom(8))
             sender.send(answer)
-            seccomp.put_descriptor(self._listener, notice, theirs.fileno(), notice.args[0] & 0xFFFFFFFF)
+            seccomp.put_descriptor(self._listener, notice, theirs.fileno())
 
     def _take_call(self, notice: Notice, ours: socket.socket, address: bytes) -> int:
         """Put one end of a socket pair in the place of QEMU's socket; the other end is told."""
@@ -255,14 +244,13 @@ class QemuGuard:
         with theirs:
             line.setblocking(False)
             theirs.setblocking(False)
+            is_taken = False
             try:
-                seccomp.put_descriptor(self._listener, notice, theirs.fileno(), notice.args[0] & 0xFFFFFFFF)
+                seccomp.put_descriptor(self._listener, notice, theirs.fileno())
                 is_taken = self._tell(Call(*place_of(address), line))
-            except BaseException:
-                line.close()
-                raise
-        if not is_taken:
-            line.close()  # the guest finds its connection closed
+            finally:
+                if not is_taken:
+                    line.close()  # the guest finds its connection closed
         return 0
 
 
