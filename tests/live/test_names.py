@@ -174,6 +174,7 @@ def test_a_guest_reaches_what_is_allowed_by_name_and_nothing_else(host: InLab, t
     assert not any(str(found[url]).startswith("Bearer") for url in bad)
     (machine,) = [path.name for path in host.belljar.logs.iterdir() if len(path.name) == 12]
     shown = host.belljar("show", machine).stdout.decode()
+    assert "refused        169.254.169.254:80/tcp (link-local)" in shown
     assert "reaches only   *.example.org" in shown and "refused        www.example.net:53/udp (not allowed)" in shown
     assert "www.example.net" not in (tmp_path / "asked").read_text()
     assert host.belljar.leftovers() == []
