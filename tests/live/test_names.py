@@ -183,9 +183,7 @@ def test_a_guest_reaches_what_is_allowed_by_name_and_nothing_else(host: InLab, t
 @pytest.mark.slow
 def test_nothing_is_reached_where_nothing_is_allowed(host: InLab) -> None:
     found = asks(host, "--allow", "none", urls=("http://data.example.org/", "http://203.0.113.1/"))
-    assert "not known" in str(found["http://data.example.org/"]) and "unreachable" in str(
-        found["http://203.0.113.1/"]
-    )
+    assert "not known" in str(found["http://data.example.org/"]) and "unreachable" in str(found["http://203.0.113.1/"])
 
 
 def test_a_secret_is_sent_to_its_host_and_is_nowhere_else(host: InLab, tmp_path: Path) -> None:
