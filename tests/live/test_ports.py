@@ -61,6 +61,8 @@ def test_a_service_of_a_machine_without_a_network_is_reached(belljar: Belljar) -
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", int(listener.rpartition(":")[2])), LONGEST)
     belljar("reap")
+    again = belljar.run("--publish", f"{place.rpartition(':')[2]}:8000", "--", "true")
+    assert again.returncode == 0, again.stderr
     late = belljar("port", id, "8000")
     assert late.returncode == 125 and b"has ended" in late.stderr and belljar.leftovers() == []
 

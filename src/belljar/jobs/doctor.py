@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.findings import Finding, expect, fail, ok, warn
-from belljar.host import commands, files, packages
+from belljar.host import commands, files
 from belljar.host.privileges import User, as_user
 from belljar.jobs import size
 from belljar.model import GIB, MIB
@@ -40,7 +40,7 @@ def programs(runtime: Runtime) -> Finding:
     """the programs belljar calls are installed"""
     from belljar.hypervisor.qemu.virtiofs import find
 
-    missing = [entry for entry in packages.PROGRAMS if not commands.which(entry[0])]
+    missing = [entry for entry in commands.PROGRAMS if not commands.which(entry[0])]
     if not missing:
         try:  # not every system has a package of it, and 9p serves most images
             find(runtime.settings.qemu.virtiofsd)
@@ -48,7 +48,7 @@ def programs(runtime: Runtime) -> Finding:
         except BelljarError as exc:
             return ok("programs", f"all there; no shares by virtiofs: {exc.message}")
     text = "\n".join(f"{name} is missing ({use})" for name, _, use, _ in missing)
-    return (fail if any(vital for *_, vital in missing) else warn)("programs", text, packages.remedy())
+    return (fail if any(vital for *_, vital in missing) else warn)("programs", text, commands.remedy())
 
 
 def qemu(runtime: Runtime) -> Finding:

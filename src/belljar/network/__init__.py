@@ -160,7 +160,7 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right. Looks at nothing of this host."""
     from belljar.errors import BadSetting
     from belljar.network.bridge import addresses, bridge_of, check_address, macs
-    from belljar.network.egress import of_site, rules_of
+    from belljar.network.egress import list_of, rules_of
     from belljar.network.isolated import subnet
 
     def check_range(text: str) -> None:
@@ -170,7 +170,7 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
         list(addresses((text,)))
 
     checks: list[tuple[str, Iterable[str], Callable[[str], object]]] = [
-        ("allow", settings.allow, lambda text: of_site((text,))),
+        ("allow", settings.allow, lambda text: list_of("network.allow", (text,), BadSetting)),
         ("deny", settings.deny, lambda text: rules_of("deny", (text,))),
         ("bridges", settings.bridges, lambda name: bridge_of(Settings(bridges=(name,)), name)),
         ("bridge_addresses", settings.bridge_addresses, check_range),

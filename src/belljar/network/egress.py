@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BadOption, BadSetting
+from belljar.errors import BadOption, BadSetting, BelljarError
 from belljar.host.guard import egress as rules
 from belljar.host.guard.egress import Egress, Only, Place
 from belljar.host.guard.names import name
@@ -25,24 +25,18 @@ def egress_of(
     if settings.egress is EgressMode.OPEN and not (allow or secret):
         return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
     resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
-    sites, own, hosts = of_site(settings.allow), list_of("--allow", allow), list_of("--secret", secret).names
+    sites = list_of("network.allow", settings.allow, BadSetting)
+    hosts = list_of("--secret", secret).names
     only = (sites,) if sites.names or NOTHING in settings.allow else ()
     if allow:
+        own = list_of("--allow", allow)
         only = (*only, replace(own, names=own.names + hosts))
     egress = Egress(sites.rules, rules_of("deny", settings.deny), resolvers, answers, only, hosts)
     return replace(egress, answers=(*answers, PROXY)) if egress.ports else egress
 
 
-def of_site(texts: tuple[str, ...]) -> Only:
-    """Raises BadSetting."""
-    try:
-        return list_of("network.allow", texts)
-    except BadOption as exc:
-        raise BadSetting(exc.message, hint=exc.hint) from None
-
-
-def list_of(what: str, texts: tuple[str, ...]) -> Only:
-    """What these rules and names are; *what* they are in errors. Raises BadOption."""
+def list_of(what: str, texts: tuple[str, ...], error: type[BelljarError] = BadOption) -> Only:
+    """What these rules and names are; *what* they are in errors. Raises BadOption, or the other one."""
     places, names = [], []
     for text in texts:
         try:
@@ -52,7 +46,7 @@ def list_of(what: str, texts: tuple[str, ...]) -> Only:
                 names.append(host)
         except ValueError as exc:
             forms = "ADDRESS[/PREFIX][:PORT[/tcp|udp]], NAME[:PORT], *.NAME[:PORT] or none"
-            raise BadOption(f"{what}: {exc}", hint=f"Give {forms}.") from None
+            raise error(f"{what}: {exc}", hint=f"Give {forms}.") from None
     return Only(tuple(places), tuple(names))
 
 

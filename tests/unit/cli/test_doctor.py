@@ -12,7 +12,7 @@ import belljar.hypervisor.qemu.abilities  # noqa: F401 - before a test has `whic
 from belljar.cli.host import doctor
 from belljar.errors import BadOption, CommandFailed, HostError, ImageUnknown
 from belljar.findings import Finding, Grade, examine, ok, warn
-from belljar.host import packages, room
+from belljar.host import commands, room
 from belljar.host.commands import Finished
 from belljar.jobs import doctor as checks
 from belljar.machine.cleaning.reaper import Undone
@@ -81,9 +81,9 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
 def test_each_distribution_has_one_command_for_all_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, manager: str, command: str
 ) -> None:
-    there = {manager, *(program for program, *_ in packages.PROGRAMS)} - {"mkfs.ext4", "mke2fs", "mksquashfs"}
+    there = {manager, *(program for program, *_ in commands.PROGRAMS)} - {"mkfs.ext4", "mke2fs", "mksquashfs"}
     monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x" if name in there else None)
-    assert packages.remedy(packages.QEMU) == command
+    assert commands.remedy(commands.QEMU) == command
 
 
 @pytest.mark.parametrize(

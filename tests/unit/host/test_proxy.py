@@ -15,6 +15,7 @@ from belljar.host.guard.names import Name
 from belljar.host.guard.proxy import UNKNOWN_NAME, Proxy
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.host.guard.vault import Vault
+from belljar.host.threads import in_thread
 from belljar.model import Secret
 
 HOST, OTHER = "api.example.org", "other.example.org"
@@ -205,6 +206,26 @@ async def test_a_placeholder_becomes_the_secret_on_its_way_to_its_host(site: Sit
         get(place, "Authorization: Bearer hunter2", "X: y", "Connection: close"), get(place, basic, "Connection: close")
     ]  # fmt: skip
     assert site.refused == [] and "hunter2" not in repr(vault) and b"hunter2" not in vault.bundle
+
+
+async def test_a_client_that_asks_again_on_the_same_connection_ends_that_alone(site: Site) -> None:
+    """As git does where it is asked for a password."""
+    async with trusted(site) as (port, vault):
+        trust = ssl.create_default_context(cadata=vault.bundle.decode())
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+
+        def ask_twice() -> None:
+            with suppress(OSError), trust.wrap_socket(theirs, server_hostname=HOST) as line:
+                line.sendall(get(f"{HOST}:{port}"))
+                while line.recv(1000):
+                    pass
+                line.sendall(get(f"{HOST}:{port}"))
+
+        with ours, suppress(OSError):
+            answering = site.proxy(HOST, port=port, vault=vault).answer(Call("203.0.113.9", port, ours))
+            await asyncio.gather(answering, in_thread(ask_twice))
+    assert len(site.heard) == 1
 
 
 async def test_elsewhere_it_stays_a_placeholder_which_is_told_once(site: Site) -> None:

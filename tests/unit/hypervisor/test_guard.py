@@ -99,7 +99,7 @@ def test_what_is_not_is_refused_and_told(address: str, server: socket.socket) ->
     assert under.run("connect", address, port_of(server)) == {"connect": "ENETUNREACH"}
     (told,) = under.told
     assert isinstance(told, Refusal) and (told.address, told.port, told.transport) == (address, port_of(server), "tcp")
-    assert under.guard.refused == 1
+    assert told.count == 1
     server.setblocking(False)
     with pytest.raises(BlockingIOError):
         server.accept()
@@ -164,8 +164,13 @@ def test_a_query_that_is_not_asked_is_answered_at_once_and_its_socket_is_good_fo
         threading.Thread(target=lambda: server.sendto(*[b"its answer", server.recvfrom(1000)[1]])).start()
         found = under.run("ask_again", resolver, *(data.hex() for data in (other, odd, wanted, other)))
         nothing = [data[:2] + bytes((0x81, 0x80 | code)) + data[4:] for data, code in ((other, 3), (odd, 0))]
-        answers = (nothing[0], nothing[1], b"its answer", nothing[0])
-        assert list(found.values()) == [f"{len(wanted)} {resolver}:53 {answer.hex()}" for answer in answers]
+        answers = [
+            ("10.0.2.3", nothing[0]),
+            ("10.0.2.3", nothing[1]),
+            (resolver, b"its answer"),
+            ("10.0.2.3", nothing[0]),
+        ]
+        assert list(found.values()) == [f"{len(wanted)} {place}:53 {answer.hex()}" for place, answer in answers]
         told = [(told.address, told.reason) for told in under.told if isinstance(told, Refusal)]
         assert told[0] == ("data.example.net", "not allowed") and "another type" in told[1][1]
 

@@ -75,7 +75,7 @@ class Proxy:
             while outward is None:
                 first = await _soon(line.reader.readexactly(1))
                 if first[0] == HANDSHAKE and not ended:
-                    return await self._tls(line, port, first)
+                    break
                 request = await _soon(head_of(line.reader, first))
                 host, wanted_port = wanted(request, port)
                 if ended not in ("", host):
@@ -90,10 +90,10 @@ class Proxy:
             return await answer(line, self._explained(exc, host, port))
         except EOFError:
             return
-        await carry(line, outward)
+        await (carry(line, outward) if outward is not None else self._tls(line, port, first))
 
     async def _tls(self, line: Line, port: int, sent: bytes) -> None:
-        host = ""
+        host, outward = "", None
         try:
             while (found := server_name(sent)) is None and len(sent) < LARGEST_HEAD:
                 if not (more := await _soon(line.reader.read(CHUNK))):
@@ -101,29 +101,45 @@ class Proxy:
                 sent += more
             host = found or ""
             self._check(host, port)
-            if self._vault is not None and self._vault.has(host, port):
-                return await self._within(line, sent, host, port, self._vault.inward)
-            outward = await self._connected(host, port)
+            if self._vault is None or not self._vault.has(host, port):
+                outward = await self._connected(host, port)
         except (ValueError, *NOTHING_THERE) as exc:
             self._explained(exc, host, port)
             return await answer(line, b"" if isinstance(exc, NOTHING_THERE) else UNKNOWN_NAME)
+        if outward is None:
+            return await self._within(line, sent, host, port)
         outward.writer.write(sent)
         await carry(line, outward)
 
-    async def _within(self, line: Line, sent: bytes, host: str, port: int, tls: ssl.SSLContext) -> None:
-        """TLS with the guest ends here, and begins anew towards the host. Raises ValueError, OSError."""
+    async def _within(self, line: Line, sent: bytes, host: str, port: int) -> None:
+        """TLS with the guest ends here, and begins anew towards the host. Raises OSError."""
         ours, theirs = socket.socketpair()  # asyncio's TLS wants a socket where nothing was read yet
         outer = Line(*await asyncio.open_connection(sock=theirs))
         outer.writer.write(sent)
         carrying = asyncio.ensure_future(carry(line, outer))
         try:
-            inner = await _accepted(ours, tls)
+            inner = await self._accepted(ours, host, port)
             await self._route(inner, port, host)
             inner.writer.close()
             await asyncio.wait({carrying}, timeout=LINGER)
         finally:
             carrying.cancel()
             await asyncio.gather(carrying, return_exceptions=True)
+
+    async def _accepted(self, connection: socket.socket, host: str, port: int) -> Line:
+        """Raises OSError where the guest does not trust us."""
+        assert self._vault is not None
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(LARGEST_HEAD)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._vault.inward, ssl_handshake_timeout=PATIENCE
+            )
+        except OSError:
+            reason = "the guest's program does not trust the certificate that it was shown"
+            self._refusals.add(host, port, "tcp", reason)
+            raise
+        return Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def _sent(self, request: h11.Request, host: str, port: int, ends: Vault | None) -> Line:
         """The connection to a host, where this request was sent. *ends*: its TLS. Raises ValueError, OSError, HostError."""
@@ -248,19 +264,6 @@ def end(writer: asyncio.StreamWriter) -> None:
         writer.write_eof()
     else:  # TLS has no half of a connection
         writer.close()
-
-
-async def _accepted(connection: socket.socket, tls: ssl.SSLContext) -> Line:
-    """Raises ValueError."""
-    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(LARGEST_HEAD)
-    protocol = asyncio.StreamReaderProtocol(reader)
-    try:
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=PATIENCE
-        )
-    except OSError:
-        raise ValueError("the guest's program does not trust the certificate that it was shown") from None
-    return Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
 
 async def _soon(work: Coroutine[Any, Any, T]) -> T:

@@ -190,6 +190,7 @@ def answer(listener: int, notice: Notice, value: int, code: int = 0) -> None:
         fcntl.ioctl(listener, SEND, bytearray(struct.pack("=QqiI", notice.id, value, -code, 0)))
 
 
-def put_descriptor(listener: int, notice: Notice, ours: int, number: int) -> None:
-    """Put our open file in the place of the caller's descriptor *number*, closed on exec. Raises OSError."""
+def put_descriptor(listener: int, notice: Notice, ours: int) -> None:
+    """Put our open file in the place of the descriptor that the call is for, closed on exec. Raises OSError."""
+    number = notice.args[0] & 0xFFFFFFFF
     fcntl.ioctl(listener, ADDFD, bytearray(struct.pack("=QIIII", notice.id, SETFD, ours, number, os.O_CLOEXEC)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from belljar.errors import CommandMissing, HostError
 from belljar.hints import Any
-from belljar.host import packages
+from belljar.host import commands
 from belljar.host.commands import program, run
 from belljar.host.files import read_json, write_whole
 from belljar.model import dumps
@@ -60,7 +60,7 @@ def find(binary: str) -> str:
     try:
         return program(binary, names, key="qemu.binary", missing=NAMES[0], hint="")
     except CommandMissing as exc:
-        exc.hint = exc.hint or f"As root: {packages.remedy(packages.QEMU)}"
+        exc.hint = exc.hint or f"As root: {commands.remedy(commands.QEMU)}"
         raise
 
 

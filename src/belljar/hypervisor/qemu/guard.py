@@ -28,10 +28,12 @@ from belljar.host.guard.traffic import Call, Refusal, Refusals, Tell
 from belljar.host.threads import begin_thread
 from belljar.hypervisor.qemu.process.launch import spawn
 
-CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 49, 50, 54
+CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, RECVMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 47, 49, 50, 54
 PTRACE, DUP3, SENDMMSG, VM_READ, VM_WRITE, CLOSE_RANGE, PIDFD_GETFD = 101, 292, 307, 310, 311, 436, 438
 IO_URING = (425, 426, 427)
 IP_OPTIONS = (socket.IPPROTO_IP, 4)  # a source route would lead elsewhere than to the address that is judged
+NAME_SERVER = struct.pack("!H4s", DNS, socket.inet_aton("10.0.2.3"))  # slirp's, which asks the first of the host's
+IP_RECVERR = (socket.IPPROTO_IP, 11)
 INET_SIZE, LONGEST_ADDRESS, LONGEST_DATAGRAM = 16, 128, 65535
 REFUSED = errno.ENETUNREACH  # slirp tells the guest that the network is unreachable
 TRANSPORTS: dict[tuple[int, int], Transport] = {
@@ -41,8 +43,9 @@ TRANSPORTS: dict[tuple[int, int], Transport] = {
 }
 
 
-def program(sealed: Sequence[int]) -> bytes:
-    """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there."""
+def program(sealed: Sequence[int], *, answers_queries: bool = False) -> bytes:
+    """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there. *answers_queries*: on
+    sockets of another family, from which slirp would take the answer for an error."""
     rules = Program()
     rules.always((CONNECT,), seccomp.NOTIFY)
     rules.unless_null(SENDTO, 4, seccomp.NOTIFY)
@@ -57,6 +60,9 @@ def program(sealed: Sequence[int]) -> bytes:
     rules.unless_in(SOCKET, 1, (socket.SOCK_STREAM, socket.SOCK_DGRAM), failing(errno.EPROTONOSUPPORT), mask=0xF)
     rules.unless_in(SOCKET, 2, (0, 1, 6, 17), failing(errno.EPROTONOSUPPORT))
     rules.if_all(SETSOCKOPT, ((1, ANY, IP_OPTIONS[0]), (2, ANY, IP_OPTIONS[1])), failing(errno.EPERM))
+    if answers_queries:
+        rules.if_all(SETSOCKOPT, ((1, ANY, IP_RECVERR[0]), (2, ANY, IP_RECVERR[1])), failing(0))
+        rules.if_all(RECVMSG, ((2, socket.MSG_ERRQUEUE, socket.MSG_ERRQUEUE),), failing(errno.EAGAIN))
     return rules.assembled()
 
 
@@ -70,15 +76,11 @@ class QemuGuard:
         self._failure: BaseException | None = None
         self._calls: dict[int, Callable[[Notice], int]] = {CONNECT: self._connect, SENDTO: self._send}
 
-    @property
-    def refused(self) -> int:
-        """Calls, in all."""
-        return self._refusals.count
-
     def spawn(self, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         """Start a program under guard. Raises NetworkFailed, and what the plain `spawn` raises."""
         inherited, has_started = list(fds), threading.Event()
-        filter = program([fd for fd in inherited if stat.S_ISSOCK(os.fstat(fd).st_mode)])
+        sealed = [fd for fd in inherited if stat.S_ISSOCK(os.fstat(fd).st_mode)]
+        filter = program(sealed, answers_queries=bool(self._egress.only))
         start = partial(spawn, argv, inherited, stderr)
         keeper = begin_thread(self._keep, start, filter, has_started, name="guard-parent")
         has_started.wait()
@@ -122,26 +124,26 @@ class QemuGuard:
                     return
         except Exception as exc:
             why = f"the guard failed, so nothing leaves this machine any more: {exc}"
-            self._tell(Refusal("", 0, "", why, self.refused))
+            self._tell(Refusal("", 0, "", why, self._refusals.count))
         finally:
             os.close(self._listener)  # whatever waits for an answer fails
             keeper.join()
             os.close(self._pidfd)
 
     def _answer(self, notice: Notice) -> None:
+        value = code = 0
         try:
             value = self._calls[notice.call](notice)
         except OSError as exc:
-            seccomp.answer(self._listener, notice, 0, exc.errno or errno.EPERM)
-        else:
-            seccomp.answer(self._listener, notice, value)
+            code = exc.errno or errno.EPERM
+        seccomp.answer(self._listener, notice, value, code)
 
     # -- the calls -----------------------------------------------------------------------------------------------
 
     def _connect(self, notice: Notice) -> int:
-        fd, pointer, size = notice.args[:3]
+        _, pointer, size = notice.args[:3]
         address = self._address(notice, pointer, size)
-        with self._socket(notice, fd) as ours:
+        with self._socket(notice) as ours:
             transport = transport_of(ours)
             verdict = self._judge(address, transport)
             if verdict is Verdict.ANSWERED:
@@ -154,17 +156,17 @@ class QemuGuard:
         return 0
 
     def _send(self, notice: Notice) -> int:
-        fd, data_at, size, _, pointer, address_size = notice.args
+        _, data_at, size, _, pointer, address_size = notice.args
         address = self._address(notice, pointer, address_size)
         if size > LONGEST_DATAGRAM:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        with self._socket(notice, fd) as ours:
+        with self._socket(notice) as ours:
             transport = transport_of(ours)
             if transport is Transport.TCP:  # a fast open: nothing that slirp does
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             verdict = self._judge(address, transport)
             data = self._read(notice, data_at, size) if size else b""
-            sent = self._judge_query(notice, data, address) if verdict is Verdict.QUERY else data
+            sent = self._judge_query(notice, data) if verdict is Verdict.QUERY else data
             if sent or not data:
                 self._libc.send_to(ours.fileno(), sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
             return len(data)
@@ -191,21 +193,18 @@ class QemuGuard:
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
         return data
 
-    def _socket(self, notice: Notice, number: int) -> socket.socket:
-        """The child's socket, as ours. Closing it closes ours alone."""
-        fd = self._libc.take_descriptor(self._pidfd, number & 0xFFFFFFFF)
+    def _socket(self, notice: Notice) -> socket.socket:
+        """The child's socket, as ours. Closing it closes ours alone. One on which a query was answered is as it was before."""
+        fd = self._libc.take_descriptor(self._pidfd, notice.args[0] & 0xFFFFFFFF)
         try:
             end = socket.socket(fileno=fd)
         except OSError:
             os.close(fd)
             raise
-        if (end.family, end.type) == (
-            socket.AF_UNIX,
-            socket.SOCK_DGRAM,
-        ):  # a query was answered here: from now on it is as before
+        if (end.family, end.type) == (socket.AF_UNIX, socket.SOCK_DGRAM):
             end.close()
             end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDP)
-            seccomp.put_descriptor(self._listener, notice, end.fileno(), number & 0xFFFFFFFF)
+            seccomp.put_descriptor(self._listener, notice, end.fileno())
         return end
 
     # -- the judgement -------------------------------------------------------------------------------------------------
@@ -221,33 +220,30 @@ class QemuGuard:
             raise OSError(REFUSED, os.strerror(REFUSED))
         return verdict
 
-    def _judge_query(self, notice: Notice, data: bytes, server: bytes) -> bytes:
+    def _judge_query(self, notice: Notice, data: bytes) -> bytes:
         """What is sent to a name server in the place of this; nothing where it is answered here. Raises OSError for what is no
         query. That a name does not exist is final; with REFUSED programs try again, and musl waits as if nothing had come."""
-        host, answer = "", b""
         try:
             asked = query(data)
-            host, is_reached = asked.host, self._egress.reaches(asked.host)
-            if is_reached and asked.is_for_address:
-                return asked.wire
-            reason = "a DNS query of another type than A and AAAA" if is_reached else "not allowed"
-            answer = asked.answer(NO_DATA if is_reached else NO_SUCH_NAME)
         except ValueError as exc:
-            reason = f"a DNS query: {exc}"
-        self._refusals.add(host, DNS, Transport.UDP.value, reason)
-        if not answer:
-            raise OSError(REFUSED, os.strerror(REFUSED))
-        self._answer_query(notice, answer, server)
+            self._refusals.add("", DNS, Transport.UDP.value, f"a DNS query: {exc}")
+            raise OSError(REFUSED, os.strerror(REFUSED)) from None
+        is_reached = self._egress.reaches(asked.host)
+        if is_reached and asked.is_for_address:
+            return asked.wire
+        reason = "a DNS query of another type than A and AAAA" if is_reached else "not allowed"
+        self._refusals.add(asked.host, DNS, Transport.UDP.value, reason)
+        self._answer_query(notice, asked.answer(NO_DATA if is_reached else NO_SUCH_NAME))
         return b""
 
-    def _answer_query(self, notice: Notice, answer: bytes, server: bytes) -> None:
-        """Put a socket in the place of QEMU's on which this has come. slirp takes its sender's address for one of IPv4, whatever its
-        family: the sender's name has the same bytes. (Who sends from port 53 by IPv4 has to be root.)"""
+    def _answer_query(self, notice: Notice, answer: bytes) -> None:
+        """Put a socket in the place of QEMU's on which this has come. Who sends from port 53 by IPv4 has to be root; but slirp takes
+        any sender's address for one of IPv4, so this one's name has the same bytes."""
         theirs, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with theirs, sender:
-            sender.bind(server[2:8] + os.urandom(8))
+            sender.bind(NAME_SERVER + os.urandom(8))
             sender.send(answer)
-            seccomp.put_descriptor(self._listener, notice, theirs.fileno(), notice.args[0] & 0xFFFFFFFF)
+            seccomp.put_descriptor(self._listener, notice, theirs.fileno())
 
     def _take_call(self, notice: Notice, ours: socket.socket, address: bytes) -> int:
         """Put one end of a socket pair in the place of QEMU's socket; the other end is told."""
@@ -255,14 +251,13 @@ class QemuGuard:
         with theirs:
             line.setblocking(False)
             theirs.setblocking(False)
+            is_taken = False
             try:
-                seccomp.put_descriptor(self._listener, notice, theirs.fileno(), notice.args[0] & 0xFFFFFFFF)
+                seccomp.put_descriptor(self._listener, notice, theirs.fileno())
                 is_taken = self._tell(Call(*place_of(address), line))
-            except BaseException:
-                line.close()
-                raise
-        if not is_taken:
-            line.close()  # the guest finds its connection closed
+            finally:
+                if not is_taken:
+                    line.close()  # the guest finds its connection closed
         return 0
 
 

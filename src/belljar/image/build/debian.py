@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from belljar.errors import BadOption, CommandMissing, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
-from belljar.host import commands, packages
+from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.image import Image
 from belljar.image.intake import intake
@@ -186,7 +186,7 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
 
     program = commands.which(argv[0])
     if program is None:
-        hint = f"Where there is no mmdebstrap, import an image. As root: {packages.remedy()}"
+        hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"
         raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from belljar import errors
-from belljar.host import packages
+from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
 from belljar.image import Settings
 from belljar.image.container import layout, trust
@@ -168,7 +168,7 @@ def refusals(source: str) -> Iterator[None]:
         yield
     except errors.CommandMissing as exc:
         raise errors.CommandMissing(
-            exc.message, hint=f"Container images need it. As root: {packages.remedy()}"
+            exc.message, hint=f"Container images need it. As root: {commands.remedy()}"
         ) from exc
     except errors.CommandFailed as exc:
         lines = exc.message.strip().splitlines() or ["it failed and said nothing"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from belljar.errors import CommandFailed, CommandMissing, ImageCorrupt, ImageUnfit
-from belljar.host import packages
+from belljar.host import commands
 from belljar.image.container.layout import FOREIGN, malformed
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
@@ -38,7 +38,7 @@ def packed(source: str, folder: Path, largest: int, progress: Progress) -> tuple
         try:
             sandbox.run(["sqfs2tar", "{0}"], [part], sandbox.CONVERSION, largest, stdout=target)
         except CommandMissing as exc:
-            remedy = packages.remedy(packages.SQUASHFS)
+            remedy = commands.remedy(commands.SQUASHFS)
             raise CommandMissing(exc.message, hint=f"Apptainer's images need it. As root: {remedy}") from exc
         part.unlink()
         return target, {"Cmd": ["/.singularity.d/runscript"]}
