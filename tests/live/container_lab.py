@@ -233,6 +233,7 @@ class Hub:
     env: dict[str, str]
     login: Path | None
     inside: tuple[str, ...] = ()  # words before each command, as of a network of its own
+    certificate: Path = Path()
     log: list[str] = field(default_factory=list)
 
     def reference(self, name: str) -> str:

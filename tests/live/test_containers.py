@@ -11,11 +11,14 @@ import shutil
 import signal
 import subprocess
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from tests import roots
+from tests.batch.lab.pulls import drafts
+from tests.batch.lab.site import Site
 from tests.live import container_lab as lab
 from tests.live.conftest import STORE, Belljar, Completed
 from tests.live.container_lab import Hub, Layout, device, file, folder, hard_link, layer, link, mirrored
@@ -23,6 +26,7 @@ from tests.unit.image.http_server import Server, serving
 
 pytestmark = pytest.mark.timeout(900)
 ZEROS = 256 << 20  # bytes of a layer that packs to a thousandth
+CLASSIC = {"trixie": (), "sid": ("--use-signing-config=false",)}  # of `cosign sign`: by the key alone
 SHELL = {"Entrypoint": ["/bin/sh", "-c"], "Env": ["PATH=/bin"]}
 
 
@@ -113,18 +117,53 @@ def hostile(what: str, outside: Path) -> list[bytes]:
     return made
 
 
+class Importer(NamedTuple):
+    """Somebody who imports. *place*: a folder of theirs, where images may lie."""
+
+    run: Callable[..., Completed]
+    place: Path
+
+    def bring(
+        self, layers: Sequence[bytes], config: Mapping[str, Any] | None = None, *, how: str = "gzip", **env: str
+    ) -> Completed:
+        layout = Layout(self.place / "layout")
+        layout.image("x", layers, config, how=how)
+        return self.run("image", "import", f"oci:{layout.path}:x", "--name", "made", env=env)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """With ordinary users, who have subordinate ids."""
+    site = Site("containers")
+    yield site
+    site.close()
+
+
+@pytest.fixture(params=["root", pytest.param("bjalice", marks=pytest.mark.slow)])
+def importer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Importer]:
+    if request.param == "root":
+        yield Importer(request.getfixturevalue("belljar"), tmp_path)
+        return
+    site: Site = request.getfixturevalue("site")
+    place = site.home(request.param) / "place"
+    place.mkdir()
+    os.chown(place, site.home(request.param).stat().st_uid, -1)
+    yield Importer(lambda *words, **more: site.command(*words, user=request.param, check=False, **more), place)
+    shutil.rmtree(place)
+    assert drafts(site.node) == [] and site.leftovers() == []
+
+
 @pytest.mark.parametrize(
     "what", [*list(HOSTILE)[:1], *(pytest.param(it, marks=pytest.mark.slow) for it in list(HOSTILE)[1:])]
 )
-def test_a_hostile_layer_is_harmless_or_refused_in_one_line(
-    belljar: Belljar, tmp_path: Path, layout: Layout, what: str
-) -> None:
-    outside = tmp_path / "outside"
+def test_a_hostile_layer_is_harmless_or_refused_in_one_line(importer: Importer, what: str) -> None:
+    outside = importer.place / "outside"
     outside.mkdir()
     (outside / "secret").write_text("of the host")
+    for path in (outside, outside / "secret"):
+        os.chown(path, importer.place.stat().st_uid, -1)
     before = everything(outside)
-    layout.image("x", [lab.busybox("sh"), *hostile(what, outside)])
-    done = bring(belljar, f"oci:{layout.path}:x")
+    done = importer.bring([lab.busybox("sh"), *hostile(what, outside)])
     if done.returncode:
         refused(done)
     assert everything(outside) == before
@@ -132,9 +171,8 @@ def test_a_hostile_layer_is_harmless_or_refused_in_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["gzip", "zstd"])
-def test_a_bomb_is_refused_and_leaves_nothing(belljar: Belljar, layout: Layout, how: str) -> None:
-    layout.image("x", [layer(file("zeros", bytes(ZEROS)))], how=how)
-    done = bring(belljar, f"oci:{layout.path}:x", BELLJAR_IMAGE_MAX_SIZE="64M")
+def test_a_bomb_is_refused_and_leaves_nothing(importer: Importer, how: str) -> None:
+    done = importer.bring([layer(file("zeros", bytes(ZEROS)))], how=how, BELLJAR_IMAGE_MAX_SIZE="64M")
     refused(done, "image.max_size")
 
 
@@ -210,6 +248,22 @@ def test_a_registry_that_lies_is_refused_in_one_line(
     env = lab.environment(tmp_path / "home", server.address.partition("//")[2])
     done = bring(belljar, source, **SHORT, HOME=env["HOME"])
     assert "127.0.0.1" in refused(done, words)
+
+
+@pytest.mark.slow
+def test_where_a_registry_sends_skopeo_no_login_goes_and_nothing_comes_from(
+    belljar: Belljar, tmp_path: Path, layout: Layout, server: Server
+) -> None:
+    layout.image("x", [layer(file("x", os.urandom(2000)))])
+    with serving("localhost") as inside:
+        inside.put("/internal", b"of the site alone")
+        source = mirrored(server, layout, "x", "a", redirect=f"{inside.address}/internal")
+        server.put("/v2/", b"{}", login=f"{lab.USER}:{lab.PASSWORD}")
+        address = server.address.partition("//")[2]
+        env = lab.environment(tmp_path / "home", address)
+        login = lab.write_login(tmp_path, address)
+        refused(bring(belljar, source, **SHORT, HOME=env["HOME"], REGISTRY_AUTH_FILE=str(login)), "not what")
+        assert any(server.logins) and inside.logins and not any(inside.logins)
 
 
 @pytest.mark.slow
@@ -353,6 +407,26 @@ def test_owners_modes_attributes_and_capabilities_are_kept(from_layout: Any) -> 
 
 
 @pytest.mark.slow
+def test_capabilities_attributes_and_setuid_count_in_the_machine(importer: Importer) -> None:
+    cat, caps = Path("/bin/cat"), "\1\0\0\2\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0"  # cap_net_raw+ep
+    made = layer(
+        file("capable", cat, mode=0o755, xattrs={"security.capability": caps, "user.note": "kept"}), file("su", cat, mode=0o4755),
+    )  # fmt: skip
+    done = importer.bring(
+        [lab.debian_root("libcap2-bin", "attr").read_bytes(), made],
+        {"User": "1234", "Env": ["PATH=/usr/sbin:/sbin:/bin"]},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    words = (
+        "getcap /capable; getfattr --only-values -n user.note /capable; echo; /capable /proc/self/status | grep CapEff"
+    )
+    done = importer.run("run", "--image", "made", "--", "sh", "-c", f"{words}; /su /proc/self/status | grep Uid")
+    assert [line.split() for line in done.stdout.decode().splitlines()] == [
+        ["/capable", "cap_net_raw=ep"], ["kept"], ["CapEff:", "0000000000002000"], ["Uid:", "1234", "0", "0", "0"],
+    ], done.stderr.decode()  # fmt: skip
+
+
+@pytest.mark.slow
 def test_of_a_list_the_one_for_this_architecture_is_taken(belljar: Belljar, layout: Layout, hub: Hub) -> None:
     images = [
         layout.image("", [lab.busybox("sh"), layer(file("which", name))], SHELL, architecture=name)
@@ -492,10 +566,41 @@ def sync(belljar: Belljar, env: dict[str, str]) -> tuple[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("suite", ["trixie", "sid"])
+def test_an_image_is_taken_with_the_signature_that_the_site_asks_for(
+    belljar: Belljar, layout: Layout, hub: Hub, tmp_path: Path, suite: str
+) -> None:
+    """By the cosign of Debian's, without the transparency log, which is not here."""
+    layout.image("x", [layer(file("x", f"signed by that of {suite}"))])
+    image = f"{hub.address}/{suite}@{hub.push(layout, 'x', f'{suite}:1')}"
+    program = roots.root(suite, ["cosign"]) / "usr/bin/cosign"
+    path, config = f"{program.parent}:{os.environ['PATH']}", tmp_path / "docker"
+    config.mkdir()
+    assert hub.login is not None
+    shutil.copy(hub.login, config / "config.json")
+    env = {
+        "HOME": hub.env["HOME"], "DOCKER_CONFIG": str(config), "SSL_CERT_FILE": str(hub.certificate), "COSIGN_PASSWORD": "",
+    }  # fmt: skip
+
+    def cosign(*words: str) -> None:
+        subprocess.run([program, *words], env={**os.environ, **env}, cwd=tmp_path, check=True, timeout=60)
+
+    cosign("generate-key-pair")
+    env["BELLJAR_IMAGE_TRUST"] = f"{hub.address} cosign --key={tmp_path}/cosign.pub --insecure-ignore-tlog=true"
+    refused(bring(belljar, f"docker://{image}", **env, PATH=path), "cosign: Error: no signatures found")
+    cosign("sign", "--yes", "--key=cosign.key", "--tlog-upload=false", *CLASSIC[suite], image)
+    done = bring(belljar, f"docker://{image}", **env, PATH=path)
+    assert done.returncode == 0, done.stderr.decode()
+    cosign("generate-key-pair", "--output-key-prefix=other")
+    env["BELLJAR_IMAGE_TRUST"] = env["BELLJAR_IMAGE_TRUST"].replace("cosign.pub", "other.pub")
+    refused(bring(belljar, f"docker://{image}", **env, PATH=path), "not signed as `image.trust` asks")
+
+
+@pytest.mark.slow
 def test_an_image_that_is_not_signed_as_the_site_asks_is_refused(
     belljar: Belljar, layout: Layout, hub: Hub, tmp_path: Path
 ) -> None:
-    """By a stand-in for cosign: only how it is called is tested."""
+    """By a stand-in for cosign: how it is called."""
     layout.image("x", [layer(file("x", "signed"))])
     digest = hub.push(layout, "x", "signed:1")
     cosign = tmp_path / "bin/cosign"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import subprocess
 
 NOBODY = 65534
+# Signals that end a process, sent by a person or a batch system.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
 WATCH, UNPACKING, CONVERSION = 0.25, 60, 3600  # seconds
 GZIP = b"\x1f\x8b\x08"
@@ -171,20 +173,26 @@ def _ended(
     with ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         to = _opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out
+        # It hears no order to end: a batch system gives that to all processes of a job, and its end would be seen before ours is asked for.
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signals)
         process = subprocess.Popen(argv, stdout=to, stderr=err, start_new_session=True, **how)
-        _await(process, name, seconds, watch)
+        _await(process, name, seconds, watch, signals)
         err.seek(0)
         complaint = err.read(LARGEST_COMPLAINT).decode(errors="replace").strip()
         out.seek(0)
         return process.returncode, complaint, out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
 
 
-def _await(process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None) -> None:
-    """Wait for its end on a pidfd; `wait(timeout)` would look again and again."""
+def _await(
+    process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None, signals: set[Any]
+) -> None:
+    """Wait for its end on a pidfd; `wait(timeout)` would look again and again. Only these *signals* are blocked meanwhile."""
     import select
 
     descriptor, deadline = os.pidfd_open(process.pid), time.monotonic() + seconds
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         while not poller.poll(1000 * min(left := max(deadline - time.monotonic(), 0), WATCH if watch else left)):
