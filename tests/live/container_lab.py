@@ -277,9 +277,8 @@ def registry(scratch: Path, *, login: bool = False, inside: tuple[str, ...] = ()
         assert process.stderr is not None
         address = next((it for it in map(_listening, process.stderr) if it), "")
         assert address, f"docker-registry ended with {process.wait(LONGEST)}"
-        hub = Hub(
-            f"localhost:{address.rpartition(':')[2]}", {}, write_login(scratch, address) if login else None, inside
-        )
+        authfile = write_login(scratch, address) if login else None
+        hub = Hub(f"localhost:{address.rpartition(':')[2]}", {}, authfile, inside, Path(f"{pem}.crt"))
         hub.env = environment(scratch / "home", hub.address, pem)
         reader = threading.Thread(target=lambda: hub.log.extend(process.stderr or ()))
         reader.start()

@@ -163,7 +163,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                     write(data[: served.cut_after.pop(0)])
                 elif served.stall_after is not None:
                     write(data[: served.stall_after])
-                    server.closing.wait(20)
+                    server.closing.wait(120)
                 elif served.drip:
                     for byte in data:
                         write(bytes([byte]))
