@@ -13,7 +13,7 @@ BUDGETS = {
     "ground": 1440,
     "host": 3300,
     "hypervisor": 4070,
-    "image": 4960,
+    "image": 4970,
     "network": 980,
     "context": 850,
     "guest": 1390,

@@ -173,7 +173,7 @@ def _ended(
     with ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         to = _opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out
-        # It hears no order to end: a batch system gives that to all processes of a job, and its end would be seen before ours is asked for.
+        # It hears no order to end: a batch system gives that to all processes of a job, and a program that obeys would seem to have failed.
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signals)
         process = subprocess.Popen(argv, stdout=to, stderr=err, start_new_session=True, **how)
