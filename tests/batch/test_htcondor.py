@@ -434,20 +434,26 @@ def test_jobs_that_name_an_image_of_a_registry_pull_it_once_where_the_site_allow
 ) -> None:
     condor, home = pool.condor, pool.condor.outside("/home/bjalice")
     with pulled(home, tmp_path, ("nsenter", "-t", str(condor.room.pid), "-n", "--")) as (hub, image):
-        refused = condor.submit(SCRIPT.encode(), check=False, plus_VmImage=f'"{image}"')
+        asked = {"plus_VmImage": f'"{image}"'}
+        refused = condor.submit(SCRIPT.encode(), check=False, **asked)
         assert refused.returncode and b"belljar: " in refused.stderr, refused
         condor.configure(f'pull = "site-registries"\nregistries = ["{hub.address}/team"]')
-        as_the_page_says(condor, "2. Install")
+        condor.belljar("batch", "install", "htcondor")
         try:
-            jobs = [condor.job(SCRIPT.encode(), plus_VmImage=f'"{image}"') for _ in range(3)]
+            condor.until(
+                lambda: b"team" in condor.run("condor_config_val", "-schedd", "SUBMIT_REQUIREMENT_BelljarKnown").stdout,
+                "new rules",
+                60,
+            )
+            jobs = [condor.job(SCRIPT.encode(), **asked) for _ in range(3)]
             ended = [condor.wait(job, timeout=600) for job in jobs]
             assert [(it.code, it.out) for it in ended] == [(7, printed(home, "/home/bjalice"))] * 3, ended
             assert list(hub.fetched(NAME_OF_IMAGE).values()) == [1, 1, 1]
             condor.configure()  # the node's are newer than what judges at submission
-            held = condor.execute(SCRIPT.encode(), plus_VmImage=f'"{image}"')
+            held = condor.execute(SCRIPT.encode(), **asked)
             assert held.status == "Held" and "a job pulls images from no registry here" in held.hold, held
         finally:
-            condor.run("condor_rm", "-all")
+            condor.run("condor_rm", "-all", check=False)
             condor.configure()
-            as_the_page_says(condor, "2. Install")
+            condor.belljar("batch", "install", "htcondor")
     assert drafts(condor.outside("/var/lib/belljar-node")) == []

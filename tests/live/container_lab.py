@@ -282,12 +282,16 @@ def registry(scratch: Path, *, login: bool = False, inside: tuple[str, ...] = ()
         hub.env = environment(scratch / "home", hub.address, pem)
         reader = threading.Thread(target=lambda: hub.log.extend(process.stderr or ()))
         reader.start()
-        yield hub
+        try:
+            yield hub
+        finally:
+            process.kill()
+            reader.join(LONGEST)
     finally:
         process.kill()
         process.wait()
-    reader.join(LONGEST)
-    process.stderr.close()
+        if process.stderr:
+            process.stderr.close()
 
 
 def _listening(line: str) -> str:
