@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,9 +63,11 @@ class Cluster:
         return done.stdout if check else done.stdout + done.stderr
 
     def reconfigure(self, settings: str = SETTINGS, **sections: str) -> None:
-        """Other settings of the site, for slurmctld's plugin too."""
+        """Other settings of the site, for slurmctld's plugin too, which it reads again when that is a second newer."""
         self.site.configure(settings, **sections)
         self.belljar("batch", "install", "slurm", "--folder", str(self.lab.etc), "--prefix", str(self.site.top))
+        later = time.time() + 1
+        os.utime(self.lab.etc / "job_submit.lua", (later, later))
 
     @contextmanager
     def other_settings(self, settings: str = SETTINGS, **sections: str) -> Iterator[None]:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from tests.batch.lab.condor import NAME, Condor, Ended
+from tests.batch.lab.pulls import NAME as NAME_OF_IMAGE
+from tests.batch.lab.pulls import SCRIPT, drafts, printed, pulled
 from tests.live.conftest import ROOT, STORE
 from tests.live.terminal import terminal
 
@@ -420,3 +423,37 @@ def test_a_directory_on_a_share_is_not_copied(pool: Pool) -> None:
         **IMAGE,
     )
     assert ended.code == 0 and ended.out.startswith(b"1\n") and b"\nin\n" not in ended.out
+
+
+# -- images of registries ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_jobs_that_name_an_image_of_a_registry_pull_it_once_where_the_site_allows_it(
+    pool: Pool, tmp_path: Path
+) -> None:
+    condor, home = pool.condor, pool.condor.outside("/home/bjalice")
+    with pulled(home, tmp_path, ("nsenter", "-t", str(condor.room.pid), "-n", "--")) as (hub, image):
+        asked = {"plus_VmImage": f'"{image}"'}
+        refused = condor.submit(SCRIPT.encode(), check=False, **asked)
+        assert refused.returncode and b"belljar: " in refused.stderr, refused
+        condor.configure(f'pull = "site-registries"\nregistries = ["{hub.address}/team"]')
+        condor.belljar("batch", "install", "htcondor")
+        try:
+            condor.until(
+                lambda: b"team" in condor.run("condor_config_val", "-schedd", "SUBMIT_REQUIREMENT_BelljarKnown").stdout,
+                "new rules",
+                60,
+            )
+            jobs = [condor.job(SCRIPT.encode(), **asked) for _ in range(3)]
+            ended = [condor.wait(job, timeout=600) for job in jobs]
+            assert [(it.code, it.out) for it in ended] == [(7, printed(home))] * 3, ended
+            assert list(hub.fetched(NAME_OF_IMAGE).values()) == [1, 1, 1]
+            condor.configure()  # the node's are newer than what judges at submission
+            held = condor.execute(SCRIPT.encode(), **asked)
+            assert held.status == "Held" and "a job pulls images from no registry here" in held.hold, held
+        finally:
+            condor.run("condor_rm", "-all", check=False)
+            condor.configure()
+            condor.belljar("batch", "install", "htcondor")
+    assert drafts(condor.outside("/var/lib/belljar-node")) == []

@@ -233,6 +233,7 @@ class Hub:
     env: dict[str, str]
     login: Path | None
     inside: tuple[str, ...] = ()  # words before each command, as of a network of its own
+    certificate: Path = Path()
     log: list[str] = field(default_factory=list)
 
     def reference(self, name: str) -> str:
@@ -276,18 +277,21 @@ def registry(scratch: Path, *, login: bool = False, inside: tuple[str, ...] = ()
         assert process.stderr is not None
         address = next((it for it in map(_listening, process.stderr) if it), "")
         assert address, f"docker-registry ended with {process.wait(LONGEST)}"
-        hub = Hub(
-            f"localhost:{address.rpartition(':')[2]}", {}, write_login(scratch, address) if login else None, inside
-        )
+        authfile = write_login(scratch, address) if login else None
+        hub = Hub(f"localhost:{address.rpartition(':')[2]}", {}, authfile, inside, Path(f"{pem}.crt"))
         hub.env = environment(scratch / "home", hub.address, pem)
         reader = threading.Thread(target=lambda: hub.log.extend(process.stderr or ()))
         reader.start()
-        yield hub
+        try:
+            yield hub
+        finally:
+            process.kill()
+            reader.join(LONGEST)
     finally:
         process.kill()
         process.wait()
-    reader.join(LONGEST)
-    process.stderr.close()
+        if process.stderr:
+            process.stderr.close()
 
 
 def _listening(line: str) -> str:

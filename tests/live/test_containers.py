@@ -1,6 +1,7 @@
-"""Container images as machines: real registries, images made by hand, hostile ones among them.
+# ruff: noqa: F811 - fixtures
+"""Container images as machines: real registries, images made by hand.
 
-A quick run makes one machine. What boots more, or takes longer, is slow.
+A quick run makes one machine. What boots more, or takes longer, is slow. Hostile ones: test_hostile_containers.py.
 """
 
 from __future__ import annotations
@@ -10,267 +11,34 @@ import os
 import shutil
 import signal
 import subprocess
-import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import roots
 from tests.live import container_lab as lab
-from tests.live.conftest import STORE, Belljar, Completed
-from tests.live.container_lab import Hub, Layout, device, file, folder, hard_link, layer, link, mirrored
-from tests.unit.image.http_server import Server, serving
+from tests.live.conftest import Belljar
+from tests.live.container_fixtures import (  # noqa: F401
+    SHELL,
+    Importer,
+    belljar,
+    bring,
+    drafts_of,
+    hub,
+    importer,
+    layout,
+    refused,
+    server,
+    site,
+    store,
+    until_asked,
+)
+from tests.live.container_lab import Hub, Layout, device, file, folder, hard_link, layer, mirrored
+from tests.unit.image.http_server import Server
 
 pytestmark = pytest.mark.timeout(900)
-ZEROS = 256 << 20  # bytes of a layer that packs to a thousandth
-SHELL = {"Entrypoint": ["/bin/sh", "-c"], "Env": ["PATH=/bin"]}
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with lab.registry(tmp_path_factory.mktemp("hub"), login=True) as hub:
-        yield hub
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of this module: what its images leave is gone with it. The kernel's image is that of the other tests."""
-    return tmp_path_factory.mktemp("containers") / "store"
-
-
-@pytest.fixture
-def belljar(tmp_path: Path, store: Path) -> Iterator[Belljar]:
-    command = Belljar(tmp_path, store, {"BELLJAR_PATHS_SITE_STORE": str(STORE)})
-    yield command
-    command.close()
-    assert [str(path) for path in drafts_of(store)] == []
-
-
-def drafts_of(store: Path) -> list[Path]:
-    """Drafts and downloads that are still there."""
-    places = [store / "images" / name for name in ("drafts", "downloads")]
-    return [path for place in places if place.is_dir() for path in place.iterdir() if path.suffix != ".lock"]
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "layout")
-
-
-def bring(belljar: Belljar, source: str, **env: str) -> Completed:
-    return belljar("image", "import", source, "--name", "made", env=env)
-
-
-def refused(done: Completed, *words: str) -> str:
-    """It failed by one line, which is returned, and a hint; before that it told only how far it was."""
-    text = done.stderr.decode()
-    *steps, line, hint = text.splitlines() or ["", ""]
-    assert done.returncode == 125 and line.startswith("belljar: ") and hint.startswith("hint: "), text
-    assert all(step.startswith("belljar: ") for step in steps) and len(line) < 1000, text
-    assert all(word in f"{line} {hint}" for word in words), text
-    return line
-
-
-def everything(folder: Path) -> dict[str, tuple[int, int, int, int]]:
-    """What is below a folder, to be compared later."""
-    paths = sorted(folder.rglob("*"))
-    return {str(path): (it.st_mode, it.st_uid, it.st_size, it.st_mtime_ns) for path in paths for it in (path.lstat(),)}
-
-
-# -- hostile layers -------------------------------------------------------------------------------------------------------
-
-HOSTILE: dict[str, Sequence[Sequence[lab.Member]]] = {
-    "an absolute link, then a file below it": ([link("out", "OUTSIDE")], [file("out/written", "x")]),
-    "a relative link, then a file below it": ([link("a/out", "../../../../../../../../OUTSIDE")], [file("a/out/written", "x")]),
-    "a link in the place of a folder": ([folder("etc")], [link("etc", "OUTSIDE"), file("etc/written", "x")]),
-    "a name with dots": ([file("../../../../../../../../../OUTSIDE/written", "x")],),
-    "an absolute name": ([file("OUTSIDE/written", "x")],),
-    "a hard link out": ([hard_link("shadow", "../../../../../../../../OUTSIDE/secret"), file("shadow", "x")],),
-    "an absolute hard link out": ([hard_link("secret", "OUTSIDE/secret")],),
-    "a hard link by a link": ([link("out", "OUTSIDE"), hard_link("secret", "out/secret")],),
-    "a whiteout by a link": ([link("out", "OUTSIDE")], [file("out/.wh.secret")]),
-    "a whiteout with dots": ([file("x")], [file(".wh...")], [file("a/.wh..")]),
-    "an opaque whiteout by a link": ([link("out", "OUTSIDE")], [file("out/.wh..wh..opq")]),
-    "device nodes": ([folder("dev"), device("dev/mem", 1, 1), device("disk", 8, 0, tarfile.BLKTYPE), device("kmsg", 1, 11)],),
-    "a setuid program of root's": ([file("su", "#!/bin/sh\n", mode=0o6755)],),
-    "an extended attribute of a namespace's own": ([file("x", xattrs={"trusted.overlay.opaque": "y", "user.a": "b"})],),
-    "a socket's and an unknown type": ([lab.member("odd", b"S")], [lab.member("odder", b"Z")]),
-    "the same name as folder and file": ([folder("x"), file("x/y", "1")], [file("x", "2")], [folder("x"), file("x/y", "3")]),
-}  # fmt: skip
-
-
-def hostile(what: str, outside: Path) -> list[bytes]:
-    place = str(outside).lstrip("/")
-    made = []
-    for members in HOSTILE[what]:
-        for info, _ in members:
-            dots = "/" if info.issym() and info.linkname == "OUTSIDE" else ""
-            info.name, info.linkname = (
-                info.name.replace("OUTSIDE", place),
-                info.linkname.replace("OUTSIDE", dots + place),
-            )
-        made.append(layer(*members))
-    return made
-
-
-@pytest.mark.parametrize(
-    "what", [*list(HOSTILE)[:1], *(pytest.param(it, marks=pytest.mark.slow) for it in list(HOSTILE)[1:])]
-)
-def test_a_hostile_layer_is_harmless_or_refused_in_one_line(
-    belljar: Belljar, tmp_path: Path, layout: Layout, what: str
-) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "secret").write_text("of the host")
-    before = everything(outside)
-    layout.image("x", [lab.busybox("sh"), *hostile(what, outside)])
-    done = bring(belljar, f"oci:{layout.path}:x")
-    if done.returncode:
-        refused(done)
-    assert everything(outside) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["gzip", "zstd"])
-def test_a_bomb_is_refused_and_leaves_nothing(belljar: Belljar, layout: Layout, how: str) -> None:
-    layout.image("x", [layer(file("zeros", bytes(ZEROS)))], how=how)
-    done = bring(belljar, f"oci:{layout.path}:x", BELLJAR_IMAGE_MAX_SIZE="64M")
-    refused(done, "image.max_size")
-
-
-@pytest.mark.slow
-def test_a_layer_that_is_not_what_the_configuration_says_is_refused(belljar: Belljar, layout: Layout) -> None:
-    layout.image("x", [lab.busybox("sh")], diff_ids=[f"sha256:{'0' * 64}"])
-    refused(bring(belljar, f"oci:{layout.path}:x"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"User": "nobody"},
-        {"User": "9" * 30},
-        {"User": "-5"},
-        {"User": "a\0b"},
-        {"User": "0:nogroup"},
-        {"User": f"0:{'9' * 12}"},
-        {"Cmd": "/bin/id"},
-        {"Env": ["A", 7]},
-        {"WorkingDir": 7},
-    ],
-)
-def test_a_configuration_that_no_machine_can_have_is_refused_in_one_line(
-    belljar: Belljar, layout: Layout, config: dict[str, Any]
-) -> None:
-    layout.image("x", [layer(file("x"))], config)
-    refused(bring(belljar, f"oci:{layout.path}:x"))
-
-
-@pytest.mark.slow
-def test_too_many_files_are_refused_or_fit(belljar: Belljar, layout: Layout) -> None:
-    layout.image("x", [layer(*(file(f"d{number % 100}/{number}") for number in range(100_000)))])
-    done = bring(belljar, f"oci:{layout.path}:x")
-    assert done.returncode == 0 or refused(done)
-
-
-# -- registries that lie --------------------------------------------------------------------------------------------------
-
-SHORT = {"BELLJAR_IMAGE_STALL_TIMEOUT": "3", "BELLJAR_IMAGE_MAX_SIZE": "64M"}
-TRICKS: dict[str, tuple[dict[str, Any], str]] = {
-    "other bytes than the digest says": ({"data": b"\x1f\x8b\x08 not what was ordered"}, "not what"),
-    "half a layer": ({"cut_after": [1000] * 9}, ""),
-    "silence in the middle": ({"stall_after": 1000}, "3 s"),
-    "a layer without an end": ({"endless": True, "data": b"x" * 4096}, ""),
-    "a layer that is not there": ({"status": 404}, ""),
-    "a server that fails": ({"status": 503}, ""),
-    "a redirect to the metadata service": ({"redirect": "http://169.254.169.254/latest/meta-data/"}, ""),
-    "a redirect in a circle": ({"redirect": "/v2/a/blobs/there"}, ""),
-    "a redirect to a file": ({"redirect": "file:///etc/passwd"}, ""),
-}  # fmt: skip
-
-QUICK = ("other bytes than the digest says", "silence in the middle")
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        server.put("/v2/a/blobs/there", redirect="/v2/a/blobs/there")
-        yield server
-
-
-@pytest.mark.parametrize(
-    "what", [*QUICK, *(pytest.param(it, marks=pytest.mark.slow) for it in TRICKS if it not in QUICK)]
-)
-def test_a_registry_that_lies_is_refused_in_one_line(
-    belljar: Belljar, tmp_path: Path, layout: Layout, server: Server, what: str
-) -> None:
-    tricks, words = TRICKS[what]
-    layout.image("x", [layer(file("x", os.urandom(2000)))])
-    source = mirrored(server, layout, "x", "a", **tricks)
-    env = lab.environment(tmp_path / "home", server.address.partition("//")[2])
-    done = bring(belljar, source, **SHORT, HOME=env["HOME"])
-    assert "127.0.0.1" in refused(done, words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tricks", "words"),
-    [
-        ({"login": "alice:secret"}, "skopeo login"),
-        ({"status": 404}, "Correct the"),
-        ({"data": b"<html>moved</html>", "content_type": "text/html"}, ""),
-        ({"data": b"[" * 100_000, "content_type": lab.MANIFEST}, ""),
-        ({"data": b"{}", "content_type": lab.MANIFEST}, ""),
-        ({"stall_after": 3, "data": b"{}  "}, "3 s"),
-        ({"redirect": "http://169.254.169.254/latest/meta-data/"}, ""),
-    ],
-)  # fmt: skip
-def test_a_registry_without_the_manifest_is_refused_in_one_line(
-    belljar: Belljar, tmp_path: Path, layout: Layout, server: Server, tricks: dict[str, Any], words: str
-) -> None:
-    layout.image("x", [lab.busybox("sh")])
-    source = mirrored(server, layout, "x", "a")
-    server.put("/v2/a/manifests/x", **tricks)
-    env = lab.environment(tmp_path / "home", server.address.partition("//")[2])
-    refused(bring(belljar, source, **SHORT, HOME=env["HOME"]), words)
-
-
-@pytest.mark.slow
-def test_another_manifest_than_the_pinned_one_is_refused(
-    belljar: Belljar, tmp_path: Path, layout: Layout, server: Server
-) -> None:
-    manifest = layout.image("x", [lab.busybox("sh")])
-    source = mirrored(server, layout, "x", "a").replace(":x", f"@{manifest['digest']}")
-    server.files[f"/v2/a/manifests/{manifest['digest']}"].data += b" "
-    env = lab.environment(tmp_path / "home", server.address.partition("//")[2])
-    refused(bring(belljar, source, **SHORT, HOME=env["HOME"]))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_an_import_that_is_ended_leaves_nothing(
-    belljar: Belljar, tmp_path: Path, store: Path, layout: Layout, server: Server, number: int
-) -> None:
-    """Of one that was killed the next one removes the rest."""
-    layout.image("x", [layer(file("x", os.urandom(1 << 20)))])
-    source = mirrored(server, layout, "x", "a", stall_after=1000)
-    env = lab.environment(tmp_path / "home", server.address.partition("//")[2])
-    blob = json.loads(layout.read(layout.tags["x"]))["layers"][0]["digest"]
-    started = belljar.popen("image", "import", source, "--name", "made", env={"HOME": env["HOME"]})
-    until_asked(server, blob, started)
-    started.send_signal(number)
-    started.communicate(timeout=30)
-    assert started.returncode == (143 if number == signal.SIGTERM else -number)
-    if number == signal.SIGKILL:
-        assert drafts_of(store) != []
-        layout.image("y", [layer(file("y"))])
-        assert bring(belljar, f"oci:{layout.path}:y").returncode == 0
-    assert drafts_of(store) == []
-
-
-def until_asked(server: Server, blob: str, process: subprocess.Popen[bytes]) -> None:
-    while not any(blob in path for path, *_ in server.requests):
-        assert server.asked.wait(60) and process.poll() is None
-        server.asked.clear()
+CLASSIC = {"trixie": (), "sid": ("--use-signing-config=false",)}  # of `cosign sign`: by the key alone
 
 
 # -- images that run ------------------------------------------------------------------------------------------------------
@@ -350,6 +118,26 @@ def test_owners_modes_attributes_and_capabilities_are_kept(from_layout: Any) -> 
     assert printed.splitlines() == [
         "suid 4755 7 8 2", "sticky 1777 0 0 2", "far 644 3000000000 0 1", "same 4755 7 8 2", "1000000000", "character special file 1 3",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_capabilities_attributes_and_setuid_count_in_the_machine(importer: Importer) -> None:
+    cat, caps = Path("/bin/cat"), "\1\0\0\2\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0"  # cap_net_raw+ep
+    made = layer(
+        file("capable", cat, mode=0o755, xattrs={"security.capability": caps, "user.note": "kept"}), file("su", cat, mode=0o4755),
+    )  # fmt: skip
+    done = importer.bring(
+        [lab.debian_root("libcap2-bin", "attr").read_bytes(), made],
+        {"User": "1234", "Env": ["PATH=/usr/sbin:/sbin:/bin"]},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    words = (
+        "getcap /capable; getfattr --only-values -n user.note /capable; echo; /capable /proc/self/status | grep CapEff"
+    )
+    done = importer.run("run", "--image", "made", "--", "sh", "-c", f"{words}; /su /proc/self/status | grep Uid")
+    assert [line.split() for line in done.stdout.decode().splitlines()] == [
+        ["/capable", "cap_net_raw=ep"], ["kept"], ["CapEff:", "0000000000002000"], ["Uid:", "1234", "0", "0", "0"],
+    ], done.stderr.decode()  # fmt: skip
 
 
 @pytest.mark.slow
@@ -492,10 +280,43 @@ def sync(belljar: Belljar, env: dict[str, str]) -> tuple[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("suite", ["trixie", "sid"])
+def test_an_image_is_taken_with_the_signature_that_the_site_asks_for(
+    belljar: Belljar, layout: Layout, hub: Hub, tmp_path: Path, suite: str
+) -> None:
+    """By the cosign of Debian's, without the transparency log, which is not here."""
+    layout.image("x", [layer(file("x", f"signed by that of {suite}"))])
+    image = f"{hub.address}/{suite}@{hub.push(layout, 'x', f'{suite}:1')}"
+    program, config = tmp_path / "bin/cosign", tmp_path / "docker"
+    for place in (program.parent, config):
+        place.mkdir()
+    program.symlink_to(roots.root(suite, ["cosign"]) / "usr/bin/cosign")
+    path = f"{program.parent}:{os.environ['PATH']}"
+    assert hub.login is not None
+    shutil.copy(hub.login, config / "config.json")
+    env = {
+        "HOME": hub.env["HOME"], "DOCKER_CONFIG": str(config), "SSL_CERT_FILE": str(hub.certificate), "COSIGN_PASSWORD": "",
+    }  # fmt: skip
+
+    def cosign(*words: str) -> None:
+        subprocess.run([program, *words], env={**os.environ, **env}, cwd=tmp_path, check=True, timeout=60)
+
+    cosign("generate-key-pair")
+    env["BELLJAR_IMAGE_TRUST"] = f"{hub.address} cosign --key={tmp_path}/cosign.pub --insecure-ignore-tlog=true"
+    refused(bring(belljar, f"docker://{image}", **env, PATH=path), "cosign: Error: no signatures found")
+    cosign("sign", "--yes", "--key=cosign.key", "--tlog-upload=false", *CLASSIC[suite], image)
+    done = bring(belljar, f"docker://{image}", **env, PATH=path)
+    assert done.returncode == 0, done.stderr.decode()
+    cosign("generate-key-pair", "--output-key-prefix=other")
+    env["BELLJAR_IMAGE_TRUST"] = env["BELLJAR_IMAGE_TRUST"].replace("cosign.pub", "other.pub")
+    refused(bring(belljar, f"docker://{image}", **env, PATH=path), "not signed as `image.trust` asks")
+
+
+@pytest.mark.slow
 def test_an_image_that_is_not_signed_as_the_site_asks_is_refused(
     belljar: Belljar, layout: Layout, hub: Hub, tmp_path: Path
 ) -> None:
-    """By a stand-in for cosign: only how it is called is tested."""
+    """By a stand-in for cosign: how it is called."""
     layout.image("x", [layer(file("x", "signed"))])
     digest = hub.push(layout, "x", "signed:1")
     cosign = tmp_path / "bin/cosign"

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 from tests.live.conftest import ROOT, STORE
 from tests.roots import Done, Room, root
@@ -15,6 +17,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 PACKAGES = ("qemu-system-x86", "qemu-utils", "python3", "e2fsprogs", "passwd")
 SUITES = {"bookworm": (), "trixie": ("virtiofsd",), "sid": ("virtiofsd",)}  # and what is a package of its own there
 FOLDERS = {f"BELLJAR_PATHS_{name.upper()}": f"/belljar/{name}" for name in ("run", "scratch", "logs", "store")}
+
+ASK = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+    asker.settimeout(10)
+    asker.connect(("10.0.2.3", 53))
+    asker.send(bytes((0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0)) + b"\\3www\\7example\\3net\\0\\0\\1\\0\\1")
+    print(asker.recv(1000)[3] & 15)
+"""
 
 
 class Place:
@@ -27,7 +38,7 @@ class Place:
 
     def belljar(self, *words: str, user: str = "", **env: str) -> Done:
         mine = FOLDERS if not user else {"BELLJAR_PATHS_SITE_STORE": "/belljar/store", "HOME": f"/home/{user}"}
-        env = {"PYTHONPATH": "/source", "PYTHONDONTWRITEBYTECODE": "1", **mine, **env}
+        env = {"PYTHONPATH": "/source:/libraries", "PYTHONDONTWRITEBYTECODE": "1", **mine, **env}
         return self.room.run("python3", "-m", "belljar", *words, user=user, check=False, timeout=300, **env)
 
     def run(self, *words: str, user: str = "", **env: str) -> tuple[str, dict[str, Any]]:
@@ -51,6 +62,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         host="node",
         binds={
             ROOT / "src": "/source",
+            Path(h11.__file__).parent: "/libraries/h11",
             ROOT / "docs": "/docs",
             ROOT / "scripts": "/scripts",
             STORE / "images": "/belljar/store/images",
@@ -93,6 +105,12 @@ def test_a_clone_has_a_scratch_disk_and_a_network(place: Place) -> None:
         "--scratch", "64M", "--network", "user", "--", "sh", "-c", "findmnt -no FSTYPE /scratch; ls /sys/class/net"
     )
     assert out.split()[0] == "ext4" and len(out.split()) == 3
+
+
+def test_a_query_that_is_not_allowed_is_answered_at_once(place: Place) -> None:
+    """By slirp, which takes the guard's answer for that of a name server."""
+    out, _ = place.run("--allow", "data.example.org", "--", "python3", "-c", ASK)
+    assert out == "3\n"
 
 
 def test_doctor_proves_a_clone(place: Place) -> None:

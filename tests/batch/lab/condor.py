@@ -18,6 +18,7 @@ from tests.roots import Done, Room, root
 
 PACKAGES = (
     "condor", "python3", "qemu-system-x86", "qemu-utils", "e2fsprogs", "iproute2", "openssh-server", "openssh-client",
+    "skopeo", "umoci", "uidmap",
 )  # fmt: skip
 LONGEST = 240.0
 USERS = {"bjalice": 1001, "bjbob": 1002}
@@ -108,6 +109,8 @@ class Condor:
         home.mkdir(mode=0o711)
         os.chown(home, uid, uid)
         for file, line in (
+            ("subuid", f"{name}:{uid << 16}:65536"),
+            ("subgid", f"{name}:{uid << 16}:65536"),
             ("passwd", f"{name}:x:{uid}:{uid}::/home/{name}:/bin/bash"),
             ("group", f"{name}:x:{uid}:"),
         ):

@@ -16,15 +16,15 @@ from tests.live import container_lab as lab
 from tests.live.container_lab import Hub, Layout
 
 NAME = "team/tool"
-ENV = ["PATH=/opt/tool:/bin", "TOOL_HOME=/opt/tool", "LANG=xx"]
+ENV = ["PATH=/opt/tool:/bin", "TOOL_HOME=/opt/tool", "HOME=/image"]
 # What a job says that runs in it. Its PATH is looked through for a program of the image.
-SCRIPT = '#!/bin/sh\nid -u; echo "$TOOL_HOME $LANG"; tool; exit 7\n'
+SCRIPT = '#!/bin/sh\nid -u; echo "$TOOL_HOME"; [ "$HOME" != /image ] && tool; exit 7\n'
 TOOL = "#!/bin/sh\necho the tool\n"
 
 
-def printed(home: Path, lang: str = "C.UTF-8") -> bytes:
-    """What SCRIPT prints for this user: whose number it is, the image's variables, but not those that the job has."""
-    return f"{home.stat().st_uid}\n/opt/tool {lang}\nthe tool\n".encode()
+def printed(home: Path) -> bytes:
+    """What SCRIPT prints for the owner of this home: the image's variables reach it, but not those that are the user's."""
+    return f"{home.stat().st_uid}\n/opt/tool\nthe tool\n".encode()
 
 
 @contextmanager
@@ -50,6 +50,4 @@ def trust(home: Path, address: str, pem: Path | None = None) -> None:
 
 def drafts(node: Path) -> list[str]:
     """What unfinished imports of any user left on a node."""
-    return [str(path) for path in node.glob("*/store/images/drafts/*")] + [
-        str(path) for path in node.glob("*/images/drafts/*")
-    ]
+    return [str(path) for path in node.glob("*/store/images/drafts/*")]

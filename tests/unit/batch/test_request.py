@@ -281,7 +281,7 @@ def test_a_container_images_variables_are_those_that_the_job_does_not_have() -> 
     }
     job = made(JOB)
     job = replace(job, work=RunPayload(replace(payload_of(job), env=tuple(own.items()))))
-    assert dict(payload_of(with_defaults(job, image)).env) == {
+    assert dict(payload_of(with_defaults(job, {**image, b"HOME": b"/root"})).env) == {
         **image, **own, b"PATH": b"/home/bob/bin:/opt/cuda/bin:/usr/bin",
     }  # fmt: skip
     assert with_defaults(job, {}) == job

@@ -46,6 +46,7 @@ class Server:
     def __init__(self) -> None:
         self.files: dict[str, Served] = {}
         self.requests: list[tuple[str, str, str]] = []
+        self.logins: list[str] = []  # the header Authorization of each request
         self.closing = threading.Event()
         self.asked = threading.Event()  # set at each request
         self.gate: threading.Event | None = None  # answers wait for it
@@ -93,6 +94,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             server.requests.append((self.path, self.headers.get("Range", ""), self.headers.get("If-Range", "")))
+            server.logins.append(self.headers.get("Authorization", ""))
             server.asked.set()
             if server.gate:
                 server.gate.wait(20)
@@ -161,7 +163,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                     write(data[: served.cut_after.pop(0)])
                 elif served.stall_after is not None:
                     write(data[: served.stall_after])
-                    server.closing.wait(20)
+                    server.closing.wait(120)
                 elif served.drip:
                     for byte in data:
                         write(bytes([byte]))

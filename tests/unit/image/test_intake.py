@@ -213,6 +213,17 @@ def test_a_draft_is_removed_when_its_maker_is_told_to_end_even_twice(store: Stor
     assert str(ended.value) == ("" if number == signal.SIGINT else str(128 + number))
 
 
+def test_a_program_of_ours_hears_no_order_to_end_which_all_processes_of_a_job_get(tmp_path: Path) -> None:
+    """Else its end would be seen first, and taken for a failure."""
+    words = 'for signal in TERM INT HUP USR1 USR2 XCPU; do kill -$signal "$$"; done; echo lives'
+    assert (
+        sandbox.run_in(tmp_path, ["sh", "-c", words], 10, 1000)
+        == sandbox.run(["sh", "-c", words], [], 10, 1000)
+        == b"lives\n"
+    )
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_what_a_killed_maker_left_is_removed_by_the_next_one_and_a_living_ones_draft_stays(store: Store) -> None:
     for name in ("removed-test-1", "test-1"):
         (store.work_folder("drafts") / name / "work").mkdir(parents=True)

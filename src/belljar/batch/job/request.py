@@ -39,6 +39,7 @@ HOST_ONLY = (
 )  # fmt: skip
 SYSTEM_PATH = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
 ALSO_THERE = (*SYSTEM_PATH, b"/usr/local/games", b"/usr/games")
+OF_THE_USER = (b"HOME", b"USER", b"LOGNAME", b"SHELL", b"MAIL")
 LARGEST_SCRIPT = 6 * MIB
 LARGEST_FILE = MIB  # a scheduler's file; a larger one stays outside
 MOST_ENTRIES = 100_000  # of a folder that is copied
@@ -102,13 +103,13 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
 
 
 def with_defaults(request: Request, defaults: Mapping[bytes, bytes]) -> Request:
-    """With the variables of a container image, as `apptainer exec` has them: only those that the job does not have, but the image's
-    PATH behind the job's folders on shares."""
+    """With the variables of a container image, as `apptainer exec` has them: only those that neither the job has nor are about its user,
+    but the image's PATH behind the job's folders on shares."""
     work = request.work
     assert isinstance(work, RunPayload)
     own = dict(work.payload.env)
     folders = [folder for folder in own.get(b"PATH", b"").split(b":") if folder and folder not in ALSO_THERE]
-    new = {name: value for name, value in defaults.items() if name not in own}
+    new = {name: value for name, value in defaults.items() if name not in own and name not in OF_THE_USER}
     if path := defaults.get(b"PATH"):
         new[b"PATH"] = b":".join([*folders, path])
     env = (*(pair for pair in work.payload.env if pair[0] not in new), *new.items())

@@ -38,7 +38,6 @@ APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_time
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 RAW, ARCHIVE = "disk.raw", "survey.tar"  # in a draft
 REMOVED = "removed-"  # prefix of folders that are being removed
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 MOST_KERNELS = 20  # that are looked at, the newest first
 
 
@@ -100,7 +99,7 @@ def _interruptible() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    numbers = ENDING if threading.current_thread() is threading.main_thread() else ()
+    numbers = sandbox.ENDING if threading.current_thread() is threading.main_thread() else ()
     usual = (signal.SIG_DFL, signal.default_int_handler)
     before = {number: handler for number in numbers if (handler := signal.getsignal(number)) in usual}
     for number in before:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, CommandFailed, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import subprocess
 
 NOBODY = 65534
+# Signals that end a process, sent by a person or a batch system.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
 WATCH, UNPACKING, CONVERSION = 0.25, 60, 3600  # seconds
 GZIP = b"\x1f\x8b\x08"
@@ -32,6 +34,7 @@ PACKED = {
     b"\xfd7zXZ\0": ("xz", "-dc", "--memlimit-decompress=1GiB"),
     b"\x28\xb5\x2f\xfd": ("zstd", "-dcq", "--memory=1024MB"),
 }
+ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 AS_NOBODY = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
 # As an ordinary user: root of a user namespace, with the subordinate ids of /etc/subuid.
@@ -56,29 +59,20 @@ def run(
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
     *stdin* and *stdout* may be files too. *watch* is called now and then meanwhile, to show how far it is. Raises ImageCorrupt,
     with the last line of its errors, when its exit code is not *fine* or its time is up; ImageTooLarge, NoSpace, CommandMissing."""
-    import subprocess
-    import tempfile
-
-    confined = [_program("prlimit"), f"--as={MEMORY}", f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
-    confined += [_program("setpriv"), "--no-new-privs", "--pdeathsig=KILL", *(AS_NOBODY if os.geteuid() == 0 else ())]
+    confined = [*_limits(largest, seconds), f"--as={MEMORY}", _program("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
+    confined += AS_NOBODY if os.geteuid() == 0 else ()
     with ExitStack() as stack:
         lent = [_lent(stack, path, os.O_RDONLY) for path in files]
         lent += [_lent(stack, path, os.O_RDWR) for path in writable]
         names = [f"/proc/self/fd/{descriptor}" for descriptor in lent]
-        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        process = subprocess.Popen(
-            [*confined, _program(argv[0]), *(word.format(*names) for word in argv[1:])],
-            stdin=_opened(stack, stdin or Path(os.devnull)),
-            stdout=_opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out,
-            stderr=err, pass_fds=lent, env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
-        )  # fmt: skip
-        _await(process, argv[0], seconds, watch)
-        err.seek(0)
-        complaint = err.read(LARGEST_COMPLAINT)
-        if process.returncode not in fine:
-            raise _failure(argv[0], process.returncode, complaint.decode(errors="replace"))
-        out.seek(0)
-        return out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
+        words = [*confined, _program(argv[0]), *(word.format(*names) for word in argv[1:])]
+        source = _opened(stack, stdin or Path(os.devnull))
+        code, complaint, printed = _ended(
+            argv[0], words, seconds, stdout, watch, stdin=source, pass_fds=lent, env=ENVIRONMENT, cwd="/"
+        )
+    if code not in fine:
+        raise _failure(argv[0], code, complaint)
+    return printed
 
 
 def run_in(
@@ -96,30 +90,21 @@ def run_in(
     which an ordinary user has a user namespace; else it has the rights of this user, and as root no more than to its own files.
     Raises CommandMissing; CommandFailed with all it said, when it failed or its time is up; what *watch* raises."""
     import subprocess
-    import tempfile
 
     is_root, name = os.geteuid() == 0, argv[0]
-    argv = [_program("prlimit"), f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0",
-            *(WITHOUT_ROOT if with_owners and not is_root else ()), _program("setpriv"), "--no-new-privs", "--pdeathsig=KILL",
-            *(("--inh-caps=-all", f"--bounding-set={FILES_ONLY if with_owners else '-all'}") if is_root else ()),
-            _program(name), *argv[1:]]  # fmt: skip
-    with ExitStack() as stack:
-        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stderr=err, cwd=folder, start_new_session=True,
-            stdout=_opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out,
-            env={"PATH": SEARCH_PATH, "LC_ALL": "C", "TMPDIR": str(folder), **(env or {})},
-        )  # fmt: skip
-        _await(process, name, seconds, watch)
-        err.seek(0)
-        if process.returncode:
-            complaint = err.read(LARGEST_COMPLAINT).decode(errors="replace").strip()
-            is_too_large = process.returncode == -signal.SIGXFSZ
-            raise CommandFailed(
-                f"{complaint}\n{name}: file size limit exceeded" if is_too_large else complaint or f"{name} failed"
-            )
-        out.seek(0)
-        return out.read(LARGEST_ANSWER)
+    words = [*_limits(largest, seconds), *(WITHOUT_ROOT if with_owners and not is_root else ())]
+    words += [_program("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
+    words += ("--inh-caps=-all", f"--bounding-set={FILES_ONLY if with_owners else '-all'}") if is_root else ()
+    environment = {**ENVIRONMENT, "TMPDIR": str(folder), **(env or {})}
+    words += [_program(name), *argv[1:]]
+    code, complaint, printed = _ended(
+        name, words, seconds, stdout, watch, stdin=subprocess.DEVNULL, env=environment, cwd=folder
+    )
+    if code == -signal.SIGXFSZ:
+        complaint += f"\n{name}: file size limit exceeded"
+    if code:
+        raise CommandFailed(complaint or f"{name} failed")
+    return printed
 
 
 def remove(folder: Path) -> None:
@@ -174,12 +159,40 @@ def _lent(stack: ExitStack, path: Path, flags: int) -> int:
     return descriptor
 
 
-def _await(process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None) -> None:
-    """Wait for its end on a pidfd; `wait(timeout)` would look again and again."""
+def _limits(largest: int, seconds: int) -> list[str]:
+    return [_program("prlimit"), f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
+
+
+def _ended(
+    name: str, argv: list[str], seconds: int, stdout: Path | None, watch: Callable[[], object] | None, **how: Any
+) -> tuple[int, str, bytes]:
+    """Its exit code, what it complained of, and what it printed, unless that went into the file *stdout*. *how*: for Popen."""
+    import subprocess
+    import tempfile
+
+    with ExitStack() as stack:
+        out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        to = _opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out
+        # It hears no order to end: a batch system gives that to all processes of a job, and a program that obeys would seem to have failed.
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signals)
+        process = subprocess.Popen(argv, stdout=to, stderr=err, start_new_session=True, **how)
+        _await(process, name, seconds, watch, signals)
+        err.seek(0)
+        complaint = err.read(LARGEST_COMPLAINT).decode(errors="replace").strip()
+        out.seek(0)
+        return process.returncode, complaint, out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
+
+
+def _await(
+    process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None, signals: set[Any]
+) -> None:
+    """Wait for its end on a pidfd; `wait(timeout)` would look again and again. Only these *signals* are blocked meanwhile."""
     import select
 
     descriptor, deadline = os.pidfd_open(process.pid), time.monotonic() + seconds
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         while not poller.poll(1000 * min(left := max(deadline - time.monotonic(), 0), WATCH if watch else left)):
@@ -203,5 +216,5 @@ def _failure(name: str, code: int, complaint: str) -> BelljarError:
     if code == -signal.SIGXFSZ or "File too large" in complaint:
         return ImageTooLarge(f"{name}: what it unpacks is larger than the limit")
     end = f"exit {code}" if code > 0 else f"killed by signal {-code}"
-    text = ": ".join([name, end, *complaint.strip().splitlines()[-1:]])
+    text = ": ".join([name, end, *complaint.splitlines()[-1:]])
     return NoSpace(text) if "No space left on device" in complaint else ImageCorrupt(text)
