@@ -12,9 +12,9 @@ from tests.rules.test_layers import MODULES, name_of, room_of
 BUDGETS = {
     "ground": 1440,
     "host": 3300,
-    "hypervisor": 4060,
-    "image": 4950,
-    "network": 980,
+    "hypervisor": 4050,
+    "image": 4960,
+    "network": 970,
     "context": 850,
     "guest": 1390,
     "agent": 3300,
