@@ -167,6 +167,8 @@ class Agent(Channel):
         """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
         import gc
 
+        for process in [process for process in self.processes.values() if process.stays]:
+            del self.processes[process.number]
         self._abandon_all()
         self.guest.warm(self._fork_ahead)
         gc.collect()

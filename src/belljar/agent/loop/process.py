@@ -70,6 +70,11 @@ class Process:
             self.resize(*self.job.terminal)
         return [slave] * 3, [os.dup(self.master), os.dup(self.master)]
 
+    @property
+    def stays(self) -> bool:
+        """Has it left something behind that goes on beyond the conversation?"""
+        return self.job.prepares and self.end is not None
+
     # -- while it runs
 
     def take(self, kind: int, number: int, body: bytes) -> None:
