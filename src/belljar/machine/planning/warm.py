@@ -16,6 +16,7 @@ from belljar.network import plan
 from belljar.records import replace
 
 LONGEST_LINE = 200
+HELD = "held"  # the agent's word for a preparation of which a program waits for its job
 
 
 class LastLine:
@@ -69,6 +70,8 @@ async def _run(guest: Guest, image: Image, recipe: Recipe, streams: Streams) -> 
 
 def _problem(status: ExitStatus) -> str:
     """Why the guest is not what the recipe means; "" where it is."""
+    if status.error == HELD:
+        return ""
     if status.error:
         return f"could not be started: {status.message or status.error}"
     if status.signal is not None:
