@@ -145,7 +145,8 @@ os.write(os.open({str(tmp_path / "reason")!r}, os.O_CREAT | os.O_WRONLY), reason
 """
     async with a_clone(prepares(second)) as guest:
         assert (await ran(guest, job(b"x"))).code == 0
-    assert (tmp_path / "reason").read_text() == "another program is held already, or the preparation has ended"
+    reason = (tmp_path / "reason").read_text()  # the second, when the host has frozen the guest already
+    assert reason.startswith(("another program is held already", "a program is held by `belljar image warm`, while"))
 
 
 async def test_where_nothing_is_prepared_no_program_is_held() -> None:

@@ -50,10 +50,10 @@ def _wait(path: str) -> "tuple[list[bytes], list[int]]":
     line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         line.connect(path)
+        return _take(line)
     except OSError as exc:
         text = "a program is held by `belljar image warm`, while that prepares the image, and nowhere else ({})"
         raise NotHeld(text.format(exc.strerror)) from None
-    return _take(line)
 
 
 def _take(line: _socket.socket) -> "tuple[list[bytes], list[int]]":
