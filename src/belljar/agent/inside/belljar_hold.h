@@ -10,7 +10,7 @@
 
 static int belljar_hold(char ***argv) {
     struct sockaddr_un place = {AF_UNIX, "/run/belljar/hold.sock"};
-    char rights[CMSG_SPACE(3 * sizeof(int))], *data = malloc(1 << 24), *at = data, *name, *cwd;
+    char rights[CMSG_SPACE(3 * sizeof(int))], *data = (char *)malloc(1 << 24), *at = data, *name, *cwd;
     struct iovec room = {data, (1 << 24) - 1};
     struct msghdr message = {.msg_iov = &room, .msg_iovlen = 1, .msg_control = rights, .msg_controllen = sizeof rights};
     int line = socket(AF_UNIX, SOCK_STREAM, 0), files[3], number, count, uid, gid;
@@ -36,7 +36,7 @@ static int belljar_hold(char ***argv) {
     if (!geteuid() && (setgroups(count, groups) || setgid(gid) || setuid(uid))) return -1;
     if (chdir(cwd)) return -1;
     for (number = 3 * atoi(NEXT); number > 0; number--) NEXT; /* limits: set those you need by setrlimit */
-    *argv = calloc((count = atoi(NEXT)) + 1, sizeof **argv);
+    *argv = (char **)calloc((count = atoi(NEXT)) + 1, sizeof **argv);
     for (number = 0; number < count; number++) (*argv)[number] = NEXT;
     clearenv();
     for (number = atoi(NEXT); number > 0; number--) name = NEXT, setenv(name, NEXT, 1);

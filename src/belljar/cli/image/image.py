@@ -24,6 +24,7 @@ from belljar.image.store.store import check_name
 from belljar.image.warm import described as warm_facts
 from belljar.jobs import complain, disks, size
 from belljar.jobs.disks import told_of
+from belljar.jobs.starting import image_of
 from belljar.machine.planning.contexts import means_of
 from belljar.model import Context, Firmware
 
@@ -110,7 +111,14 @@ def verify(args: Args, runtime: Runtime) -> int:
 
 
 def remove(args: Args, runtime: Runtime) -> None:
-    runtime.images.drop(args.image, force=args.force)
+    """With the last name of a warm image its memory goes, too."""
+    store, image = runtime.images, image_of(runtime, args.image)
+    if image and image.recipe and image.store == store.folder:
+        names = [name for each in store.images() if each.digest == image.digest for name in each.names]
+        for template in runtime.hypervisor.templates() if args.force or set(names) <= {args.image} else ():
+            if template.facts.get("image_digest") == image.digest:
+                runtime.hypervisor.remove_template(template.key)
+    store.drop(args.image, force=args.force)
 
 
 def gc(args: Args, runtime: Runtime) -> None:
