@@ -192,6 +192,22 @@ def test_the_list_and_the_recipe_are_shown(
         assert text in shown
 
 
+def test_the_memory_goes_with_the_last_name(store: Store, publish: Publish) -> None:
+    base = publish("base")
+    image = store.tag(store_nameless(store, base, recipe(base)), "mine")
+    store.tag(image, "second")
+    removed: list[str] = []
+    templates = [
+        SimpleNamespace(key=key, facts={"image_digest": each.digest}) for key, each in (("a", image), ("b", base))
+    ]
+    room = runtime(store)
+    room.hypervisor = SimpleNamespace(templates=lambda: templates, remove_template=removed.append)
+    for name, gone in (("second", []), ("mine", ["a"])):
+        verb.remove(SimpleNamespace(image=name, force=False), room)  # type: ignore[arg-type]
+        assert removed == gone
+    assert store.images() == [base]
+
+
 def test_a_text_that_is_no_recipe_is_a_damaged_image(store: Store, publish: Publish) -> None:
     image = publish("base", warm='{"base": 1}')
     with pytest.raises(ImageCorrupt, match="image base: its recipe cannot be read: base: 1: not text"):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
 from belljar.cli.parser import Args, Parser, add
-from belljar.errors import BadOption, ImageUnknown
+from belljar.errors import BadOption, ImageInUse, ImageUnknown
 from belljar.guest import Streams
 from belljar.guest.stdio import FdSink
 from belljar.host.caller import caller
@@ -15,8 +15,8 @@ from belljar.image import Image, Recipe
 from belljar.image.store.store import check_name
 from belljar.image.warm import store_nameless
 from belljar.jobs.attend import build_template
-from belljar.jobs.starting import brought_image, ensure_image, make_request
-from belljar.model import NetworkMode, Payload, RunPayload, StdinKind
+from belljar.jobs.starting import ensure_image, make_request
+from belljar.model import NetworkMode, Payload, RunPayload, Start, StdinKind
 from belljar.records import replace
 
 LONGEST = 3600.0  # seconds a preparation may take where nothing else is said
@@ -36,16 +36,18 @@ USAGE = "belljar image warm NAME --from IMAGE [options] -- PREPARE ARG..."
 
 def warm(args: Args, runtime: Runtime) -> None:
     """Store the image, prepare its memory once, and give it its name: an image that cannot be prepared is not kept."""
-    recipe = _recipe(_read(args), runtime)
+    ensure_image(runtime, _read(args).base)
     store = runtime.images
+    base = store.resolve(args.base)
+    recipe = _recipe(args, base, runtime)
     before = {image.digest for image in store.images() if image.store == store.folder}
-    image = store_nameless(store, store.resolve(recipe.base), recipe)
+    image = store_nameless(store, base, recipe)
     try:
         _prepare(image, recipe, runtime)
         store.tag(image, args.name)
     except BaseException:  # re-raised: an interrupt leaves no image either
         if image.digest not in before:
-            with suppress(ImageUnknown):
+            with suppress(ImageUnknown, ImageInUse):  # another command may make the same one
                 store.remove(image, force=True, nameless=True)
         raise
     print(image.digest)
@@ -73,10 +75,8 @@ def _read(args: Args) -> Args:
     return args
 
 
-def _recipe(args: Args, runtime: Runtime) -> Recipe:
+def _recipe(args: Args, base: Image, runtime: Runtime) -> Recipe:
     """What the arguments ask for, in this place."""
-    ensure_image(runtime, args.base)
-    base = brought_image(runtime, args.base) or runtime.images.resolve(args.base)
     args.tty, args.no_input, args.inherit_env, args.outputs = False, True, False, []
     payload = words.payload(args, words.account_of(args.user, base.container), base.container)
     payload = replace(
@@ -93,7 +93,7 @@ def _prepare(image: Image, recipe: Recipe, runtime: Runtime) -> None:
     """Make the memory that the first machine of this user would make, and show what is said meanwhile."""
     request = make_request(
         runtime.settings, RunPayload(Payload((), caller())), requester="image warm", image=f"sha256:{image.digest}",
-        cpus=recipe.cpus, memory=recipe.memory, network=NetworkMode.NONE,
+        cpus=recipe.cpus, memory=recipe.memory, network=NetworkMode.NONE, start=Start.AUTO,
     )  # fmt: skip
     stderr = FdSink(2)  # standard output has the digest alone
     build_template(runtime, request, exact=False, streams=Streams(None, stderr, stderr))

@@ -27,7 +27,8 @@ class LastLine:
 
     @property
     def text(self) -> str:
-        return self._data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:]
+        line = self._data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:]
+        return "".join(char if char.isprintable() else "?" for char in line)
 
     async def write(self, data: bytes) -> None:
         self._data = (self._data + data)[-16 * LONGEST_LINE :]
