@@ -41,7 +41,7 @@ def test_a_held_program_is_the_job_of_every_machine_of_its_image(warm: Belljar, 
     seen = []
     for number, more in enumerate(((), ("--user", "1000:1000", "--cwd", "/"), ("-m", "700M", "-c", "2", "--cwd", "/"))):
         done = warm.run("--image", NAME, *more, "--", "ARG", str(number), input=b"input")
-        assert done.returncode == 7 and done.stderr == b"loaded\ninput", done.stderr
+        assert done.returncode == 7 and done.stderr == b"loaded\n input", done.stderr
         arguments, _, rest = done.stdout.decode().partition("] ")
         table, node, uid, drawn, daemon = rest.split()
         assert (arguments, table, daemon) == (f"['ARG', '{number}'", "90000", "True")
