@@ -10,17 +10,17 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1440,
+    "ground": 1450,
     "host": 3300,
     "hypervisor": 4070,
-    "image": 4960,
+    "image": 5130,
     "network": 980,
     "context": 850,
     "guest": 1390,
-    "agent": 3300,
+    "agent": 3600,
     "batch": 5050,
     "pool": 1530,
-    "machine": 5160,
+    "machine": 5295,
     "jobs": 2560,
     "service": 1470,
     "vacuum": 3260,
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4460,
+    "cli": 4580,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 
