@@ -31,6 +31,7 @@ class Rehearsal(Guest):
 
     def __init__(self) -> None:
         super().__init__()
+        self.hold_socket = f"/tmp/belljar-rehearsal-{os.getpid()}.sock"
         self.made: list[str] = []
         self.calls = {
             b"identify": self.identify, b"set_clock": lambda words: now(), b"prepare": lambda words: b"",

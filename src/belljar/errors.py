@@ -330,6 +330,14 @@ class ImageUnfit(ImageError, hint="Leave `--firmware` at auto, or give a kernel 
     """The disk does not have what it is to be started by."""
 
 
+class PrepareFailed(
+    ImageError,
+    hint="`belljar image show` has its recipe; `belljar run --image BASE` tries it by hand.",
+    retry=Retry.NEVER,
+):
+    """What a warm image is prepared with failed in the guest, took too long, or ended the guest."""
+
+
 class ImageTooLarge(ImageError, hint="Raise `image.max_size` in the settings.", retry=Retry.NEVER):
     """The download or the unpacked image is larger than the settings allow."""
 

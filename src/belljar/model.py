@@ -201,6 +201,7 @@ class Payload:
     files: tuple[PlainFile, ...] = ()  # together at most some MiB
     lingers: bool = False  # after TERM, what its first process leaves behind goes on to its own end, or until killed
     leaves: bool = False  # what its first process leaves behind goes on, and is not waited for, until the machine ends
+    prepares: bool = False  # likewise, and beyond: what is left runs on in the clones of the template that is made then
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ STAMP = "sources.sha256"  # an installed tree has it: its sources never change
 PARTS = (
     "wire.py", "guest/system.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py", "guest/mounts.py",
     "guest/growth.py", "loop/channel.py", "guest/cgroups.py", "guest/guest.py", "loop/payload.py", "loop/streams.py",
-    "loop/connection.py", "loop/process.py", "loop/loop.py",
+    "loop/connection.py", "loop/process.py", "loop/hold.py", "loop/loop.py",
 )  # fmt: skip
+INSIDE = ("belljar_hold.py", "belljar_hold.h")  # what the agent puts into its guest: a text "@NAME" stands for each
 HEAD = '''\
 """belljar's guest agent: gives the guest its identity, runs payloads, carries their streams and files.
 
@@ -28,7 +29,10 @@ def source() -> bytes:
     """The whole agent, the same bytes for the same sources."""
     imports: set[str] = set()
     bodies = [f"\n\n# -- {name}\n{_without_imports(_read(name).decode(), imports)}" for name in PARTS]
-    return "\n".join([HEAD, *sorted(imports), *bodies]).encode()
+    whole = "\n".join([HEAD, *sorted(imports), *bodies])
+    for name in INSIDE:
+        whole = whole.replace(f'"@{name}"', repr(_read(f"inside/{name}").decode()))
+    return whole.encode()
 
 
 def key() -> bytes:
@@ -49,7 +53,7 @@ def _digest() -> bytes:
     from hashlib import sha256
 
     digest = sha256()
-    for name in ("bundle.py", *PARTS):
+    for name in ("bundle.py", *PARTS, *(f"inside/{name}" for name in INSIDE)):
         text = _read(name)
         digest.update(b"%d\n" % len(text))
         digest.update(text)

@@ -304,7 +304,7 @@ def order_of(payload: Payload, streams: Streams) -> list[bytes]:
     name = (payload.argv[0] if payload.argv else b"") or b"script"
     script = (b"", b"") if payload.script is None else (name, wire.without_nul(payload.script))
     program = payload.program or b""
-    after = b"2" if payload.leaves else b"1" if payload.lingers else b""
+    after = b"3" if payload.prepares else b"2" if payload.leaves else b"1" if payload.lingers else b""
     head = (*script, letters, window, b"", program, after, b"%d" % payload.umask, payload.cwd or b"")
     account = account_words(payload.account)
     limits = [word for name, soft, hard in payload.rlimits for word in (text(name), b"%d" % soft, b"%d" % hard)]

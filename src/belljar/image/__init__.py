@@ -7,10 +7,11 @@ folder; a user's private store stands before the site's read-only one. A machine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Any
-from belljar.model import GIB, MIB, Container, Firmware, setting
+from belljar.model import GIB, MIB, Container, Firmware, Payload, setting
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What a warm image is made by: a guest of its base, of this size, runs the payload; its memory is then a template."""
+
+    base: str  # digest of the image whose disk it has
+    base_name: str
+    payload: Payload  # `outside` of its inputs: their names in the archive `INPUTS`
+    cpus: int
+    memory: int  # bytes
+    timeout: float  # seconds it may take
+    by: str  # the user who stored it
+
+
+@dataclass(frozen=True)
 class Image:
     """An image in a store."""
 
@@ -82,6 +96,15 @@ class Image:
 
         container: Container = from_json(Container, self.facts["container"])
         return container
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """Of a warm image; None of others, whose guests are booted and nothing else. Raises ImageCorrupt."""
+        if "warm" not in self.facts:
+            return None
+        from belljar.image.warm import recipe_of
+
+        return recipe_of(self)
 
     @property
     def is_disc(self) -> bool:
@@ -138,6 +161,13 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
             source_of(line)
         except BadSetting as exc:
             yield "sources", exc
+
+
+def unpacked(image: Image) -> AbstractContextManager[Path]:
+    """A folder with the input files of a warm image's recipe, for a while. Raises CommandFailed, NoSpace."""
+    from belljar.image import warm
+
+    return warm.unpacked(image)
 
 
 def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:

@@ -126,15 +126,16 @@ def secrets_of(request: Request) -> tuple[Extra, ...]:
     return (Secrets([(it, value_of(it)) for it in request.machine.secrets]),)
 
 
-def build_template(runtime: Runtime, request: Request, *, exact: bool) -> Template:
+def build_template(runtime: Runtime, request: Request, *, exact: bool, streams: Streams | None = None) -> Template:
     """Make the template that this machine would be cloned from, or with *exact* one of its own size, where there is
-    none. A signal that cancels a job ends this process too, after clearing up."""
+    none. *streams*: of what prepares a warm image. A signal that cancels a job ends this process too, after clearing up."""
     from belljar.host.processes import die_by
 
     runtime.images.ensure(request.machine.image)
 
     async def build(loop: StoppableLoop) -> Template:
-        return await unless_cancelled(runtime.supervisor().make_template(request, exact=exact), listen(loop))
+        making = runtime.supervisor().make_template(request, exact=exact, streams=streams)
+        return await unless_cancelled(making, listen(loop))
 
     try:
         return in_loop(build)

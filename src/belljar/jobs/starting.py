@@ -19,6 +19,7 @@ from belljar.model import Container, MachineSpec, Request, StdinKind, Work
 from belljar.records import fields, replace
 
 if TYPE_CHECKING:
+    from belljar.image import Image
     from belljar.jobs import Runtime
     from belljar.jobs.asked import Asked
 
@@ -71,18 +72,24 @@ def ensure_image(runtime: Runtime, reference: str, *, public_only: bool = False)
         complain(f"{problem}; the image that was imported before is used", "")
 
 
-def container_of(runtime: Runtime, reference: str | None) -> Container | None:
-    """What a container image says of its processes; None of other images, and of one that is not here."""
+def image_of(runtime: Runtime, reference: str | None) -> Image | None:
+    """The image, whatever its files are now; None of one that is not here."""
     with suppress(ImageError, NoStore):
-        return runtime.images.find(reference or runtime.settings.image.default).container
+        return runtime.images.find(reference or runtime.settings.image.default)
     return None
 
 
-def brought_container(runtime: Runtime, reference: str | None) -> Container | None:
-    """The same; an image that is named by its source is imported first."""
+def brought_image(runtime: Runtime, reference: str | None) -> Image | None:
+    """The same; a container image that is named by its source is imported first."""
     if reference and is_container(reference):
         ensure_image(runtime, reference)
-    return container_of(runtime, reference)
+    return image_of(runtime, reference)
+
+
+def container_of(runtime: Runtime, reference: str | None) -> Container | None:
+    """What a container image says of its processes; None of other images, and of one that is not here."""
+    image = image_of(runtime, reference)
+    return image.container if image else None
 
 
 def environment_of(container: Container | None) -> dict[bytes, bytes]:

@@ -64,8 +64,9 @@ class Supervisor:
             await unless_cancelled(pruning, orders)
         return life.outcome
 
-    async def make_template(self, request: Request, *, exact: bool = False) -> Template:
-        """The template a request would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
+    async def make_template(self, request: Request, *, exact: bool = False, streams: Streams | None = None) -> Template:
+        """The template a request would be cloned from, or one of its *exact* size; made if missing. *streams*: of what prepares a
+        warm image. Raises why not."""
         services = self.services
         life = claim(request, services.folders, services.point)
         try:
@@ -73,7 +74,9 @@ class Supervisor:
             life.enter(State.PREPARING)
             image = checked_image(request, services)
             async with holding(services.images, image, request.id):
-                template = await Planner(services, self.keep, life, image, Equipment()).template(exact=exact)
+                planner = Planner(services, self.keep, life, image, Equipment())
+                planner.streams = streams
+                template = await planner.template(exact=exact)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
         except BaseException as error:  # re-raised: the record tells of a cancel and of a defect, too

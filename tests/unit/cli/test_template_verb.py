@@ -51,7 +51,7 @@ class PaperRuntime:
     def supervisor(self) -> PaperRuntime:
         return self
 
-    async def make_template(self, request: Request, *, exact: bool) -> Template:
+    async def make_template(self, request: Request, *, exact: bool, streams: None = None) -> Template:
         self.asked.append(request.machine)
         self.exact.append(exact)
         return await made(self.hypervisor, SPEC)

@@ -44,6 +44,7 @@ SPARES, SPARE_PLACES = b"/var/lib/belljar/spare", 8
 class Guest(Mounts):
     """A real guest: the agent is root and alone. A test may play it on its own host."""
 
+    hold_socket = RUN + "/hold.sock"  # where programs say that they are ready to be held
     quiet = 0.3  # seconds between the last thing that settling does and its answer
 
     def __init__(self) -> None:

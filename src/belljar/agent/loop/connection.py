@@ -40,6 +40,7 @@ class Connection:
     """Its EXIT comes when both directions have ended, or when the host signals or resets it."""
 
     pid = 0
+    stays = False
 
     def __init__(self, agent: Channel, number: int, port: int, gone: Callable[[Connection], None]) -> None:
         """Raises OSError where nothing listens."""

@@ -17,6 +17,7 @@ from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, kernel_events, kill_quietly, next_stamp, read_file, say, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.connection import Connection
+from belljar.agent.loop.hold import Holder, folder_of_agent, install_hold, spent
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
 from belljar.agent.wire import CALL, GREETING, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
@@ -28,6 +29,7 @@ class Agent(Channel):
     def __init__(self, fd: int, guest: Guest, *, is_port: bool) -> None:
         super().__init__(fd, is_port)
         self.guest = guest
+        self.holder = Holder(self, guest.hold_socket)
         self.processes: dict[int, Process | Connection] = {}
         self.dying: list[Process | Connection] = []
         self.ending: list[int] = []
@@ -152,11 +154,16 @@ class Agent(Channel):
             self.began = next_stamp() if self.has_put else stamp()
         self.has_put = self.has_put or job.builtin == b"put"
         job.began = self.began
-        zygote = None
-        if not job.terminal and not job.builtin:
+        zygote: Zygote | None = None
+        held = None if job.builtin else self.holder.take(job)
+        if held is None and not job.terminal and not job.builtin:
             zygote, self.zygote = self.zygote, None
-        process = self.processes[number] = Process(self, self.guest, number, job, zygote, self._gone)
+        process = self.processes[number] = Process(self, self.guest, number, job, held or zygote, self._gone)
+        if held is not None:
+            process.before = spent(held.pid)
         try:
+            if job.prepares:
+                self.holder.open(process)
             process.launch()
         except BaseException:
             process.drop_flows()
@@ -167,6 +174,9 @@ class Agent(Channel):
         """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
         import gc
 
+        self.holder.close()
+        for process in [process for process in self.processes.values() if process.stays]:
+            del self.processes[process.number]
         self._abandon_all()
         self.guest.warm(self._fork_ahead)
         gc.collect()
@@ -268,6 +278,7 @@ def main(argv: list[str]) -> int:
         return 2
     guest = Guest()
     guest.prepare()
+    install_hold(folder_of_agent())
     serve(os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC), guest, is_port=True)
     return 1  # a guest's agent is started again
 

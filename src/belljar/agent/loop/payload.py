@@ -50,7 +50,10 @@ class Job:
         self.program = words.next()  # "", or what is executed with argv as it is
         after = words.next()
         self.lingers = after == b"1"  # after TERM, what its leader leaves behind may end by itself
-        self.leaves = after == b"2"  # what its leader leaves behind goes on, and its end is told without that
+        self.prepares = after == b"3"  # what it leaves behind is there in every clone of the template to be
+        self.leaves = (
+            self.prepares or after == b"2"
+        )  # what its leader leaves behind goes on, and its end is told without that
         self.umask = words.number()
         cwd = words.next()
         self.account = Account(words)

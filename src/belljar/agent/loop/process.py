@@ -17,6 +17,7 @@ from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow
 from belljar.agent.wire import CREDIT, DATA, END, EOF, EXIT, LEADER, REPLY, RESET, RESIZE, SIGNAL, STDIN, WINDOW_SIZE
 
+WAITS = "held\0one of its programs waits for a job"
 Gone = Callable[["Process"], None]
 
 
@@ -35,6 +36,8 @@ class Process:
         self.end: tuple[int, Usage] | None = None
         self.was_ended = False  # TERM was sent to all of it
         self.is_empty = False  # no process of it is left
+        self.is_held = False  # it waits for its job, in the clones of the template to be
+        self.before = (0.0, 0.0)  # processor seconds that are not its job's
         self.is_silent = False  # its conversation is over
         self.is_over = False
 
@@ -69,6 +72,11 @@ class Process:
         if self.job.terminal and self.job.terminal[0]:
             self.resize(*self.job.terminal)
         return [slave] * 3, [os.dup(self.master), os.dup(self.master)]
+
+    @property
+    def stays(self) -> bool:
+        """Has it left something behind that goes on beyond the conversation, or does it wait itself?"""
+        return self.is_held or (self.job.prepares and self.end is not None)
 
     # -- while it runs
 
@@ -118,13 +126,21 @@ class Process:
 
     def ended(self, status: int, usage: Usage) -> None:
         """The main process is gone. What it left behind goes now, or in its own time where that was asked for."""
-        self.end = (status, usage)
+        user, system, peak = usage
+        self.end = (status, (max(user - self.before[0], 0.0), max(system - self.before[1], 0.0), peak))
         for flow in self.inflows.values():
             flow.drop()
         self.box.is_patient = self.job.leaves or (self.job.lingers and self.was_ended)
         self.box.clear(self.agent, self.pid, self.emptied)
         if self.job.leaves and not self.is_empty:
             self._drain()
+
+    def hold(self) -> None:
+        """It waits for its job. For the host it ends so, once all that it said is sent."""
+        self.is_held = True
+        for flow in self.inflows.values():
+            flow.drop()
+        self._drain()
 
     def emptied(self) -> None:
         self.is_empty = True
@@ -137,12 +153,14 @@ class Process:
 
     def advance(self) -> None:
         """Over, once all processes are dead and all output is sent. A job that leaves processes behind is over for the host before that."""
-        is_told = self.is_empty or (self.job.leaves and self.end is not None)
+        is_told = self.is_empty or self.is_held or (self.job.leaves and self.end is not None)
         if not is_told or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
             return
         if not self.is_silent:
-            assert self.end is not None
-            self._send_exit(*self.end, self._trouble_text())
+            if self.end is None:
+                self._send_exit(0, (0.0, 0.0, 0), WAITS)
+            else:
+                self._send_exit(*self.end, self._trouble_text())
             self.is_silent = True
         if self.is_empty:
             self.close()

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
+from belljar.cli.image.warm import OPTIONS as PREPARING
+from belljar.cli.image.warm import warm
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
@@ -19,14 +21,16 @@ from belljar.errors import BadOption, InputMissing
 from belljar.image import Image, agent_unit, is_container, name_of
 from belljar.image.progress import shown
 from belljar.image.store.store import check_name
+from belljar.image.warm import described as warm_facts
 from belljar.jobs import complain, disks, size
 from belljar.jobs.disks import told_of
+from belljar.jobs.starting import image_of
 from belljar.machine.planning.contexts import means_of
 from belljar.model import Context, Firmware
 
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
-SIZES = ("virtual_size", "stored", "least_memory")
+SIZES = ("virtual_size", "stored", "least_memory", "memory")
 NOTHING_YET = "nothing has come from these sources yet. `belljar image sync --dry-run` shows what they offer"
 
 
@@ -68,7 +72,8 @@ def list_(args: Args, runtime: Runtime) -> None:
 def show(args: Args, runtime: Runtime) -> None:
     image = runtime.images.find(args.image)
     value = _described(runtime, image)
-    shown = {**value, **value["facts"], **_container(image), "created": moment(image.created)}
+    about = {**_container(image), **warm_facts(image)}
+    shown = {**value, **value["facts"], **about, "created": moment(image.created)}
     del shown["facts"]
     rows = [(name, _cell(name, fact)) for name, fact in shown.items() if fact not in ("", None, [], ())]
     put(value, ("WHAT", "VALUE"), rows, as_=args.format)
@@ -106,7 +111,14 @@ def verify(args: Args, runtime: Runtime) -> int:
 
 
 def remove(args: Args, runtime: Runtime) -> None:
-    runtime.images.drop(args.image, force=args.force)
+    """With the last name of a warm image its memory goes, too."""
+    store, image = runtime.images, image_of(runtime, args.image)
+    if image and image.recipe and image.store == store.folder:
+        names = [name for each in store.images() if each.digest == image.digest for name in each.names]
+        for template in runtime.hypervisor.templates() if args.force or set(names) <= {args.image} else ():
+            if template.facts.get("image_digest") == image.digest:
+                runtime.hypervisor.remove_template(template.key)
+    store.drop(args.image, force=args.force)
 
 
 def gc(args: Args, runtime: Runtime) -> None:
@@ -170,6 +182,7 @@ def agent(args: Args, runtime: Runtime) -> None:
 def _row(image: Image, value: dict[str, Any]) -> tuple[Any, ...]:
     firmware = f"firmware ({image.facts.get('use_firmware') or 'bios'})"
     how = "kernel" if image.kernel else "disc" if image.is_disc else firmware
+    how = f"warm ({size(recipe.memory)})" if (recipe := image.recipe) else how
     sizes = size(image.virtual_size), size(value["stored"])
     names = ", ".join(image.names)
     return names, image.digest[:SHORT], value["state"], image.os, how, *sizes, moment(image.created), image.source
@@ -272,6 +285,9 @@ FILE|URL|CONTAINER @source | a path, or an address that begins with file, http o
 --firmware {{auto,bios,uefi,none}} =auto | auto: boot the disk's kernel directly, else its boot loader; bios, uefi: its boot loader;
 | none: never its boot loader
 --context {CONTEXT} =auto | {CONTEXT_HELP}
+# warm +preparing | make a warm image: a command prepares a guest, and jobs start where it ended, with what it has loaded
+NAME | the new image's name
+CMD ... @command
 # list +format | list the images
 # show +format | show all that is known about an image
 {IMAGE}
@@ -322,10 +338,11 @@ NAME * @names | image names in the repositories (default: those that this host a
 FILE | the private key"""
 FUNCTIONS = {
     "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
-    "gc": gc, "tag": tag, "set": set_, "extract": extract, "insert": insert, "agent": agent, "publish": publish, "sync": sync, "key": key,
+    "gc": gc, "tag": tag, "set": set_, "warm": warm, "extract": extract, "insert": insert, "agent": agent, "publish": publish, "sync": sync, "key": key,
 }  # fmt: skip
 VERBS = {
     "image": Verb(
-        "Disk images, from which machines boot. They never change.", acts=acts(ACTS, FUNCTIONS, format=FORMAT)
+        "Disk images, from which machines boot. They never change.",
+        acts=acts(ACTS, FUNCTIONS, format=FORMAT, preparing=PREPARING),
     )
 }

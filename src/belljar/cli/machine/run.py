@@ -18,9 +18,13 @@ from belljar.model import Cause, Context, Outcome, OwnWork, Request, RunPayload,
 def run(args: Args, runtime: Runtime) -> int:
     from belljar.cli.machine import request
     from belljar.jobs.attend import attend
-    from belljar.jobs.starting import brought_container, ensure_image, finish_the_dead, widen_limits
+    from belljar.jobs.starting import brought_image, ensure_image, finish_the_dead, widen_limits
 
-    order = request.build(args, runtime.settings, brought_container(runtime, args.image))
+    image = brought_image(runtime, args.image)
+    if image and (recipe := image.recipe):  # a warm image's machines are of its size, or larger
+        args.cpus = recipe.cpus if args.cpus is None else args.cpus
+        args.memory = recipe.memory if args.memory is None else args.memory
+    order = request.build(args, runtime.settings, image.container if image else None)
     if args.detach:
         return detach(order, args, runtime)
     report = None if args.report is None else open_report(args.report)

@@ -27,8 +27,9 @@ from belljar.host.files import private_folder, read_capped
 from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
 from belljar.image.site import Source, source_of, target_path
-from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, boot_digest
+from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, boot_digest, image_digest
 from belljar.image.store.store import HEX, NAME
+from belljar.image.warm import read as read_recipe
 from belljar.model import Context, Firmware
 from belljar.reading import from_json
 from belljar.records import dataclass
@@ -74,7 +75,7 @@ class Offer:
 
     @property
     def digest(self) -> str:
-        return self.image.files[DISK].sha256
+        return image_digest({part: file.sha256 for part, file in self.image.files.items()}, self.facts)
 
     @property
     def boot_digest(self) -> str:
@@ -214,6 +215,8 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     if not all(isinstance(item, (str, int)) for item in items) or not f"{image.append}{image.os}".isprintable():
         raise ValueError("a fact that is not text or a number, or a text of several lines")
     Context(facts.get("context", "auto"))
+    if "warm" in facts:
+        read_recipe(str(facts["warm"]))
     list(map(Firmware, (facts.get("use_firmware", "bios"), *facts.get("firmware", []))))
     return Offer(source, name, role, image, facts, {part: _target(updater, name, part) for part in image.files})
 

@@ -30,7 +30,7 @@ from belljar.image import Image
 from belljar.image.progress import Progress
 from belljar.image.site import PIN, Source, packed_file, source_of, target_path
 from belljar.image.site.client import Fetcher, pinned_root
-from belljar.image.store.manifest import DISK, INITRD, KERNEL, sha256_of
+from belljar.image.store.manifest import DISK, PARTS, sha256_of
 from belljar.image.store.store import NAME, check_name
 
 if TYPE_CHECKING:
@@ -159,8 +159,7 @@ class Repository:
         if not (role := next(filter(self._can, may), "")):
             hint = "Give a key with --key; its site can let it publish names: `publish --delegate`."
             raise errors.NotPermitted(f"{self.folder}: no key that was given may publish {name!r}", hint=hint)
-        files = {DISK: image.disk, KERNEL: image.kernel, INITRD: image.initrd}
-        paths = {part: path for part, path in files.items() if path}
+        paths = {part: image.disk.parent / part for part in PARTS if (image.disk.parent / part).exists()}
         with store.hold(image, "publish"):
             if wrong := store.verify(image):
                 raise errors.ImageCorrupt(f"image {image.called}: {'; '.join(wrong)}")

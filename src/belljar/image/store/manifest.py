@@ -21,7 +21,7 @@ from belljar.records import dataclass
 
 FORMAT = 1
 FILE = "manifest.json"
-DISK, KERNEL, INITRD = PARTS = ("disk.qcow2", "kernel", "initrd")
+DISK, KERNEL, INITRD, INPUTS = PARTS = ("disk.qcow2", "kernel", "initrd", "inputs.tar")  # the last of warm images
 LARGEST_MANIFEST = 4 << 20
 
 
@@ -53,9 +53,18 @@ def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | 
         if (has := files.get(name, {}).get("sha256", "")) != digest:
             raise ImageMismatch(f"{name}: ordered sha256 {digest}, got {has or 'nothing'}")
     boot = boot_digest([files[name]["sha256"] for name in (KERNEL, INITRD) if name in files], what.append)
-    digest = str(files[DISK]["sha256"])
+    digest = image_digest({name: record["sha256"] for name, record in files.items()}, what.facts)
     _save(folder, {"format": FORMAT, "digest": digest, "boot_digest": boot, "files": files, **vars(what)}, mode)
     return digest
+
+
+def image_digest(files: Mapping[str, str], facts: Mapping[str, Any]) -> str:
+    """What an image is known by: the digest of its disk; of a warm one of all that it is made by. *files*: digests by name."""
+    if "warm" not in facts:
+        return files[DISK]
+    from belljar.host.quick_imports import sha256
+
+    return sha256("\n".join([files[DISK], files.get(INPUTS, ""), str(facts["warm"])]).encode()).hexdigest()
 
 
 def boot_digest(files: Sequence[str], append: str) -> str:
@@ -130,6 +139,8 @@ def origin_command(image: Image) -> str:
     if published := image.facts.get("published"):
         return f"belljar image sync {published[0].partition(' ')[0]}"
     name = image.names[0] if image.names else "NAME"
+    if "warm" in image.facts:
+        return f"belljar image warm {name} --from ... -- ..."
     kind, _, suite = image.source.rpartition(" ")
     if kind == "build debian":
         return f"belljar image build debian --suite {suite} --name {name}"

@@ -120,11 +120,13 @@ class Runner:
             await self._boot(plan)
         except (errors.HypervisorError, errors.GuestError) as error:
             is_killed = isinstance(error, errors.DomainKilled)  # by somebody who would kill the next one too
-            if plan.template is None or is_killed or life.request.machine.start is Start.CLONE:
+            if plan.template is None or is_killed:
                 raise
             life.record.tell("clone-failed", key=plan.template.key, reason=error.message)
             await self._drop_domain()
             judge(error, plan.template, plan.spec, self.services.hypervisor)
+            if planner.must_clone:
+                raise
             with life.phase("prepare"):
                 life.enter(State.PREPARING)
                 self.services.overlays.discard(plan.spec.disk)

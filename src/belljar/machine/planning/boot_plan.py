@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from belljar.context import Chosen
-from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, TemplateError
+from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, PrepareFailed, TemplateError
+from belljar.guest import Streams
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, account
 from belljar.image import Image
@@ -20,6 +21,7 @@ from belljar.network import plan as plan_link
 from belljar.records import dataclass, replace
 
 LARGE_PAGE = 2 * MIB
+WARM = "A warm image has no other start; `belljar template list` and `belljar doctor` say more."
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Planner:
 
     def __init__(self, services: Services, keep: Keep, life: Lifecycle, image: Image, equipment: Equipment) -> None:
         self._services, self._keep, self._life, self._image, self._equipment = services, keep, life, image, equipment
+        self.streams: Streams | None = None  # of what prepares a warm image
+
+    @property
+    def must_clone(self) -> bool:
+        """Is nothing but a clone what was asked for?"""
+        return self._life.request.machine.start is Start.CLONE or self._image.recipe is not None
 
     async def plan(self) -> Plan:
         """The start that is wanted and can be had."""
@@ -52,8 +60,8 @@ class Planner:
         try:
             plan = await self._from_template(plan)
         except TemplateError as refusal:
-            if start is Start.CLONE:
-                hint = "Without `--start clone` it boots cold."
+            if self.must_clone:
+                hint = "Without `--start clone` it boots cold." if self._image.recipe is None else WARM
                 raise TemplateError(f"no clone can be started: {refusal.message}", hint=hint) from refusal
             return await self._with_disk(replace(plan, reason=refusal.message))
         assert plan.template is not None
@@ -76,7 +84,7 @@ class Planner:
         """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         plan, templates = await self._undecided(), self._services.hypervisor.cloning
         spec, has_own_init = plan.spec, plan.context.has_own_init
-        if not exact:
+        if not exact or self._image.recipe is not None:
             spec = in_base_frame(spec, self._image, templates, has_own_init=has_own_init) or spec
         return templates.find_template(spec) or await self._make(spec, plan.context)
 
@@ -89,7 +97,8 @@ class Planner:
         if awaited_line(self._life.request.work):
             raise TemplateError("it is awaited by a line on its console, which a clone's template has written")
         spec, context, templates = plan.spec, plan.context, self._services.hypervisor.cloning
-        if (template := templates.find_template(spec)) is not None:
+        is_warm = self._image.recipe is not None
+        if not is_warm and (template := templates.find_template(spec)) is not None:
             return replace(plan, template=template)
         framed = in_base_frame(spec, self._image, templates, has_own_init=context.has_own_init)
         if framed is not None:
@@ -97,11 +106,13 @@ class Planner:
                 base = templates.find_template(framed) or await self._make_unless_failed(framed, context)
             except (BootTimeout, BootFailed, TemplateError):
                 has_more = framed.of_template.memory < framed.memory  # with which it may yet boot
-                if not (has_more and failed_before(templates.template_lock(framed))):
+                if is_warm or not (has_more and failed_before(templates.template_lock(framed))):
                     raise
             else:
                 if framed.growth <= base.grows:
                     return replace(plan, spec=framed, template=base)
+        if is_warm:
+            raise TemplateError("its clones cannot be given another size by this host's QEMU and the image's kernel")
         return replace(plan, template=await self._make_unless_failed(spec, context))
 
     async def _make_unless_failed(self, spec: DomainSpec, context: GuestContext) -> Template:
@@ -110,17 +121,18 @@ class Planner:
             raise TemplateError(why)
         try:
             return await self._make(spec, context)
-        except (BootTimeout, BootFailed):
+        except (BootTimeout, BootFailed, PrepareFailed):
             raise
         except BelljarError as error:
             raise TemplateError(f"no template could be made: {error.message}") from error
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
         services, life = self._services, self._life
-        what = f"Making a template of {life.request.machine.image}, once (without KVM this takes minutes)"
+        doing = "Making a template of" if self._image.recipe is None else "Preparing the warm image"
+        what = f"{doing} {life.request.machine.image}, once (without KVM this takes minutes)"
         with life.phase("template"), services.showing(what):
             context.make_seed(spec)
-            return await make_template(services, life, spec, context)
+            return await make_template(services, life, spec, context, self.streams)
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image

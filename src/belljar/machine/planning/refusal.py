@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import BelljarError, GuestRefused, ImageUnfit, NoMemory, OverLimit, UsageError, about
+from belljar.errors import BadOption, BelljarError, GuestRefused, ImageUnfit, NoMemory, OverLimit, UsageError, about
 from belljar.guest import OTHER_SHARE
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
@@ -15,7 +15,7 @@ from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
 from belljar.machine.services import Services
 from belljar.machine.states import class_of_error
-from belljar.model import GIB, MIB, Outcome, Request, dumps, to_json
+from belljar.model import GIB, MIB, Outcome, Request, Start, dumps, to_json
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
 MORE = "Ask for more with --memory; a batch job, for more memory."
@@ -31,6 +31,7 @@ def checked_image(request: Request, services: Services) -> Image:
         raise ImageUnfit(f"image {image.called}: {problem}", hint=INSTALLED)
     check_memory(request, image)
     check_shares(request, image)
+    check_warm(request, image)
     services.overlays.size(image, None if image.is_disc else request.machine.disk)
     return image
 
@@ -60,6 +61,23 @@ def check_memory(request: Request, image: Image) -> None:
     if isinstance(least, int) and machine.memory < least:
         problem = f"the image {machine.image} does not start with less than {least // MIB} MiB"
         raise OverLimit(f"{machine.memory // MIB} MiB of memory: {problem}", hint=MORE)
+
+
+def check_warm(request: Request, image: Image) -> None:
+    """Refuse what has nothing of what a warm image was prepared with, or has less room than that took."""
+    machine, recipe = request.machine, image.recipe
+    if recipe is None:
+        return
+    if machine.start is Start.COLD:
+        hint = f"Leave `--start cold` out, or use the image it was made from: {recipe.base_name}."
+        raise BadOption(
+            f"the image {machine.image} is warm: a cold boot has nothing of what it was prepared with", hint=hint
+        )
+    if machine.memory < recipe.memory or machine.cpus < recipe.cpus:
+        least = f"{recipe.cpus} cpus and {recipe.memory // MIB} MiB"
+        problem = f"the image {machine.image} was prepared with {least}, and its machines have no less"
+        hint = f"Ask for --cpus {recipe.cpus} --memory {recipe.memory // MIB}M; a batch job, for more."
+        raise OverLimit(f"{machine.cpus} cpus and {machine.memory // MIB} MiB: {problem}", hint=hint)
 
 
 def check_shares(request: Request, image: Image) -> None:

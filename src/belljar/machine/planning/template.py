@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar import errors
-from belljar.guest import Guest
+from belljar.guest import Guest, Streams
 from belljar.host.files import private, read_capped, remove_tree
 from belljar.hypervisor import LESS_MEMORY, Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates
 from belljar.image import Image
@@ -35,11 +35,15 @@ CAREFUL_MEMORY = 1024 * MIB  # of one that boots its own init: one that needs mo
 DOUBTS_ENOUGH = 2
 # Seconds a boot without success is remembered: the host was busy, or the guest lacks something.
 FAILED_FOR, REFUSED_FOR = 3600.0, 7 * 86400.0
+REMEMBERED = (errors.BootTimeout, errors.BootFailed, errors.GuestRefused, errors.PrepareFailed)
 LONGEST_REASON = 1000
 
 
 def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_own_init: bool) -> DomainSpec | None:
     """The machine as a clone of its image's base template; None where there is none of any use to it."""
+    if (recipe := image.recipe) is not None:  # always: to prepare it again for each size would be dear
+        frame = templates.frame(spec, memory=recipe.memory, disk=image.virtual_size)
+        return None if frame is None else replace(spec, frame=replace(frame, cpus=recipe.cpus))
     # Under a limit on what a process could use (`ulimit -v`, `-d`) whole blocks of memory may be too much.
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     if image.is_disc or any(limit != resource.RLIM_INFINITY for limit in limits):
@@ -52,14 +56,16 @@ def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_o
     return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init, held=memory - enough))
 
 
-async def make_template(services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext) -> Template:
-    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
-    LockTimeout, NoSpace, after which the caller boots cold."""
-    record, templates = life.record, services.hypervisor.cloning
+async def make_template(
+    services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext, streams: Streams | None = None
+) -> Template:
+    """The template for a spec, made by us or by whoever was quicker; *streams*: for what prepares a warm image. Raises BootFailed,
+    BootTimeout, PrepareFailed; and TemplateError, LockTimeout, NoSpace, after which the caller boots cold."""
+    record, templates, recipe = life.record, services.hypervisor.cloning, context.image.recipe
     path = templates.template_lock(spec)
     record.tell("template-wait", lock=str(path), owner=spec.owner[0])
-    began = time.time()
-    async with locking(path, timeout=services.rules.qemu.boot_timeout, what="make this template"):
+    began, patience = time.time(), services.rules.qemu.boot_timeout + (recipe.timeout if recipe else 0.0)
+    async with locking(path, timeout=patience, what="make this template"):
         if (template := templates.find_template(spec)) is not None:
             return template
         if why := failed_before(path, since=began):  # who had the lock before us
@@ -73,9 +79,9 @@ async def make_template(services: Services, life: Lifecycle, spec: DomainSpec, c
             except errors.TemplateError as error:  # what is wrong with the site's is no obstacle to one of our own
                 record.tell("site-template", reason=error.message)
             await templates.prepare_template(spec, context.image.disk)
-            return await _boot_and_freeze(services, life, spec, context)
+            return await _boot_and_freeze(services, life, spec, context, streams)
         except BaseException as error:  # re-raised: a cancel leaves no draft either
-            if isinstance(error, (errors.BootTimeout, errors.BootFailed, errors.GuestRefused)):
+            if isinstance(error, REMEMBERED):
                 _remember(path, error)
             with suppress(OSError):  # it is in the journal
                 remove_tree(templates.template_draft(spec))
@@ -98,7 +104,9 @@ def _remember(lock: Path, error: errors.BelljarError) -> None:
         lock.write_bytes(f"{until:.0f} {error.message}".encode()[:LONGEST_REASON])
 
 
-async def _boot_and_freeze(services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext) -> Template:
+async def _boot_and_freeze(
+    services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext, streams: Streams | None
+) -> Template:
     templates, account = services.hypervisor.cloning, life.request.work.account
     domain = templates.start_template(spec)
     guest = services.make_guest(domain.channel)
@@ -107,7 +115,13 @@ async def _boot_and_freeze(services: Services, life: Lifecycle, spec: DomainSpec
     fate = asyncio.ensure_future(_fate_of(domain, drain, console))
     try:
         async with deadline(services.rules.qemu.boot_timeout, context.awaited):
-            grows = await unless_ended(_settle(domain, guest, spec, account), fate)
+            await unless_ended(_wake(domain, guest, spec, account), fate)
+        if context.image.recipe is not None:
+            from belljar.machine.planning.warm import prepare
+
+            await prepare(guest, context.image, streams, fate)
+        async with deadline(services.rules.qemu.boot_timeout, "the guest to settle"):
+            grows = await unless_ended(_settle(guest, spec), fate)
         guest.close()
         fate.cancel()
         return await templates.save_template(spec, domain, grows if spec.frame else frozenset())
@@ -122,9 +136,8 @@ async def _boot_and_freeze(services: Services, life: Lifecycle, spec: DomainSpec
         domain.console.close()
 
 
-async def _settle(domain: Domain, guest: Guest, spec: DomainSpec, account: Account | None) -> frozenset[str]:
-    """Boot it, with the *account* of whoever is most likely to come again, and let it settle, without what most clones do
-    not ask for, so that they need not hold it back. What its clones can be given."""
+async def _wake(domain: Domain, guest: Guest, spec: DomainSpec, account: Account | None) -> None:
+    """Boot it, with the *account* of whoever is most likely to come again."""
     await domain.connect()
     await guest.greet()
     if account is not None:
@@ -132,6 +145,10 @@ async def _settle(domain: Domain, guest: Guest, spec: DomainSpec, account: Accou
     for what in spec.warm:
         with suppress(errors.GuestRefused):  # an older agent, or a kernel without: the mount will say so
             await guest.prepare_for(what)
+
+
+async def _settle(guest: Guest, spec: DomainSpec) -> frozenset[str]:
+    """Let it settle, without what most clones do not ask for, so that they need not hold it back. What its clones can be given."""
     if spec.frame is not None and spec.frame.held:
         try:
             await guest.grow(spec.frame.cpus, plugged=0, surplus=spec.frame.held, disk=0)

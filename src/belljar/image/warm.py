@@ -1,0 +1,125 @@
+"""Warm images: a base's disk with a recipe, which each host carries out once for the memory of its machines.
+
+The recipe is a fact of the image, as JSON in one text, so it travels like any other fact. The digest is over disk, input files and
+recipe: the same recipe on the same base is the same image. No memory is stored here; machine/planning/template.py makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import BadOption, ImageCorrupt, InputMissing
+from belljar.host import commands
+from belljar.host.files import no_space_as_error
+from belljar.image import Image, Recipe
+from belljar.image.intake import intake
+from belljar.image.store import manifest
+from belljar.model import dumps
+from belljar.reading import from_json
+from belljar.records import replace
+
+if TYPE_CHECKING:
+    from belljar.image.store.store import Store
+
+COPYING = 4 * 3600.0
+OF_THE_BASE = ("published", "signer", "made_from")  # facts that are not the warm image's
+
+
+def read(text: str) -> Recipe:
+    """The recipe that a fact has. Raises ValueError."""
+    recipe: Recipe = from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
+    return recipe
+
+
+def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
+    """A warm image that has no name yet, so that `gc` removes it if nobody gives it one. `outside` of the recipe's inputs: paths on
+    this host, whose content is kept with it. Raises BadOption, InputMissing, NoSpace."""
+    if base.recipe is not None:
+        hint = f"Do all of it in one image, from {base.recipe.base_name}: `belljar image show` has the recipe."
+        raise BadOption(f"image {base.called} is warm already", hint=hint)
+    with store.hold(base, "warm"), intake.draft(store, "warm") as folder, no_space_as_error(folder):
+        for part, path in ((manifest.DISK, base.disk), (manifest.KERNEL, base.kernel), (manifest.INITRD, base.initrd)):
+            if path is not None:
+                _same_file(path, folder / part, is_ours=base.store == store.folder)
+        recipe = replace(recipe, payload=replace(recipe.payload, inputs=_pack(recipe, folder / manifest.INPUTS)))
+        facts: dict[str, Any] = {key: fact for key, fact in base.facts.items() if key not in OF_THE_BASE}
+        facts["warm"] = dumps(recipe).decode()
+        what = manifest.Facts(f"warm {base.called}", base.append, time.time(), base.os, base.virtual_size, facts)
+        return store.publish(folder, what, None)
+
+
+def _same_file(path: Path, target: Path, *, is_ours: bool) -> None:
+    """Another name of the file, where it is in the same store; else a copy, which takes no room where the file system has reflinks."""
+    if is_ours:
+        os.link(path, target)
+    else:
+        commands.run(["cp", "--reflink=auto", "--", str(path), str(target)], timeout=COPYING, bound=True)
+
+
+def _pack(recipe: Recipe, archive: Path) -> tuple[Any, ...]:
+    """The inputs with their content in the archive, each under a number. The same files make the same archive."""
+    inputs = recipe.payload.inputs
+    if not inputs:
+        return ()
+    with tarfile.open(archive, "w") as tar:
+        for number, item in enumerate(inputs):
+            try:
+                tar.add(item.outside, f"{number}/{os.path.basename(item.outside)}")
+            except OSError as exc:
+                raise InputMissing(f"--in {exc.filename or item.outside}: {exc.strerror}") from exc
+    return tuple(
+        replace(item, outside=f"{number}/{os.path.basename(item.outside)}") for number, item in enumerate(inputs)
+    )
+
+
+def recipe_of(image: Image) -> Recipe:
+    """The recipe of a warm image. Raises ImageCorrupt."""
+    try:
+        return read(str(image.facts["warm"]))
+    except ValueError as exc:
+        raise ImageCorrupt(f"image {image.called}: its recipe cannot be read: {exc}") from exc
+
+
+@contextmanager
+def unpacked(image: Image) -> Iterator[Path]:
+    """A folder with the inputs of its recipe, for a while. Raises CommandFailed, NoSpace."""
+    with TemporaryDirectory(prefix="belljar-warm-") as folder, no_space_as_error(Path(folder)):
+        if (recipe := image.recipe) and recipe.payload.inputs:
+            archive = str(image.disk.parent / manifest.INPUTS)
+            commands.run(["tar", "-x", "--no-same-owner", "-f", archive, "-C", folder], timeout=COPYING, bound=True)
+        yield Path(folder)
+
+
+def described(image: Image) -> Mapping[str, Any]:
+    """Its recipe, for people."""
+    recipe = image.recipe
+    if recipe is None:
+        return {}
+    payload = recipe.payload
+    words = {
+        "warm": "",
+        "base": f"{recipe.base_name} {recipe.base}",
+        "prepare": shlex.join(map(os.fsdecode, payload.argv)),
+    }
+    if payload.script is not None:
+        words["script"] = f"sha256:{sha256(payload.script).hexdigest()}"
+    return {
+        **words,
+        "env": [f"{os.fsdecode(name)}={os.fsdecode(value)}" for name, value in payload.env],
+        "inputs": [f"{item.outside.partition('/')[2]}:{item.inside}" for item in payload.inputs],
+        "cwd": os.fsdecode(payload.cwd or payload.account.home),
+        "user": payload.account.name,
+        "cpus": recipe.cpus,
+        "memory": recipe.memory,
+        "by": recipe.by,
+    }

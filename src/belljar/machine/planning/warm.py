@@ -1,0 +1,80 @@
+"""Carries out the recipe of a warm image, in the guest whose memory becomes its template."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed
+from belljar.guest import ExitStatus, Guest, Streams
+from belljar.image import Image, Recipe, unpacked
+from belljar.machine.cleaning.put_away import deadline
+from belljar.machine.life.identity import new_identity
+from belljar.machine.orders import unless_ended
+from belljar.model import NetworkMode
+from belljar.network import plan
+from belljar.records import replace
+
+LONGEST_LINE = 200
+HELD = "held"  # the agent's word for a preparation of which a program waits for its job
+
+
+class LastLine:
+    """A `Sink` that keeps the end of the last line that was written."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    @property
+    def text(self) -> str:
+        line = self._data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:]
+        return "".join(char if char.isprintable() else "?" for char in line)
+
+    async def write(self, data: bytes) -> None:
+        self._data = (self._data + data)[-16 * LONGEST_LINE :]
+
+    async def close(self) -> None:
+        """The stream's end."""
+
+
+async def prepare(guest: Guest, image: Image, streams: Streams | None, fate: asyncio.Future[BelljarError]) -> None:
+    """Run it to its end, or until one of its programs waits to be handed a job. *streams*: where its output goes; without any its
+    last line is in the error. Raises PrepareFailed."""
+    recipe = image.recipe
+    assert recipe is not None
+    stderr = LastLine()
+    try:
+        async with deadline(recipe.timeout, "it to end (`belljar image warm --time`)"):
+            work = _run(guest, image, recipe, streams or Streams(None, stderr, stderr))
+            status = await unless_ended(work, fate)
+    except (HypervisorError, GuestError, InputMissing) as error:
+        problem = "powered the guest off, or crashed it" if fate.done() else f"failed: {error.message}"
+    else:
+        problem = _problem(status)
+        if problem and stderr.text:
+            problem += f": {stderr.text}"
+    if problem:
+        name = f"image {image.called}: " if image.names else ""  # it has none before its first preparation
+        raise PrepareFailed(f"{name}the command that prepares it {problem}")
+
+
+async def _run(guest: Guest, image: Image, recipe: Recipe, streams: Streams) -> ExitStatus:
+    payload = recipe.payload
+    await guest.identify(new_identity(os.urandom(6).hex(), plan(NetworkMode.NONE, "")))
+    await guest.add_account(payload.account)
+    with unpacked(image) as folder:
+        for item in payload.inputs:
+            await guest.put(replace(item, outside=str(folder / item.outside)), payload.account, payload.cwd)
+    process = await guest.start(replace(payload, inputs=()), streams)
+    return await process.wait()
+
+
+def _problem(status: ExitStatus) -> str:
+    """Why the guest is not what the recipe means; "" where it is."""
+    if status.error == HELD:
+        return ""
+    if status.error:
+        return f"could not be started: {status.message or status.error}"
+    if status.signal is not None:
+        return f"was ended by signal {status.signal}"
+    return f"ended with exit code {status.exit_code}" if status.exit_code else ""

@@ -1,0 +1,153 @@
+"""Warm images: a recipe is carried out once on each host, in the template's guest, and machines start where it ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.fakes.guest import Script
+from tests.fakes.image import FakeStore, fake_image
+from tests.stories.conftest import BOOT_TIMEOUT, Runtime
+
+from belljar.errors import PlugRefused, PrepareFailed
+from belljar.guest import Streams
+from belljar.hypervisor import EventKind
+from belljar.image import Recipe
+from belljar.model import GIB, MIB, Account, Cause, OwnWork, Payload, Start, dumps
+
+RECIPE = Recipe(
+    "d" * 64, "debian12", Payload((b"load",), Account("root", 0, 0, "root"), prepares=True), 1, 256 * MIB, 600.0, "root"
+)  # fmt: skip
+ENOUGH = {"image": "warm", "memory": 256 * MIB}
+
+
+@pytest.fixture
+def warm(runtime: Runtime) -> Runtime:
+    image = fake_image("warm")
+    facts = {**image.facts, "warm": dumps(RECIPE).decode()}
+    runtime.images = FakeStore({"warm": replace(image, facts=facts)})
+    return runtime
+
+
+def test_a_recipe_is_carried_out_once_for_machines_of_every_size(warm: Runtime) -> None:
+    for number, size in enumerate(((1, 256 * MIB), (1, 256 * MIB), (2, GIB))):
+        wanted = {"image": "warm", "cpus": size[0], "memory": size[1]}
+        assert warm.run(warm.request(id=f"{number:012x}", machine=wanted)).start == "clone"
+    template, *clones = warm.guests
+    assert [payload.argv for payload in template.payloads] == [(b"load",)]
+    assert template.done.index("identify") < template.done.index("start") < template.done.index("settle")
+    assert [[payload.argv for payload in clone.payloads] for clone in clones] == [[(b"true",)]] * 3
+    assert len(warm.hypervisor.templates()) == 1
+
+
+def test_a_machine_smaller_than_the_preparation_is_refused_with_what_it_needs(warm: Runtime) -> None:
+    outcome = warm.run(warm.request(machine={"image": "warm", "memory": 128 * MIB}))
+    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "OverLimit")
+    assert "the image warm was prepared with 1 cpus and 256 MiB" in outcome.reason and "--memory 256M" in outcome.hint
+    assert warm.guests == []
+
+
+def test_a_cold_start_of_a_warm_image_is_refused(warm: Runtime) -> None:
+    outcome = warm.run(warm.request(machine={**ENOUGH, "start": Start.COLD}))
+    assert outcome.error == "BadOption" and "debian12" in outcome.hint and warm.guests == []
+
+
+def test_a_preparation_that_fails_is_told_with_its_code_and_not_tried_again_for_a_while(warm: Runtime) -> None:
+    warm.plan(Script(exit_code=3, stderr=b"first\nno such library\n"))
+    outcome = warm.run(warm.request(machine=ENOUGH))
+    assert (outcome.error, outcome.cause) == ("PrepareFailed", Cause.IMAGE_FAULT)
+    assert outcome.reason == "image warm: the command that prepares it ended with exit code 3: no such library"
+    again = warm.run(warm.request(id="1" * 12, machine=ENOUGH))
+    assert "exit code 3" in again.reason and again.start == "" and len(warm.guests) == 1
+    assert warm.hypervisor.templates() == [] and not list(warm.hypervisor.folder.glob("*.draft"))
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (Script(signal=11), "was ended by signal 11"),
+        (Script(exit_code=127, error="not-found"), "could not be started: not-found"),
+        (Script(runs_for=None), "waited 600 s for it to end"),
+    ],
+)
+def test_every_other_bad_end_of_a_preparation_is_told_too(warm: Runtime, script: Script, says: str) -> None:
+    warm.plan(script)
+    outcome = warm.run(warm.request(machine=ENOUGH))
+    assert outcome.error == "PrepareFailed" and says in outcome.reason
+    assert warm.hypervisor.templates() == []
+
+
+def test_a_preparation_may_take_longer_than_a_boot(warm: Runtime) -> None:
+    warm.plan(Script(runs_for=2 * BOOT_TIMEOUT), Script())
+    assert warm.run(warm.request(machine=ENOUGH)).start == "clone"
+
+
+def test_a_preparation_that_powers_the_guest_off_is_told(warm: Runtime) -> None:
+    script = Script(runs_for=None)
+    warm.plan(script)
+    started = warm.hypervisor._run_guest
+
+    def power_off(domain: object) -> None:
+        import asyncio
+
+        asyncio.get_running_loop().call_later(60, lambda: (domain.happen(EventKind.SHUTDOWN), domain.end()))  # type: ignore[attr-defined]
+
+    assert started is None
+    warm.hypervisor._run_guest = power_off
+    outcome = warm.run(warm.request(machine=ENOUGH))
+    assert outcome.error == "PrepareFailed" and "powered the guest off" in outcome.reason
+
+
+def test_a_clone_that_does_not_come_up_is_not_booted_cold(warm: Runtime) -> None:
+    warm.run(warm.request(machine=ENOUGH))
+    warm.hypervisor.faults.connect.append(PlugRefused("device_add: no slot is free"))
+    outcome = warm.run(warm.request(id="1" * 12, machine={**ENOUGH, "memory": GIB}))
+    assert (outcome.error, outcome.start) == ("PlugRefused", "clone") and len(warm.hypervisor.templates()) == 1
+
+
+def test_a_template_that_lies_is_made_anew_for_the_next_machine(warm: Runtime) -> None:
+    warm.plan(Script(), Script(proof={"hostname": "twin"}), Script())
+    assert warm.run(warm.request(machine=ENOUGH)).error == "IdentityRefused"
+    assert warm.run(warm.request(id="1" * 12, machine=ENOUGH)).exit_code == 0
+    assert [bool(guest.payloads and guest.payloads[0].prepares) for guest in warm.guests] == [True, False, True, False]
+
+
+def test_where_clones_cannot_grow_a_warm_image_says_so(warm: Runtime) -> None:
+    warm.plan(Script(grows=frozenset()), Script())
+    assert warm.run(warm.request(machine=ENOUGH)).exit_code == 0
+    outcome = warm.run(warm.request(id="1" * 12, machine={**ENOUGH, "memory": GIB}))
+    assert outcome.error == "TemplateError" and "another size" in outcome.reason
+    warm.hypervisor.can_grow = False
+    assert "another size" in warm.run(warm.request(id="2" * 12, machine=ENOUGH)).reason
+
+
+def test_a_guest_with_its_own_work_and_no_agent_has_no_use_for_a_warm_image(warm: Runtime) -> None:
+    outcome = warm.run(replace(warm.request(machine=ENOUGH), work=OwnWork()))
+    assert outcome.error == "TemplateError" and warm.hypervisor.domains == []
+
+
+def test_the_sites_memory_serves_its_users_without_a_preparation(warm: Runtime, tmp_path: Path) -> None:
+    site = Runtime(tmp_path / "site")
+    site.images = warm.images
+    site.run(site.request(machine=ENOUGH))
+    warm.hypervisor.site = site.hypervisor
+    assert warm.run(warm.request(machine=ENOUGH)).start == "clone"
+    assert [payload.argv for guest in warm.guests for payload in guest.payloads] == [(b"true",)]
+
+
+def test_who_makes_the_memory_sees_what_the_preparation_says(warm: Runtime) -> None:
+    class Kept:
+        data = b""
+
+        async def write(self, data: bytes) -> None:
+            self.data += data
+
+        async def close(self) -> None: ...
+
+    kept = Kept()
+    warm.plan(Script(stdout=b"loading\n", exit_code=4))
+    request = warm.request(machine=ENOUGH)
+    with pytest.raises(PrepareFailed, match=r"exit code 4$"):
+        warm.leap(warm.supervisor().make_template(request, streams=Streams(None, kept, kept)))
+    assert kept.data == b"loading\n"
