@@ -10,18 +10,18 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1440,
+    "ground": 1450,
     "host": 3300,
     "hypervisor": 4050,
-    "image": 4960,
+    "image": 5130,
     "network": 970,
     "context": 850,
     "guest": 1390,
-    "agent": 3300,
+    "agent": 3600,
     "batch": 5050,
     "pool": 1510,
-    "machine": 5160,
-    "jobs": 2550,
+    "machine": 5290,
+    "jobs": 2560,
     "service": 1470,
     "vacuum": 3260,
     "accounting": 440,
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4450,
+    "cli": 4570,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 
