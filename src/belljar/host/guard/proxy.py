@@ -116,15 +116,15 @@ class Proxy:
         ours, theirs = socket.socketpair()  # asyncio's TLS wants a socket where nothing was read yet
         outer = Line(*await asyncio.open_connection(sock=theirs))
         outer.writer.write(sent)
-        carrying = asyncio.ensure_future(carry(line, outer))
+        lines, carrying = [outer], asyncio.ensure_future(carry(line, outer))
         try:
-            inner = await self._accepted(ours, host, port)
+            lines.append(inner := await self._accepted(ours, host, port))
             await self._route(inner, port, host)
             inner.writer.close()
             await asyncio.wait({carrying}, timeout=LINGER)
         finally:
             carrying.cancel()
-            await asyncio.gather(carrying, return_exceptions=True)
+            await asyncio.gather(carrying, *(closed(side.writer) for side in lines), return_exceptions=True)
 
     async def _accepted(self, connection: socket.socket, host: str, port: int) -> Line:
         """Raises OSError where the guest does not trust us."""
@@ -264,6 +264,12 @@ def end(writer: asyncio.StreamWriter) -> None:
         writer.write_eof()
     else:  # TLS has no half of a connection
         writer.close()
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Return when its socket is closed. Raises OSError, TimeoutError."""
+    writer.close()
+    await asyncio.wait_for(writer.wait_closed(), LINGER)
 
 
 async def _soon(work: Coroutine[Any, Any, T]) -> T:
