@@ -121,7 +121,7 @@ def test_a_hostile_qcow2_is_refused_before_anything_opens_it(belljar: Belljar, t
     refused(belljar, tmp_path, str(disk), says)
 
 
-@pytest.mark.parametrize("what", ["an ISO without a kernel", "a name in JSON", "a bomb"])
+@pytest.mark.parametrize("what", ["an ISO without a kernel", "a name in JSON", "a bomb", "a table that lies"])
 def test_what_is_no_image_is_refused_with_its_name(belljar: Belljar, tmp_path: Path, what: str) -> None:
     disk = tmp_path / "disk"
     if what == "an ISO without a kernel":
@@ -129,11 +129,18 @@ def test_what_is_no_image_is_refused_with_its_name(belljar: Belljar, tmp_path: P
         refused(belljar, tmp_path, str(disk), "an installation disc")
     elif what == "a name in JSON":
         refused(belljar, tmp_path, 'json:{"driver":"file","filename":"/etc/shadow"}', "no readable file")
-    else:
+    elif what == "a bomb":
         with open(disk, "wb") as file:
             make(["sh", "-c", "head -c 300M /dev/zero | gzip -1"], stdout=file)
         belljar.env["BELLJAR_IMAGE_MAX_SIZE"] = "64M"
         refused(belljar, tmp_path, str(disk), "larger than the limit")
+    else:
+        data = bytearray(1 << 20)
+        data[446 + 4], data[510:512] = 0xEE, b"\x55\xaa"
+        data[512:520], data[584:592] = b"EFI PART", b"\xff" * 8
+        data[592:600] = b"\xff\xff\xff\xff\x80\0\0\0"
+        disk.write_bytes(data)
+        refused(belljar, tmp_path, str(disk), "behind the end of the disk")
 
 
 def refused(belljar: Belljar, tmp_path: Path, source: str, says: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.image.image_parts import SECTOR, gpt, mbr
 
-from belljar.errors import ImageUnfit
+from belljar.errors import ImageCorrupt, ImageUnfit
 from belljar.image.intake import disk as disks
 from belljar.image.intake import intake
 from belljar.image.progress import Progress
@@ -52,13 +52,15 @@ def test_code_in_the_first_sector_is_for_a_bios(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "value"), [(72, 1 << 40), (72, (1 << 64) - 1), (80, (4096 << 32) + 0xFFFFFFFF), (80, 128)]
 )
-def test_a_gpt_that_lies_counts_as_none(tmp_path: Path, at: int, value: int) -> None:
+def test_a_gpt_that_lies_is_refused(tmp_path: Path, at: int, value: int) -> None:
     """Where its entries are, how many, and how long one is."""
     disk = as_esp(empty(tmp_path / "disk"))
     with open(disk, "r+b") as file:
         file.seek(SECTOR + at)
         file.write(struct.pack("<Q", value))
-    assert disks.firmware_kinds(disk) == [] and not disks.may_have_a_root(disk)
+    for look in (disks.firmware_kinds, disks.may_have_a_root):
+        with pytest.raises(ImageCorrupt, match="its GPT cannot be read"):
+            look(disk)
 
 
 @pytest.mark.parametrize(("asked", "says"), [("bios", "only one for uefi"), ("none", "may not boot by firmware")])

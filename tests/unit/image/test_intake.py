@@ -6,8 +6,10 @@ import lzma
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,7 +168,8 @@ def test_a_machine_looks_only_where_there_may_be_a_root(tmp_path: Path) -> None:
     mbr(path, 0xFFFFFFFF, 2048)  # beyond its end
     assert not disk.may_have_a_root(path)
     gpt(path, p1=1 << 50)
-    assert not disk.may_have_a_root(path)
+    with pytest.raises(ImageCorrupt, match="no entry"):
+        disk.may_have_a_root(path)
     for at, mark in disk.FILE_SYSTEMS:
         with open(tmp_path / "other", "wb") as file:
             file.seek(2048 * SECTOR + at)
@@ -302,6 +305,22 @@ def test_a_kernel_or_module_packed_to_burst_is_cut_off(tmp_path: Path) -> None:
         kernel.unpack(bzimage(b"", pack=lambda _: huge + bytes(4)))
     packed = subprocess.run(["zstd", "-q", "-c"], input=elf((1, b"x")), capture_output=True, check=True).stdout
     assert modules.plain(packed, "a.ko.zst") == elf((1, b"x"))
+
+
+def test_a_kernel_whose_tables_lie_is_booted_as_it_is() -> None:
+    whole = bytearray(elf((1, b"text"), (4, pvh_note())))
+    assert kernel.directly_bootable(bzimage(bytes(whole)))
+    struct.pack_into("<Q", whole, 32, 1 << 62)
+    assert kernel.directly_bootable(bzimage(bytes(whole))) is None
+
+
+def test_notes_without_end_cost_nothing() -> None:
+    data = bytes(8 * MIB)
+    many = elf(*[(4, b"")] * 64)
+    table = b"".join(struct.pack("<IIQQQQQQ", 4, 4, len(many), 0, 0, len(data), len(data), 4) for _ in range(64))
+    began = time.process_time()
+    assert not kernel.has_pvh_entry(many[:64] + table + data)
+    assert time.process_time() - began < 5
 
 
 def test_more_modules_than_a_guest_can_need_are_refused(tmp_path: Path) -> None:

@@ -28,15 +28,20 @@ def folder_of(args: Args, runtime: Runtime) -> Path:
 
 
 def run(args: Args, runtime: Runtime) -> None:
-    from belljar.service.http.server import place
     from belljar.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
-    metrics = None
-    if args.metrics is not None:
-        metrics = place(args.metrics if ":" in args.metrics else f"127.0.0.1:{args.metrics}", "--metrics")
-    asyncio.run(serve(args.file, folder_of(args, runtime), tell, metrics=metrics))
+    asyncio.run(serve(args.file, folder_of(args, runtime), tell, metrics=_address(args.metrics)))
+
+
+def _address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise BadOption(f"--metrics {text}: not [ADDRESS:]PORT", hint="Such as 127.0.0.1:9095.")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def drain(args: Args, runtime: Runtime) -> None:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 MAGIC = b"\x7fELF"
-LOAD, INTERP = 1, 3  # PT_LOAD, PT_INTERP
+LOAD, INTERP, NOTE = 1, 3, 4  # PT_LOAD, PT_INTERP, PT_NOTE
 MOST_SEGMENTS = 64
 
 

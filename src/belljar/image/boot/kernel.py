@@ -6,18 +6,16 @@ longer than the rest of the kernel's start. Form: Documentation/arch/x86/boot.rs
 
 from __future__ import annotations
 
-import re
 import struct
 
 from belljar.errors import CommandMissing, ImageCorrupt
-from belljar.host.python.elf import LOAD, MAGIC, segments
+from belljar.host.python.elf import LOAD, MAGIC, NOTE, segments
 from belljar.image.intake import sandbox
 
 BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")
 LARGEST_KERNEL = 256 << 20
-PVH_NOTE = re.compile(
-    rb"\x04\0\0\0[\x04\x08]\0\0\0\x12\0\0\0Xen\0"
-)  # the sizes of name and entry, XEN_ELFNOTE_PHYS32_ENTRY, the name
+LARGEST_NOTES = 64 << 10
+PVH_ENTRY = 18  # XEN_ELFNOTE_PHYS32_ENTRY
 PLAIN_ARCHIVE = b"070701"  # a ramdisk that is not packed
 UNPACKED = 3  # times the size it has packed: xz makes of modules and programs about a third
 OWN_NEEDS = 4 << 20  # of a kernel that has started, beside itself and its ramdisk: page tables, first processes
@@ -43,7 +41,7 @@ def directly_bootable(data: bytes) -> bytes | None:
     """The ELF inside this bzImage when QEMU can start it by its PVH entry; None when it must be booted as it is."""
     try:
         elf = unpack(data)
-        return elf if PVH_NOTE.search(elf) else None
+        return elf if has_pvh_entry(elf) else None
     except (ImageCorrupt, CommandMissing, struct.error):
         return None
 
@@ -61,6 +59,22 @@ def unpack(data: bytes) -> bytes:
     if not elf.startswith(MAGIC):
         raise ImageCorrupt("the kernel inside the bzImage is no ELF file, or packed in a way belljar does not know")
     return elf
+
+
+def has_pvh_entry(elf: bytes) -> bool:
+    """Does this 64-bit ELF carry the note with the 32-bit entry that QEMU looks for?"""
+    notes = (elf[at : at + min(size, LARGEST_NOTES)] for kind, at, _, size, _ in segments(elf) if kind == NOTE)
+    return any(_holds_pvh_note(note) for note in notes)
+
+
+def _holds_pvh_note(notes: bytes) -> bool:
+    at = 0
+    while at + 12 <= len(notes):
+        name_size, desc_size, kind = struct.unpack_from("<III", notes, at)
+        if kind == PVH_ENTRY and notes[at + 12 : at + 12 + name_size] == b"Xen\0":
+            return True
+        at += 12 + (name_size + 3 & ~3) + (desc_size + 3 & ~3)
+    return False
 
 
 def least_memory(data: bytes, initrd: bytes) -> int:
