@@ -121,7 +121,7 @@ def test_what_is_published_is_in_the_journal_and_gone_at_the_end(runtime: Runtim
     with socket.socket() as again:
         again.bind(("127.0.0.1", port.host))
     told = [event.get("state", event["event"]) for event in runtime.journal()]
-    assert told[1:4] == ["requested", "published", "preparing"] and runtime.leftovers() == []
+    assert told[1:5] == ["requested", "publish", "published", "preparing"] and runtime.leftovers() == []
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -241,10 +241,27 @@ async def test_a_machine_that_ends_meanwhile_resets_its_clients(
             await asyncio.open_connection(place.address, place.host)
 
 
-async def test_more_clients_than_it_takes_are_reset(
+async def test_more_clients_than_it_takes_wait_their_turn(
     runtime: Runtime, channel: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("belljar.machine.life.ports.MOST", 1)
+    async with house(channel) as guest, service() as there, ports_of(runtime, guest) as (ports, _):
+        place = await ports.open(Port(there.port))
+        clients = [await asyncio.open_connection(place.address, place.host) for _ in range(3)]
+        for reader, writer in clients:
+            writer.write_eof()
+            _, its_writer = await there.end()
+            assert there.ends.empty()
+            its_writer.close()
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_more_clients_than_may_wait_are_reset(
+    runtime: Runtime, channel: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("belljar.machine.life.ports.MOST", 1)
+    monkeypatch.setattr("belljar.machine.life.ports.BACKLOG", 0)
     async with house(channel) as guest, service() as there, ports_of(runtime, guest) as (ports, _):
         place = await ports.open(Port(there.port))
         _, first = await asyncio.open_connection(place.address, place.host)

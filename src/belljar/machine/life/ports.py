@@ -25,7 +25,7 @@ from belljar.model import Port
 from belljar.network import Publish
 
 BACKLOG = 128
-MOST = 256  # connections of a machine at once; further ones are reset
+MOST = 256  # connections of a machine at once; BACKLOG further ones wait, more are reset
 RESET, END = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)  # what closing a socket does (SO_LINGER)
 REFUSALS = {
     errno.EADDRINUSE: ("it is taken", "Choose another port, or 0 for a free one."),
@@ -41,6 +41,7 @@ class Ports:
     def __init__(self, life: Lifecycle, running: Running, allowed: Publish) -> None:
         self._life, self._running, self._allowed = life, running, allowed
         self._servers: list[asyncio.Server] = []
+        self._free = asyncio.Semaphore(MOST)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._refusals: set[tuple[int, str]] = set()  # that were told
 
@@ -50,6 +51,7 @@ class Ports:
         if not self._life.request.work.has_agent:
             raise BadOption(f"{what}: {NO_AGENT}", hint="With `--ready agent` it has one.")
         family = self._checked(port, what)
+        self._life.record.write("publish", port=port)
         try:
             listener = socket.create_server((port.address, port.host), family=family, backlog=BACKLOG)
         except OSError as exc:
@@ -88,15 +90,16 @@ class Ports:
     async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end on both sides."""
         client = Client(reader, writer)
-        if (task := asyncio.current_task()) is None or len(self._tasks) >= MOST:
+        if (task := asyncio.current_task()) is None or len(self._tasks) >= MOST + BACKLOG:
             return writer.transport.abort()
         self._tasks.add(task)
         try:
             with suppress(OSError):
                 await self._running.is_up.wait()
-                if (guest := self._running.guest) is not None:
-                    client.process = await guest.connect(port, Streams(client, client, None))
-                    await client.process.wait()
+                async with self._free:
+                    if (guest := self._running.guest) is not None:
+                        client.process = await guest.connect(port, Streams(client, client, None))
+                        await client.process.wait()
         except BelljarError as error:
             if (port, error.message) not in self._refusals:
                 self._refusals.add((port, error.message))
