@@ -15,6 +15,7 @@ from tests.batch.lab.lease import LeaseSite, free_port
 from tests.batch.lab.page import fits, steps
 from tests.live.conftest import ROOT
 
+pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs/operate/lease/user.md").read_text()
 MOST_WORDS = 700
 ASKED = ("meta-data/instance-id", "meta-data/public-keys/0/openssh-key", "user-data")

@@ -14,6 +14,7 @@ from tests.live import container_lab as lab
 from tests.live.container_lab import Hub, Layout, mirrored
 from tests.unit.image.http_server import serving
 
+pytestmark = pytest.mark.slow
 MEMORY = Path("/sys/fs/cgroup/memory")
 HAS_GROUPS = (MEMORY / "memory.limit_in_bytes").exists()
 NEVER = f"{SETTINGS}pull = 'never'\n"
@@ -66,7 +67,6 @@ def test_where_no_job_may_pull_it_is_refused_at_submission_and_on_the_node(clust
     assert not hub.fetched(f"{NAME}:2")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_GROUPS, reason="no memory controller of version 1 on this host")
 def test_a_pull_larger_than_the_jobs_memory_stays_within_it(cluster: Cluster, hub: Hub, tmp_path: Path) -> None:
     noise = lab.layer(lab.file("noise", os.urandom(LAYER // 2 << 20)), lab.file("zeros", bytes(LAYER // 2 << 20)))
@@ -87,7 +87,6 @@ def test_a_pull_larger_than_the_jobs_memory_stays_within_it(cluster: Cluster, hu
     cluster.belljar("image", "remove", hub.reference("team/large:1"), "--force", user="bjalice", check=False)
 
 
-@pytest.mark.slow
 def test_the_time_limit_ends_a_pull_that_stalls_and_nothing_is_left(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm's shortest limit is a minute."""
     layout = Layout(tmp_path / "layout")

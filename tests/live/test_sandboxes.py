@@ -39,6 +39,7 @@ def test_a_machine_that_is_killed_is_the_infrastructures_fault(belljar: Belljar)
     assert lab(belljar, "lost") == "InfrastructureFailure\nUnfit\n"
 
 
+@pytest.mark.slow
 def test_whenever_it_is_cancelled_nothing_is_left(belljar: Belljar) -> None:
     assert lab(belljar, "cancelled") == "nothing left\n"
 
