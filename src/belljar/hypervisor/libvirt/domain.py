@@ -135,11 +135,11 @@ class LibvirtDomain:
         self._gone.set()
 
     def _lose(self, why: str) -> None:
-        """The daemon tells nothing more, and without it the domain is nobody's."""
-        self._done.set()
-        if not self._gone.is_set():
+        """The daemon tells nothing more, and without it the domain is nobody's: it may have ended of that, before this was heard."""
+        if not self._gone.is_set() or (self._sent is None and not self._done.is_set()):
             self._loss = LibvirtLost(f"libvirt's daemon was lost while the machine ran: {why}")
             self.kill()
+        self._done.set()
 
     async def _conclude(self) -> int:
         """The last event, when libvirt has said why or had its time to; then nothing of the domain is held. The wait status."""

@@ -86,6 +86,15 @@ async def test_a_connection_that_is_lost_ends_the_domain(tmp_path: Path) -> None
         assert bench.process.wait(5) == -signal.SIGKILL
 
 
+async def test_a_domain_that_ended_with_its_connection_is_a_loss_whichever_is_seen_first(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        bench.process.kill()  # by the daemon, whose connection broke
+        await bench.domain._gone.wait()
+        bench.connection.break_down("it ended the connection")
+        (last,) = await bench.events()
+        assert isinstance(last.why, LibvirtLost)
+
+
 async def test_a_call_to_a_lost_daemon_says_why(tmp_path: Path) -> None:
     async with running(tmp_path) as bench:
         bench.connection.error = LibvirtLost("hangs")
