@@ -19,7 +19,7 @@ from belljar.hypervisor import EventKind, Nic
 from belljar.image import Recipe
 from belljar.image.warm import written
 from belljar.model import GIB, MIB, Account, Cause, NetworkMode, OwnWork, Payload, Start
-from belljar.network import Networks, Settings, mac_address
+from belljar.network import EgressMode, Networks, Settings, mac_address
 
 RECIPE = Recipe(
     "d" * 64, "debian12", Payload((b"load",), Account("root", 0, 0, "root"), prepares=True), 1, 256 * MIB, 600.0, "root"
@@ -217,6 +217,14 @@ def test_rules_that_cannot_be_read_are_no_reason_to_prepare_without_any(networke
     outcome = networked.run(networked.request(machine=ENOUGH))
     assert "network.deny" in outcome.reason and networked.hypervisor.domains == []
     assert not list(networked.hypervisor.folder.glob("*.draft"))
+
+
+def test_where_jobs_are_not_guarded_a_preparation_is_not_either(networked: Runtime) -> None:
+    networked.networks = Networks(Settings(egress=EgressMode.OPEN), networked.folders.run)
+    prepared_by(replace(RECIPE, network=NetworkMode.USER), networked)
+    assert networked.run(networked.request(machine=ENOUGH)).exit_code == 0
+    nic = networked.hypervisor.domains[0].spec.of_template.nic
+    assert nic is not None and (nic.mode, nic.egress) == (NetworkMode.USER, None)
 
 
 def test_a_preparation_without_a_network_is_given_none(warm: Runtime) -> None:
