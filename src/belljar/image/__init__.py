@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Any
-from belljar.model import GIB, MIB, Container, Firmware, Payload, setting
+from belljar.model import GIB, MIB, Container, Firmware, NetworkMode, Payload, setting
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class Recipe:
     memory: int  # bytes
     timeout: float  # seconds it may take
     by: str  # the user who stored it
+    network: NetworkMode = NetworkMode.NONE  # none, or user
+    allow: tuple[str, ...] = ()  # what it may reach by that, where not all
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from belljar.host.files import no_space_as_error
 from belljar.image import Image, Recipe
 from belljar.image.intake import intake
 from belljar.image.store import manifest
-from belljar.model import dumps
+from belljar.model import NetworkMode, dumps, to_json
 from belljar.reading import from_json
 from belljar.records import replace
 
@@ -38,7 +38,17 @@ OF_THE_BASE = ("published", "signer", "made_from")  # facts that are not the war
 def read(text: str) -> Recipe:
     """The recipe that a fact has. Raises ValueError."""
     recipe: Recipe = from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
+    if recipe.network not in (NetworkMode.NONE, NetworkMode.USER):
+        raise ValueError(f"network: {recipe.network.value!r}: not none or user")
     return recipe
+
+
+def written(recipe: Recipe) -> str:
+    """The text of that fact. One without a network is as it was before there were any, and so is the image's digest."""
+    values = to_json(recipe)
+    if recipe.network is NetworkMode.NONE:
+        del values["network"], values["allow"]
+    return dumps(values).decode()
 
 
 def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
@@ -53,7 +63,7 @@ def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
                 _same_file(path, folder / part, is_ours=base.store == store.folder)
         recipe = replace(recipe, payload=replace(recipe.payload, inputs=_pack(recipe, folder / manifest.INPUTS)))
         facts: dict[str, Any] = {key: fact for key, fact in base.facts.items() if key not in OF_THE_BASE}
-        facts["warm"] = dumps(recipe).decode()
+        facts["warm"] = written(recipe)
         what = manifest.Facts(f"warm {base.called}", base.append, time.time(), base.os, base.virtual_size, facts)
         return store.publish(folder, what, None)
 
@@ -121,5 +131,7 @@ def described(image: Image) -> Mapping[str, Any]:
         "user": payload.account.name,
         "cpus": recipe.cpus,
         "memory": recipe.memory,
+        "network": "" if recipe.network is NetworkMode.NONE else recipe.network.value,
+        "reaches only": recipe.allow,
         "by": recipe.by,
     }

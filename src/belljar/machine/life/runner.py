@@ -288,4 +288,4 @@ def extras_of(request: Request, image: Image, services: Services) -> Iterator[Ex
 
         if has_metadata(request, rules.context.metadata):
             yield MetadataService(rules)
-        yield Network(services.networks)
+        yield Network(services.networks, machine)

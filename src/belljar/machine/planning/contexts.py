@@ -61,7 +61,9 @@ async def decide(request: Request, image: Image, services: Services, keep: Keep)
     chosen = choose(request.machine.context, means_of(image.facts, image.kernel is not None), request.machine.image)
     files = patient(images.boot_files(image, chosen.context), image)
     grows = (request.machine.disk or 0) > image.virtual_size
-    if files.init and request.machine.network in UNANSWERED:
+    recipe = image.recipe
+    network = request.machine.network if recipe is None else recipe.network  # with which it boots
+    if files.init and network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:
         python = await in_thread(images.interpreter)
