@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from belljar import errors
 from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
 from belljar.guest import OTHER_SHARE, ExitStatus, Sink, Source, Streams
@@ -234,8 +235,6 @@ def one_line(text: str) -> str:
 
 def refusal(body: bytes) -> GuestError:
     """An ERROR frame's body as one of our errors."""
-    from belljar import errors
-
     kind, message = read_words(body, 2)
     message = message or "the agent gave no reason"
     if kind == "protocol":

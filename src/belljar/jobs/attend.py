@@ -5,6 +5,9 @@ The event loop's clock leaves out the time this process was stopped, so no deadl
 
 from __future__ import annotations
 
+from belljar.host.processes import die_by
+from belljar.hypervisor import Template
+
 from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
 
 import asyncio
@@ -26,7 +29,6 @@ from belljar.records import replace
 assert quick_asyncio
 
 if TYPE_CHECKING:
-    from belljar.hypervisor import Template
     from belljar.jobs import Runtime
     from belljar.machine.extras import Extra
 
@@ -129,8 +131,6 @@ def secrets_of(request: Request) -> tuple[Extra, ...]:
 def build_template(runtime: Runtime, request: Request, *, exact: bool, streams: Streams | None = None) -> Template:
     """Make the template that this machine would be cloned from, or with *exact* one of its own size, where there is
     none. *streams*: of what prepares a warm image. A signal that cancels a job ends this process too, after clearing up."""
-    from belljar.host.processes import die_by
-
     runtime.images.ensure(request.machine.image)
 
     async def build(loop: StoppableLoop) -> Template:

@@ -14,6 +14,7 @@ from belljar.context import choose
 from belljar.errors import BadOption, ImageUnknown, MachineBusy, NoSuchMachine
 from belljar.host import commands
 from belljar.host.files import named_when_whole, private
+from belljar.image import Image
 from belljar.image.intake import intake, sandbox
 from belljar.image.intake.survey import WANTED
 from belljar.image.progress import shown
@@ -26,7 +27,6 @@ from belljar.machine.workshop.workshop import Item, kept_disk
 from belljar.model import Context
 
 if TYPE_CHECKING:
-    from belljar.image import Image
     from belljar.jobs import Runtime
 
 KEPT_FACTS = ("context", "suite", "added")

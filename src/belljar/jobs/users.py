@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine, UsageError
 from belljar.host.privileges import User, as_user, become, user_of
+from belljar.machine import MachineView
 
 if TYPE_CHECKING:
     from belljar.jobs import Runtime
-    from belljar.machine import MachineView
 
 MOST_ROWS = 1000  # of one user's machines, the newest
 LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders

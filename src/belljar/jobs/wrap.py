@@ -11,10 +11,11 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from belljar import batch
-from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
+from belljar.batch.job.terms import Dialect, Ending, Job, Surroundings, Verdict
 from belljar.errors import (
     OUR_FAILURE,
     BadOption,
@@ -28,15 +29,14 @@ from belljar.errors import (
 )
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
+from belljar.host.processes import die_by
 from belljar.jobs import complain, tell_troubles
-from belljar.model import Cause, Outcome, OutcomeClass
+from belljar.model import Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
 
 if TYPE_CHECKING:
-    from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
     from belljar.jobs import Runtime
-    from belljar.model import Request
 
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
@@ -149,8 +149,6 @@ def _stdin() -> bytes:
 
 
 def _read(path: bytes) -> bytes:
-    from pathlib import Path
-
     try:
         return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
     except UnsafeFolder:  # a file that a user named
@@ -338,7 +336,5 @@ def wait_for_term(seconds: float) -> bool:
 
 def end(ending: Ending) -> int:
     if ending.signal is not None:
-        from belljar.host.processes import die_by
-
         die_by(ending.signal)
     return ending.exit_code if ending.exit_code is not None else OUR_FAILURE

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,8 +89,6 @@ def _answer(line: bytes, args: Args, runtime: Runtime) -> bytes:
 
 def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
     """Import what every request needs, before it comes. What is wrong with the settings is told to who asks."""
-    from importlib import import_module
-
     for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work", *more):
         import_module(f"belljar.{name}")
     with suppress(BelljarError, OSError):

@@ -7,8 +7,8 @@ import pwd
 import re
 
 from belljar.cli.parser import Args
+from belljar.config import Settings
 from belljar.errors import BadOption, InputMissing
-from belljar.hints import TYPE_CHECKING
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.host.files import read_named
 from belljar.jobs.shares import network_of, port_of, shares
@@ -29,9 +29,6 @@ from belljar.model import (
     Transfer,
     Work,
 )
-
-if TYPE_CHECKING:
-    from belljar.config import Settings
 
 LARGEST_SCRIPT = 8 << 20
 LONGEST_SIGN = 200

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +23,7 @@ from belljar.image import Image
 from belljar.image.intake import intake
 from belljar.image.intake.sandbox import WITHOUT_ROOT
 from belljar.image.progress import Progress, shown
+from belljar.image.store.store import check_name
 from belljar.model import GIB, MIB
 from belljar.records import dataclass
 
@@ -130,8 +133,6 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
 
 def check(recipe: Recipe) -> None:
     """Raise BadOption or OverLimit for what cannot be built."""
-    from belljar.image.store.store import check_name
-
     if recipe.suite not in SUITES:
         raise BadOption(f"Debian suite {recipe.suite!r} is not known", hint=f"One of {', '.join(SUITES)}.")
     check_name(recipe.called)
@@ -165,8 +166,6 @@ def _debootstrap(store: Store, recipe: Recipe, folder: Path, log: Path, progress
 
 def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
     """mmdebstrap's arguments. Commands and sources are single words; no shell sees them but the guest's own."""
-    import shlex
-
     excluded = [f"path-exclude={path}" for path in UNREAD] + [f"path-include={path}" for path in READ]
     for root in ("/lib/modules/*/kernel", "/usr/lib/modules/*/kernel"):
         excluded += [f"path-exclude={root}/sound/*", f"path-exclude={root}/drivers/*"]
@@ -182,8 +181,6 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
 
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
     """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
-    import subprocess
-
     program = commands.which(argv[0])
     if program is None:
         hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"

@@ -11,9 +11,11 @@ import json
 import os
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -72,8 +74,6 @@ _End = Mapping[str, Any]
 
 def key(source: str) -> str:
     """The file name under which a source's download and lock are kept."""
-    from hashlib import sha256
-
     return sha256(source.encode()).hexdigest()[:32]
 
 
@@ -196,8 +196,6 @@ def _route(name: str, url: str, must_be_public: bool) -> list[str]:
 
 def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> _End:
     """One request by curl."""
-    import ssl
-
     settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
     values = {
         "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": "%{json}",

@@ -7,20 +7,20 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.errors import BelljarError, CommandFailed, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import write_all
 from belljar.image.store import qcow2
-
-if TYPE_CHECKING:
-    import subprocess
 
 NOBODY = 65534
 # Signals that end a process, sent by a person or a batch system.
@@ -89,8 +89,6 @@ def run_in(
     """Run *argv* in a folder of ours, and return what it printed; limits as for `run`. *with_owners*: it may make files of any owner, for
     which an ordinary user has a user namespace; else it has the rights of this user, and as root no more than to its own files.
     Raises CommandMissing; CommandFailed with all it said, when it failed or its time is up; what *watch* raises."""
-    import subprocess
-
     is_root, name = os.geteuid() == 0, argv[0]
     words = [*_limits(largest, seconds), *(WITHOUT_ROOT if with_owners and not is_root else ())]
     words += [_program("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
@@ -167,9 +165,6 @@ def _ended(
     name: str, argv: list[str], seconds: int, stdout: Path | None, watch: Callable[[], object] | None, **how: Any
 ) -> tuple[int, str, bytes]:
     """Its exit code, what it complained of, and what it printed, unless that went into the file *stdout*. *how*: for Popen."""
-    import subprocess
-    import tempfile
-
     with ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         to = _opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out
@@ -188,8 +183,6 @@ def _await(
     process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None, signals: set[Any]
 ) -> None:
     """Wait for its end on a pidfd; `wait(timeout)` would look again and again. Only these *signals* are blocked meanwhile."""
-    import select
-
     descriptor, deadline = os.pidfd_open(process.pid), time.monotonic() + seconds
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)

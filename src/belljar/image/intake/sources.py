@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -20,6 +21,8 @@ from belljar.image.intake.disk import FILE_SYSTEMS
 from belljar.image.intake.sandbox import PACKED, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
+from belljar.image.store.manifest import sha256_of
+from belljar.image.store.store import check_name
 from belljar.model import Context
 from belljar.records import dataclass, replace
 
@@ -107,8 +110,6 @@ def version(order: Order, store: Store) -> str:
 
 def check(order: Order) -> None:
     """Raise BadOption or InputMissing for an order that cannot be carried out."""
-    from belljar.image.store.store import check_name
-
     check_name(order.name)
     without_password(order.source)
     if order.sha256 and not DIGEST.fullmatch(order.sha256):
@@ -205,7 +206,6 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
     zeros."""
     if not order.sha256 and fetch.local_path(order.source):
         return ""
-    from belljar.image.store.manifest import sha256_of
 
     progress.step("Taking the file's digest")
     digest = sha256_of(blob)
@@ -218,7 +218,6 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
     """Who signed the file, where a signer was asked for. Checked before anything else reads the file."""
     if not order.signer:
         return ""
-    from datetime import UTC, datetime
 
     from belljar.image.intake import signature
 
