@@ -267,10 +267,8 @@ def _judge(child: str, status: os.stat_result, path: Path, *, is_public: bool) -
     if status.st_uid in (os.geteuid(), 0) or (not is_public and _is_the_sites(status.st_uid)):
         return
     what = "a symbolic link that " if stat.S_ISLNK(status.st_mode) else ""
-    raise UnsafeFolder(
-        f"{child}: {what}belongs to uid {status.st_uid}, not to uid {os.geteuid()}",
-        hint=ON_THE_WAY if child != str(path) else None,
-    )
+    hint = ON_THE_WAY if child != str(path) else None
+    raise UnsafeFolder(f"{child}: {what}belongs to uid {status.st_uid}, not to uid {os.geteuid()}", hint=hint)
 
 
 def _is_the_sites(uid: int) -> bool:

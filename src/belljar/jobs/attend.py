@@ -5,9 +5,6 @@ The event loop's clock leaves out the time this process was stopped, so no deadl
 
 from __future__ import annotations
 
-from belljar.host.processes import die_by
-from belljar.hypervisor import Template
-
 from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
 
 import asyncio
@@ -21,6 +18,8 @@ from contextlib import contextmanager, suppress
 from belljar.guest import BytesSource, Streams
 from belljar.guest.stdio import FdSink, FdSource
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
+from belljar.host.processes import die_by
+from belljar.hypervisor import Template
 from belljar.jobs.notice import LATE, Notice
 from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind

@@ -98,9 +98,8 @@ def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
 def _lines(args: Args) -> list[bytes]:
     """All that is read of standard input. What else comes on a tie means nothing."""
     if args.tied and not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
-        raise BadOption(
-            "--tied: standard input is neither a pipe nor a socket", hint="Give it a pipe, and keep it open."
-        )
+        hint = "Give it a pipe, and keep it open."
+        raise BadOption("--tied: standard input is neither a pipe nor a socket", hint=hint)
     if args.stdin is not None:
         try:
             os.set_inheritable(args.stdin, False)

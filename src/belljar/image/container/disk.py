@@ -229,23 +229,20 @@ def _account(raw: Path, source: str, user: str) -> Account:
     row = next((row for row in users if name in (row[0], row[2])), None)
     if row is None:
         if not name.isdecimal():
-            raise ImageUnfit(
-                f"{source}: its user {name!r} is not in its /etc/passwd", hint="Say --user UID of another image."
-            )
+            hint = "Say --user UID of another image."
+            raise ImageUnfit(f"{source}: its user {name!r} is not in its /etc/passwd", hint=hint)
         row = ["root" if name == "0" else f"user{name}", "", name, "0", "", "/root" if name == "0" else "/", "/bin/sh"]
     if group:
         found = next((each for each in groups if group in (each[0], each[2])), None)
         if found is None and not group.isdecimal():
-            raise ImageUnfit(
-                f"{source}: its group {group!r} is not in its /etc/group", hint="Say --user UID of another image."
-            )
+            hint = "Say --user UID of another image."
+            raise ImageUnfit(f"{source}: its group {group!r} is not in its /etc/group", hint=hint)
         row[3] = found[2] if found else group
     names = {0: "root"} | {int(each[2]): each[0] for each in groups if each[2].isdecimal()}
     uid, gid = int(row[2]), int(row[3])
     if max(uid, gid) > LARGEST_ID:
-        raise ImageUnfit(
-            f"{source}: no user can have the number {max(uid, gid)}", hint="Say --user UID of another image."
-        )
+        hint = "Say --user UID of another image."
+        raise ImageUnfit(f"{source}: no user can have the number {max(uid, gid)}", hint=hint)
     others = tuple(
         (int(each[2]), each[0]) for each in groups
         if not group and each[2].isdecimal() and int(each[2]) != gid and row[0] in each[3].split(",")

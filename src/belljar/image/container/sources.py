@@ -167,9 +167,8 @@ def refusals(source: str) -> Iterator[None]:
     try:
         yield
     except errors.CommandMissing as exc:
-        raise errors.CommandMissing(
-            exc.message, hint=f"Container images need it. As root: {commands.remedy()}"
-        ) from exc
+        hint = f"Container images need it. As root: {commands.remedy()}"
+        raise errors.CommandMissing(exc.message, hint=hint) from exc
     except errors.CommandFailed as exc:
         lines = exc.message.strip().splitlines() or ["it failed and said nothing"]
         fatal = SAID.search(exc.message)
@@ -259,7 +258,6 @@ def _spooled(path: Path, largest: int) -> Path:
                 raise errors.ImageTooLarge(f"standard input: more than {largest} bytes")
             file.write(data)
     if not path.stat().st_size:
-        raise errors.InputMissing(
-            "standard input: nothing came", hint="For example: docker save NAME | belljar image import - --name N"
-        )
+        hint = "For example: docker save NAME | belljar image import - --name N"
+        raise errors.InputMissing("standard input: nothing came", hint=hint)
     return path
