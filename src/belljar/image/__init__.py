@@ -94,8 +94,7 @@ class Image:
             return None  # most images, and no job of theirs pays for what reads one
         from belljar.reading import from_json
 
-        container: Container = from_json(Container, self.facts["container"])
-        return container
+        return from_json(Container, self.facts["container"])
 
     @property
     def recipe(self) -> Recipe | None:

@@ -37,8 +37,7 @@ OF_THE_BASE = ("published", "signer", "made_from")  # facts that are not the war
 
 def read(text: str) -> Recipe:
     """The recipe that a fact has. Raises ValueError."""
-    recipe: Recipe = from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
-    return recipe
+    return from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
 
 
 def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:

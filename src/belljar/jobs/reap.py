@@ -86,8 +86,7 @@ def judge(runtime: Runtime, live: list[Live], answers: dict[str, Answer], *, dry
 def remembered(path: Path) -> dict[str, float]:
     """What was not known before; nothing, where the file makes no sense."""
     with suppress(OSError, ValueError, BelljarError):
-        since: dict[str, float] = from_json(dict[str, float], read_json(path, 1 << 22))
-        return since
+        return from_json(dict[str, float], read_json(path, 1 << 22))
     return {}
 
 
@@ -131,7 +130,7 @@ def look(runtime: Runtime, *, dry: bool) -> tuple[list[Row], list[Owned], list[s
         owner = user.name if user else ""
         try:
             looked = asked_as(runtime, user, partial(_look, dry=dry), timeout=USER_TIMEOUT, what="look for machines")
-            seen: Seen = from_json(Seen, looked)
+            seen = from_json(Seen, looked)
         except (BelljarError, ValueError) as exc:
             trouble.append(f"{owner or 'machines'}: cannot be looked at: {exc}")
             continue

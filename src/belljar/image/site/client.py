@@ -202,7 +202,7 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     AttributeError."""
     custom = dict(_target(updater, name, DISK).custom)
     facts = {**custom.pop("facts")}
-    image: Statement = from_json(Statement, custom, least={"virtual_size": 1, "size": 1})
+    image = from_json(Statement, custom, least={"virtual_size": 1, "size": 1})
     files = set(image.files)
     if not NAME.fullmatch(name) or HEX.fullmatch(name):
         raise ValueError("not a name of an image")
