@@ -20,6 +20,7 @@ from belljar.guest.stdio import FdSink, FdSource
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.host.processes import die_by
 from belljar.hypervisor import Template
+from belljar.jobs import Runtime
 from belljar.jobs.notice import LATE, Notice
 from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
@@ -28,7 +29,6 @@ from belljar.records import replace
 assert quick_asyncio
 
 if TYPE_CHECKING:
-    from belljar.jobs import Runtime
     from belljar.machine.extras import Extra
 
 T = TypeVar("T")

@@ -10,19 +10,15 @@ import resource
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.findings import Finding, expect, fail, ok, warn
 from belljar.host import commands, files
 from belljar.host.privileges import User, as_user
 from belljar.hypervisor import Accelerator, Boot
-from belljar.jobs import size
+from belljar.jobs import Runtime, size
 from belljar.model import GIB, MIB, Outcome, Start
 from belljar.network import EgressMode, shortfalls
-
-if TYPE_CHECKING:
-    from belljar.jobs import Runtime
 
 DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",

@@ -18,7 +18,7 @@ from belljar.errors import BelljarError, CommandFailed, HostError
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import append_line, is_missing
 from belljar.host.privileges import user_of
-from belljar.jobs import plain
+from belljar.jobs import Runtime, plain
 from belljar.jobs.users import asked_as
 from belljar.model import dumps
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
     from belljar.batch.node import Report
-    from belljar.jobs import Runtime
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
 KILLED = "--killed"  # after the user's name: the job was killed, and what keeps its machine with it

@@ -18,13 +18,13 @@ from belljar.batch.job.terms import Dialect, one_line
 from belljar.errors import BelljarError, CommandFailed, UnsafeFolder
 from belljar.host.files import is_missing, private_folder
 from belljar.host.privileges import User, user_of
+from belljar.jobs import Runtime
 from belljar.jobs.shares import of_site
 from belljar.model import Outcome, Payload, RunPayload, Share, ShareKind, Start, StdinKind
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.batch.job.verdict import Run
-    from belljar.jobs import Runtime
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
 KEPT_FOLDER = 0o700

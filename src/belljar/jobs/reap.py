@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar import batch
 from belljar.batch.node import Answer, Decision, Live, ask, decide
@@ -18,13 +18,11 @@ from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.host.privileges import User
+from belljar.jobs import Runtime
 from belljar.jobs.node import memory_folder, runner
 from belljar.jobs.users import MOST_ROWS, asked_as, users_of
 from belljar.reading import from_json
 from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    from belljar.jobs import Runtime
 
 MEMORY = "batch-gone.json"
 USER_TIMEOUT = 60.0  # seconds to look through one user's folders, or to end machines there

@@ -18,13 +18,12 @@ from belljar.host.descriptors import CLOSED
 from belljar.host.files import private_folder, read_named
 from belljar.hypervisor import guest_uuid
 from belljar.image import Image, is_container
-from belljar.jobs import complain
+from belljar.jobs import Runtime, complain
 from belljar.machine import BASE_URL
 from belljar.model import Container, MachineSpec, Request, RunPayload, StdinKind, Work
 from belljar.records import fields, replace
 
 if TYPE_CHECKING:
-    from belljar.jobs import Runtime
     from belljar.jobs.asked import Asked
 
 START_PATIENCE = 2.0  # seconds a start spends on what dead supervisors left, at most

@@ -30,13 +30,12 @@ from belljar.errors import (
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.host.processes import die_by
-from belljar.jobs import complain, tell_troubles
+from belljar.jobs import Runtime, complain, tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.batch.job.verdict import Run
-    from belljar.jobs import Runtime
 
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10

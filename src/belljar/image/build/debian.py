@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from belljar.errors import BadOption, CommandMissing, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
 from belljar.host import commands
@@ -23,12 +23,9 @@ from belljar.image import Image
 from belljar.image.intake import intake
 from belljar.image.intake.sandbox import WITHOUT_ROOT
 from belljar.image.progress import Progress, shown
-from belljar.image.store.store import check_name
+from belljar.image.store.store import Store, check_name
 from belljar.model import GIB, MIB
 from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 SUITES = {"bullseye": "debian11", "bookworm": "debian12", "trixie": "debian13"}
 DISK_SIZE = 8 * GIB

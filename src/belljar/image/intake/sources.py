@@ -10,7 +10,6 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing, NoSpace
@@ -22,12 +21,9 @@ from belljar.image.intake.sandbox import PACKED, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.image.store.manifest import sha256_of
-from belljar.image.store.store import check_name
+from belljar.image.store.store import Store, check_name
 from belljar.model import Context
 from belljar.records import dataclass, replace
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 PATIENCE = 3600  # seconds for one program
 DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuf.api.exceptions import LengthOrHashMismatchError
+from tuf.api.metadata import TargetFile
 
 from belljar.errors import BelljarError, ImageCorrupt, ImageInUse, ImageMismatch, ImageTooLarge, ImageUnknown, NoSpace
 from belljar.host.files import free_bytes
@@ -27,10 +28,6 @@ from belljar.image.store.manifest import DISK, INITRD, KERNEL
 from belljar.image.store.store import Store
 from belljar.image.store.sweep import evict
 from belljar.records import dataclass, replace
-
-if TYPE_CHECKING:
-    from tuf.api.metadata import TargetFile
-
 
 UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
 LARGEST_BOOT_FILE = 1 << 30
