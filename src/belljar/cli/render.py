@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
-from belljar.hints import TYPE_CHECKING, Any
+from belljar.findings import Finding
+from belljar.hints import Any
 from belljar.host.values import duration_text, moment_text, size_text
 from belljar.jobs import plain
 from belljar.model import to_json
-
-if TYPE_CHECKING:
-    from belljar.findings import Finding
 
 TIMES = {"began", "created", "ended", "started", "time"}  # seconds since the epoch; JSON has them as RFC 3339, too
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.errors import BadOption, ImageCorrupt, InputMissing
 from belljar.host import commands
@@ -24,12 +24,10 @@ from belljar.host.files import no_space_as_error
 from belljar.image import Image, Recipe
 from belljar.image.intake import intake
 from belljar.image.store import manifest
+from belljar.image.store.store import Store
 from belljar.model import dumps
 from belljar.reading import from_json
 from belljar.records import replace
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 COPYING = 4 * 3600.0
 OF_THE_BASE = ("published", "signer", "made_from")  # facts that are not the warm image's

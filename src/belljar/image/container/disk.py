@@ -11,7 +11,7 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit, ImageUnknown, NoStore
 from belljar.host.files import free_bytes
@@ -22,10 +22,8 @@ from belljar.image.intake import fetch, intake, sandbox
 from belljar.image.intake.survey import RELEASES, pretty_name
 from belljar.image.progress import Progress, shown
 from belljar.image.store import manifest
+from belljar.image.store.store import Store
 from belljar.model import GIB, Account, Container, to_json
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 KERNEL_IMAGE = "debian12"
 # What a machine mounts on, or writes to at its start; scratch images have none of them.
