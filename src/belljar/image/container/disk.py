@@ -16,6 +16,7 @@ from typing import Any
 from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit, ImageUnknown, NoStore
 from belljar.host.files import free_bytes
 from belljar.image import Image
+from belljar.image.build.debian import Recipe, build
 from belljar.image.container import layout, sources
 from belljar.image.container.sources import Fetched
 from belljar.image.intake import fetch, intake, sandbox
@@ -109,8 +110,6 @@ def _kernel_image(store: Store) -> Image:
 
 def _found(store: Store) -> Image:
     """As it is here, from a source of the site's, or built now."""
-    from belljar.image.build.debian import Recipe, build
-
     with suppress(ImageUnknown):
         return store.resolve(KERNEL_IMAGE)
     if store.settings.sources:

@@ -16,7 +16,7 @@ from belljar import errors
 from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
 from belljar.image import Settings
-from belljar.image.container import layout, trust
+from belljar.image.container import layout, trees, trust
 from belljar.image.container.layout import ARCHITECTURE, Json
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
@@ -102,8 +102,6 @@ def fetch(source: str, target: Path, settings: Settings, progress: Progress) -> 
     """Make the OCI layout *target* of an image. Raises ImageUnknown, ImageMismatch, ImageUnfit, ImageTooLarge, DownloadFailed, ..."""
     folder, kind = target.parent, source.partition(":")[0]
     if kind in ("dir", "sif"):
-        from belljar.image.container import trees
-
         tar, config = trees.packed(source, folder, settings.max_size, progress)
         layout.write(target, [tar], config)
         digest = layout.read(target)[0]["layers"][0]["digest"]
