@@ -16,7 +16,7 @@ from belljar.batch.install.commands import Client
 from belljar.batch.job import policy
 from belljar.batch.job.terms import Dialect, one_line
 from belljar.errors import BelljarError, CommandFailed, UnsafeFolder
-from belljar.host.files import is_missing, private_folder
+from belljar.host.files import is_missing, opened, private_folder
 from belljar.host.privileges import User, user_of
 from belljar.jobs import Runtime
 from belljar.jobs.shares import of_site
@@ -74,16 +74,13 @@ def make_folder(runtime: Runtime, user: User) -> None:
     path = node / str(user.uid)
     with suppress(FileExistsError):
         os.mkdir(path, KEPT_FOLDER)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
         status = os.fstat(descriptor)
         if status.st_uid not in (0, user.uid):
             raise UnsafeFolder(f"{path}: belongs to uid {status.st_uid}, not to {user.name}")
         if (status.st_uid, status.st_gid) != (user.uid, user.gid):
             os.fchown(descriptor, user.uid, user.gid)
         os.fchmod(descriptor, KEPT_FOLDER)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)
