@@ -12,14 +12,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, CommandFailed, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
-from belljar.host.files import write_all
 from belljar.image.store import qcow2
 
 NOBODY = 65534
@@ -134,12 +133,19 @@ def unpacked(data: bytes, largest: int, what: str) -> bytes:
     program = next((argv for magic, argv in PACKED.items() if data.startswith(magic)), None)
     if program is None:
         return data
-    with os.fdopen(os.memfd_create("packed", os.MFD_CLOEXEC), "wb", buffering=0) as file:
-        write_all(file.fileno(), data)
+    with in_memory() as packed:
+        packed.write_bytes(data)
         try:
-            return run(program, [], UNPACKING, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
+            return run(program, [], UNPACKING, largest, stdin=packed)
         except ImageTooLarge as exc:
             raise ImageCorrupt(f"{what}: larger than the limit ({largest} bytes)") from exc
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """An empty file that nobody else finds, and that is gone with us."""
+    with os.fdopen(os.memfd_create("belljar")) as file:
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:
