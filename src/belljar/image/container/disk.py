@@ -36,6 +36,7 @@ USEFUL = re.compile(
     r"|net/(802|8021q|9p|bridge|ipv4|ipv6|key|netfilter|packet|sched|tls|unix|vmw_vsock|xfrm))"
 )
 LARGEST_ID = 0xFFFF_FFFE
+OTHER_USER = "Say --user UID of another image."
 DISK_SIZE = 8 * GIB
 SPARE_FILES = 500_000  # that a machine can make
 # Facts of the kernel's image that hold for each machine with this kernel and ramdisk.
@@ -100,9 +101,8 @@ def _take(
 def _kernel_image(store: Store) -> Image:
     """The image with the kernel of all container images. Raises ImageUnknown, ImageUnfit."""
     image = _found(store)
-    if not (
-        image.kernel and image.initrd and image.facts.get("root") == "/dev/vda" and image.facts.get("agent_in_initrd")
-    ):
+    facts = image.facts
+    if not (image.kernel and image.initrd and facts.get("root") == "/dev/vda" and facts.get("agent_in_initrd")):
         hint = f"`belljar image build debian --name {KERNEL_IMAGE}` makes one that has it."
         raise ImageUnfit(f"image {KERNEL_IMAGE}: has no kernel that container images can use", hint=hint)
     return image
@@ -176,14 +176,11 @@ def _write_disk(work: Path, raw: Path, source: str, largest: int, progress: Prog
     with sources.refusals(source):
         words = ["raw", "unpack", "--image", f"layout:{layout.NAME}", "tree"]
         sandbox.run_in(work, ["umoci", *words], sandbox.CONVERSION, largest, with_owners=True, watch=watch)
-        used, files = (
-            int(
-                sandbox.run_in(work, ["du", "-s", how, "tree"], sandbox.CONVERSION, 1 << 20, with_owners=True).split()[
-                    0
-                ]
-            )
+        counts = [
+            sandbox.run_in(work, ["du", "-s", how, "tree"], sandbox.CONVERSION, 1 << 20, with_owners=True)
             for how in ("--block-size=1", "--inodes")
-        )
+        ]
+        used, files = (int(printed.split()[0]) for printed in counts)
         if used > largest:
             raise ImageTooLarge(f"{source}: unpacks to {used} bytes, the limit is {largest}")
         size = max(DISK_SIZE, -(-2 * used // GIB) * GIB)
@@ -226,20 +223,17 @@ def _account(raw: Path, source: str, user: str) -> Account:
     row = next((row for row in users if name in (row[0], row[2])), None)
     if row is None:
         if not name.isdecimal():
-            hint = "Say --user UID of another image."
-            raise ImageUnfit(f"{source}: its user {name!r} is not in its /etc/passwd", hint=hint)
+            raise ImageUnfit(f"{source}: its user {name!r} is not in its /etc/passwd", hint=OTHER_USER)
         row = ["root" if name == "0" else f"user{name}", "", name, "0", "", "/root" if name == "0" else "/", "/bin/sh"]
     if group:
         found = next((each for each in groups if group in (each[0], each[2])), None)
         if found is None and not group.isdecimal():
-            hint = "Say --user UID of another image."
-            raise ImageUnfit(f"{source}: its group {group!r} is not in its /etc/group", hint=hint)
+            raise ImageUnfit(f"{source}: its group {group!r} is not in its /etc/group", hint=OTHER_USER)
         row[3] = found[2] if found else group
     names = {0: "root"} | {int(each[2]): each[0] for each in groups if each[2].isdecimal()}
     uid, gid = int(row[2]), int(row[3])
     if max(uid, gid) > LARGEST_ID:
-        hint = "Say --user UID of another image."
-        raise ImageUnfit(f"{source}: no user can have the number {max(uid, gid)}", hint=hint)
+        raise ImageUnfit(f"{source}: no user can have the number {max(uid, gid)}", hint=OTHER_USER)
     others = tuple(
         (int(each[2]), each[0]) for each in groups
         if not group and each[2].isdecimal() and int(each[2]) != gid and row[0] in each[3].split(",")
