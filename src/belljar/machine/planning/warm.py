@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed
+from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed, printable
 from belljar.guest import ExitStatus, Guest, Streams
 from belljar.image import Image, Recipe, unpacked
 from belljar.machine.cleaning.put_away import deadline
@@ -28,7 +28,7 @@ class LastLine:
     @property
     def text(self) -> str:
         line = self._data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:]
-        return "".join(char if char.isprintable() else "?" for char in line)
+        return printable(line)
 
     async def write(self, data: bytes) -> None:
         self._data = (self._data + data)[-16 * LONGEST_LINE :]
