@@ -78,14 +78,9 @@ def run(
     check: bool = True,
     env: Mapping[str, str] | None = None,
     bound: bool = False,
-    hasty: bool = False,
 ) -> Finished:
-    """Run to the end. Raises CommandMissing, CommandFailed with the line that tells the cause. *bound*: it dies with us in any case. *hasty*: it
-    does not wait until a pipe has taken all that it prints, so that goes into memory."""
-    import subprocess
-
-    if not hasty:
-        return _checked(_ended(_spawn(argv, env, bound, subprocess.PIPE), argv, stdin, timeout), check)
+    """Run to the end. Raises CommandMissing, CommandFailed with the line that tells the cause. *bound*: it dies with us in any case."""
+    # Into memory: some programs do not wait until a pipe has taken all that they print.
     with open(os.memfd_create("printed"), "rb") as printed:
         finished = _ended(_spawn(argv, env, bound, printed.fileno()), argv, stdin, timeout)
         printed.seek(0)
