@@ -103,20 +103,11 @@ def described(image: Image) -> Mapping[str, Any]:
     if recipe is None:
         return {}
     payload = recipe.payload
-    words = {
-        "warm": "",
-        "base": f"{recipe.base_name} {recipe.base}",
-        "prepare": shlex.join(map(os.fsdecode, payload.argv)),
-    }
-    if payload.script is not None:
-        words["script"] = f"sha256:{sha256(payload.script).hexdigest()}"
+    script = {} if payload.script is None else {"script": f"sha256:{sha256(payload.script).hexdigest()}"}
     return {
-        **words,
+        "warm": "", "base": f"{recipe.base_name} {recipe.base}", "prepare": shlex.join(map(os.fsdecode, payload.argv)), **script,
         "env": [f"{os.fsdecode(name)}={os.fsdecode(value)}" for name, value in payload.env],
         "inputs": [f"{item.outside.partition('/')[2]}:{item.inside}" for item in payload.inputs],
-        "cwd": os.fsdecode(payload.cwd or payload.account.home),
-        "user": payload.account.name,
-        "cpus": recipe.cpus,
-        "memory": recipe.memory,
-        "by": recipe.by,
-    }
+        "cwd": os.fsdecode(payload.cwd or payload.account.home), "user": payload.account.name,
+        "cpus": recipe.cpus, "memory": recipe.memory, "by": recipe.by,
+    }  # fmt: skip
