@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from belljar.errors import BadOption, CommandMissing, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
+from belljar.errors import BadOption, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.image import Image
@@ -178,10 +178,8 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
 
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
     """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
-    program = commands.which(argv[0])
-    if program is None:
-        hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"
-        raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
+    hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"
+    program = commands.path_of(argv[0], hint)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     # TERM first, so that mmdebstrap removes its mounts and folders: in a user namespace it made those itself.

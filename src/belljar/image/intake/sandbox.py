@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BelljarError, CommandFailed, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
-from belljar.host.commands import SEARCH_PATH, which
+from belljar.errors import BelljarError, CommandFailed, ImageCorrupt, ImageTooLarge, NoSpace
+from belljar.host.commands import SEARCH_PATH, path_of
 from belljar.image.store import qcow2
 
 NOBODY = 65534
@@ -58,13 +58,13 @@ def run(
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
     *stdin* and *stdout* may be files too. *watch* is called now and then meanwhile, to show how far it is. Raises ImageCorrupt,
     with the last line of its errors, when its exit code is not *fine* or its time is up; ImageTooLarge, NoSpace, CommandMissing."""
-    confined = [*_limits(largest, seconds), f"--as={MEMORY}", _program("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
+    confined = [*_limits(largest, seconds), f"--as={MEMORY}", path_of("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
     confined += AS_NOBODY if os.geteuid() == 0 else ()
     with ExitStack() as stack:
         lent = [_lent(stack, path, os.O_RDONLY) for path in files]
         lent += [_lent(stack, path, os.O_RDWR) for path in writable]
         names = [f"/proc/self/fd/{descriptor}" for descriptor in lent]
-        words = [*confined, _program(argv[0]), *(word.format(*names) for word in argv[1:])]
+        words = [*confined, path_of(argv[0]), *(word.format(*names) for word in argv[1:])]
         source = _opened(stack, stdin or Path(os.devnull))
         code, complaint, printed = _ended(
             argv[0], words, seconds, stdout, watch, stdin=source, pass_fds=lent, env=ENVIRONMENT, cwd="/"
@@ -90,10 +90,10 @@ def run_in(
     Raises CommandMissing; CommandFailed with all it said, when it failed or its time is up; what *watch* raises."""
     is_root, name = os.geteuid() == 0, argv[0]
     words = [*_limits(largest, seconds), *(WITHOUT_ROOT if with_owners and not is_root else ())]
-    words += [_program("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
+    words += [path_of("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
     words += ("--inh-caps=-all", f"--bounding-set={FILES_ONLY if with_owners else '-all'}") if is_root else ()
     environment = {**ENVIRONMENT, "TMPDIR": str(folder), **(env or {})}
-    words += [_program(name), *argv[1:]]
+    words += [path_of(name), *argv[1:]]
     code, complaint, printed = _ended(
         name, words, seconds, stdout, watch, stdin=subprocess.DEVNULL, env=environment, cwd=folder
     )
@@ -164,7 +164,7 @@ def _lent(stack: ExitStack, path: Path, flags: int) -> int:
 
 
 def _limits(largest: int, seconds: int) -> list[str]:
-    return [_program("prlimit"), f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
+    return [path_of("prlimit"), f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
 
 
 def _ended(
@@ -203,12 +203,6 @@ def _await(
         os.close(descriptor)
         process.kill()
         process.wait()
-
-
-def _program(name: str) -> str:
-    if path := which(name):
-        return path
-    raise CommandMissing(f"{name}: no such program on this host")
 
 
 def _failure(name: str, code: int, complaint: str) -> BelljarError:
