@@ -145,7 +145,6 @@ def load(name: str) -> System:
     package = systems_in(__name__, __path__, "dialect.py").get(name)
     if package is not None:
         return cast("System", import_module(package).SYSTEM)
-
     raise BadOption(f"{name!r}: no such batch system", hint=f"Known are {', '.join(names())}.")
 
 

@@ -166,6 +166,14 @@ def read_named(path: str, most: int) -> bytes:
         return file.read(most + 1)
 
 
+def sha256_of(path: Path) -> str:
+    """Hexadecimal digest of a whole file."""
+    from hashlib import file_digest
+
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
 def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
     """A JSON object from a file of at most *limit* bytes. Raises ValueError when it is something else."""
     try:

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing, NoSpace
 from belljar.host import commands
+from belljar.host.files import sha256_of
 from belljar.image import Image, is_container
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
 from belljar.image.intake.sandbox import PACKED, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
-from belljar.image.store.manifest import sha256_of
 from belljar.image.store.store import Store, check_name
 from belljar.model import Context
 from belljar.records import dataclass, replace
@@ -202,7 +202,6 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
     zeros."""
     if not order.sha256 and fetch.local_path(order.source):
         return ""
-
     progress.step("Taking the file's digest")
     digest = sha256_of(blob)
     if order.sha256 and digest != order.sha256:

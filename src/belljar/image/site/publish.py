@@ -26,13 +26,13 @@ from tuf.api.exceptions import DownloadError, RepositoryError
 
 from belljar import errors
 from belljar.host import commands
-from belljar.host.files import no_space_as_error, private_folder, read_capped, sync, write_whole
+from belljar.host.files import no_space_as_error, private_folder, read_capped, sha256_of, sync, write_whole
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
 from belljar.image.site import PIN, Source, packed_file, source_of, target_path
 from belljar.image.site.client import Fetcher, pinned_root
-from belljar.image.store.manifest import DISK, PARTS, sha256_of
+from belljar.image.store.manifest import DISK, PARTS
 from belljar.image.store.store import NAME, Store, check_name
 
 PACKING_TIMEOUT, LOCK_TIMEOUT = 4 * 3600, 3600.0

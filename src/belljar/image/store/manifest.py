@@ -15,7 +15,7 @@ from pathlib import Path
 
 from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnfit, NoStore
 from belljar.hints import Any
-from belljar.host.files import check_ours, read_json, write_whole
+from belljar.host.files import check_ours, read_json, sha256_of, write_whole
 from belljar.host.quick_imports import sha256
 from belljar.image import Image
 from belljar.image.store import qcow2
@@ -39,14 +39,6 @@ class Facts:
     facts: dict[str, Any]
 
 
-def sha256_of(path: Path) -> str:
-    """Hexadecimal digest of a whole file."""
-    from hashlib import file_digest
-
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
 def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
     """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
     *ordered* (by file name) and are others."""
@@ -64,7 +56,6 @@ def image_digest(files: Mapping[str, str], facts: Mapping[str, Any]) -> str:
     """What an image is known by: the digest of its disk; of a warm one of all that it is made by. *files*: digests by name."""
     if "warm" not in facts:
         return files[DISK]
-
     return sha256("\n".join([files[DISK], files.get(INPUTS, ""), str(facts["warm"])]).encode()).hexdigest()
 
 

@@ -39,7 +39,6 @@ class GuestContext:
         more = [self.seed.digest if self.seed is not None else "", self.layer]
         if not any(more):
             return self.files.digest
-
         return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
 
     @property
