@@ -13,15 +13,15 @@ BUDGETS = {
     "ground": 1450,
     "host": 3300,
     "hypervisor": 4160,
-    "image": 5150,
+    "image": 5050,
     "network": 970,
     "context": 850,
-    "guest": 1390,
+    "guest": 1380,
     "agent": 3600,
-    "batch": 5050,
+    "batch": 5040,
     "pool": 1510,
     "machine": 5290,
-    "jobs": 2560,
+    "jobs": 2510,
     "service": 1470,
     "vacuum": 3260,
     "accounting": 440,
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4580,
+    "cli": 4540,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 
