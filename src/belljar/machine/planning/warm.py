@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed
+from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed, printable
 from belljar.guest import ExitStatus, Guest, Streams
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor import DomainSpec, Nic
@@ -37,7 +37,7 @@ class LastLine:
     @property
     def text(self) -> str:
         line = self._data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:]
-        return "".join(char if char.isprintable() else "?" for char in line)
+        return printable(line)
 
     async def write(self, data: bytes) -> None:
         self._data = (self._data + data)[-16 * LONGEST_LINE :]

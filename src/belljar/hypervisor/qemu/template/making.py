@@ -133,10 +133,8 @@ def make_memory(size: int, source: Path | None) -> int:
         os.close(fd)
         what = f"the guest's memory of {size // MIB} MiB"
         if exc.errno == errno.EFBIG:
-            raise HostError(
-                f"{what} is more than a file may have here",
-                hint="Raise the limit on the size of files (`ulimit -f`), or share folders by 9p.",
-            ) from exc
+            hint = "Raise the limit on the size of files (`ulimit -f`), or share folders by 9p."
+            raise HostError(f"{what} is more than a file may have here", hint=hint) from exc
         raise NoMemory(f"{what} is not available: {exc.strerror or exc}") from exc
     return fd
 
