@@ -65,6 +65,15 @@ class ExitStatus:
     error: str = ""  # "not-found" | "not-executable" | "no-cwd" | ...: exec failed; exit_code is then 127, 126 or 125
     message: str = ""  # what the agent says about the error
 
+    @property
+    def words(self) -> str:
+        """How the payload ended; its name goes before."""
+        if self.error:
+            return f"could not be started: {self.message or self.error}"
+        if self.signal is not None:
+            return f"was ended by signal {self.signal}"
+        return f"ended with exit code {self.exit_code}"
+
 
 @dataclass(frozen=True)
 class ExchangeDisk:

@@ -112,7 +112,7 @@ class Lifecycle:
     def conclude(self, status: ExitStatus) -> None:
         """The payload ended: its status is the outcome, whatever was asked of it before."""
         cause: Cause = self.outcome.cause if self.outcome.cause in (Cause.CANCELLED, Cause.WALLTIME) else Cause.FINISHED
-        reason = self.outcome.reason if cause is not Cause.FINISHED else _describe(status)
+        reason = self.outcome.reason if cause is not Cause.FINISHED else f"the payload {status.words}"
         if status.oom_killed and status.signal == 9:
             cause, reason = Cause.GUEST_OOM, "the guest ran out of memory and its kernel killed the payload"
         self.note(
@@ -215,11 +215,3 @@ class Deadline:
 
 def stamp(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _describe(status: ExitStatus) -> str:
-    if status.error:
-        return f"the payload could not be started: {status.message or status.error}"
-    if status.signal is not None:
-        return f"the payload was ended by signal {status.signal}"
-    return f"the payload ended with exit code {status.exit_code}"

@@ -95,10 +95,4 @@ async def _run(guest: Guest, image: Image, recipe: Recipe, streams: Streams) -> 
 
 def _problem(status: ExitStatus) -> str:
     """Why the guest is not what the recipe means; "" where it is."""
-    if status.error == HELD:
-        return ""
-    if status.error:
-        return f"could not be started: {status.message or status.error}"
-    if status.signal is not None:
-        return f"was ended by signal {status.signal}"
-    return f"ended with exit code {status.exit_code}" if status.exit_code else ""
+    return "" if status.error == HELD or status.exit_code == 0 else status.words
