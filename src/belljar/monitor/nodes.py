@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
@@ -66,16 +66,13 @@ class Remote:
     def _asked(self, path: str) -> Iterator[HTTPResponse]:
         """No redirect is followed and no proxy used: the token goes to this host alone."""
         kind = HTTPSConnection if self._at.scheme == "https" else HTTPConnection
-        connection = kind(self._at.hostname or "", self._at.port, timeout=SILENT)
-        try:
+        with closing(kind(self._at.hostname or "", self._at.port, timeout=SILENT)) as connection:
             connection.request("GET", path, headers={"Authorization": f"Bearer {self._token}"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                why = ": it has another token" if answer.status == 401 else ""
-                raise ConnectionError(f"its monitor answers {answer.status} {answer.reason}{why}")
-            yield answer
-        finally:
-            connection.close()
+            with connection.getresponse() as answer:
+                if answer.status != 200:
+                    why = ": it has another token" if answer.status == 401 else ""
+                    raise ConnectionError(f"its monitor answers {answer.status} {answer.reason}{why}")
+                yield answer
 
 
 def node_of(line: bytes) -> Node:
