@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import belljar.cli.batch.batch  # noqa: F401 - it reads which systems there are, before tests put another there
 from belljar.assembly import Runtime
 from belljar.batch import Settings
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
