@@ -278,3 +278,18 @@ def test_a_text_that_is_no_recipe_is_a_damaged_image(store: Store, publish: Publ
     with pytest.raises(ImageCorrupt, match="image base: its recipe cannot be read: base: 1: not text"):
         _ = image.recipe
     assert replace(image, facts={}).recipe is None
+
+
+def test_one_whose_recipe_cannot_be_read_is_listed_as_corrupt_and_can_be_removed(
+    typed: Callable[..., list[Any]], publish: Publish, store: Store, hypervisor: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = publish("base")
+    bad = store.tag(publish("other", b"2", warm='{"base": 1}'), "bad")
+    typed("list")
+    states = {line.split()[0]: "corrupt" in line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert states == {"base": False, "bad,": True}
+    assert "its recipe cannot be read" in store.complaint(bad)
+    hypervisor.templates = list
+    typed("remove", "bad")
+    typed("remove", "other")
+    assert store.images() == [good]
