@@ -65,7 +65,8 @@ def test_intent_is_in_the_journal_before_the_act(runtime: Runtime) -> None:
 def test_every_named_point_is_passed_once_and_in_order(runtime: Runtime) -> None:
     runtime.run()
     assert runtime.passed == [
-        "after-claim", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent", "payload-sent",
+        "after-claim", "template-settled", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent",
+        "payload-sent",
         "payload-started", "payload-ended", "status-written", "before-stop", "after-stop", "before-release",
         "outcome-written",
     ]  # fmt: skip

@@ -16,6 +16,7 @@ from belljar.errors import PlugRefused, PrepareFailed
 from belljar.guest import Streams
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor import EventKind, Nic
+from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 from belljar.image import Recipe
 from belljar.image.warm import written
 from belljar.model import GIB, MIB, Account, Cause, NetworkMode, OwnWork, Payload, Start
@@ -59,6 +60,13 @@ def test_a_machine_smaller_than_the_preparation_is_refused_with_what_it_needs(wa
 def test_a_cold_start_of_a_warm_image_is_refused(warm: Runtime) -> None:
     outcome = warm.run(warm.request(machine={**ENOUGH, "start": Start.COLD}))
     assert outcome.error == "BadOption" and "debian12" in outcome.hint and warm.guests == []
+
+
+def test_it_is_refused_where_machines_are_always_booted_cold(warm: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(warm.hypervisor), "cloning", LibvirtHypervisor.cloning)
+    outcome = warm.run(warm.request(machine=ENOUGH))
+    assert outcome.error == "TemplateError" and warm.hypervisor.domains == []
+    assert "machines by libvirt are always booted cold" in outcome.reason and "no other start" in outcome.hint
 
 
 def test_a_preparation_that_fails_is_told_with_its_code_and_not_tried_again_for_a_while(warm: Runtime) -> None:

@@ -15,7 +15,8 @@ from tests.unit.image.site import Site
 from belljar.cli.image import image as verb
 from belljar.cli.image import warm as act
 from belljar.cli.parser import Parser
-from belljar.errors import BadOption, BelljarError, ImageCorrupt, InputMissing, PrepareFailed
+from belljar.errors import BadOption, BelljarError, ImageCorrupt, InputMissing, PrepareFailed, TemplateError
+from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 from belljar.image import Image, Recipe, Settings, unpacked
 from belljar.image.images import Images
 from belljar.image.store.store import Store
@@ -111,7 +112,12 @@ def test_recipe_disk_and_inputs_come_from_the_sites_repository(site: Site, tmp_p
 
 
 @pytest.fixture
-def typed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+def hypervisor() -> Any:
+    return SimpleNamespace(cloning=None)
+
+
+@pytest.fixture
+def typed(store: Store, monkeypatch: pytest.MonkeyPatch, hypervisor: Any) -> Callable[..., list[Any]]:
     """Carry out one command line; the requests for memory that it made."""
     asked: list[Any] = []
 
@@ -128,6 +134,7 @@ def typed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[A
         args = parser.parse_args(words)
         room = runtime(store)
         room.settings = SimpleNamespace(image=room.settings.image, machine=MachineSettings())
+        room.hypervisor = hypervisor
         args.carry_out(args, room)
         return asked
 
@@ -153,6 +160,16 @@ def test_an_image_that_cannot_be_prepared_is_not_kept(
     with pytest.raises(PrepareFailed, match="exit code 3"):
         typed("warm", "mine", "--from", "base", "--", "fail")
     assert store.images() == [base] and list((store.folder / "drafts").iterdir()) == []
+
+
+@pytest.mark.parametrize("hypervisor", [LibvirtHypervisor.__new__(LibvirtHypervisor)])
+def test_where_machines_are_always_booted_cold_nothing_is_made(
+    typed: Callable[..., list[Any]], publish: Publish, store: Store
+) -> None:
+    base = publish("base")
+    with pytest.raises(TemplateError, match="machines by libvirt are always booted cold"):
+        typed("warm", "mine", "--from", "base", "--", "load")
+    assert store.images() == [base]
 
 
 @pytest.mark.parametrize(
@@ -261,3 +278,18 @@ def test_a_text_that_is_no_recipe_is_a_damaged_image(store: Store, publish: Publ
     with pytest.raises(ImageCorrupt, match="image base: its recipe cannot be read: base: 1: not text"):
         _ = image.recipe
     assert replace(image, facts={}).recipe is None
+
+
+def test_one_whose_recipe_cannot_be_read_is_listed_as_corrupt_and_can_be_removed(
+    typed: Callable[..., list[Any]], publish: Publish, store: Store, hypervisor: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = publish("base")
+    bad = store.tag(publish("other", b"2", warm='{"base": 1}'), "bad")
+    typed("list")
+    states = {line.split()[0]: "corrupt" in line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert states == {"base": False, "bad,": True}
+    assert "its recipe cannot be read" in store.complaint(bad)
+    hypervisor.templates = list
+    typed("remove", "bad")
+    typed("remove", "other")
+    assert store.images() == [good]

@@ -114,7 +114,7 @@ def verify(args: Args, runtime: Runtime) -> int:
 def remove(args: Args, runtime: Runtime) -> None:
     """With the last name of a warm image its memory goes, too."""
     store, image = runtime.images, image_of(runtime, args.image)
-    if image and image.recipe and image.store == store.folder:
+    if image and "warm" in image.facts and image.store == store.folder:
         names = [name for each in store.images() if each.digest == image.digest for name in each.names]
         for template in runtime.hypervisor.templates() if args.force or set(names) <= {args.image} else ():
             if template.facts.get("image_digest") == image.digest:
@@ -181,7 +181,7 @@ def agent(args: Args, runtime: Runtime) -> None:
 def _row(image: Image, value: dict[str, Any]) -> tuple[Any, ...]:
     firmware = f"firmware ({image.facts.get('use_firmware') or 'bios'})"
     how = "kernel" if image.kernel else "disc" if image.is_disc else firmware
-    how = f"warm ({size(recipe.memory)})" if (recipe := image.recipe) else how
+    how = f"warm ({size(recipe.memory)})" if value["state"] == "ready" and (recipe := image.recipe) else how
     sizes = size(image.virtual_size), size(value["stored"])
     names = ", ".join(image.names)
     return names, image.digest[:SHORT], value["state"], image.os, how, *sizes, moment(image.created), image.source

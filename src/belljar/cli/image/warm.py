@@ -38,7 +38,9 @@ USAGE = "belljar image warm NAME --from IMAGE [options] -- PREPARE ARG..."
 
 def warm(args: Args, runtime: Runtime) -> None:
     """Store the image, prepare its memory once, and give it its name: an image that cannot be prepared is not kept."""
-    ensure_image(runtime, _read(args).base)
+    _read(args)
+    _ = runtime.hypervisor.cloning  # raises where machines are always booted cold
+    ensure_image(runtime, args.base)
     store = runtime.images
     base = store.resolve(args.base)
     recipe = _recipe(args, base, runtime)

@@ -131,7 +131,7 @@ class Store:
     def complaint(self, image: Image) -> str:
         """Why it cannot be used, as far as that is known without reading all of it; else ""."""
         try:
-            manifest.read(image.disk.parent, image.names)
+            _ = manifest.read(image.disk.parent, image.names).recipe
         except ImageCorrupt as exc:
             return exc.message
         return ""

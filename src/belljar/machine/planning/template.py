@@ -132,6 +132,7 @@ async def _boot_and_freeze(
             grows = await unless_ended(_settle(guest, spec), fate)
         guest.close()
         fate.cancel()
+        life.point("template-settled")
         return await templates.save_template(spec, domain, grows if spec.frame else frozenset())
     finally:
         for task in tasks:
