@@ -10,18 +10,18 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1450,
+    "ground": 1460,
     "host": 3300,
-    "hypervisor": 4160,
+    "hypervisor": 4380,
     "image": 5050,
     "network": 970,
     "context": 850,
     "guest": 1380,
-    "agent": 3640,
+    "agent": 3665,
     "batch": 5040,
     "pool": 1510,
-    "machine": 5320,
-    "jobs": 2500,
+    "machine": 5445,
+    "jobs": 2550,
     "service": 1470,
     "vacuum": 3260,
     "accounting": 440,
@@ -29,11 +29,11 @@ BUDGETS = {
     "lease": 6660,
     "monitor": 1850,
     "soak": 450,
-    "api": 960,
+    "api": 975,
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4530,
+    "cli": 4580,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 
