@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -163,23 +164,25 @@ class QemuHypervisor(QemuHost):
     async def fork(
         self, domain: Any, spec: DomainSpec, written: Path, further: Path, point: Callable[[str], None]
     ) -> tuple[Template, float]:
-        import socket
-
-        from belljar.hypervisor.qemu.template.forking import SLOWEST, Split, move
+        from belljar.hypervisor.qemu.template.forking import HEIR, LIVE, SLOWEST, Split, move
 
         draft, split = await self._begin(spec), Split(domain, spec, written, further, point)
         timeout = self._settings.boot_timeout + spec.memory / SLOWEST
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, Wiring(spec.owner) as wires:
-                heir = self._run(process.prepare_heir(spec, draft, theirs.fileno(), wires), wires)
-                receiving = asyncio.ensure_future(heir.receive(f"fd:{theirs.fileno()}", timeout=timeout))
-                receiving.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # No socket: the guard of a user network keeps QEMU from writing to one.
+        reader, writer = os.pipe()
+        with ExitStack() as ends:
+            ends.callback(os.close, writer)
+            with Wiring(spec.owner) as wires:
+                heir = self._run(process.prepare_heir(spec, draft, wires.take(reader), wires), wires)
+            receiving = asyncio.ensure_future(heir.receive(f"fd:{reader}", timeout=timeout))
+            receiving.add_done_callback(lambda task: end_of(heir, task))
             try:
                 try:
                     await split.prepare()
                     point("fork-moving")
-                    still = await move(domain, heir, ours, split.now, timeout=timeout)
+                    await domain.call("getfd", {"fdname": HEIR}, fds=[writer])
+                    ends.close()
+                    still = await move(domain, split.now, live=LIVE[spec.accelerator], timeout=timeout)
                 finally:
                     await split.finish()
                 await receiving
@@ -230,6 +233,12 @@ class QemuHypervisor(QemuHost):
             **({"fork": whole.of_fork, "disk_size": whole.disk_size} if whole.fork else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
+
+
+def end_of(heir: QemuDomain, receiving: asyncio.Task[None]) -> None:
+    """One that reads no more would have the migration wait for it, and even for a cancelled one to be over."""
+    if not receiving.cancelled() and receiving.exception() is not None:
+        heir.kill()
 
 
 def uses_uefi(boot: Boot) -> bool:
