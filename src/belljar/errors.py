@@ -269,6 +269,10 @@ class MachineBusy(UsageError, hint="`belljar show ID` tells the machine's state.
     """The machine or lease is not in a state in which this can be done."""
 
 
+class ForkRefused(UsageError, hint="`belljar show ID` tells the machine's state."):
+    """The machine has, or does, what its forks cannot have."""
+
+
 class NotInAJob(UsageError, hint="The batch system calls this; to run something by hand, use `belljar run`."):
     """`belljar internal wrap` was called where no batch system started it."""
 

@@ -236,6 +236,7 @@ class MachineSpec:
     secrets: tuple[Secret, ...] = ()
     public_image: bool = False  # a stranger named the image's address: it is fetched from public hosts only
     ports: tuple[Port, ...] = ()
+    fork: str = ""  # the template that a running machine was forked into: it is cloned from that
 
     @property
     def network_class(self) -> str:

@@ -54,14 +54,14 @@ class FakeGuest:
         self._error: AgentLost | None = None
         self._waiting: set[asyncio.Future[None]] = set()
 
-    async def greet(self) -> None:
+    async def greet(self, *, as_heir: bool = False) -> None:
         self._error = None
         await self._pass(self.script.boots_in)
         if self.script.dies_after is not None:
             self._death = asyncio.get_running_loop().call_later(
                 self.script.dies_after, self._lose, "the fake guest died"
             )
-        self.done.append("greet")
+        self.done.append("greet as heir" if as_heir else "greet")
 
     async def identify(self, identity: Identity) -> IdentityProof:
         self._do("identify")

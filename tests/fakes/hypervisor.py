@@ -37,7 +37,7 @@ from belljar.hypervisor import (
 )
 from belljar.hypervisor.qemu.domain import History
 from belljar.model import MachineId, to_json
-from belljar.records import dataclass, field
+from belljar.records import dataclass, field, replace
 
 KILLED = 9  # wait status of a process that SIGKILL ended
 FIRST_PID = 1 << 23  # beyond every real pid
@@ -54,6 +54,7 @@ class Faults:
     quit: list[BelljarError] = field(default_factory=list)
     prepare_template: list[BelljarError] = field(default_factory=list)
     save_template: list[BelljarError] = field(default_factory=list)
+    fork: list[BelljarError] = field(default_factory=list)
     discard: list[BelljarError] = field(default_factory=list)
 
     def strike(self, call: str) -> None:
@@ -241,6 +242,29 @@ class FakeHypervisor:
         self.damaged.pop(key, None)
         return self._read(key)
 
+    async def fork(
+        self, domain: Domain, spec: DomainSpec, written: Path, further: Path, point: Callable[[str], None]
+    ) -> tuple[Template, float]:
+        remove_tree(self.template_draft(spec))
+        self.template_draft(spec).mkdir()
+        self.faults.strike("fork")
+        for name in ("fork-moving", "fork-split", "fork-moved"):
+            point(name)
+        spec.disk.rename(written)
+        spec.disk.write_bytes(b"a further overlay")
+        facts = {"image_digest": spec.image_digest, "memory": spec.memory, "grows": [], "fork": spec.fork}
+        (self.template_draft(spec) / "facts").write_text(json.dumps(facts))
+        self.template_draft(spec).rename(self._path(self._key(spec)))
+        return self._read(self._key(spec)), 0.0
+
+    def fork_lock(self, key: str) -> Path:
+        return self.folder / f"{key}.lock"
+
+    def of_fork(self, spec: DomainSpec, key: str) -> DomainSpec:
+        if not self._path(key).exists():
+            raise TemplateError("the fork is gone: it goes with the last machine of it")
+        return replace(spec, fork=str(self._read(key).facts["fork"]))
+
     def templates(self) -> list[Template]:
         return [self._read(path.name) for path in sorted(self.folder.iterdir()) if path.is_dir() and not path.suffix]
 
@@ -258,6 +282,10 @@ class FakeHypervisor:
                 remove_tree(draft)
                 lock.release()
         old = [template.key for template in self.templates() if now - template.created > 7 * 86400]
+        for template in self.templates():
+            if "fork" in template.facts and (lock := try_lock(self.fork_lock(template.key))) is not None:
+                old.append(template.key)
+                lock.release()
         for key in old:
             self.remove_template(key)
         return old
@@ -286,6 +314,8 @@ class FakeHypervisor:
         self.running.pop(domain.spec.id, None)
 
     def _key(self, spec: DomainSpec) -> str:
+        if spec.fork:
+            return sha256(spec.fork.encode()).hexdigest()[:20]
         spec = spec.of_template
         image = (spec.image_digest, spec.image_stored, spec.boot.digest, spec.boot.append)
         machine = (spec.cpus, spec.memory, spec.disk_size, spec.owner[0], spec.accelerator.value, spec.warm)

@@ -138,3 +138,41 @@ async def test_a_guest_that_stands_still_is_written_to_a_file_and_loaded_from_it
             await child.end()
     finally:
         await talk.end()
+
+
+async def test_a_running_guest_becomes_a_template_twice_and_its_clones_go_on_where_it_stood(
+    guests: Tiny, template: Template
+) -> None:
+    talk, spec = await parent(guests, template)
+    assert isinstance(guests.hypervisor, QemuHypervisor)
+    clones: list[Talk] = []
+    seen: list[str] = []
+    try:
+        before = await talk.do(BOTH)
+        for number in range(2):
+            await talk.do(
+                f"echo word {number} > /m/word; echo disk {number} | busybox dd of=/dev/vda conv=notrunc; busybox sync"
+            )
+            written, further = spec.folder / f"layer{number}", spec.folder / "forked"
+            forked = replace(spec, fork=f"fork{number}")
+            key = guests.hypervisor._key(forked)
+            lock = guests.hypervisor.template_lock(forked)
+            assert lock
+            made, still = await guests.hypervisor.fork(talk.domain, forked, written, further, seen.append)
+            assert made.key == key and still < 5 and not further.exists() and written.exists()
+            await talk.do("echo own > /m/word; echo own disk | busybox dd of=/dev/vda conv=notrunc; busybox sync")
+            for _ in range(2):
+                child = guests.hypervisor.of_fork(guests.spec(os.urandom(6).hex()), key)
+                there = guests.hypervisor.find_template(child)
+                assert there == made
+                clones.append(guests.clone(child, made))
+                await clones[-1].domain.connect()
+                assert await clones[-1].do("busybox cat /m/word; busybox head -c 6 /dev/vda; echo") == (
+                    [f"word {number}", f"disk {number}"],
+                    0,
+                )
+                assert await clones[-1].do(BOTH) == before
+            assert await talk.do(BOTH) == before
+    finally:
+        for guest in (*clones, talk):
+            await guest.end()

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,8 +279,9 @@ def test_it_is_asked_for_on_the_control_socket(runtime: Runtime) -> None:
     from belljar.machine.orders import Orders
 
     async def ask(**question: Any) -> Any:
-        life = claim(runtime.request(), runtime.folders, lambda point: None)
-        commands = Commands(life, Orders(), Running(), None, Publish.LOOPBACK)  # type: ignore[arg-type]
+        life, services = claim(runtime.request(), runtime.folders, lambda point: None), runtime.services()
+        services = replace(services, rules=replace(services.rules, publish=Publish.LOOPBACK))
+        commands = Commands(life, Orders(), Running(), None, services)  # type: ignore[arg-type]
         try:
             return await commands.answer({"do": "publish", **question}, None)  # type: ignore[arg-type]
         finally:

@@ -2,8 +2,8 @@
 
 THE WIRE. One duplex byte channel without connections. The host begins a conversation with PAD and a GREETING: the 8
 bytes of MAGIC, a nonce of 16 bytes, and the nonce again. The agent answers the same 40 bytes, then a HELLO frame. What
-comes before a greeting is discarded by both sides. A new greeting ends the old conversation (its payloads are killed)
-and begins the next; a hang-up of the channel ends it too. MAGIC occurs nowhere else on the way to the agent (in a call
+comes before a greeting is discarded by both sides. A new greeting ends the old conversation (its payloads are killed, or,
+where its nonce begins with HEIR, run on unheard) and begins the next; a hang-up of the channel ends it too. MAGIC occurs nowhere else on the way to the agent (in a call
 each byte 255 is followed by a 1, see `stuffed`; DATA is split where it would, see `portions`), so a greeting is seen even
 in the middle of a frame that an earlier host did not finish; PAD is there for the case that a few bytes of it were missing.
 
@@ -30,6 +30,7 @@ PORT = "org.belljar.agent"
 
 MAGIC = b"\xffBELLJAR"
 PAD = bytes(len(MAGIC))
+HEIR = b"WENT ON\0"  # begins a nonce, by which a forked guest is greeted: what ran in its parent runs on
 NONCE_SIZE = 16
 GREETING_SIZE = len(MAGIC) + 2 * NONCE_SIZE
 HEADER = struct.Struct("!BBII")
@@ -175,6 +176,8 @@ class Parser:
         buffer = self.buffer
         if not self.greeted:
             return self._seek()
+        if self.listens and buffer.startswith(PAD + MAGIC[:1]):  # between two frames
+            del buffer[: len(PAD)]
         if self.listens and buffer.startswith(MAGIC[:1]):
             return self._greeting()
         if len(buffer) < HEADER.size:

@@ -245,6 +245,19 @@ class Machine:
         MachineBusy where that cannot be."""
         return control.publish(self.view, Port(guest, host, address))
 
+    def fork(self, count: int = 1, argv: Sequence[Word] = (), **beside: Unpack[Beside]) -> list[Machine]:
+        """So many machines that go on where this one stands, with its memory and disk; each runs the command, or stands ready for
+        `exec`. Raises MachineBusy where that cannot be."""
+        from belljar.jobs.forking import fork
+
+        view, payload = self.view, None
+        if argv:
+            who, cwd = control.account_of(view) or caller(), beside.get("cwd") or str(view.payload.get("cwd") or "/")
+            env = environment(who, beside.get("env", {}), container_of(self._runtime, view.image))
+            payload = Payload(argv_of(argv), who, cwd=os.fsencode(cwd), env=env, stdin=StdinKind.NULL)
+        ids = fork(self._runtime, view, count, payload, requester="api")
+        return [Machine(id, self._runtime) for id in ids]
+
     @property
     def ports(self) -> list[Port]:
         """Those that are published."""

@@ -148,7 +148,7 @@ class Process(Protocol):
 class Guest(Protocol):
     """A guest whose agent answers."""
 
-    async def greet(self) -> None:
+    async def greet(self, *, as_heir: bool = False) -> None:
         """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, ProtocolViolation."""
 
     async def identify(self, identity: Identity) -> IdentityProof: ...

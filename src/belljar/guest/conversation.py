@@ -74,10 +74,11 @@ class Conversation:
 
     # -- begin and end
 
-    async def greet(self) -> None:
+    async def greet(self, *, as_heir: bool = False) -> None:
         self._lose(AgentLost("another conversation began"))
         loop = asyncio.get_running_loop()
-        opening = wire.greeting(os.urandom(16))
+        head = wire.HEIR if as_heir else b""
+        opening = wire.greeting(head + os.urandom(wire.NONCE_SIZE - len(head)))
         self._version = loop.create_future()
         self._channel = Channel(self._connection, wire.Parser(wire.TO_HOST, opening), self._receive, self._lose)
         self._channel.send(wire.PAD + opening)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property
@@ -18,7 +18,7 @@ from belljar.errors import BelljarError, NotPermitted
 from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
 from belljar.host.quick_imports import sha256
-from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting
+from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting, to_json
 from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class DomainSpec:
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
     frame: Frame | None = None  # its template has this size, whatever its own; None: its own
     uplink: Nic | None = None  # the card with which a warm image is prepared, in whose place its clones have theirs
+    fork: str = ""  # by which the fork is known that it is cloned from: its guest, as that stood, has all it is to have
 
     @cached_property
     def of_template(self) -> DomainSpec:
@@ -161,6 +162,12 @@ class DomainSpec:
             boot = replace(boot, append=f"{boot.append} {frame.words}")
         card = self.uplink or (self.nic if frame.has_card else None)
         return replace(self, cpus=frame.cpus, memory=frame.memory, disk_size=frame.disk, nic=card, boot=boot)
+
+    @property
+    def of_fork(self) -> Mapping[str, Any]:
+        """In what the clones of a fork are as their parent is, and cannot know by themselves."""
+        sizes = {"cpus": self.cpus, "memory": self.memory, "disk_size": self.disk_size, "owner": [*self.owner]}
+        return {"fork": self.fork, **sizes, "frame": to_json(self.frame)}
 
     @property
     def served(self) -> tuple[SharedFolder, ...]:
@@ -186,6 +193,8 @@ class DomainSpec:
     @property
     def growth(self) -> frozenset[str]:
         """In what it differs from its template."""
+        if self.fork:
+            return frozenset()
         then = self.of_template
         differences = (
             self.cpus > then.cpus, self.plugged > 0, self.surplus > 0,
@@ -197,7 +206,7 @@ class DomainSpec:
     def is_like_template(self) -> bool:
         """Has its guest nothing to take into use, or to give back? Who it is shows whether it has its card."""
         held = self.frame.held if self.frame else 0
-        return self.growth <= {LESS_MEMORY, CARD} and self.surplus == held
+        return bool(self.fork) or (self.growth <= {LESS_MEMORY, CARD} and self.surplus == held)
 
 
 class EventKind(str, Enum):
@@ -309,6 +318,20 @@ class Templates(Protocol):
 
     def start_template(self, spec: DomainSpec) -> Domain:
         """Start cold, on the disk that `prepare_template` made. `save_template` can follow."""
+
+    async def fork(
+        self, domain: Domain, spec: DomainSpec, written: Path, further: Path, point: Callable[[str], None]
+    ) -> tuple[Template, float]:
+        """A running domain becomes a template; returns that, and for how many seconds the domain stood still. It goes on, also after
+        an error. *spec*: its own, with the name of the fork, whose lock is held and whose draft is journaled, and with the disc that is
+        in its drive. Its disk is split: what is in it by now becomes *written*, and *further* takes its place. *point* is
+        called with the name of each step. Raises HypervisorError, NoSpace, ImageCorrupt."""
+
+    def fork_lock(self, key: str) -> Path:
+        """The lock file of this fork: it is there as long as somebody holds that. Raises TemplateError."""
+
+    def of_fork(self, spec: DomainSpec, key: str) -> DomainSpec:
+        """The domain as a clone of this fork, of the size of its parent. Raises TemplateError."""
 
     async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
         """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended then, in any case."""

@@ -71,6 +71,8 @@ class Connection:
         self.outlet.drop()
         self.inlet.drop()
 
+    leave = abandon
+
     def advance(self) -> None:
         if self.inlet.fd < 0 and self.outlet.fd < 0 and not self.is_over:
             self.is_over = True

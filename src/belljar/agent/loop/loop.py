@@ -20,7 +20,7 @@ from belljar.agent.loop.connection import Connection
 from belljar.agent.loop.hold import Holder, folder_of_agent, install_hold, spent
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
-from belljar.agent.wire import CALL, GREETING, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
+from belljar.agent.wire import CALL, GREETING, HEIR, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
 
 
 class Agent(Channel):
@@ -73,7 +73,7 @@ class Agent(Channel):
         elif kind == PING:
             self.send(PONG, number, body)
         elif kind == GREETING:
-            self._end_conversation()
+            self._end_conversation(is_forked=body.startswith(HEIR))
             self.began, self.has_put = 0, False
             self.out = [welcome(body)]
             self.out_size = len(self.out[0])
@@ -240,10 +240,14 @@ class Agent(Channel):
             for number in ending:
                 self.send(REPLY, number)
 
-    def _end_conversation(self) -> None:
+    def _end_conversation(self, *, is_forked: bool = False) -> None:
         self.ending = []
         for errand in list(self.errands):
             errand.abandon()
+        if is_forked:
+            left, self.processes = self.processes, {}
+            for process in left.values():
+                process.leave()
         self._abandon_all()
 
 

@@ -176,6 +176,14 @@ class Process:
         except BlockingIOError:
             return ""
 
+    def leave(self) -> None:
+        """Nobody listens any more: it goes on, and what it says is dropped."""
+        self.is_silent = True
+        for flow in self.inflows.values():
+            flow.drop()
+        for outflow in list(self.outflows.values()):
+            outflow.mute()
+
     def abandon(self) -> None:
         """Nobody listens any more: kill it, drop what it says."""
         self.is_silent = True

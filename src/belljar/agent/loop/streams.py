@@ -35,18 +35,19 @@ class Outflow(Flow):
         super().__init__(agent, number, fd)
         self.ended, self.failed = ended, failed or self.finish  # a terminal fails when its last user is gone
         self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
+        self.is_mute = False  # nobody hears it any more
         agent.watch(fd, select.EPOLLIN, self.pump)
 
     def pump(self, events: int = 0) -> None:
         """One read; until nothing is left once nobody writes any more."""
         while self.fd >= 0:
-            if not self.credit or self.agent.is_full():
+            if not self.is_mute and (not self.credit or self.agent.is_full()):
                 self.agent.unwatch(self.fd)
                 if self.credit:
                     self.agent.waiting.append(self.resume)
                 return
             try:
-                data = os.read(self.fd, min(self.credit, MAX_DATA))
+                data = os.read(self.fd, MAX_DATA if self.is_mute else min(self.credit, MAX_DATA))
             except BlockingIOError:
                 if self.is_last:
                     self.finish()
@@ -55,8 +56,9 @@ class Outflow(Flow):
                 return self.failed()
             if not data:
                 return self.finish()
-            self.credit -= len(data)
-            self.agent.send(DATA, self.number, data)
+            if not self.is_mute:
+                self.credit -= len(data)
+                self.agent.send(DATA, self.number, data)
             if not self.is_last:
                 return
 
@@ -73,13 +75,19 @@ class Outflow(Flow):
         if was_dry:
             self.resume()
 
+    def mute(self) -> None:
+        """Read on, so that its writer does not wait, and send nothing."""
+        self.is_mute = True
+        self.resume()
+
     def drain(self) -> None:
         self.is_last = True
         self.pump()
 
     def finish(self) -> None:
         if self.fd >= 0:
-            self.agent.send(EOF, self.number)
+            if not self.is_mute:
+                self.agent.send(EOF, self.number)
             self.drop()
             self.ended()
 

@@ -95,7 +95,8 @@ class QemuDomain:
         self._history = History()
         self._loop = asyncio.get_running_loop()
         self._migration = Migration()  # the latest one
-        self._grows = self._is_paused = False
+        self._grows = self.is_paused = False
+        self.disk = "disk0"  # the block node that its guest writes to
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
         self._over: asyncio.Future[int] = self._loop.create_future()
         self._traffic: Traffic | None = None
@@ -132,11 +133,11 @@ class QemuDomain:
         self._preliminaries.clear()
 
     async def pause(self) -> None:
-        self._is_paused = True
+        self.is_paused = True
         await self.call("stop")
 
     async def resume(self) -> None:
-        self._is_paused = False
+        self.is_paused = False
         tries = int(self._timeout / BRIEFLY)
         for left in reversed(range(tries)):
             try:
@@ -284,11 +285,11 @@ class QemuDomain:
         for command, arguments in commands:
             if command != RESIZE:
                 self.ask(command, arguments)
-        if larger or not self._is_paused:
+        if larger or not self.is_paused:
             self._monitor.send("cont")
         for command, arguments in larger:
             self.ask(command, arguments)
-        if larger and self._is_paused:
+        if larger and self.is_paused:
             self._monitor.send("stop")
 
     def _ended(self, status: int) -> None:

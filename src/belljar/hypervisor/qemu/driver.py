@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from belljar.errors import TemplateError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
@@ -15,8 +18,9 @@ from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Launch, Wiring
-from belljar.hypervisor.qemu.template.folders import STATE, TemplateStore, copy_overlay, key_of
+from belljar.hypervisor.qemu.template.folders import STATE, TemplateStore, copy_overlay, is_key, key_of
 from belljar.model import Firmware
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
@@ -147,7 +151,8 @@ class QemuHypervisor(QemuHost):
 
     async def _begin(self, spec: DomainSpec) -> Path:
         key, memory = self._key(spec), spec.of_template.memory
-        return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner))
+        more = cmdline.pieces(spec.plugged, memory) if spec.fork else ()
+        return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner, more))
 
     async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish
@@ -156,12 +161,60 @@ class QemuHypervisor(QemuHost):
         ram_is_read, is_open = abilities.READONLY_RAM in self.abilities.features, self._serves_others and bool(grows)
         return await publish(self._templates, self._facts(spec), grows, ram_is_read=ram_is_read, is_open=is_open)
 
+    async def fork(
+        self, domain: Any, spec: DomainSpec, written: Path, further: Path, point: Callable[[str], None]
+    ) -> tuple[Template, float]:
+        from belljar.hypervisor.qemu.template.forking import HEIR, LIVE, SLOWEST, Split, move
+
+        draft, split = await self._begin(spec), Split(domain, spec, written, further, point)
+        timeout = self._settings.boot_timeout + spec.memory / SLOWEST
+        # No socket: the guard of a user network keeps QEMU from writing to one.
+        reader, writer = os.pipe()
+        with ExitStack() as ends:
+            ends.callback(os.close, writer)
+            with Wiring(spec.owner) as wires:
+                heir = self._run(process.prepare_heir(spec, draft, wires.take(reader), wires), wires)
+            receiving = asyncio.ensure_future(heir.receive(f"fd:{reader}", timeout=timeout))
+            receiving.add_done_callback(lambda task: end_of(heir, task))
+            try:
+                try:
+                    await split.prepare()
+                    point("fork-moving")
+                    await domain.call("getfd", {"fdname": HEIR}, fds=[writer])
+                    ends.close()
+                    still = await move(domain, split.now, live=LIVE[spec.accelerator], timeout=timeout)
+                finally:
+                    await split.finish()
+                await receiving
+                point("fork-moved")
+                await split.hand_on(draft)
+                return await self.save_template(spec, heir), still
+            finally:
+                receiving.cancel()
+                heir.kill()
+                await asyncio.shield(heir.quit(grace=0.0))
+                heir.channel.close()
+                heir.console.close()
+
+    def fork_lock(self, key: str) -> Path:
+        if not is_key(key):
+            raise TemplateError(f"{key[:40]!r}: not the key of a fork")
+        return self._templates.lock(key)
+
+    def of_fork(self, spec: DomainSpec, key: str) -> DomainSpec:
+        template = self._templates.read(key)
+        if template is None or "fork" not in template.facts:
+            raise TemplateError("the fork is gone: it goes with the last machine of it")
+        facts = {**template.facts["fork"]}
+        frame = facts.pop("frame")
+        return replace(spec, **{**facts, "owner": (*facts["owner"],), "frame": Frame(**frame) if frame else None})
+
     def _key(self, spec: DomainSpec) -> str:
         return key_of(self._facts(spec))
 
     def _facts(self, spec: DomainSpec) -> Mapping[str, Any]:
         """Everything that a template and its clones must have in common."""
-        frame, spec, host_cpu = spec.frame, spec.of_template, ""
+        frame, whole, spec, host_cpu = spec.frame, spec, spec.of_template, ""
         if spec.accelerator is Accelerator.KVM:
             from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
 
@@ -177,8 +230,15 @@ class QemuHypervisor(QemuHost):
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
             **({"grows_to": [frame.most_cpus, frame.most_memory, frame.held]} if frame else {}),
             **({"warm": list(spec.warm)} if spec.warm else {}),
+            **({"fork": whole.of_fork, "disk_size": whole.disk_size} if whole.fork else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
+
+
+def end_of(heir: QemuDomain, receiving: asyncio.Task[None]) -> None:
+    """One that reads no more would have the migration wait for it, and even for a cancelled one to be over."""
+    if not receiving.cancelled() and receiving.exception() is not None:
+        heir.kill()
 
 
 def uses_uefi(boot: Boot) -> bool:

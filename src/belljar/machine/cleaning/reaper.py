@@ -29,7 +29,9 @@ from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
 from belljar.records import dataclass, replace
 
-OF_A_MACHINE = r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9]|exchange)"  # a file of `scratch`
+OF_A_MACHINE = (
+    r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9]|exchange|further|layer[0-9]+)"  # a file of `scratch`
+)
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was asked; for the kernel, after SIGKILL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 from contextlib import suppress
@@ -14,23 +15,26 @@ from belljar.machine.life.control import Answer
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
 from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
+from belljar.machine.services import Services
 from belljar.model import Cause, Port, State, to_json
-from belljar.network import Publish
 
 if TYPE_CHECKING:
     from belljar.machine.life.ports import Ports
 
 FAR = 1e11  # seconds since the epoch: the year 5138
 IN_TIME = (State.REQUESTED, State.PREPARING, State.STARTING, State.BOOTING, State.READY, State.RUNNING)
+MOST_FORKS = 1000  # at a time
 LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
 
 
 class Commands:
     """Follows one machine's orders and answers its control socket."""
 
-    def __init__(self, life: Lifecycle, orders: Orders, running: Running, workload: Workload, publish: Publish) -> None:
+    def __init__(
+        self, life: Lifecycle, orders: Orders, running: Running, workload: Workload, services: Services
+    ) -> None:  # fmt: skip
         self.running = running
-        self._life, self._orders, self._workload, self._may_publish = life, orders, workload, publish
+        self._life, self._orders, self._workload, self._services = life, orders, workload, services
         self._grace: asyncio.TimerHandle | None = None
         self._ports: Ports | None = None
 
@@ -43,7 +47,7 @@ class Commands:
         """Listen for the guest, and return where. Raises BadOption, NoSpace."""
         from belljar.machine.life.ports import Ports
 
-        self._ports = self._ports or Ports(self._life, self.running, self._may_publish)
+        self._ports = self._ports or Ports(self._life, self.running, self._services.rules.publish)
         return await self._ports.open(port)
 
     async def close_ports(self) -> None:
@@ -121,6 +125,8 @@ class Commands:
                 return await self._move_deadline(question)
             case "publish":
                 return await self._publish(question)
+            case "fork":
+                return await self._fork(question.get("count"), connection)
             case "relay":
                 return await self._relay(connection)
             case "console":
@@ -160,6 +166,24 @@ class Commands:
             return {"error": f"publish: {exc}"}
         except BelljarError as exc:
             return {"error": exc.message, "hint": exc.hint}
+
+    async def _fork(self, count: object, connection: socket.socket) -> Answer | None:
+        """Say which template it has become, and hold that until whoever asked hangs up: by then machines of it do."""
+        from belljar.machine.life.forking import check, forked
+
+        if self._grace is not None or self._life.deadline.has_passed:
+            return {"error": "it is being ended: it cannot be forked any more"}
+        if not isinstance(count, int) or not 0 < count <= MOST_FORKS:
+            return {"error": f"fork: {str(count)[:20]} is not a number of machines from 1 to {MOST_FORKS}"}
+        try:
+            await check(self._services, self._life, self.running, count)
+            async with forked(self._services, self._life, self.running) as key:
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(connection, json.dumps({"ok": True, "fork": key}).encode() + b"\n")
+                await loop.sock_recv(connection, 1)
+        except BelljarError as exc:
+            return {"error": exc.message, "hint": exc.hint}
+        return None
 
     async def _relay(self, connection: socket.socket) -> Answer | None:
         if self._life.state is State.RUNNING and self.running.guest is None:

@@ -113,7 +113,7 @@ def connect(folder: Path) -> socket.socket:
 
 
 def ask(connection: socket.socket, do: str, **details: Any) -> Answer:
-    """Put one question, wait for its answer (at most ASK_TIMEOUT seconds). Raises MachineBusy when it is refused."""
+    """Put one question, wait for its answer, at most as long as the connection may take. Raises MachineBusy when it is refused."""
     try:
         connection.sendall(json.dumps({"do": do, **details}).encode() + b"\n")
         line = b""
@@ -123,7 +123,7 @@ def ask(connection: socket.socket, do: str, **details: Any) -> Answer:
                 break
             line += data
     except TimeoutError as exc:
-        raise MachineBusy(f"the supervisor did not answer `{do}` within {ASK_TIMEOUT:.0f} s") from exc
+        raise MachineBusy(f"the supervisor did not answer `{do}` within {connection.gettimeout():.0f} s") from exc
     except (ConnectionResetError, BrokenPipeError):
         line = b""
     if not line:

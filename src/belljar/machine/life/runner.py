@@ -50,7 +50,7 @@ class Runner:
         self._held = ExitStack()  # what is released when the domain is gone
         self._orders = orders
         self._workload = self._workload_of(life.request.work)
-        self._commands = Commands(life, orders, self.running, self._workload, services.rules.publish)
+        self._commands = Commands(life, orders, self.running, self._workload, services)
         self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
@@ -64,7 +64,13 @@ class Runner:
         return OwnWorkload(work, self.life, self.running)
 
     async def publish(self) -> None:
-        """Listen on the ports that were asked for. Raises BadOption, NoSpace."""
+        """Have what it may lose to others: the fork that it is cloned from, and the ports that were asked for. Raises BadOption, NoSpace,
+        TemplateError."""
+        if key := self.life.request.machine.fork:
+            from belljar.machine.life.forking import held
+
+            lock = self.services.hypervisor.cloning.fork_lock(key)
+            self._held.enter_context(held(self.life, self.services, lock))
         for port in self.life.request.machine.ports:
             await self._commands.publish(port)
 
@@ -167,6 +173,7 @@ class Runner:
         hypervisor, life = self.services.hypervisor, self.life
         await self._on_disk
         self.running.domain = domain = await hypervisor.launch(plan.spec, plan.template)
+        self.running.spec = plan.disc_in_drive
         life.point("after-spawn")
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
         loop = asyncio.get_running_loop()
@@ -193,7 +200,7 @@ class Runner:
 
     async def _await_agent(self) -> None:
         if self.running.guest is not None:
-            await self.running.guest.greet()
+            await self.running.guest.greet(as_heir=bool(self.life.request.machine.fork))
         self.life.point("after-boot")
 
     async def leave(self) -> None:

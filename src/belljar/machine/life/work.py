@@ -10,7 +10,7 @@ from belljar import errors
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hints import NoReturn
 from belljar.host.files import private
-from belljar.hypervisor import Domain, EventKind
+from belljar.hypervisor import Domain, DomainSpec, EventKind
 from belljar.machine import COLLECTED, JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, message
 from belljar.machine.extras import Equipment, Extra
@@ -33,6 +33,8 @@ class Running:
         self.extras: list[Extra] = []
         self.equipment = Equipment()
         self.is_up = asyncio.Event()  # its work has begun, or is about to
+        self.forking = asyncio.Lock()  # one fork at a time
+        self.forks = 0  # how many there were
         self.clear()
 
     async def furnish(self, guest: Guest, payload: Payload) -> None:
@@ -46,6 +48,7 @@ class Running:
         """Nothing runs any more."""
         self.is_up.clear()
         self.domain: Domain | None = None
+        self.spec: DomainSpec | None = None  # the domain's, with the disc that is in its drive
         self.guest: Guest | None = None
         self.process: Process | None = None
         self.console: Console | None = None

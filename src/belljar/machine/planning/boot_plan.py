@@ -35,6 +35,12 @@ class Plan:
     reason: str = ""
 
     @property
+    def disc_in_drive(self) -> DomainSpec:
+        """Its spec, with the path of the disc that its guest sees: a clone's is its template's."""
+        seed = self.template.folder / SEED if self.template is not None and self.spec.seed else self.spec.seed
+        return replace(self.spec, seed=seed)
+
+    @property
     def awaited(self) -> str:
         """What its start waits for."""
         return self.context.awaited if self.template is None else "the clone's agent to answer"
@@ -50,7 +56,8 @@ class Planner:
     @property
     def must_clone(self) -> bool:
         """Is nothing but a clone what was asked for?"""
-        return self._life.request.machine.start is Start.CLONE or self._image.recipe is not None
+        machine = self._life.request.machine
+        return machine.start is Start.CLONE or bool(machine.fork) or self._image.recipe is not None
 
     async def plan(self) -> Plan:
         """The start that is wanted and can be had."""
@@ -61,7 +68,9 @@ class Planner:
             plan = await self._from_template(plan)
         except TemplateError as refusal:
             if self.must_clone:
+                machine = self._life.request.machine
                 hint = "Without `--start clone` it boots cold." if self._image.recipe is None else WARM
+                hint = "Fork the machine again." if machine.fork else hint
                 raise TemplateError(f"no clone can be started: {refusal.message}", hint=hint) from refusal
             return await self._with_disk(replace(plan, reason=refusal.message))
         assert plan.template is not None
@@ -92,6 +101,8 @@ class Planner:
         """As a clone: of a template of exactly its size, else of its image's base template, else of one made of its size.
         Raises TemplateError; BootTimeout and BootFailed, where a template was booted with all the time there is: a second
         cold boot would not answer either."""
+        if key := self._life.request.machine.fork:
+            return self._of_fork(plan, key)
         if plan.context.private:
             raise TemplateError(plan.context.private)
         if awaited_line(self._life.request.work):
@@ -114,6 +125,13 @@ class Planner:
         if is_warm:
             raise TemplateError("its clones cannot be given another size by this host's QEMU and the image's kernel")
         return replace(plan, template=await self._make_unless_failed(spec, context))
+
+    def _of_fork(self, plan: Plan, key: str) -> Plan:
+        templates = self._services.hypervisor.cloning
+        spec = templates.of_fork(plan.spec, key)
+        if (template := templates.find_template(spec)) is None:
+            raise TemplateError("the fork was made by another QEMU, or with other settings")
+        return replace(plan, spec=spec, template=template)
 
     async def _make_unless_failed(self, spec: DomainSpec, context: GuestContext) -> Template:
         """A template made now, by us or by somebody before us, unless the last try failed a short time ago."""

@@ -192,6 +192,8 @@ async def _drain(line: socket.socket, console: bytearray) -> None:
 def judge(error: errors.BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
     """Remove the template if a clone's failure is surely its own: others start from it, and it takes minutes to make.
     Silence may be the host's: then only after DOUBTS_ENOUGH in a row, counted in a file that a good clone removes."""
+    if spec.fork:
+        return  # others are about to be cloned from it, and it goes by itself
     newest = hypervisor.cloning.find_template(spec)
     if newest is not None and newest.created != template.created:
         return

@@ -24,7 +24,7 @@ from belljar.host.commands import SEARCH_PATH, program
 from belljar.host.files import private, write_all
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor import DomainSpec, Template
-from belljar.hypervisor.qemu.template.folders import DISK, RAM, STATE
+from belljar.hypervisor.qemu.template.folders import DISK, RAM, STATE, TemplateStore
 from belljar.model import SEED, NetworkMode
 from belljar.records import dataclass, replace
 
@@ -208,7 +208,7 @@ def ended(status: int | None) -> str:
 # an inherited file by its own mode alone. Removing such a file after it was opened harms nobody.
 
 
-MAGIC, DEEPEST = b"QFI\xfb", 8
+MAGIC, DEEPEST = b"QFI\xfb", 32
 LONGEST_NAME = 1023  # docs/interop/qcow2.txt: backing_file_size
 
 
@@ -339,12 +339,13 @@ def prepare(spec: DomainSpec, template: Template | None, wires: Wiring) -> Launc
         folder = wires.folder(template.folder)  # all files of one boot: another may be made in its place meanwhile
         disk = tuple(wires.disk(spec.disk).values())
         state, ram, below = (wires.open(folder / name) for name in (STATE, RAM, DISK))
+        more = tuple(wires.open(folder / name) for name in (TemplateStore.more(template.folder) if spec.fork else ()))
         seed = wires.open(folder / SEED) if spec.seed else -1
         if not any(os.path.sameopenfile(fd, below) for fd in disk[1:2]):
             raise ImageCorrupt("another was made in its place meanwhile")
     except ImageCorrupt as exc:
         raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
-    return Launch(spec, disk, "going on from its template", ram, state, seed=seed)
+    return Launch(spec, disk, "going on from its template", ram, state, seed=seed, is_grown=bool(spec.fork), more=more)
 
 
 def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
@@ -353,10 +354,25 @@ def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
         disk, ram = tuple(wires.disk(draft / DISK).values()), wires.open(draft / RAM)
     except ImageCorrupt as exc:
         raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
-    spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
     seed = wires.open(spec.seed) if spec.seed else -1
     has_uplink = spec.uplink is not None
-    return Launch(spec, disk, "booting a template", ram, is_draft=True, has_uplink=has_uplink, seed=seed)
+    return Launch(_alone(spec), disk, "booting a template", ram, is_draft=True, has_uplink=has_uplink, seed=seed)
+
+
+def prepare_heir(spec: DomainSpec, draft: Path, line: int, wires: Wiring) -> Launch:
+    """What takes in the memory of a running guest by this *line*, to become a template. Raises ImageCorrupt, HostError."""
+    wires.disk(spec.disk)  # else nothing could be cloned from it
+    ram, *more = (wires.open(draft / name) for name in (RAM, *TemplateStore.more(draft)))
+    seed, incoming = wires.open(spec.seed) if spec.seed else -1, wires.lend(line)
+    return Launch(
+        _alone(spec), (), "taking in a running guest", ram, incoming, seed=seed, is_draft=True, is_stream=True,
+        is_grown=True, more=(*more,),
+    )  # fmt: skip
+
+
+def _alone(spec: DomainSpec) -> DomainSpec:
+    """Without what a clone brings of its own."""
+    return replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
 
 
 def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> None:

@@ -1,12 +1,16 @@
 """The templates on disk: one folder each, made under a draft name, trusted only while nothing in it has changed.
 
     templates/<key>/ram          guest memory; belongs to QEMU's user where QEMU must be able to open it read-write
+    templates/<key>/more0 ...    a fork's: the memory that was plugged into its parent
     templates/<key>/state        device state
     templates/<key>/disk.qcow2   what the guest wrote while it booted, on top of the image
     templates/<key>/clone.qcow2  an empty overlay on disk.qcow2, copied for each clone
     templates/<key>/seed.iso     the disc its guest has in a drive; most have none
     templates/<key>/manifest.json
     templates/<key>.draft/       one in the making; templates/<key>.lock says by whom
+
+A fork is the template of one running machine: it is nobody's once no process holds its lock, and is made for no later start of the
+host.
 
 Nothing here knows QEMU's protocol or runs a domain. A clone opens all files before it starts, so that removing a
 template never harms a machine.
@@ -17,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,7 +46,7 @@ from belljar.hypervisor import Template
 from belljar.model import MIB, SEED, dumps
 
 FORMAT = 2  # of the folder; part of every key
-RAM, STATE, DISK, CLONE, MANIFEST = "ram", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
+RAM, MORE, STATE, DISK, CLONE, MANIFEST = "ram", "more", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
 FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
@@ -104,7 +108,9 @@ class TemplateStore:
             except FileNotFoundError:
                 wrong.append(f"{name} is missing")
                 continue
-            wrong += [f"{name} has another {what} than when it was made" for what in now if now[what] != then.get(what)]
+            wrong += [
+                f"{name} has another {what} than when it was made" for what in then if now.get(what) != then[what]
+            ]
         return wrong
 
     def all(self) -> list[Template]:
@@ -114,19 +120,21 @@ class TemplateStore:
 
     # -- making ------------------------------------------------------------------------------------------------------
 
-    def begin(self, key: str, memory: int, owner: tuple[int, int]) -> Path:
-        """An empty draft with its RAM file, for QEMU's user. Raises NoSpace before anything is written."""
+    def begin(self, key: str, memory: int, owner: tuple[int, int], more: Sequence[int] = ()) -> Path:
+        """An empty draft with its files of memory, for QEMU's user. Raises NoSpace before anything is written."""
         private_folder(self.folder)
-        free = free_bytes(self.folder)
+        sizes = {RAM: memory, **{f"{MORE}{number}": size for number, size in enumerate(more)}}
+        free, memory = free_bytes(self.folder), sum(sizes.values())
         if free < memory + ROOM:
             raise NoSpace(f"{self.folder}: {free // MIB} MiB free, a template needs {(memory + ROOM) // MIB}")
         draft = self.draft(key)
         remove_tree(draft)
         with no_space_as_error(draft):
             draft.mkdir(mode=0o700)
-            with open(draft / RAM, "xb", opener=private) as file:
-                file.truncate(memory)
-                give(file.fileno(), owner)
+            for name, size in sizes.items():
+                with open(draft / name, "xb", opener=private) as file:
+                    file.truncate(size)
+                    give(file.fileno(), owner)
         return draft
 
     def publish(
@@ -134,17 +142,18 @@ class TemplateStore:
         is_open: bool = False,
     ) -> Template:  # fmt: skip
         """The draft becomes the template. *is_open*: other users may read it."""
-        draft = self.draft(key)
+        draft, memory, is_fork = self.draft(key), [RAM, *self.more(self.draft(key))], "fork" in facts
         with no_space_as_error(draft):
             files = {}
-            for name in (*FILES, *((SEED,) if (draft / SEED).exists() else ())):
+            for name in (*FILES, *memory[1:], *((SEED,) if (draft / SEED).exists() else ())):
                 with open(draft / name, "rb", opener=private) as file:
-                    if name != RAM or ram_is_read:
+                    if name not in memory or ram_is_read:
                         give(file.fileno(), (os.geteuid(), os.getegid()))
                         os.fchmod(file.fileno(), 0o444)  # its folder is closed to others, as a rule
                     elif is_open:
                         os.fchmod(file.fileno(), 0o644)
-                    os.fsync(file.fileno())
+                    if not is_fork:
+                        os.fsync(file.fileno())
                     files[name] = identity(os.fstat(file.fileno()))
             manifest = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
             write_whole(draft / MANIFEST, dumps(manifest), mode=0o644 if is_open else 0o600, durable=True)
@@ -157,6 +166,11 @@ class TemplateStore:
         if (template := self.read(key)) is None:
             raise TemplateError(f"the template {key} is gone again")
         return template
+
+    @staticmethod
+    def more(folder: Path) -> list[str]:
+        """The files of memory that was plugged in, the first one first."""
+        return sorted(path.name for path in folder.glob(f"{MORE}[0-9]"))
 
     # -- unmaking ----------------------------------------------------------------------------------------------------
 
@@ -171,7 +185,8 @@ class TemplateStore:
         return [self.draft(key) for key in keys if is_key(key) and not is_locked(self.folder / f"{key}{LOCK}")]
 
     def expire(self, now: float) -> list[str]:
-        """Remove templates past their age or without a readable manifest, and drafts that nobody works on any more."""
+        """Remove templates past their age or without a readable manifest, forks that no machine has any more, and drafts that nobody
+        works on."""
         removed = []
         for key in sorted({name.removesuffix(DRAFT).removesuffix(LOCK) for name in self._names()}):
             lock = try_lock(self.folder / f"{key}{LOCK}") if is_key(key) else None
@@ -188,7 +203,9 @@ class TemplateStore:
 
     def _is_old(self, key: str, now: float) -> bool:
         template = self.read(key)
-        return self.path(key).exists() if template is None else now - template.created > self._days * DAY
+        if template is None:
+            return self.path(key).exists()
+        return "fork" in template.facts or now - template.created > self._days * DAY
 
     def _names(self) -> Iterable[str]:
         with suppress(FileNotFoundError):
@@ -201,10 +218,12 @@ def is_key(name: str) -> bool:
 
 
 def identity(status: os.stat_result) -> dict[str, int]:
-    """What a file cannot change without our notice. Its change time can be set by nobody, root included."""
-    return {
-        "size": status.st_size, "mtime": status.st_mtime_ns, "ctime": status.st_ctime_ns, "inode": status.st_ino,
-        "owner": status.st_uid, "mode": stat.S_IMODE(status.st_mode),
+    """What a file cannot change without our notice. Its change time can be set by nobody, root included; of a file with several
+    names it changes with each of them."""
+    changed = {"ctime": status.st_ctime_ns} if status.st_nlink == 1 else {}
+    return changed | {
+        "size": status.st_size, "mtime": status.st_mtime_ns, "inode": status.st_ino, "owner": status.st_uid,
+        "mode": stat.S_IMODE(status.st_mode),
     }  # fmt: skip
 
 

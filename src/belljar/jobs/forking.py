@@ -1,0 +1,49 @@
+"""Asks a running machine to be forked, and has the machines started that go on where it stands."""
+
+from __future__ import annotations
+
+from belljar.errors import BelljarError, MachineBusy, NoSuchMachine
+from belljar.hints import TYPE_CHECKING
+from belljar.jobs.starting import make_request
+from belljar.machine import MachineView
+from belljar.machine.life import control
+from belljar.machine.outside.detached import Keeper
+from belljar.model import MachineId, MachineSpec, OwnWork, Payload, Probe, RunPayload, Sign, Start
+from belljar.reading import from_json
+from belljar.records import replace
+
+if TYPE_CHECKING:
+    from belljar.jobs import Runtime
+
+PATIENCE = 1800.0  # seconds for the memory of a large machine
+
+
+def fork(
+    runtime: Runtime, view: MachineView, count: int, payload: Payload | None, *, name: str = "", requester: str = "cli"
+) -> list[MachineId]:
+    """So many machines that go on where this one stands, all claimed when this returns, or none lives. Each runs the *payload*; without
+    one it stands ready. Raises MachineBusy, and what kept one from being claimed."""
+    if not view.alive:
+        raise NoSuchMachine(f"{view.id}: the machine has ended")
+    work = OwnWork(ready=Probe(Sign.AGENT)) if payload is None else RunPayload(payload)
+    parent: MachineSpec = from_json(MachineSpec, view.request["machine"])
+    with control.connect(view.folder) as connection:
+        connection.settimeout(PATIENCE)
+        try:
+            key = str(control.ask(connection, "fork", count=count)["fork"])
+        except MachineBusy as error:
+            raise MachineBusy(f"{view.id} cannot be forked: {error.message}", hint=error.hint) from error
+        machine = replace(parent, fork=key, start=Start.CLONE, ports=())
+        requests = []
+        for number in range(1, count + 1):
+            called = f"{name}-{number}" if name and count > 1 else name
+            asked = make_request(runtime.settings, work, name=called, requester=requester, labels={"fork-of": view.id})
+            requests.append(replace(asked, machine=machine))
+        answers = Keeper(config_file=runtime.config_file, count=count).take_all(requests)
+    machines = [answer for answer in answers if isinstance(answer, str)]
+    for problem in answers:
+        if isinstance(problem, BelljarError):
+            for id in machines:
+                runtime.reaper.end(runtime.machines.find(id))
+            raise problem
+    return machines

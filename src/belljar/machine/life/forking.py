@@ -1,0 +1,79 @@
+"""A fork: a running machine becomes a template, from which other machines go on where it stands. The template has no name, and goes
+when nobody holds it any more: first its maker, for whoever asked for it, then the machines that were cloned from it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from belljar.errors import ForkRefused, GuestError
+from belljar.host.locks import locked
+from belljar.host.room import Need, own_groups
+from belljar.machine.life.claim import room_now
+from belljar.machine.life.life import Lifecycle
+from belljar.machine.life.work import Running
+from belljar.machine.services import Services
+from belljar.model import OwnWork, State
+from belljar.records import replace
+
+PATIENCE = 10.0  # seconds for the lock of a template that is looked at by a reaper
+AGAIN = "Start it without, and fork that machine."
+
+
+@contextmanager
+def held(life: Lifecycle, services: Services, lock: Path) -> Iterator[None]:
+    """The fork of this lock stays as long as this lasts. The last one who holds it removes it, and a reaper for those who died."""
+    life.record.intend("template", lock)
+    try:
+        with locked(lock, timeout=PATIENCE, what="keep a fork", shared=True):
+            yield
+    finally:
+        services.hypervisor.expire_templates(time.time())
+
+
+async def check(services: Services, life: Lifecycle, running: Running, count: int) -> None:
+    """Raises ForkRefused, and NoMemory and its like for so many more machines; TemplateError where nothing can be cloned."""
+    machine, work = life.request.machine, life.request.work
+    assert services.hypervisor.cloning
+    if life.state is not State.RUNNING or running.domain is None:
+        raise ForkRefused(f"it is {life.state.value}, not running", hint="Wait until it runs (`belljar ps`).")
+    if running.guest is None:
+        raise ForkRefused("it has no agent of belljar's", hint="Give its machine one with `--ready agent`.")
+    if machine.shares:
+        raise ForkRefused("it has shared folders, which stay its own", hint=f"{AGAIN} `belljar cp` brings files.")
+    if running.equipment.disks:
+        names = ", ".join(disk.name for disk in running.equipment.disks)
+        raise ForkRefused(
+            f"it has further disks ({names}), which are not copied", hint=f"{AGAIN} `belljar cp` brings files."
+        )
+    if life.request.keep or (isinstance(work, OwnWork) and work.reboots):
+        raise ForkRefused("its disk is to outlast it or a reboot, and a fork divides it", hint=AGAIN)
+    room_now(life.folders, services.rules.host).refuse(
+        Need(count * machine.memory, count * machine.cpus, 0, own_groups())
+    )
+    try:
+        await running.guest.set_clock()
+    except GuestError as error:
+        raise ForkRefused(
+            f"its agent does not answer: {error.message}", hint="Try again when it is less busy."
+        ) from error
+
+
+@asynccontextmanager
+async def forked(services: Services, life: Lifecycle, running: Running) -> AsyncIterator[str]:
+    """The key of the template that this machine becomes, held as long as this lasts. Raises what `Templates.fork` does."""
+    assert running.domain is not None and running.spec is not None
+    templates, spec = services.hypervisor.cloning, replace(running.spec, fork=os.urandom(8).hex())
+    life.record.intend("template", templates.template_draft(spec))
+    with held(life, services, templates.template_lock(spec)):
+        async with running.forking:
+            running.forks += 1
+            written, further = life.attach("layer", f"layer{running.forks}"), life.attach("layer", "further")
+            life.point("fork-begun")
+            template, still = await templates.fork(running.domain, spec, written, further, life.point)
+            life.point("fork-made")
+        life.record.tell("forked", key=template.key, still=round(still, 4))
+        yield template.key
