@@ -10,7 +10,7 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1450,
+    "ground": 1480,
     "host": 3300,
     "hypervisor": 4050,
     "image": 5150,
@@ -20,7 +20,7 @@ BUDGETS = {
     "agent": 3600,
     "batch": 5050,
     "pool": 1510,
-    "machine": 5290,
+    "machine": 5310,
     "jobs": 2560,
     "service": 1470,
     "vacuum": 3260,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
+from pathlib import Path
 
 from belljar.errors import AgentLost, BelljarError, DomainDied
 from belljar.hints import Any, NoReturn, TypeVar
@@ -56,6 +57,19 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """Write the machine to *folder* as its next checkpoint; then end it with Cause.CHECKPOINTED (*stop*), or let it go on.
+
+    `done` is settled when the checkpoint is whole: with its number, or with the BelljarError that says why there is none; the
+    machine then goes on as if nothing had been. It is cancelled where the machine ended before."""
+
+    folder: Path
+    done: asyncio.Future[int]
+    stop: bool = False
+    within: float | None = None  # seconds; what takes longer is given up
+
+
+@dataclass(frozen=True)
 class GraceOver:
     """The payload had its time to end after TERM. Given by the supervisor to itself."""
 
@@ -63,7 +77,7 @@ class GraceOver:
     is_last: bool = False  # what was left of it was killed already
 
 
-Order = GraceOver | Signal | Stop | Kill | Resize | Pause | Resume
+Order = GraceOver | Signal | Stop | Kill | Resize | Pause | Resume | Freeze
 
 # Before there is a payload to deliver them to, these mean: do not start one.
 CANCELLING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU})
