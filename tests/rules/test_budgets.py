@@ -12,7 +12,7 @@ from tests.rules.test_layers import MODULES, name_of, room_of
 BUDGETS = {
     "ground": 1480,
     "host": 3300,
-    "hypervisor": 4050,
+    "hypervisor": 4160,
     "image": 5150,
     "network": 970,
     "context": 850,

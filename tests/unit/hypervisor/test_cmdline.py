@@ -5,10 +5,11 @@ import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder, guest_uuid
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Frame, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.cmdline import command_line, hardware, place_at_the_end, state_address
 from belljar.hypervisor.qemu.process.launch import Launch
@@ -46,6 +47,11 @@ FOLDERS = (
 
 CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
 
+# A machine that was given memory and processors beyond its template's.
+FRAME = Frame(1, 256 * MIB, 8 * GIB, 16, 64 * GIB)
+GROWN = replace(COLD, cpus=3, memory=4 * GIB, disk_size=9 * GIB, frame=FRAME)
+AS_IT_IS: dict[str, Any] = {"is_draft": True, "is_stream": True, "is_grown": True}
+
 CASES = {
     "cold": (COLD, QEMU, LAUNCH),
     "firmware": (replace(COLD, boot=Boot()), QEMU, replace(LAUNCH, kernel="", initrd="")),
@@ -60,6 +66,11 @@ CASES = {
     "clone": (COLD, QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
     "clone-8.2": (COLD, NEW_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
     "clone-11.1": (COLD, NEWEST_QEMU, replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23)),
+    "grown-draft": (GROWN, QEMU, replace(LAUNCH, layers=(), ram=17, more=(18, 19), incoming=23, **AS_IT_IS)),
+    "grown-clone": (
+        GROWN, NEW_QEMU, replace(LAUNCH, layers=(13, 14), ram=17, more=(18, 19), incoming=23, is_grown=True)
+    ),
+    "grown-with-its-own-memory": (GROWN, NEW_QEMU, replace(LAUNCH, incoming=23, is_stream=True, is_grown=True)),
     "clone-with-disks": (
         replace(COLD, disks=DISKS), QEMU,
         replace(LAUNCH, layers=(13, 14, 18), ram=17, incoming=23, disks=((19,), (20,))),
@@ -265,3 +276,4 @@ def test_a_device_state_has_the_address_that_this_qemu_takes_for_files() -> None
     assert state_address(23, QEMU) == "fd:23"
     assert state_address("state", QEMU) == "fd:state"
     assert state_address(23, NEW_QEMU) == "file:/dev/fdset/23"
+    assert state_address(23, NEW_QEMU, is_stream=True) == "fd:23"

@@ -11,9 +11,9 @@ import pytest
 from belljar.errors import PlugRefused
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS, command_line, hardware
+from belljar.hypervisor.qemu.cmdline import SLOTS, command_line, hardware, pieces
 from belljar.hypervisor.qemu.process.launch import Launch
-from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, pieces, processors
+from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, processors
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 QEMU = Abilities("/usr/bin/qemu", "x", "QEMU 7.2", frozenset(DEVICES), frozenset(FEATURES))

@@ -11,7 +11,7 @@ import json
 from itertools import pairwise
 
 from belljar.hints import Any
-from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder, guest_uuid
+from belljar.hypervisor import Accelerator, DomainSpec, Frame, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
@@ -26,7 +26,8 @@ MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump
 # Devices that a template never has sit at the far end of the bus, eight in a slot, so that all others keep their places.
 LAST_SLOT = 0x1E  # the one behind it is the board's own
 FUNCTIONS = 8
-SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
+SLOTS = 8  # for memory that is plugged in
+TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
 CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
 WRITTEN: dict[str, Any] = {"cache": {"no-flush": True}}  # what a machine writes is gone with it: no flush is needed
 READ: dict[str, Any] = {"read-only": True}
@@ -43,6 +44,7 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *name(spec.id),
         *("-sandbox", SANDBOX),
         *machine(launch, abilities, cpu),
+        *(grown(launch, abilities, cpu) if launch.is_grown else []),
         *kernel(launch),
         *few_workers(launch.workers, abilities),
         *monitor(launch.monitor, abilities),
@@ -50,12 +52,12 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *notifiers(abilities),
         *entropy(),
         *agent_port(launch.channel),
-        *disk(launch.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
+        *disk(launch),
         *(network_card(spec.nic, launch) if spec.nic else []),
         *shared_folders(launch),
         *(seed_disc(launch.seed) if spec.seed else []),
         *further_disks(launch),
-        *(device_state(launch.incoming, abilities) if launch.incoming >= 0 else []),
+        *(device_state(launch, abilities) if launch.incoming >= 0 else []),
     ]
 
 
@@ -99,12 +101,48 @@ def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
     count = f"cpus={booted.cpus}," + (f"maxcpus={most}," if frame else "")
     words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu]
     words += ["-smp", f"{count}sockets=1,cores={most},threads=1", "-m", f"{booted.memory // MIB}M{room}"]
-    if launch.ram < 0:
-        return [*words, "-M", MACHINE]
-    is_private = launch.incoming >= 0 and not launch.folders
-    backend = {"qom-type": "memory-backend-file", "id": "ram", "size": booted.memory, "mem-path": reopened(launch.ram)}
-    backend |= {"share": not is_private} | (NO_WRITES if is_private and READONLY_RAM in abilities.features else {})
+    backend = memory_backend(launch, abilities, "ram", booted.memory, launch.ram)
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
+
+
+def memory_backend(launch: Launch, abilities: Abilities, name: str, size: int, fd: int) -> dict[str, Any]:
+    """Memory in a file, or QEMU's own. The name is in the state that a template or a checkpoint is made of."""
+    if fd < 0:
+        return {"qom-type": "memory-backend-ram", "id": name, "size": size}
+    is_private = launch.incoming >= 0 and not launch.folders and not launch.is_draft
+    backend = {
+        "qom-type": "memory-backend-file",
+        "id": name,
+        "size": size,
+        "mem-path": reopened(fd),
+        "share": not is_private,
+    }
+    return backend | (NO_WRITES if is_private and READONLY_RAM in abilities.features else {})
+
+
+def grown(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
+    """What a clone is given by commands otherwise (template/plugging.py), under the same names and in the same order."""
+    spec, booted, words = launch.spec, launch.spec.of_template, list[str]()
+    for number, size in enumerate(pieces(spec.plugged, booted.memory)):
+        fd = launch.more[number] if launch.more else -1
+        words += ["-object", compact(memory_backend(launch, abilities, f"more{number}", size, fd))]
+        words += ["-device", f"pc-dimm,id=dimm{number},memdev=more{number}"]
+    kind = f"{cpu.partition(',')[0]}-x86_64-cpu"
+    for number in range(1, spec.cpus - booted.cpus + 1):
+        place = f"socket-id=0,core-id={booted.cpus + number - 1},thread-id=0"
+        words += ["-device", f"{kind},id=cpu{number},{place}"]
+    return words
+
+
+def pieces(missing: int, there: int, block: int = Frame.block) -> list[int]:
+    """How *missing* bytes are plugged into a guest that has *there*, in whole blocks. For each page of new memory the kernel needs
+    1/64 of it in the old: that bounds how much one piece can bring."""
+    sizes: list[int] = []
+    left = -(-max(missing, 0) // block) * block
+    while left > 0:
+        sizes.append(min(left, there * TIMES))
+        there, left = there + sizes[-1], left - sizes[-1]
+    return sizes
 
 
 def few_workers(most: int, abilities: Abilities) -> list[str]:
@@ -138,15 +176,16 @@ def monitor(fd: int, abilities: Abilities) -> list[str]:
     return ["-chardev", f"socket,id=monitor,fd={fd}", *words]
 
 
-def device_state(fd: int, abilities: Abilities) -> list[str]:
-    """The state is loaded by command, from where `state_address` says."""
-    words = ["-add-fd", f"fd={fd},set={fd}"] if FILE_MIGRATION in abilities.features else []
-    return [*words, "-incoming", "defer"]
+def device_state(launch: Launch, abilities: Abilities) -> list[str]:
+    """The state is loaded by command, from where `state_address` says. A guest that becomes a template does not run on."""
+    fd, is_file = launch.incoming, FILE_MIGRATION in abilities.features and not launch.is_stream
+    words = ["-add-fd", f"fd={fd},set={fd}"] if is_file else []
+    return [*words, *(["-S"] if launch.is_draft else []), "-incoming", "defer"]
 
 
-def state_address(fd: int | str, abilities: Abilities) -> str:
+def state_address(fd: int | str, abilities: Abilities, *, is_stream: bool = False) -> str:
     """What a migration calls the file of a set or descriptor. Newer QEMU takes `fd:` for pipes and sockets alone."""
-    return f"file:/dev/fdset/{fd}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
+    return f"file:/dev/fdset/{fd}" if FILE_MIGRATION in abilities.features and not is_stream else f"fd:{fd}"
 
 
 def console(fd: int) -> list[str]:
@@ -187,13 +226,18 @@ def chain(name: str, fds: tuple[int, ...], trait: dict[str, Any]) -> list[str]:
     return words
 
 
-def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list[str]:
-    """The overlay on its base. A template's is synced when it is saved. A full host disk stops the guest."""
-    words = chain("disk", fds, WRITTEN)
-    if is_disc:  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
+def disk(launch: Launch) -> list[str]:
+    """The overlay on its base. A template's is synced when it is saved. A full host disk stops the guest. A guest that only becomes a
+    template reads none."""
+    boot, size = launch.spec.boot, launch.spec.disk_size
+    nothing = ["-blockdev", compact({"driver": "null-co", "node-name": "disk0", "size": size})]
+    words = chain("disk", launch.layers, WRITTEN) or nothing
+    if (
+        boot.is_disc
+    ):  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
         return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
-    boot = ",bootindex=1" if bootable else ""
-    return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{boot}"]
+    order = "" if boot.kernel else ",bootindex=1"
+    return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{order}"]
 
 
 def seed_disc(fd: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -14,6 +14,7 @@ from pathlib import Path
 from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
+from belljar.host.threads import to_its_end
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.qemu.process.launch import Child, Launch, Spawn, ended, spawn
 from belljar.hypervisor.qemu.process.qmp import Monitor, settle
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
     from belljar.hypervisor.qemu.virtiofs import FolderServer
 
 Command = tuple[str, dict[str, Any]]
+Switch = Callable[[], Awaitable[None]]
 Grow = Callable[[Any], Sequence[Command]]  # from QEMU's answer to CPU_SLOTS, where it was asked
 CPU_SLOTS = "query-hotpluggable-cpus"
 RESIZE = "block_resize"
 PLUGGING = ("object-add", "device_add", RESIZE)
-# Of a migration: leave the memory in its file; tell us when it is done.
-CAPABILITIES = {"capabilities": [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]}
+PAUSED = "pre-switchover"  # of a migration: the guest stands still, and the rest of its state is not written yet
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
+# Of a migration with memory: as fast as can be; the guest stands still when the rest takes so many milliseconds.
+QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
+NOT_YET, BRIEFLY = "not finalized yet", 0.001
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
 
@@ -53,6 +57,27 @@ class Lines:
             end.close()
 
 
+class Migration:
+    """One of a domain's, as far as QEMU has told. Its end counts as each stage before it, too."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.paused: asyncio.Future[str] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+
+    def hear(self, status: str) -> None:
+        stages = (self.paused, self.ended) if status in FINAL else (self.paused,) if status == PAUSED else ()
+        for stage in stages:
+            if not stage.done():
+                stage.set_result(status)
+
+
+def capabilities(*, with_memory: bool, pauses: bool = False) -> dict[str, Any]:
+    """Of a migration: does its stream have memory that is in a file, too? It tells where it is, and may pause before its last part."""
+    states = {"events": True, "x-ignore-shared": not with_memory, "pause-before-switchover": pauses}
+    return {"capabilities": [{"capability": name, "state": state} for name, state in states.items()]}
+
+
 class QemuDomain:
     """Implements `Domain`. `doing` says what it was last asked to do, for the message when it dies of it."""
 
@@ -69,7 +94,7 @@ class QemuDomain:
         self._timeout, self._doing = timeout, launch.doing
         self._history = History()
         self._loop = asyncio.get_running_loop()
-        self._migration: asyncio.Future[str] = self._loop.create_future()  # how the only one ended
+        self._migration = Migration()  # the latest one
         self._grows = self._is_paused = False
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
         self._over: asyncio.Future[int] = self._loop.create_future()
@@ -96,7 +121,7 @@ class QemuDomain:
     async def connect(self) -> None:
         await self.answer(self._monitor.handshake, "qmp_capabilities")
         if self._grows:
-            await self._migrated(None)
+            await self._until(self._migration.ended, None)
         for command, future in self._preliminaries:
             try:
                 await self.answer(future, command)
@@ -112,7 +137,17 @@ class QemuDomain:
 
     async def resume(self) -> None:
         self._is_paused = False
-        await self.call("cont")
+        tries = int(self._timeout / BRIEFLY)
+        for left in reversed(range(tries)):
+            try:
+                await self.call("cont")
+                return
+            except (
+                QmpError
+            ) as exc:  # QEMU tells of a migration's end a moment before it takes this, and of nothing then
+                if NOT_YET not in exc.message or not left:
+                    raise
+            await asyncio.sleep(BRIEFLY)
 
     async def press_power(self) -> None:
         await self.call("system_powerdown")
@@ -151,19 +186,21 @@ class QemuDomain:
 
     # -- for the driver ------------------------------------------------------------------------------------------------
 
-    def go_on(self, state: str, grow: Grow | None = None, *, asks_cpus: bool = False) -> None:
-        """Load the device state at this address and run the guest; `connect` waits for the answers. A QEMU that still loads
-        forgets `cont`, so it is said again when the load is over. What *grow* returns is plugged in between: before the guest's
-        first instruction, but for a larger disk."""
+    def go_on(
+        self, state: str, grow: Grow | None = None, *, asks_cpus: bool = False, with_memory: bool = False
+    ) -> None:  # fmt: skip
+        """Load the state at this address and run the guest; `connect` waits for the answers. A QEMU that still loads forgets
+        `cont`, so it is said again when the load is over. What *grow* returns is plugged in between: before the guest's first
+        instruction, but for a larger disk. *with_memory*: it is in the state."""
         slots = self._monitor.send(CPU_SLOTS) if asks_cpus else None
-        self.ask("migrate-set-capabilities", CAPABILITIES)
+        self.ask("migrate-set-capabilities", capabilities(with_memory=with_memory))
         # Nobody on a network knows the clone yet; its guest's driver would be busy with telling them five times.
         self.ask("migrate-set-parameters", {"announce-rounds": 0})
         self.ask("migrate-incoming", {"uri": state})
         self._grows = grow is not None
         if not self._grows:
             self.ask("cont")
-        self._migration.add_done_callback(lambda _: self._loaded(grow, slots))
+        self._migration.ended.add_done_callback(lambda _: self._loaded(grow, slots))
 
     def ask(self, command: str, arguments: dict[str, Any] | None = None) -> None:
         """Send a command whose answer `connect` waits for."""
@@ -176,35 +213,65 @@ class QemuDomain:
     async def answer(self, future: asyncio.Future[Any], command: str) -> Any:
         return await self._monitor.answer(future, command, self._timeout)
 
-    async def migrate(self, state: str, *, timeout: float) -> None:
-        """Write the device state to an address; returns when it is complete."""
-        self._doing = "writing its device state"
-        await self.call("migrate", {"uri": state})
-        await self._migrated(timeout)
+    async def receive(self, address: str, *, timeout: float) -> None:
+        """Load a state with memory, of a guest that is not to run here; returns when all of it has come."""
+        await self.call("migrate-set-capabilities", capabilities(with_memory=True))
+        await self.call("migrate-incoming", {"uri": address})
+        await self._migrated(self._migration.ended, "the state of the other guest was not loaded", timeout)
+
+    async def migrate(
+        self, address: str, *, timeout: float, with_memory: bool = False, switch: Switch | None = None
+    ) -> None:
+        """Write the device state to an address, or all of the guest *with_memory*; returns when it is complete. A guest that runs does
+        so until the rest of it is written, and goes on by `resume`. *switch* is done before that, when the guest stands still. After
+        an error the guest goes on, if it ran."""
+        doing, self._doing = self._doing, "writing its state"
+        await self.call("migrate-set-capabilities", capabilities(with_memory=with_memory, pauses=switch is not None))
+        await self.call("migrate-set-parameters", QUICKLY)
+        self._migration = migration = Migration()
+        problem = "QEMU could not write its state"
+        try:
+            await self.call("migrate", {"uri": address})
+            if switch is not None:
+                await self._migrated(migration.paused, problem, timeout)
+                await switch()
+                await self.call("migrate-continue", {"state": PAUSED})
+            await self._migrated(migration.ended, problem, timeout)
+        except BaseException:  # re-raised: a cancel, too, is to leave no migration behind
+            if not migration.ended.done() and not self._over.done():
+                self._monitor.send("migrate_cancel")
+                await to_its_end(asyncio.ensure_future(self._until(migration.ended, LAST_RESORT)))
+            raise
+        self._doing = doing
+
+    async def _migrated(self, stage: asyncio.Future[str], problem: str, timeout: float) -> None:
+        """Wait until the migration has come so far."""
+        migration = self._migration
+        await self._until(stage, timeout)
         if self._over.done():
             raise self._death()
-        if not self._migration.done():
-            raise QmpError(f"QEMU did not write its device state within {timeout:g} s")
-        if self._migration.result() != "completed":
-            why = (await self.call("query-migrate")).get("error-desc", self._migration.result())
-            raise QmpError(f"QEMU could not write its device state: {why}")
+        if not stage.done():
+            raise QmpError(f"{problem} within {timeout:g} s")
+        if migration.ended.done() and migration.ended.result() != "completed":
+            why = (await self.call("query-migrate")).get("error-desc", migration.ended.result())
+            raise QmpError(f"{problem}: {why}")
 
-    async def _migrated(self, timeout: float | None) -> None:
-        ends: set[asyncio.Future[Any]] = {self._migration, self._over}
+    async def _until(self, stage: asyncio.Future[str], timeout: float | None) -> None:
+        ends: set[asyncio.Future[Any]] = {stage, self._over}
         await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
     # -- what QEMU tells -----------------------------------------------------------------------------------------------
 
     def _event(self, name: str, details: dict[str, Any]) -> None:
-        if name == "MIGRATION" and details.get("status") in FINAL and not self._migration.done():
-            self._migration.set_result(str(details["status"]))
+        if name == "MIGRATION":
+            self._migration.hear(str(details.get("status")))
         event = translate(name, details)
         if event is not None:
             self._history.tell(event)
 
     def _loaded(self, grow: Grow | None, slots: asyncio.Future[Any] | None) -> None:
         """A disk grows when QEMU has taken it over, which it does at `cont`; newer ones refuse it before."""
-        if self._migration.result() != "completed":
+        if self._migration.ended.result() != "completed":
             return
         try:
             commands = grow(slots.result() if slots is not None and slots.done() else None) if grow else ()

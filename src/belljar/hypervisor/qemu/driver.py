@@ -83,14 +83,15 @@ class QemuHypervisor(QemuHost):
             groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
             confined = process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
             domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
-        if launch.incoming >= 0:
+        if launch.incoming >= 0 and not launch.is_draft:
             grow = None
-            if spec.served or spec.growth:  # most clones get nothing beyond their template
+            if not launch.is_grown and (spec.served or spec.growth):  # most clones get nothing beyond their template
                 from belljar.hypervisor.qemu.template.plugging import commands
 
                 grow = partial(commands, spec)
-            state, asks_cpus = cmdline.state_address(launch.incoming, ours), spec.cpus > spec.of_template.cpus
-            domain.go_on(state, grow, asks_cpus=asks_cpus)
+            state = cmdline.state_address(launch.incoming, ours, is_stream=launch.is_stream)
+            asks_cpus, with_memory = grow is not None and spec.cpus > spec.of_template.cpus, launch.ram < 0
+            domain.go_on(state, grow, asks_cpus=asks_cpus, with_memory=with_memory)
         return domain
 
     # -- templates ---------------------------------------------------------------------------------------------------

@@ -299,7 +299,12 @@ class Launch:
     doing: str = "starting"  # for the message when it dies of it
     ram: int = -1  # guest memory in a file, which QEMU reopens as its own user
     incoming: int = -1  # the device state of a clone's template, which is waited for instead of starting the guest
-    is_draft: bool = False  # boots a template: nothing of the host is to be reached
+    is_draft: bool = False  # boots a template, or takes in what becomes one: nothing of the host is to be reached
+    is_stream: bool = False  # what comes in comes by a pipe or socket
+    is_grown: bool = (
+        False  # what its template did not have is there from the start, for the state of a machine that was given it
+    )
+    more: tuple[int, ...] = ()  # files of the memory that such a machine was given; empty: it is QEMU's own
     seed: int = -1  # the disc the guest's own init reads: a clone's is its template's
     monitor: int = -1
     channel: int = -1

@@ -18,7 +18,7 @@ from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.cmdline import state_address
-from belljar.hypervisor.qemu.domain import CAPABILITIES, QemuDomain
+from belljar.hypervisor.qemu.domain import QemuDomain
 from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore, key_of
 from belljar.model import MIB, SEED
 
@@ -44,7 +44,6 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
     try:
         await domain.connect()
         await domain.pause()
-        await domain.call("migrate-set-capabilities", CAPABILITIES)
         with open(state, "xb", opener=private) as file:  # noqa: ASYNC230
             name: int | str = STATE
             if FILE_MIGRATION in abilities.features:

@@ -1,7 +1,6 @@
 """What a clone gets that its template did not have, as commands for QEMU's monitor, when its state is loaded.
 
 A guest takes memory in whole blocks, so what is plugged in is rounded up to them; its agent keeps the rest from the payload.
-For each page of new memory the kernel needs 1/64 of it in the old: that bounds how much one piece can bring.
 https://www.kernel.org/doc/html/latest/admin-guide/mm/memory-hotplug.html
 """
 
@@ -11,10 +10,9 @@ from belljar.errors import PlugRefused
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Frame
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS, served_devices
+from belljar.hypervisor.qemu.cmdline import SLOTS, pieces, served_devices
 from belljar.hypervisor.qemu.domain import RESIZE, Command
 
-TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
 MOST_CPUS = 255  # more take an interrupt remapper
 MOST_MEMORY = 512 << 30  # of address space: an emulated processor has 40 bits of it
 # For a kernel whose clones get more, or less: a small buffer for DMA, and the books of new memory in that memory. Its code is not
@@ -36,24 +34,14 @@ def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, 
     words = f"{EMULATED} {WORDS}" if spec.accelerator is Accelerator.TCG else WORDS
     frame = Frame(1, memory, disk, min(cpus, MOST_CPUS), most, words=words)
     fits = spec.cpus <= frame.most_cpus and spec.memory <= most and spec.disk_size >= disk
-    return frame if fits and len(pieces(spec.memory - memory, memory, frame.block)) <= SLOTS else None
-
-
-def pieces(missing: int, there: int, block: int) -> list[int]:
-    """How *missing* bytes are plugged into a guest that has *there*, in whole blocks."""
-    sizes: list[int] = []
-    left = -(-max(missing, 0) // block) * block
-    while left > 0:
-        sizes.append(min(left, there * TIMES))
-        there, left = there + sizes[-1], left - sizes[-1]
-    return sizes
+    return frame if fits and len(pieces(spec.memory - memory, memory)) <= SLOTS else None
 
 
 def commands(spec: DomainSpec, slots: Any) -> list[Command]:
     """All that a clone gets; what serves it a folder shares its memory. *slots*: QEMU's answer to CPU_SLOTS. Raises PlugRefused."""
     booted, folders = spec.of_template, served_devices(spec)
     plugged: list[Command] = []
-    for number, size in enumerate(pieces(spec.plugged, booted.memory, Frame.block)):
+    for number, size in enumerate(pieces(spec.plugged, booted.memory)):
         kind = {"qom-type": "memory-backend-memfd", "share": True} if folders else {"qom-type": "memory-backend-ram"}
         plugged.append(("object-add", {**kind, "id": f"more{number}", "size": size}))
         plugged.append(("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": f"more{number}"}))
