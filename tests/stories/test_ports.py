@@ -26,6 +26,7 @@ from belljar.machine.life.ports import Ports
 from belljar.machine.life.work import Running
 from belljar.model import Cause, Outcome, OwnWork, Port
 from belljar.network import Publish
+from belljar.records import replace
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +280,9 @@ def test_it_is_asked_for_on_the_control_socket(runtime: Runtime) -> None:
 
     async def ask(**question: Any) -> Any:
         life = claim(runtime.request(), runtime.folders, lambda point: None)
-        commands = Commands(life, Orders(), Running(), None, Publish.LOOPBACK)  # type: ignore[arg-type]
+        services = runtime.services()
+        services = replace(services, rules=replace(services.rules, publish=Publish.LOOPBACK))
+        commands = Commands(life, Orders(), Running(), None, services)  # type: ignore[arg-type]
         try:
             return await commands.answer({"do": "publish", **question}, None)  # type: ignore[arg-type]
         finally:

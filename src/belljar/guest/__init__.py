@@ -197,7 +197,7 @@ class Guest(Protocol):
 
     async def hold_still(self, process: Process) -> Standstill:
         """Have the guest leave everything as it is, so that it can be frozen: nothing of its payload's streams is on the way then.
-        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost."""
+        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` is right then, too."""
 
     async def go_on(self, process: Process) -> None:
         """After that, where the guest was not frozen, or runs on all the same."""

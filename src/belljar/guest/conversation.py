@@ -257,7 +257,11 @@ class Conversation:
         except GuestError:
             process.go_on()
             raise
-        return await process.standstill()
+        try:
+            async with asyncio.timeout(self._settings.call_timeout):
+                return await process.standstill()
+        except TimeoutError as exc:
+            raise GuestRefused("nobody takes what the payload has written") from exc
 
     async def go_on(self, process: Process) -> None:
         assert isinstance(process, Running)

@@ -95,6 +95,14 @@ class Orders:
     async def next(self) -> Order:
         return await self._queue.get()
 
+    def close(self) -> None:
+        """The machine has ended: nobody is left waiting for an answer."""
+        for _ in range(self._queue.qsize()):
+            if isinstance(order := self._queue.get_nowait(), Freeze):
+                order.done.cancel()
+            else:
+                self._queue.put_nowait(order)
+
 
 class Ended(Exception):
     """The machine's work is over for a reason that is nobody's error."""
@@ -104,16 +112,19 @@ class Ended(Exception):
         self.cause, self.number, self.reason = cause, number, reason
 
 
-async def unless_cancelled(work: Coroutine[Any, Any, T] | asyncio.Task[T], orders: Orders) -> T:
-    """The work's result. An order after which no payload is to be started ends it, and raises Ended; the others stay given."""
+async def unless_cancelled(
+    work: Coroutine[Any, Any, T] | asyncio.Task[T], orders: Orders, *, only_kill: bool = False
+) -> T:
+    """The work's result. An order after which no payload is to be started, or *only_kill*, ends it, and raises Ended; the others stay
+    given."""
     others = list[Order]()
 
     async def until_cancelled() -> NoReturn:
         while True:
             match await orders.next():
-                case Signal(number=number) if number in CANCELLING:
+                case Signal(number=number) if number in CANCELLING and not only_kill:
                     raise Ended(Cause.CANCELLED, number, "cancelled before the machine was begun")
-                case Stop() | Kill():
+                case Stop() | Kill() as order if isinstance(order, Kill) or not only_kill:
                     raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
                 case order:
                     others.append(order)

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 from belljar.errors import BelljarError, GuestError, HostError, HypervisorError
 from belljar.guest import second_client
@@ -13,9 +14,22 @@ from belljar.hints import TYPE_CHECKING, TypeGuard
 from belljar.machine.life.control import Answer
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
-from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
+from belljar.machine.orders import (
+    CANCELLING,
+    Ended,
+    Freeze,
+    GraceOver,
+    Kill,
+    Orders,
+    Pause,
+    Resize,
+    Resume,
+    Signal,
+    Stop,
+    unless_cancelled,
+)
+from belljar.machine.services import Services
 from belljar.model import Cause, Port, State, to_json
-from belljar.network import Publish
 
 if TYPE_CHECKING:
     from belljar.machine.life.ports import Ports
@@ -28,9 +42,11 @@ LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
 class Commands:
     """Follows one machine's orders and answers its control socket."""
 
-    def __init__(self, life: Lifecycle, orders: Orders, running: Running, workload: Workload, publish: Publish) -> None:
+    def __init__(
+        self, life: Lifecycle, orders: Orders, running: Running, workload: Workload, services: Services
+    ) -> None:
         self.running = running
-        self._life, self._orders, self._workload, self._may_publish = life, orders, workload, publish
+        self._life, self._orders, self._workload, self._services = life, orders, workload, services
         self._grace: asyncio.TimerHandle | None = None
         self._ports: Ports | None = None
 
@@ -43,7 +59,7 @@ class Commands:
         """Listen for the guest, and return where. Raises BadOption, NoSpace."""
         from belljar.machine.life.ports import Ports
 
-        self._ports = self._ports or Ports(self._life, self.running, self._may_publish)
+        self._ports = self._ports or Ports(self._life, self.running, self._services.rules.publish)
         return await self._ports.open(port)
 
     async def close_ports(self) -> None:
@@ -72,6 +88,8 @@ class Commands:
                     await self._pause(done)
                 case Resume():
                     await self._resume()
+                case Freeze() as order:
+                    await self._freeze(order)
                 case GraceOver(reason=reason, is_last=False) if await workload.kill():
                     # Its first process may be gone, and how it ended is the payload's end: only what is left is killed.
                     self._orders_later(LAST_MOMENT, GraceOver(reason, is_last=True))
@@ -88,6 +106,22 @@ class Commands:
 
     def _orders_later(self, seconds: float, over: GraceOver) -> None:
         self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
+
+    async def _freeze(self, order: Freeze) -> None:
+        """All other orders but to kill it wait: what is asked of a payload that stands still must not be half of it."""
+        from belljar.machine.checkpoints.freezing import freeze
+
+        try:
+            work = freeze(order, self._life, self.running, self._services)
+            number = await unless_cancelled(work, self._orders, only_kill=True)
+        except BelljarError as error:
+            return settle(order.done, error)
+        except BaseException:  # re-raised: whoever waits learns that there will be no answer
+            order.done.cancel()
+            raise
+        settle(order.done, number)
+        if order.stop:
+            raise Ended(Cause.CHECKPOINTED, None, f"checkpoint {number} of it was written to {order.folder}")
 
     async def _pause(self, done: asyncio.Event) -> None:
         try:
@@ -119,6 +153,8 @@ class Commands:
                 return {"ok": True}
             case "deadline":
                 return await self._move_deadline(question)
+            case "checkpoint":
+                return await self._checkpoint(question)
             case "publish":
                 return await self._publish(question)
             case "relay":
@@ -161,6 +197,18 @@ class Commands:
         except BelljarError as exc:
             return {"error": exc.message, "hint": exc.hint}
 
+    async def _checkpoint(self, question: Answer) -> Answer:
+        folder, within = question.get("folder"), question.get("within")
+        if not isinstance(folder, str) or not folder.startswith("/"):
+            return {"error": f"checkpoint: not an absolute path of a folder: {str(folder)[:80]}"}
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        stop = question.get("stop") is True
+        self._orders.give(Freeze(Path(folder), done, stop, float(within) if is_number(within) else None))
+        try:
+            return {"ok": True, "number": await done}
+        except BelljarError as exc:
+            return {"error": exc.message, "hint": exc.hint}
+
     async def _relay(self, connection: socket.socket) -> Answer | None:
         if self._life.state is State.RUNNING and self.running.guest is None:
             return {"error": "the machine's guest knows its own work, and has no agent of belljar's"}
@@ -176,6 +224,16 @@ class Commands:
         await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
         await self.running.console.attach(connection)
         return None
+
+
+def settle(done: asyncio.Future[int], answer: int | BelljarError) -> None:
+    """Answer whoever still waits."""
+    if done.done():
+        return
+    if isinstance(answer, int):
+        return done.set_result(answer)
+    done.set_exception(answer)
+    done.exception()  # it is not a mistake when nobody waits any more
 
 
 def is_number(value: object) -> TypeGuard[float]:
