@@ -262,6 +262,11 @@ class Template:
     facts: Mapping[str, Any]  # what the key was made of
     grows: frozenset[str] = frozenset()  # of GROWTHS: what its clones can be given
 
+    @property
+    def disk(self) -> Path:
+        """What the overlays of its clones stand on."""
+        return self.folder / "disk.qcow2"
+
 
 @dataclass(frozen=True)
 class Traces:

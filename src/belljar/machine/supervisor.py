@@ -49,7 +49,9 @@ class Supervisor:
             from belljar.machine.checkpoints.restoring import find
 
             folder = Path(request.restore)
-            origin = await in_thread(lambda: find(folder), undo=lambda found: found.checkpoints.release())
+            origin = await in_thread(
+                lambda: find(folder, services.images), undo=lambda found: found.checkpoints.release()
+            )
             request = origin.request(request)
         life = claim(request, services.folders, services.point)
         runner = Runner(life, orders, services, self.keep, extras)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import CheckpointFailed, CommandMissing, HypervisorError
@@ -54,7 +54,8 @@ def _filter(program: str, options: tuple[str, ...], source: int, target: int) ->
 
 def _pipe() -> tuple[int, int]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
+    with suppress(OSError):  # a user may have so many large ones
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
     return reading, writing
 
 
@@ -106,11 +107,24 @@ def memory(path: Path, program: str) -> Iterator[int]:
         os.close(reading)
 
 
-async def write_disk(disk: Path, base: Path, target: Path) -> Part:
-    """What a machine's disk has above its image's, *base*, in one file. QEMU has it open, and its guest stands still."""
+async def write_disk(disk: Path, below: Path | None, base: Path, target: Path) -> Part:
+    """What a machine's disk has above its image's, *base*, in one file, with what *below* it is a template's. Its guest stands still."""
     await run_beside(["cp", "--reflink=auto", "--sparse=always", "--", str(disk), str(target)], timeout=LONGEST)
-    await run_beside(["qemu-img", "rebase", "-q", "-F", "qcow2", "-b", str(base), str(target)], timeout=LONGEST)
+    rebase = ["qemu-img", "rebase", "-q", "-F", "qcow2", "-b"]
+    if below is not None:
+        await run_beside([*rebase, str(below), "-u", str(target)], timeout=LONGEST)
+    await run_beside([*rebase, str(base), str(target)], timeout=LONGEST)
     return await _sealed(target)
+
+
+def opened(pid: int, path: Path) -> Path:
+    """A name of a file that this process has open, which may have been removed since: a template is, while its clones live."""
+    names = (str(path.resolve()), f"{path.resolve()} (deleted)")
+    with suppress(OSError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            if os.readlink(fd) in names:
+                return fd
+    return path
 
 
 async def write_further_disk(disk: Path, format: str, target: Path) -> Part:

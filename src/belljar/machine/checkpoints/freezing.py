@@ -99,13 +99,14 @@ async def _write(
     packer = content.packer()
     files = {MEMORY: await content.write_memory(services.hypervisor.cloning, domain, draft / MEMORY, packer)}
     life.point("freeze-memory")
-    files[DISK] = await content.write_disk(plan.spec.disk, base, draft / DISK)
+    below = content.opened(domain.pid, plan.template.disk) if plan.template else None
+    files[DISK] = await content.write_disk(plan.spec.disk, below, base, draft / DISK)
     for disk in plan.spec.disks:
         if disk.name != EXCHANGE:
             name = f"{disk.name}.qcow2"
             files[name] = await content.write_further_disk(disk.path, disk.format, draft / name)
     if plan.spec.seed is not None:
-        seed = plan.template.folder / SEED if plan.template else plan.spec.seed
+        seed = content.opened(domain.pid, plan.template.folder / SEED) if plan.template else plan.spec.seed
         files[SEED] = await wholly_in_thread(lambda: _copy_seed(seed, draft / SEED))
     life.point("freeze-disks")
     manifest = _manifest(life, running, plan, services, standstill, packer, files)

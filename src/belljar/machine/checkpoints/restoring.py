@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from belljar.errors import CheckpointUnfit
+from belljar.errors import CheckpointUnfit, ImageUnknown
 from belljar.guest import ExchangeDisk, Guest
+from belljar.hints import TYPE_CHECKING
 from belljar.host.files import read_capped, write_whole
 from belljar.host.threads import wholly_in_thread
 from belljar.hypervisor import Boot, DomainSpec, ExtraDisk, Hypervisor
@@ -18,6 +19,9 @@ from belljar.machine.extras.disks import EXCHANGE, sparse
 from belljar.machine.life.life import Lifecycle
 from belljar.model import SEED, Payload, Request
 from belljar.records import replace
+
+if TYPE_CHECKING:
+    from belljar.image.images import Images
 
 LARGEST_SEED = 1 << 30
 
@@ -39,14 +43,26 @@ class Origin:
         return replace(asked, machine=machine, work=before.request.work)
 
 
-def find(path: Path) -> Origin:
+def find(path: Path, images: Images) -> Origin:
     """In a thread: all of it is read. Raises MachineBusy, CheckpointUnfit, UnsafeFolder, HostError."""
     checkpoints = take(path)
     try:
-        return Origin(checkpoints)
+        origin = Origin(checkpoints)
+        if origin.checkpoint is not None:
+            _check_image(origin.checkpoint, images)
+        return origin
     except BaseException:  # re-raised: nobody else has the lock to release
         checkpoints.release()
         raise
+
+
+def _check_image(checkpoint: Checkpoint, images: Images) -> None:
+    image, name = checkpoint.manifest.image, checkpoint.manifest.request.machine.image
+    try:
+        images.find(image)
+    except ImageUnknown as exc:
+        hint = "Bring it here, or go on where it is."
+        raise CheckpointUnfit(f"{checkpoint.folder}: its image {name} ({image}) is not here", hint=hint) from exc
 
 
 def boot_of(checkpoint: Checkpoint, image: Image) -> Boot:
