@@ -59,7 +59,7 @@ def find(path: Path, images: Images) -> Origin:
 def _check_image(checkpoint: Checkpoint, images: Images) -> None:
     image, name = checkpoint.manifest.image, checkpoint.manifest.request.machine.image
     try:
-        images.find(image)
+        images.resolve(image)
     except ImageUnknown as exc:
         hint = "Bring it here, or go on where it is."
         raise CheckpointUnfit(f"{checkpoint.folder}: its image {name} ({image}) is not here", hint=hint) from exc
