@@ -170,8 +170,8 @@ VERBS = {
         TIME @by | how much later, such as 30m or 2h""",
     ),
     "checkpoint": Verb(
-        "Write a machine to a folder, as it is: memory, disks, and where its output stands. `belljar run --restore DIR` goes on "
-        "from there, on this host or another one with the same processor model and QEMU. The folder keeps the last two.",
+        "Write a machine to a folder, as it is. `belljar run --restore DIR` goes on from there, on this host or another one with the "
+        "same processor model and QEMU.",
         checkpoint,
         f"""
         --stop | end the machine then (`belljar run` exits with 75); without, it goes on
