@@ -168,6 +168,14 @@ class TemplateError(
     """A template could not be made or used; the machine is booted cold instead."""
 
 
+class CheckpointFailed(HostError, hint="The machine goes on; `belljar logs ID` says more.", retry=Retry.LATER):
+    """A machine could not be written to a folder."""
+
+
+class CheckpointUnfit(HostError, hint="Go on where processor model and QEMU are those that the checkpoint names."):
+    """A checkpoint is whole, and a machine of this host cannot go on from it; one of another host may."""
+
+
 class GuestError(BelljarError, hint="`belljar logs ID --console` shows what the guest said.", cause=Cause.GUEST_LOST):
     """The guest did not do its part."""
 

@@ -46,6 +46,7 @@ class Cause(str, Enum):
     NODE_FAULT = "node-fault"
     IMAGE_FAULT = "image-fault"
     REFUSED = "refused"
+    CHECKPOINTED = "checkpointed"  # it was written to a folder, to go on from there
 
 
 class OutcomeClass(str, Enum):
@@ -322,6 +323,10 @@ class Request:
     collect: tuple[str, ...] = ()  # files and folders of the guest that are kept with the machine's records
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
     is_allotted: bool = False  # a batch system has set memory and processors aside for it
+    checkpointable: bool = False  # refused at the start where it could not be written to a folder
+    restore: str = (
+        ""  # folder of checkpoints: it goes on from the newest that is whole; begins anew where there is none
+    )
 
     @classmethod
     def from_json(cls, value: Any) -> Request:
@@ -382,6 +387,7 @@ class Outcome:
     network: str = ""  # its class: "none", "user", "bridge:br0", "isolated:GROUP"
     shutdown_code: int | None = None  # of the guest's own message
     shutdown_message: str = ""
+    restarts: int = 0  # how often it went on from a checkpoint; the usage of both sides is that of all its parts
 
     @classmethod
     def of(cls, request: Request, cause: Cause, klass: OutcomeClass, **facts: Any) -> Outcome:

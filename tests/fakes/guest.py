@@ -9,7 +9,7 @@ from contextlib import suppress
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
-from belljar.guest import ExchangeDisk, ExitStatus, Identity, IdentityProof, Sink, Streams
+from belljar.guest import ExchangeDisk, ExitStatus, Identity, IdentityProof, Process, Sink, Standstill, Streams
 from belljar.model import Account, Payload, PlainFile, Share, Transfer, Usage
 from belljar.records import dataclass, field, replace
 
@@ -116,6 +116,18 @@ class FakeGuest:
         process = FakeProcess(self.script, streams)
         self._processes.append(process)
         return process
+
+    async def hold_still(self, process: Process) -> Standstill:
+        self._do("hold_still")
+        assert isinstance(process, FakeProcess)
+        return Standstill(1, 0, len(self.script.stdout), len(self.script.stderr))
+
+    async def go_on(self, process: Process) -> None:
+        self._do("go_on")
+
+    async def take_up(self, standstill: Standstill, streams: Streams) -> FakeProcess:
+        self._do(f"take_up {standstill.number} {standstill.stdout}")
+        return FakeProcess(self.script, streams)
 
     async def connect(self, port: int, streams: Streams) -> FakeProcess:
         self._do(f"connect {port}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Set
 from pathlib import Path
@@ -55,6 +56,7 @@ class Faults:
     prepare_template: list[BelljarError] = field(default_factory=list)
     save_template: list[BelljarError] = field(default_factory=list)
     fork: list[BelljarError] = field(default_factory=list)
+    write_memory: list[BelljarError] = field(default_factory=list)
     discard: list[BelljarError] = field(default_factory=list)
 
     def strike(self, call: str) -> None:
@@ -167,6 +169,8 @@ class FakeHypervisor:
         self.site: FakeHypervisor | None = None  # whose templates serve this one's users
         self.can_grow = True  # clones can be given more than their templates had
         self.damaged: dict[str, str] = {}  # template key -> what is wrong with it
+        self.own_traits = {"QEMU": "7.2", "processor": "tcg max", "hardware": "a board"}
+        self.loaded: list[bytes] = []  # what machines that went on were given as their memory
         self._run_guest = run_guest
 
     def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
@@ -205,6 +209,18 @@ class FakeHypervisor:
         if not template.folder.exists():
             raise TemplateError(f"the template {template.key} cannot be used any more: it is missing")
         spec.disk.write_bytes(b"a fake overlay")
+
+    def traits(self, spec: DomainSpec) -> dict[str, str]:
+        return dict(self.own_traits)
+
+    async def write_memory(self, domain: Domain, pipe: int, *, timeout: float) -> None:
+        self.faults.strike("write_memory")
+        os.write(pipe, b"memory of " + domain.argv[-1].encode())
+
+    def restore(self, spec: DomainSpec, memory: int) -> FakeDomain:
+        self.faults.strike("start")
+        self.loaded.append(os.read(memory, 1 << 16))
+        return self._begin(spec)
 
     def template_lock(self, spec: DomainSpec) -> Path:
         return self.folder / f"{self._key(spec)}.lock"

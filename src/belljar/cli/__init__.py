@@ -53,6 +53,7 @@ VERBS = {
     "wait": Entry("machine.ending", MACHINES, "wait until machines have ended; exit with the job's exit code"),
     "stop": Entry("machine.ending", MACHINES, "end machines: SIGTERM, a grace period, then by force"),
     "extend": Entry("machine.ending", MACHINES, "move a machine's deadline to a later time"),
+    "checkpoint": Entry("machine.ending", MACHINES, "write a machine to a folder, to go on from there"),
     "kill": Entry("machine.ending", MACHINES, "end machines at once"),
     "kill-all": Entry("host.reap", MACHINES, "end every machine on this host, even when nothing else works"),
     "reap": Entry("host.reap", MACHINES, "clean up after belljar processes that were killed"),

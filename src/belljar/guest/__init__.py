@@ -133,6 +133,16 @@ class Streams:
     window: tuple[int, int] | None = None  # rows, columns of a terminal at the start
 
 
+@dataclass(frozen=True)
+class Standstill:
+    """A payload that is held still, and how many bytes of its streams have gone where they belong."""
+
+    number: int  # by which it is taken up
+    stdin: int = 0
+    stdout: int = 0
+    stderr: int = 0
+
+
 class Process(Protocol):
     """A payload that runs in the guest."""
 
@@ -193,6 +203,17 @@ class Guest(Protocol):
     async def connect(self, port: int, streams: Streams) -> Process:
         """Connect to a port of the guest's loopback: stdin goes there, what comes back is stdout. It ends when both directions
         have; a signal breaks it off. Raises GuestRefused where nothing listens, AgentLost."""
+
+    async def hold_still(self, process: Process) -> Standstill:
+        """Have the guest leave everything as it is, so that it can be frozen: nothing of its payload's streams is on the way then.
+        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` is right then, too."""
+
+    async def go_on(self, process: Process) -> None:
+        """After that, where the guest was not frozen, or runs on all the same."""
+
+    async def take_up(self, standstill: Standstill, streams: Streams) -> Process:
+        """In a new conversation with a guest that was frozen: carry on with its payload, at the exact byte. stdin is there from its
+        beginning. Raises GuestRefused, AgentLost."""
 
     def exchange_by(self, disk: ExchangeDisk) -> None:
         """From now on `put` and `get` send the content of large files by this disk."""

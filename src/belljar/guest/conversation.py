@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
-from belljar.guest import ExchangeDisk, Identity, IdentityProof, Settings, Sink, Streams
+from belljar.guest import ExchangeDisk, Identity, IdentityProof, Process, Settings, Sink, Standstill, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import Running, read_words, refusal
 from belljar.hints import Protocol
@@ -244,6 +244,40 @@ class Conversation:
 
     async def start(self, payload: Payload, streams: Streams) -> Running:
         return await self._begin(b"start", order_of(payload, streams), streams)
+
+    async def hold_still(self, process: Process) -> Standstill:
+        assert isinstance(process, Running)
+        process.rest()
+        try:
+            await self._call(b"hold_still")
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
+            if process.is_over:
+                await self.go_on(process)
+                raise GuestRefused("the payload has ended")
+        except GuestError:
+            process.go_on()
+            raise
+        try:
+            async with asyncio.timeout(self._settings.call_timeout):
+                return await process.standstill()
+        except TimeoutError as exc:
+            raise GuestRefused("nobody takes what the payload has written") from exc
+
+    async def go_on(self, process: Process) -> None:
+        assert isinstance(process, Running)
+        await self._call(b"go_on")
+        self._beat()
+        process.go_on()
+
+    async def take_up(self, standstill: Standstill, streams: Streams) -> Running:
+        channel, number = self.open_channel(), standstill.number
+        self._number = max(self._number, number)
+        process = Running(number, channel, streams, standstill)
+        self.register(number, process)
+        channel.send(request(number, b"take_up"))
+        await process.started
+        return process
 
     async def connect(self, port: int, streams: Streams) -> Running:
         return await self._begin(b"connect", [b"%d" % port], streams)

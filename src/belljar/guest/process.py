@@ -13,7 +13,7 @@ from contextlib import suppress
 from belljar import errors
 from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace, printable
-from belljar.guest import OTHER_SHARE, ExitStatus, Sink, Source, Streams
+from belljar.guest import OTHER_SHARE, ExitStatus, Sink, Source, Standstill, Streams
 from belljar.guest.channel import Channel
 from belljar.model import Usage
 
@@ -30,10 +30,13 @@ GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # EIO: a terminal that hung u
 class Upstream:
     """From a source to the guest, as far as the guest gives credit."""
 
-    def __init__(self, number: int, source: Source, send: Send) -> None:
+    def __init__(self, number: int, source: Source, send: Send, taken_up: Standstill | None) -> None:
+        """What was taken up tells itself how much it may be sent."""
         self._number, self._source, self._send = number, source, send
-        self._credit = wire.WINDOW
+        self._credit, self._skip = (0, taken_up.stdin) if taken_up else (wire.WINDOW, 0)
         self._news = asyncio.Event()
+        self.sent = 0  # bytes
+        self.is_resting = False  # nothing is sent meanwhile
 
     def grant(self, amount: int) -> None:
         self._credit += amount
@@ -41,20 +44,36 @@ class Upstream:
             raise wire.WireError(f"stream {self._number}: too much credit")
         self._news.set()
 
+    def go_on(self) -> None:
+        self.is_resting = False
+        self._news.set()
+
+    async def _skip_what_was_sent(self) -> None:
+        """The input is there from its beginning, and a part of it has been in the guest since before."""
+        with suppress(OSError):
+            while self._skip and (data := await self._source.read(min(self._skip, wire.WINDOW))):
+                self._skip -= len(data)
+
+    async def _may_send(self) -> None:
+        while self.is_resting or not self._credit:
+            self._news.clear()
+            await self._news.wait()
+
     async def run(self) -> None:
         """Carry to the source's end. A source that cannot be read has ended."""
+        await self._skip_what_was_sent()
         while True:
-            while not self._credit:
-                self._news.clear()
-                await self._news.wait()
+            await self._may_send()
             try:
                 data = await self._source.read(min(self._credit, wire.WINDOW))
             except OSError:
                 data = b""
+            await self._may_send()  # it may rest since
             if not data:
                 self._send(wire.frame(wire.EOF, self._number))
                 return
             self._credit -= len(data)
+            self.sent += len(data)
             for part in wire.portions(data):
                 self._send(wire.frame(wire.DATA, self._number, part))
 
@@ -69,12 +88,15 @@ class Downstream:
         self._owed = 0  # of these, bytes the sink has taken
         self._is_ended, self._is_whole = False, True
         self._news = asyncio.Event()
+        self._taken, self._is_broken = asyncio.Event(), False
+        self.received = self.written = 0  # bytes; those of the sink
         self.error: OSError | None = None  # why the sink took no more, where that is worth telling
 
     def feed(self, data: bytes) -> None:
         self._held += len(data)
         if self._held > wire.WINDOW or self._is_ended:
             raise wire.WireError(f"stream {self._number}: data without credit or after its end")
+        self.received += len(data)
         self._queue.append(data)
         self._news.set()
 
@@ -82,6 +104,12 @@ class Downstream:
         """Nothing more comes. The sink is closed only if its stream is whole."""
         self._is_ended, self._is_whole = True, self._is_whole and is_whole
         self._news.set()
+
+    async def settled(self) -> None:
+        """Returns when the sink has all that came, or takes no more."""
+        while self.written < self.received and not self._is_broken:
+            self._taken.clear()
+            await self._taken.wait()
 
     async def run(self) -> None:
         """Carry to the stream's end, or to the sink's: then the payload finds nobody reading."""
@@ -92,6 +120,8 @@ class Downstream:
             if exc.errno not in GONE and not isinstance(exc, (BrokenPipeError, ConnectionResetError)):
                 self.error = exc
             self._send(wire.frame(wire.RESET, self._number))
+            self._is_broken = True
+            self._taken.set()
         finally:
             with suppress(OSError):
                 if self._is_whole:
@@ -106,6 +136,8 @@ class Downstream:
         data = self._queue[0] if len(self._queue) == 1 else b"".join(self._queue)
         self._queue.clear()
         await self._sink.write(data)
+        self.written += len(data)
+        self._taken.set()
         self._owed += len(data)
         if self._owed >= wire.WINDOW // 4 and not self._is_ended:
             self._send(wire.frame(wire.CREDIT, self._number, wire.U32.pack(self._owed)))
@@ -117,15 +149,16 @@ class Downstream:
 class Running:
     """Implements `Process`. Fed with the frames of its number by the conversation."""
 
-    def __init__(self, number: int, channel: Channel, streams: Streams) -> None:
+    def __init__(self, number: int, channel: Channel, streams: Streams, taken_up: Standstill | None = None) -> None:
         self._number, self._channel = number, channel
+        self._before = taken_up or Standstill(number)
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()
         self._status: asyncio.Future[ExitStatus] = loop.create_future()
         sinks = {4 * number + wire.STDOUT: streams.stdout, 4 * number + wire.STDERR: streams.stderr}
         self._outputs = {id: Downstream(id, sink, channel.send) for id, sink in sinks.items() if sink is not None}
         self._writing = [loop.create_task(output.run()) for output in self._outputs.values()]
-        self._input = None if streams.stdin is None else Upstream(4 * number, streams.stdin, channel.send)
+        self._input = None if streams.stdin is None else Upstream(4 * number, streams.stdin, channel.send, taken_up)
         self._reading = None if self._input is None else loop.create_task(self._input.run())
 
     # -- what the caller does
@@ -145,6 +178,24 @@ class Running:
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
         self._send(wire.SIGNAL, bytes([number | wire.LEADER if alone else number]))
+
+    def rest(self) -> None:
+        """Send no more input until it goes on."""
+        if self._input is not None:
+            self._input.is_resting = True
+
+    def go_on(self) -> None:
+        if self._input is not None:
+            self._input.go_on()
+
+    async def standstill(self) -> Standstill:
+        """Where its streams stand, once the sinks have all that came."""
+        for output in self._outputs.values():
+            await output.settled()
+        written = {number & 3: output.written for number, output in self._outputs.items()}
+        sent, before = self._input.sent if self._input else 0, self._before
+        stdout, stderr = (written.get(stream, 0) for stream in (wire.STDOUT, wire.STDERR))
+        return Standstill(self._number, before.stdin + sent, before.stdout + stdout, before.stderr + stderr)
 
     async def resize(self, rows: int, columns: int) -> None:
         self._send(wire.RESIZE, wire.WINDOW_SIZE.pack(min(rows, 65535), min(columns, 65535)))

@@ -272,6 +272,11 @@ class Template:
     facts: Mapping[str, Any]  # what the key was made of
     grows: frozenset[str] = frozenset()  # of GROWTHS: what its clones can be given
 
+    @property
+    def disk(self) -> Path:
+        """What the overlays of its clones stand on."""
+        return self.folder / "disk.qcow2"
+
 
 @dataclass(frozen=True)
 class Traces:
@@ -335,6 +340,17 @@ class Templates(Protocol):
 
     async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
         """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended then, in any case."""
+
+    def traits(self, spec: DomainSpec) -> Mapping[str, str]:
+        """What two hosts must have in common where one goes on from memory that the other wrote."""
+
+    async def write_memory(self, domain: Domain, pipe: int, *, timeout: float) -> None:
+        """Write memory and device state of a guest that stands still; its disks are whole then. It goes on by `resume`. Raises
+        HypervisorError."""
+
+    def restore(self, spec: DomainSpec, memory: int) -> Domain:
+        """Start a domain that has all that *spec* says, with the memory and device state that come by this pipe; the guest then
+        goes on where it stood. Raises as `launch`."""
 
 
 class Hypervisor(Protocol):

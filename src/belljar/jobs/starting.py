@@ -8,6 +8,7 @@ import resource
 import stat
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from belljar import __version__
 from belljar.context import About, filled_in
@@ -43,6 +44,19 @@ def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
         work = understood(work, values, values["network"] if "network" in given else None)
     machine = {field.name: values.pop(field.name) for field in fields(MachineSpec) if field.name in values}
     return Request(os.urandom(6).hex(), MachineSpec(**machine), work, created=time.time(), **values)
+
+
+def restored_request(folder: str, name: str) -> Request:
+    """For the machine that goes on from the newest checkpoint in this folder. Raises BelljarError."""
+    from belljar.machine.checkpoints import newest
+
+    path = Path(os.path.abspath(folder))
+    before = newest(path)
+    left = None if before.request.timeout is None else max(before.request.timeout - before.ran, 1.0)
+    return replace(
+        before.request, id=os.urandom(6).hex(), name=name or before.request.name, created=time.time(), restore=str(path),
+        timeout=left,
+    )  # fmt: skip
 
 
 def kind(number: int) -> StdinKind:

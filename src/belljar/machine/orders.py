@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
+from pathlib import Path
 
 from belljar.errors import AgentLost, BelljarError, DomainDied
 from belljar.hints import Any, NoReturn, TypeVar
@@ -56,6 +57,19 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """Write the machine to *folder* as its next checkpoint; then end it with Cause.CHECKPOINTED (*stop*), or let it go on.
+
+    `done` is settled when the checkpoint is whole: with its number, or with the BelljarError that says why there is none; the
+    machine then goes on as if nothing had been. It is cancelled where the machine ended before."""
+
+    folder: Path
+    done: asyncio.Future[int]
+    stop: bool = False
+    within: float | None = None  # seconds; what takes longer is given up
+
+
+@dataclass(frozen=True)
 class GraceOver:
     """The payload had its time to end after TERM. Given by the supervisor to itself."""
 
@@ -63,7 +77,7 @@ class GraceOver:
     is_last: bool = False  # what was left of it was killed already
 
 
-Order = GraceOver | Signal | Stop | Kill | Resize | Pause | Resume
+Order = GraceOver | Signal | Stop | Kill | Resize | Pause | Resume | Freeze
 
 # Before there is a payload to deliver them to, these mean: do not start one.
 CANCELLING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU})
@@ -81,6 +95,14 @@ class Orders:
     async def next(self) -> Order:
         return await self._queue.get()
 
+    def close(self) -> None:
+        """The machine has ended: nobody is left waiting for an answer."""
+        for _ in range(self._queue.qsize()):
+            if isinstance(order := self._queue.get_nowait(), Freeze):
+                order.done.cancel()
+            else:
+                self._queue.put_nowait(order)
+
 
 class Ended(Exception):
     """The machine's work is over for a reason that is nobody's error."""
@@ -90,16 +112,19 @@ class Ended(Exception):
         self.cause, self.number, self.reason = cause, number, reason
 
 
-async def unless_cancelled(work: Coroutine[Any, Any, T] | asyncio.Task[T], orders: Orders) -> T:
-    """The work's result. An order after which no payload is to be started ends it, and raises Ended; the others stay given."""
+async def unless_cancelled(
+    work: Coroutine[Any, Any, T] | asyncio.Task[T], orders: Orders, *, only_kill: bool = False
+) -> T:
+    """The work's result. An order after which no payload is to be started, or *only_kill*, ends it, and raises Ended; the others stay
+    given."""
     others = list[Order]()
 
     async def until_cancelled() -> NoReturn:
         while True:
             match await orders.next():
-                case Signal(number=number) if number in CANCELLING:
+                case Signal(number=number) if number in CANCELLING and not only_kill:
                     raise Ended(Cause.CANCELLED, number, "cancelled before the machine was begun")
-                case Stop() | Kill():
+                case Stop() | Kill() as order if isinstance(order, Kill) or not only_kill:
                     raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
                 case order:
                     others.append(order)

@@ -32,6 +32,7 @@ CLASSES: dict[Cause, OutcomeClass] = {
     Cause.NODE_FAULT: OutcomeClass.NODE,
     Cause.IMAGE_FAULT: OutcomeClass.NODE,
     Cause.REFUSED: OutcomeClass.USER,
+    Cause.CHECKPOINTED: OutcomeClass.CANCELLED,  # ended on request; what is left to do is in its checkpoint
 }
 
 _BY_RETRY = {Retry.NEVER: OutcomeClass.USER, Retry.LATER: OutcomeClass.TRANSIENT, Retry.ELSEWHERE: OutcomeClass.NODE}

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from belljar.errors import BelljarError, HostError, in_words
 from belljar.guest import Streams
@@ -43,8 +44,19 @@ class Supervisor:
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""
         services, rules = self.services, self.services.rules
+        origin = None
+        if request.restore:
+            from belljar.machine.checkpoints.restoring import find
+
+            folder = Path(request.restore)
+            origin = await in_thread(
+                lambda: find(folder, services.images), undo=lambda found: found.checkpoints.release()
+            )
+            request = origin.request(request)
         life = claim(request, services.folders, services.point)
         runner = Runner(life, orders, services, self.keep, extras)
+        if origin is not None:
+            runner.go_on_from(origin)
         try:
             await reserve(request, services.folders, rules.host)
             await runner.publish()

@@ -24,7 +24,7 @@ class Channel:
     def __init__(self, fd: int, is_port: bool) -> None:
         self.fd, self.is_port = fd, is_port
         self.parser = Parser(TO_AGENT)
-        self.poll = select.epoll()
+        self.poll = self.heeded = select.epoll()
         self.ready: dict[int, Callable[[int], None]] = {}
         self.out: list[bytes | memoryview] = []
         self.out_size = 0
@@ -56,6 +56,24 @@ class Channel:
     def unwatch(self, fd: int) -> None:
         if self.ready.pop(fd, None) is not None:
             self.poll.unregister(fd)
+
+    @property
+    def is_still(self) -> bool:
+        """Is nothing heeded but the host?"""
+        return self.heeded is not self.poll
+
+    def hold_still(self) -> None:
+        """From now on nothing is read, written, reaped or sent of the host's own accord; all that happens waits."""
+        if not self.is_still:
+            self.heeded = select.epoll()
+            self.heeded.register(self.fd, self.mask)
+
+    def go_on(self) -> None:
+        """Look after everything again."""
+        if self.is_still:
+            self.heeded.close()
+            self.heeded = self.poll
+            self.poll.modify(self.fd, self.mask)
 
     # -- speaking
 
@@ -93,7 +111,7 @@ class Channel:
         hears = select.EPOLLIN if self.out_size < self.MOST_HEARD else 0
         mask = hears | (select.EPOLLOUT if self.out else 0) | edge
         if mask != self.mask and not self.is_over:
-            self.poll.modify(self.fd, mask)
+            self.heeded.modify(self.fd, mask)
             self.mask = mask
 
     # -- hearing

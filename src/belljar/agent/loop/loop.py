@@ -36,7 +36,8 @@ class Agent(Channel):
         self.errands: list[Errand] = []
         self.zygote: Zygote | None = None
         own = {b"add_account": self._add_account, b"place": self._place, b"settle": self._settle}
-        self.calls = guest.calls | own
+        rest = {b"hold_still": self._hold_still, b"go_on": self._go_on}
+        self.calls = guest.calls | own | rest
         self.began, self.has_put = 0, False
         self._catch_signals()
 
@@ -57,7 +58,7 @@ class Agent(Channel):
     def run(self) -> None:
         """Until the channel is gone for good."""
         while not self.is_over:
-            for fd, events in self.poll.poll():
+            for fd, events in self.heeded.poll():
                 action = self.ready.get(fd)
                 if action is not None:
                     action(events)
@@ -73,8 +74,9 @@ class Agent(Channel):
         elif kind == PING:
             self.send(PONG, number, body)
         elif kind == GREETING:
-            self._end_conversation(is_forked=body.startswith(HEIR))
-            self.began, self.has_put = 0, False
+            if not self.is_still:
+                self._end_conversation(is_forked=body.startswith(HEIR))
+                self.began, self.has_put = 0, False
             self.out = [welcome(body)]
             self.out_size = len(self.out[0])
         else:
@@ -109,6 +111,9 @@ class Agent(Channel):
         if name == b"connect":
             self._check_new(number)
             self.processes[number] = Connection(self, number, words.number(), self._gone)
+            return b""
+        if name == b"take_up":
+            self._take_up(number)
             return b""
         if name in self.calls:
             return self.calls[name](words)
@@ -169,6 +174,27 @@ class Agent(Channel):
             process.drop_flows()
             process.close()
             raise
+
+    def _hold_still(self, words: Words) -> bytes:
+        """The guest is about to be frozen. What runs outlives this conversation: it waits for one that goes on, or takes it up."""
+        if self.errands or self.ending:
+            raise Refused("busy", "the guest still does what it was asked before")
+        self.hold_still()
+        return b""
+
+    def _go_on(self, words: Words) -> bytes:
+        self.go_on()
+        return b""
+
+    def _take_up(self, number: int) -> None:
+        """This conversation carries on with a process that another one held; what else there was is cut off."""
+        process = self.processes.pop(number, None)
+        if not self.is_still or not isinstance(process, Process):
+            raise Refused("refused", f"nothing that is held has the number {number}")
+        self._abandon_all()
+        self.processes[number] = process
+        self.go_on()
+        self.later.append(process.take_up)
 
     def _settle(self, words: Words) -> bytes:
         """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
@@ -241,6 +267,8 @@ class Agent(Channel):
                 self.send(REPLY, number)
 
     def _end_conversation(self, *, is_forked: bool = False) -> None:
+        if self.is_still:
+            return  # the next one takes up what runs
         self.ending = []
         for errand in list(self.errands):
             errand.abandon()

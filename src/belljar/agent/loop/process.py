@@ -15,7 +15,22 @@ from belljar.agent.guest.system import Refused, kill_quietly, shown
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow
-from belljar.agent.wire import CREDIT, DATA, END, EOF, EXIT, LEADER, REPLY, RESET, RESIZE, SIGNAL, STDIN, WINDOW_SIZE
+from belljar.agent.wire import (
+    CREDIT,
+    DATA,
+    END,
+    EOF,
+    EXIT,
+    LEADER,
+    REPLY,
+    RESET,
+    RESIZE,
+    SIGNAL,
+    STDIN,
+    U32,
+    WINDOW,
+    WINDOW_SIZE,
+)
 
 WAITS = "held\0one of its programs waits for a job"
 Gone = Callable[["Process"], None]
@@ -134,6 +149,18 @@ class Process:
         self.box.clear(self.agent, self.pid, self.emptied)
         if self.job.leaves and not self.is_empty:
             self._drain()
+
+    def take_up(self) -> None:
+        """Another conversation carries on with it, and has a window for each stream. Of its input it is told how much it may send."""
+        for flow in self.outflows.values():
+            flow.credit = WINDOW
+            flow.resume()
+        for number, inflow in self.inflows.items():
+            if inflow.fd < 0 or inflow.is_ended:
+                self.agent.send(RESET, number)
+            elif inflow.credit:
+                self.agent.send(CREDIT, number, U32.pack(inflow.credit))
+        self.agent.flush()
 
     def hold(self) -> None:
         """It waits for its job. For the host it ends so, once all that it said is sent."""

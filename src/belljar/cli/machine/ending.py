@@ -68,6 +68,18 @@ def extend(args: Args, runtime: Runtime) -> None:
     move(runtime, args.machine, by=args.by)
 
 
+def checkpoint(args: Args, runtime: Runtime) -> None:
+    runtime, view = reach(runtime, args.machine)
+    if not view.alive:
+        raise NoSuchMachine(f"{view.id}: the machine has ended")
+    folder = os.path.abspath(args.folder)
+    with control.connect(view.folder, patience=None) as connection:
+        answer = control.ask(connection, "checkpoint", folder=folder, stop=args.stop, within=args.within)
+    if args.stop:
+        until_ended(runtime, view.id, None)
+    print(f"{view.id}  {folder}/{answer['number']}")
+
+
 def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
     runtime, view = reach(runtime, reference)
@@ -151,6 +163,16 @@ VERBS = {
         f"""
         {MACHINE}
         TIME @by | how much later, such as 30m or 2h""",
+    ),
+    "checkpoint": Verb(
+        "Write a machine to a folder, as it is. `belljar run --restore DIR` goes on from there, on this host or another one with the "
+        "same processor model and QEMU.",
+        checkpoint,
+        f"""
+        --stop | end the machine then (`belljar run` exits with 75); without, it goes on
+        --within TIME | give up after this time, such as 60s: the machine goes on
+        {MACHINE}
+        DIR @folder | a folder for this machine alone, made if missing""",
     ),
     "kill": Verb("End machines at once: the jobs get no time to finish. Returns when all are gone.", kill, MACHINES),
 }

@@ -18,14 +18,33 @@ from belljar.model import Cause, Context, Outcome, OwnWork, Request, RunPayload,
 
 def run(args: Args, runtime: Runtime) -> int:
     from belljar.cli.machine import request
-    from belljar.jobs.attend import attend
-    from belljar.jobs.starting import brought_image, ensure_image, finish_the_dead, widen_limits
+    from belljar.jobs.starting import brought_image
 
+    if args.restore is not None:
+        return go_on(args, runtime)
     image = brought_image(runtime, args.image)
     if image and (recipe := image.recipe):  # a warm image's machines are of its size, or larger
         args.cpus = recipe.cpus if args.cpus is None else args.cpus
         args.memory = recipe.memory if args.memory is None else args.memory
     order = request.build(args, runtime.settings, image.container if image else None)
+    return carry_out(order, args, runtime)
+
+
+def go_on(args: Args, runtime: Runtime) -> int:
+    """Where a machine stood that was written to a folder."""
+    from belljar.jobs.starting import restored_request
+
+    for option, value in (("a command", args.command), ("--image", args.image)):
+        if value:
+            raise BadOption(f"--restore with {option}: the machine goes on with what it was doing, in its own image")
+    return carry_out(restored_request(args.restore, args.name), args, runtime)
+
+
+def carry_out(order: Request, args: Args, runtime: Runtime) -> int:
+    """Keep the machine to its end, or have it kept."""
+    from belljar.jobs.attend import attend
+    from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
+
     if args.detach:
         return detach(order, args, runtime)
     report = None if args.report is None else open_report(args.report)
@@ -86,6 +105,9 @@ def leave(outcome: Outcome) -> int:
     """Turn the outcome into this process's own end; one line on stderr for what the payload did not do by itself."""
     if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
+    if outcome.cause is Cause.CHECKPOINTED:
+        complain(f"{outcome.id}: {outcome.reason}", "`belljar run --restore DIR` goes on from there.")
+        return os.EX_TEMPFAIL
     is_its_own = outcome.cause is Cause.FINISHED and not outcome.error
     if not is_its_own and outcome.cause is not Cause.CANCELLED:  # whoever cancelled it knows
         complain(f"{outcome.id}: {outcome.reason}", outcome.hint if not outcome.payload_ran or outcome.error else "")
@@ -136,6 +158,7 @@ OPTIONS = f"""
 -d --detach | print the machine's ID and return; the machine goes on by itself. Its input is empty, or the file that standard
 | input is; `belljar logs --stdout` shows its output
 --label K=V * | a note of yours, kept with the machine's records
+--restore DIR | no new machine: one that `belljar checkpoint` wrote to this folder goes on where it stood
 --name NAME = | a name, which can be used wherever an ID is asked for
 [the job]
 --in PATH[:DST] * @inputs | file or folder to copy in first

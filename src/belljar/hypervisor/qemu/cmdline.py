@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 from belljar.hints import Any
-from belljar.hypervisor import Accelerator, DomainSpec, Frame, Nic, SharedFolder, guest_uuid
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
@@ -64,11 +65,23 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
 
 def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
     """What the guest sees, written down: equal for a template and its clones, different from every other machine."""
-    nobody = replace(
+    return command_line(Launch(replace(nobodys(spec), disks=()), layers=(0,), ram=0), abilities, cpu)
+
+
+def hardware_now(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
+    """The same with all that a machine has beyond its template: equal for it and one that goes on from its memory, on any host."""
+    boot = Boot(Path() if spec.boot.kernel else None, firmware=spec.boot.firmware, is_disc=spec.boot.is_disc)
+    here = replace(nobodys(spec), boot=boot, seed=Path() if spec.seed else None)
+    launch = Launch(here, layers=(0,), disks=((0,),) * len(spec.disks), incoming=0, is_stream=True, is_grown=True)
+    return command_line(launch, abilities, cpu)[1:]
+
+
+def nobodys(spec: DomainSpec) -> DomainSpec:
+    """The machine without a name, and without a place."""
+    return replace(
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
-        shares=tuple(replace(share, source="", readonly=False) for share in spec.shares), disks=(),
+        shares=tuple(replace(share, source="", readonly=False) for share in spec.shares),
     )  # fmt: skip
-    return command_line(Launch(nobody, layers=(0,), ram=0), abilities, cpu)
 
 
 def bare() -> list[str]:

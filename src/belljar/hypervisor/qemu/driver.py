@@ -98,6 +98,26 @@ class QemuHypervisor(QemuHost):
             domain.go_on(state, grow, asks_cpus=asks_cpus, with_memory=with_memory)
         return domain
 
+    def restore(self, spec: DomainSpec, memory: int) -> QemuDomain:
+        with Wiring(spec.owner) as wires:
+            launch = Launch(
+                spec, (*wires.disk(spec.disk).values(),), "going on from its checkpoint", is_stream=True, is_grown=True
+            )
+            launch.incoming = wires.lend(memory)
+            launch.seed = wires.open(spec.seed) if spec.seed else -1
+            return self._run(launch, wires)
+
+    async def write_memory(self, domain: Any, pipe: int, *, timeout: float) -> None:
+        await domain.call("getfd", {"fdname": "memory"}, fds=[pipe])
+        await domain.migrate("fd:memory", timeout=timeout, with_memory=True)
+
+    def traits(self, spec: DomainSpec) -> Mapping[str, str]:
+        cpu = self._cpu(spec.accelerator)
+        release = ".".join(self.abilities.name.removeprefix("QEMU emulator version ").split(".")[:2])
+        processor = f"{spec.accelerator.value} {cpu} {self._host_cpu(spec)}".strip()
+        hardware = " ".join(cmdline.hardware_now(spec, self.abilities, cpu))
+        return {"QEMU": release, "processor": processor, "hardware": hardware}
+
     # -- templates ---------------------------------------------------------------------------------------------------
 
     def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
@@ -212,16 +232,20 @@ class QemuHypervisor(QemuHost):
     def _key(self, spec: DomainSpec) -> str:
         return key_of(self._facts(spec))
 
+    def _host_cpu(self, spec: DomainSpec) -> str:
+        """What of this host's processor a guest may have seen."""
+        if spec.accelerator is not Accelerator.KVM:
+            return ""
+        from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
+
+        return cpu_flags(first_processor())
+
     def _facts(self, spec: DomainSpec) -> Mapping[str, Any]:
         """Everything that a template and its clones must have in common."""
-        frame, whole, spec, host_cpu = spec.frame, spec, spec.of_template, ""
-        if spec.accelerator is Accelerator.KVM:
-            from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
-
-            host_cpu = cpu_flags(first_processor())
+        frame, whole, spec = spec.frame, spec, spec.of_template
         image = {"image_digest": spec.image_digest, "image_stored": spec.image_stored, "boot": spec.boot.digest}
         sizes = {"cpus": spec.cpus, "memory": spec.memory, "disk_size": spec.disk_size}
-        host = {"accelerator": spec.accelerator.value, "host_cpu": host_cpu, "owner": spec.owner[0]}
+        host = {"accelerator": spec.accelerator.value, "host_cpu": self._host_cpu(spec), "owner": spec.owner[0]}
         return {
             **image,
             **sizes,

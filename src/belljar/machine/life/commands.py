@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 from belljar.errors import BelljarError, GuestError, HostError, HypervisorError
 from belljar.guest import second_client
@@ -14,7 +15,20 @@ from belljar.hints import TYPE_CHECKING, TypeGuard
 from belljar.machine.life.control import Answer
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
-from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
+from belljar.machine.orders import (
+    CANCELLING,
+    Ended,
+    Freeze,
+    GraceOver,
+    Kill,
+    Orders,
+    Pause,
+    Resize,
+    Resume,
+    Signal,
+    Stop,
+    unless_cancelled,
+)
 from belljar.machine.services import Services
 from belljar.model import Cause, Port, State, to_json
 
@@ -76,6 +90,8 @@ class Commands:
                     await self._pause(done)
                 case Resume():
                     await self._resume()
+                case Freeze() as order:
+                    await self._freeze(order)
                 case GraceOver(reason=reason, is_last=False) if await workload.kill():
                     # Its first process may be gone, and how it ended is the payload's end: only what is left is killed.
                     self._orders_later(LAST_MOMENT, GraceOver(reason, is_last=True))
@@ -92,6 +108,22 @@ class Commands:
 
     def _orders_later(self, seconds: float, over: GraceOver) -> None:
         self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
+
+    async def _freeze(self, order: Freeze) -> None:
+        """All other orders but to kill it wait: what is asked of a payload that stands still must not be half of it."""
+        from belljar.machine.checkpoints.freezing import freeze
+
+        try:
+            work = freeze(order, self._life, self.running, self._services)
+            number = await unless_cancelled(work, self._orders, only_kill=True)
+        except BelljarError as error:
+            return settle(order.done, error)
+        except BaseException:  # re-raised: whoever waits learns that there will be no answer
+            order.done.cancel()
+            raise
+        settle(order.done, number)
+        if order.stop:
+            raise Ended(Cause.CHECKPOINTED, None, f"checkpoint {number} of it was written to {order.folder}")
 
     async def _pause(self, done: asyncio.Event) -> None:
         try:
@@ -123,6 +155,8 @@ class Commands:
                 return {"ok": True}
             case "deadline":
                 return await self._move_deadline(question)
+            case "checkpoint":
+                return await self._checkpoint(question)
             case "publish":
                 return await self._publish(question)
             case "fork":
@@ -185,6 +219,18 @@ class Commands:
             return {"error": exc.message, "hint": exc.hint}
         return None
 
+    async def _checkpoint(self, question: Answer) -> Answer:
+        folder, within = question.get("folder"), question.get("within")
+        if not isinstance(folder, str) or not folder.startswith("/"):
+            return {"error": f"checkpoint: not an absolute path of a folder: {str(folder)[:80]}"}
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        stop = question.get("stop") is True
+        self._orders.give(Freeze(Path(folder), done, stop, float(within) if is_number(within) else None))
+        try:
+            return {"ok": True, "number": await done}
+        except BelljarError as exc:
+            return {"error": exc.message, "hint": exc.hint}
+
     async def _relay(self, connection: socket.socket) -> Answer | None:
         if self._life.state is State.RUNNING and self.running.guest is None:
             return {"error": "the machine's guest knows its own work, and has no agent of belljar's"}
@@ -200,6 +246,16 @@ class Commands:
         await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
         await self.running.console.attach(connection)
         return None
+
+
+def settle(done: asyncio.Future[int], answer: int | BelljarError) -> None:
+    """Answer whoever still waits."""
+    if done.done():
+        return
+    if isinstance(answer, int):
+        return done.set_result(answer)
+    done.set_exception(answer)
+    done.exception()  # it is not a mistake when nobody waits any more
 
 
 def is_number(value: object) -> TypeGuard[float]:

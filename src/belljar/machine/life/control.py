@@ -92,11 +92,12 @@ class ControlServer:
                 await loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
 
 
-def connect(folder: Path) -> socket.socket:
-    """A connection to the machine's supervisor. Raises NoSuchMachine when it is not there any more."""
+def connect(folder: Path, *, patience: float | None = ASK_TIMEOUT) -> socket.socket:
+    """A connection to the machine's supervisor, which answers within *patience* seconds. Raises NoSuchMachine when it is not there
+    any more."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        connection.settimeout(ASK_TIMEOUT)
+        connection.settimeout(patience)
         with short_path(folder) as short:
             connection.connect(f"{short}/{CONTROL}")
     except OSError as exc:
@@ -113,7 +114,7 @@ def connect(folder: Path) -> socket.socket:
 
 
 def ask(connection: socket.socket, do: str, **details: Any) -> Answer:
-    """Put one question, wait for its answer, at most as long as the connection may take. Raises MachineBusy when it is refused."""
+    """Put one question, wait for its answer. Raises MachineBusy when it is refused, or there is none in time."""
     try:
         connection.sendall(json.dumps({"do": do, **details}).encode() + b"\n")
         line = b""

@@ -20,9 +20,8 @@ FRESH = 64  # bytes of entropy for the guest's kernel
 BOOKKEEPING = 32  # the guest's kernel takes less than the 32nd part of new memory for itself
 
 
-async def prove(guest: Guest, link: Link, life: Lifecycle, *, is_clone: bool = False) -> None:
-    """Give the guest an identity of its own and check what its kernel then says. Raises IdentityRefused."""
-    identity = new_identity(life.request.id, link)
+async def prove(guest: Guest, identity: Identity, link: Link, life: Lifecycle, *, is_clone: bool = False) -> None:
+    """Give the guest this identity and check what its kernel then says. Raises IdentityRefused."""
     proof = await guest.identify(identity)
     if abs(proof.clock_skew) > LARGEST_SKEW:
         proof = replace(proof, clock_skew=await guest.set_clock())
@@ -34,6 +33,7 @@ async def prove(guest: Guest, link: Link, life: Lifecycle, *, is_clone: bool = F
         except GuestRefused as error:
             hint = "Put our agent and ssh-keygen into the image, or add `--start cold`."
             raise PlugRefused(f"the clone's ssh server has its template's keys: {error.message}", hint=hint) from error
+    life.identity = identity
     life.prove(hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6))
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError, IdentityRefused, about, in_words
-from belljar.guest import ExitStatus
+from belljar.guest import ExitStatus, Identity
 from belljar.hints import Any
 from belljar.host.files import PRIVATE_FILE
 from belljar.host.locks import Lock
@@ -42,6 +42,7 @@ class Lifecycle:
         self.deadline = Deadline()
         self.time_began = 0.0  # when its work's time began to count, seconds since the epoch
         self.is_begun = self.is_proved = self.is_settled = False
+        self.identity: Identity | None = None  # its guest's, once that has proved it
         self.files: list[Path] = []  # of this machine alone, outside its folder
         started, reason = time.time(), "it has not ended"
         self.outcome = Outcome.of(request, Cause.NODE_FAULT, OutcomeClass.NODE, reason=reason, started=started)

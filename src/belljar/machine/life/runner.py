@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 from belljar import errors
 from belljar.guest import Streams
-from belljar.hints import Any, TypeVar
+from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
 from belljar.image import Image
@@ -21,7 +21,7 @@ from belljar.machine.extras import Extra, Shares
 from belljar.machine.life.claim import force_begin, holding
 from belljar.machine.life.commands import Commands
 from belljar.machine.life.control import ControlServer
-from belljar.machine.life.identity import prove, take_all_into_use
+from belljar.machine.life.identity import new_identity, prove, take_all_into_use
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import Console
 from belljar.machine.life.work import PayloadWorkload, Running, Workload
@@ -30,7 +30,11 @@ from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
 from belljar.machine.services import Keep, Services
-from belljar.model import NetworkMode, Request, RunPayload, Start, State, Usage, Work
+from belljar.model import NetworkMode, Request, RunPayload, State, Usage, Work
+
+if TYPE_CHECKING:
+    from belljar.machine.checkpoints import Checkpoint
+    from belljar.machine.checkpoints.restoring import Origin
 
 T = TypeVar("T")
 NOT_ENDED = "its hypervisor's process may live"
@@ -63,6 +67,18 @@ class Runner:
 
         return OwnWorkload(work, self.life, self.running)
 
+    def go_on_from(self, origin: Origin) -> None:
+        """It is claimed: the folder of checkpoints is its own from now on."""
+        life, folder, checkpoint = self.life, origin.checkpoints.path, origin.checkpoint
+        self.running.checkpoint, self.running.checkpoints[folder] = checkpoint, origin.checkpoints
+        for complaint in origin.complaints:
+            life.tell_trouble(complaint)
+        if checkpoint is not None:
+            life.note(restarts=checkpoint.manifest.restarts + 1)
+            life.record.tell("restored", folder=str(checkpoint.folder))
+        elif origin.complaints:
+            life.tell_trouble(f"no checkpoint in {folder} is whole: the command began anew")
+
     async def publish(self) -> None:
         """Have what it may lose to others: the fork that it is cloned from, and the ports that were asked for. Raises BadOption, NoSpace,
         TemplateError."""
@@ -86,7 +102,7 @@ class Runner:
             life.enter(State.PREPARING)
             image = checked_image(life.request, self.services)
             life.note(image_digest=image.digest, image_manifest=str(image.facts.get("manifest", "")))
-            for extra in (*self._further, *extras_of(life.request, image, self.services)):
+            for extra in (*self._further, *extras_of(life.request, image, self.services, self.running.checkpoint)):
                 self._held.enter_context(life.trying("what it had beside its disk was not released"))
                 self._held.callback(extra.release)
                 self.running.extras.append(extra)
@@ -120,7 +136,8 @@ class Runner:
         """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
         life = self.life
         with life.phase("prepare"):
-            plan = await planner.plan()
+            checkpoint = self.running.checkpoint
+            plan = await (planner.restored(checkpoint) if checkpoint else planner.plan())
         life.point("after-overlay")
         try:
             await self._boot(plan)
@@ -143,7 +160,7 @@ class Runner:
         life = self.life
         context = plan.context.chosen.context
         life.note(
-            start=(Start.CLONE if plan.template else Start.COLD).value, start_reason=plan.reason,
+            start=plan.start, start_reason=plan.reason,
             context=context.value, context_reason=plan.context.chosen.reason,
         )  # fmt: skip
         with life.phase("start"):
@@ -154,14 +171,17 @@ class Runner:
             life.enter(State.BOOTING)
             rules = self.services.rules
             timeout = rules.machine.clone_timeout if plan.template else rules.qemu.boot_timeout
+            if plan.checkpoint is not None:
+                timeout += plan.checkpoint.load_time
             async with put_away.deadline(timeout, plan.awaited):
                 await self._while_alive(self._greet())
         guest = self.running.guest
         if guest is None:
             return
         with life.phase("identify"):
-            await self._while_alive(prove(guest, plan.link, life, is_clone=plan.template is not None))
-        if plan.spec.frame is not None:
+            identity = plan.checkpoint.identity if plan.checkpoint else new_identity(life.request.id, plan.link)
+            await self._while_alive(prove(guest, identity, plan.link, life, is_clone=plan.template is not None))
+        if plan.spec.frame is not None and plan.checkpoint is None:
             await self._while_alive(take_all_into_use(guest, plan.spec, life))
         if plan.template is not None:
             with suppress(OSError):
@@ -172,8 +192,12 @@ class Runner:
         """QEMU runs when this returns, watched, with its console kept."""
         hypervisor, life = self.services.hypervisor, self.life
         await self._on_disk
-        self.running.domain = domain = await hypervisor.launch(plan.spec, plan.template)
-        self.running.spec = plan.disc_in_drive
+        self.running.plan, self.running.spec = plan, plan.disc_in_drive
+        if plan.checkpoint is None:
+            self.running.domain = domain = await hypervisor.launch(plan.spec, plan.template)
+        else:
+            memory = self._held.enter_context(plan.checkpoint.memory())
+            self.running.domain = domain = hypervisor.cloning.restore(plan.spec, memory)
         life.point("after-spawn")
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
         loop = asyncio.get_running_loop()
@@ -207,6 +231,7 @@ class Runner:
         """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
         life = self.life
         self._commands.close()
+        self._orders.close()
         with life.phase("stop"):
             if self.running.domain is not None:
                 life.leave_towards(State.STOPPING)
@@ -222,6 +247,8 @@ class Runner:
                     traces = traces_of(read(life.folder))
                     await in_thread(lambda: self.services.hypervisor.discard(life.request.id, traces))
             self._held.close()
+            for checkpoints in self.running.checkpoints.values():
+                checkpoints.release()
             with life.trying("a published port was not closed"):
                 await self._commands.close_ports()
             with life.trying("its control socket was not closed"):
@@ -266,14 +293,20 @@ class Runner:
         return await unless_ended(work, self._fate)
 
 
-def extras_of(request: Request, image: Image, services: Services) -> Iterator[Extra]:
+def extras_of(
+    request: Request, image: Image, services: Services, checkpoint: Checkpoint | None = None
+) -> Iterator[Extra]:
     """What a request asks for, in the order in which it is made, and put into its place."""
     machine, work, rules = request.machine, request.work, services.rules
     payload = work.payload if isinstance(work, RunPayload) else None
     if machine.shares:
         yield Shares(machine)
     has_transfers = payload is not None and bool(payload.inputs or payload.outputs)
-    if image.is_disc or machine.scratch is not None or has_transfers:
+    if checkpoint is not None:
+        from belljar.machine.checkpoints.restoring import RestoredDisks
+
+        yield RestoredDisks(checkpoint)
+    elif image.is_disc or machine.scratch is not None or has_transfers:
         from belljar.machine.extras import disks
 
         if image.is_disc:
@@ -286,7 +319,7 @@ def extras_of(request: Request, image: Image, services: Services) -> Iterator[Ex
         from belljar.machine.extras.caches import CacheDisk
 
         yield CacheDisk(machine.cache)
-    if payload is not None and payload.inputs:
+    if payload is not None and payload.inputs and checkpoint is None:
         from belljar.machine.extras.inputs import Inputs
 
         yield Inputs(payload, rules.machine)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from belljar import errors
-from belljar.guest import ExitStatus, Guest, Process, Streams
-from belljar.hints import NoReturn
+from belljar.guest import BytesSink, ExitStatus, Guest, Process, Streams
+from belljar.hints import TYPE_CHECKING, NoReturn
 from belljar.host.files import private
 from belljar.hypervisor import Domain, DomainSpec, EventKind
 from belljar.machine import COLLECTED, JOBOUTPUTS
@@ -20,7 +21,11 @@ from belljar.machine.life.output import CappedSink, Console
 from belljar.machine.orders import Ended, first
 from belljar.machine.services import Services
 from belljar.machine.states import CLASSES
-from belljar.model import Cause, Payload, PlainFile, RunPayload
+from belljar.model import Cause, Payload, PlainFile, RunPayload, StdinKind
+
+if TYPE_CHECKING:
+    from belljar.machine.checkpoints import Checkpoint, Checkpoints
+    from belljar.machine.planning.boot_plan import Plan
 
 LONGEST_COLLECTING = 30.0  # seconds for all of it
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
@@ -35,6 +40,9 @@ class Running:
         self.is_up = asyncio.Event()  # its work has begun, or is about to
         self.forking = asyncio.Lock()  # one fork at a time
         self.forks = 0  # how many there were
+        self.plan: Plan | None = None  # how it was started
+        self.checkpoint: Checkpoint | None = None  # what it goes on from
+        self.checkpoints: dict[Path, Checkpoints] = {}  # folders that are its own, to its end
         self.clear()
 
     async def furnish(self, guest: Guest, payload: Payload) -> None:
@@ -154,7 +162,7 @@ class PayloadWorkload(Workload):
         life.point("payload-sent")
         life.record.write("payload", argv=[word[:200] for word in payload.argv[:20]])
         life.begin_work()
-        self._running.process = await guest.start(payload, streams)
+        self._running.process = await self._begin(guest, payload, streams)
         life.point("payload-started")
         early, self._early = self._early, []
         for number, alone in early:
@@ -162,6 +170,18 @@ class PayloadWorkload(Workload):
         status = await first(self._running.process.wait(), self.end_in_time())
         life.point("payload-ended")
         return status
+
+    async def _begin(self, guest: Guest, payload: Payload, streams: Streams) -> Process:
+        checkpoint = self._running.checkpoint
+        if checkpoint is None:
+            return await guest.start(payload, streams)
+        # What nobody takes must not stop it.
+        stdout = (streams.stdout or BytesSink(0)) if payload.stdout is StdinKind.STREAM else None
+        stderr = (streams.stderr or BytesSink(0)) if payload.stderr is StdinKind.STREAM else None
+        stdin = streams.stdin if payload.stdin is StdinKind.STREAM else None
+        process = await guest.take_up(checkpoint.manifest.standstill, Streams(stdin, stdout, stderr))
+        await guest.place(self._features(), payload.account)
+        return process
 
     async def _fetch(self, guest: Guest, payload: Payload) -> None:
         """Copy every output that can be had, then complain about the first that cannot."""

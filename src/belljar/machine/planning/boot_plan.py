@@ -7,9 +7,10 @@ import os
 from belljar.context import Chosen
 from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, PrepareFailed, TemplateError
 from belljar.guest import Streams
+from belljar.hints import TYPE_CHECKING
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Boot, DomainSpec, Nic, SharedFolder, Template, account
-from belljar.image import Image
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Nic, SharedFolder, Template, account
+from belljar.image import BootFiles, Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
@@ -20,6 +21,10 @@ from belljar.network import Link, mac_address
 from belljar.network import plan as plan_link
 from belljar.records import dataclass, replace
 
+if TYPE_CHECKING:
+    from belljar.machine.checkpoints import Checkpoint
+
+RESTORED = "restored"
 LARGE_PAGE = 2 * MIB
 WARM = "A warm image has no other start; `belljar template list` and `belljar doctor` say more."
 
@@ -33,6 +38,12 @@ class Plan:
     context: GuestContext
     template: Template | None = None
     reason: str = ""
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def start(self) -> str:
+        """In one word."""
+        return RESTORED if self.checkpoint else (Start.CLONE if self.template else Start.COLD).value
 
     @property
     def disc_in_drive(self) -> DomainSpec:
@@ -43,6 +54,8 @@ class Plan:
     @property
     def awaited(self) -> str:
         """What its start waits for."""
+        if self.checkpoint is not None:
+            return "the agent of the guest that goes on to answer"
         return self.context.awaited if self.template is None else "the clone's agent to answer"
 
 
@@ -82,6 +95,21 @@ class Planner:
     async def cold(self, reason: str) -> Plan:
         """A cold start instead of what was planned first."""
         return await self._with_disk(replace(await self._undecided(), reason=reason))
+
+    async def restored(self, checkpoint: Checkpoint) -> Plan:
+        """As it was when it was frozen. Raises CheckpointUnfit, NoSpace, CommandFailed."""
+        from belljar.machine.checkpoints import restoring
+
+        had = checkpoint.manifest
+        files = BootFiles(None, None, "", "")
+        context = GuestContext(Chosen(had.context, "as its checkpoint"), files, self._image)
+        boot = restoring.boot_of(checkpoint, self._image)
+        spec, link = self._domain(boot, had.hardware.accelerator, has_seed=had.hardware.has_seed)
+        spec = restoring.as_it_was(checkpoint, spec)
+        await in_thread(lambda: restoring.check(checkpoint, spec, boot, self._services.hypervisor))
+        self._intend(spec)
+        await restoring.place(checkpoint, spec, self._image.disk.resolve())
+        return Plan(spec, link, context, checkpoint=checkpoint)
 
     async def again(self) -> Plan:
         """A cold start from the disk that its guest has written."""
@@ -186,6 +214,15 @@ class Planner:
         boot = Boot(files.kernel, files.initrd, files.append, context.digest, files.firmware, image.is_disc)
         accelerator, why = await in_thread(lambda: services.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
+        spec, link = self._domain(boot, accelerator, has_seed=context.seed is not None)
+        if spec.warm:
+            await in_thread(lambda: services.hypervisor.check(spec))
+        return Plan(spec, link, context)
+
+    def _domain(self, boot: Boot, accelerator: Accelerator, *, has_seed: bool) -> tuple[DomainSpec, Link]:
+        """The request in the hypervisor's words."""
+        services, life, image, equipment = self._services, self._life, self._image, self._equipment
+        request, machine = life.request, life.request.machine
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
         recipe = image.recipe
         uplink = None if recipe is None or recipe.network is NetworkMode.NONE else Nic(recipe.network, "")
@@ -198,11 +235,9 @@ class Planner:
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
             owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
-            disks=equipment.disks, uplink=uplink, seed=None if context.seed is None else life.folder / SEED,
+            disks=equipment.disks, uplink=uplink, seed=life.folder / SEED if has_seed else None,
         )  # fmt: skip
-        if spec.warm:
-            await in_thread(lambda: services.hypervisor.check(spec))
-        return Plan(spec, link, context)
+        return spec, link
 
 
 def has_usual_way(request: Request, image: Image) -> bool:

@@ -6,18 +6,30 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import BadOption, BelljarError, GuestRefused, ImageUnfit, NoMemory, OverLimit, UsageError, about
+from belljar.errors import (
+    BadOption,
+    BelljarError,
+    GuestRefused,
+    ImageUnfit,
+    NoMemory,
+    OverLimit,
+    TemplateError,
+    UsageError,
+    about,
+)
 from belljar.guest import OTHER_SHARE
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
+from belljar.hypervisor import Hypervisor
 from belljar.image import Image
 from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
 from belljar.machine.services import Services
 from belljar.machine.states import class_of_error
-from belljar.model import GIB, MIB, Outcome, Request, Start, dumps, to_json
+from belljar.model import GIB, MIB, NetworkMode, Outcome, Request, RunPayload, Start, dumps, to_json
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
+NO_CHECKPOINTS = "Leave out what is in the way, or checkpoints."
 MORE = "Ask for more with --memory; a batch job, for more memory."
 SMALLEST_SCRATCH, SMALLEST_CACHE, LARGEST_DISK = MIB, 16 * MIB, 4096 * GIB
 
@@ -32,8 +44,27 @@ def checked_image(request: Request, services: Services) -> Image:
     check_memory(request, image)
     check_shares(request, image)
     check_warm(request, image)
+    if request.checkpointable and (why := cannot_be_frozen(request, services.hypervisor)):
+        raise BadOption(f"this machine cannot be written to a folder: {why}", hint=NO_CHECKPOINTS)
     services.overlays.size(image, None if image.is_disc else request.machine.disk)
     return image
+
+
+def cannot_be_frozen(request: Request, hypervisor: Hypervisor) -> str:
+    """Why a machine cannot be written to a folder, and go on from there; "" where it can."""
+    machine, work = request.machine, request.work
+    reasons = {
+        "its guest knows its own work": not isinstance(work, RunPayload),
+        "it has a terminal": isinstance(work, RunPayload) and work.payload.terminal,
+        "it shares folders of this host (copy them with --in and --out)": machine.shares,
+        "others reach it by its network": machine.network not in (NetworkMode.NONE, NetworkMode.USER),
+        "it has secrets, which are this host's": machine.secrets,
+    }
+    try:
+        assert hypervisor.cloning
+    except TemplateError:
+        return "its hypervisor cannot freeze a guest"
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
 def check_size(request: Request) -> None:

@@ -1,0 +1,165 @@
+"""Writes a running machine to a folder: its payload is held still, the guest is halted, memory and disks are written.
+
+Whatever goes wrong, or takes longer than it may, the machine goes on as if nothing had been, and nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from belljar import __version__
+from belljar.errors import CheckpointFailed, GuestError, HypervisorError, MachineBusy, NoSpace, in_words
+from belljar.guest import Guest, Process, Standstill
+from belljar.host.files import free_bytes, no_space_as_error, read_capped, remove_tree, write_whole
+from belljar.host.room import touched
+from belljar.host.threads import in_thread, to_its_end, wholly_in_thread
+from belljar.hypervisor import Domain
+from belljar.machine.checkpoints import (
+    DISK,
+    FORMAT,
+    MEMORY,
+    Checkpoints,
+    FurtherDisk,
+    Hardware,
+    Manifest,
+    Part,
+    checksum,
+    content,
+    take,
+    write_manifest,
+)
+from belljar.machine.extras.disks import EXCHANGE
+from belljar.machine.life.life import Lifecycle
+from belljar.machine.life.work import Running
+from belljar.machine.orders import Freeze
+from belljar.machine.planning.boot_plan import Plan
+from belljar.machine.planning.refusal import cannot_be_frozen
+from belljar.machine.services import Services
+from belljar.model import MIB, SEED, State
+from belljar.records import replace
+
+LARGEST_SEED = 1 << 30
+LEAST_ROOM = 16 * MIB
+
+
+async def freeze(order: Freeze, life: Lifecycle, running: Running, services: Services) -> int:
+    """The new checkpoint's number. Raises BelljarError."""
+    try:
+        async with asyncio.timeout(order.within):
+            return await _freeze(order, life, running, services)
+    except TimeoutError as exc:
+        raise CheckpointFailed(f"not written within {order.within:g} s") from exc
+    except OSError as exc:
+        raise CheckpointFailed(f"not written: {in_words(exc)}") from exc
+
+
+async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Services) -> int:
+    plan, domain, guest, process = running.plan, running.domain, running.guest, running.process
+    if life.state is not State.RUNNING or plan is None or domain is None or guest is None or process is None:
+        raise MachineBusy(f"{life.request.id}: its command does not run now, so it cannot be written to a folder")
+    is_divided = running.forks or life.request.machine.fork
+    if why := "it is a fork, or was forked" if is_divided else cannot_be_frozen(life.request, services.hypervisor):
+        raise CheckpointFailed(f"{life.request.id} cannot be written to a folder: {why}")
+    folder = order.folder
+    if folder not in running.checkpoints:
+        running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Checkpoints.release)
+    checkpoints = running.checkpoints[folder]
+    _check_room(checkpoints.path, domain, plan)
+    with no_space_as_error(checkpoints.path):
+        draft = checkpoints.draft()
+    began = time.monotonic()
+    try:
+        with life.phase("freeze"):
+            number = await _write(draft, checkpoints, life, running, services, plan, domain, guest, process)
+    except BaseException as error:  # re-raised: a cancel leaves no draft, and no guest that stands still
+        await to_its_end(asyncio.ensure_future(_thaw(domain, guest, process)))
+        with suppress(OSError):
+            remove_tree(draft)
+        life.record.tell("checkpoint-failed", folder=str(checkpoints.path), reason=str(error) or type(error).__name__)
+        raise
+    if not order.stop:
+        await _thaw(domain, guest, process)
+    seconds = round(time.monotonic() - began, 3)
+    life.record.tell("checkpoint", folder=str(checkpoints.path), number=number, seconds=seconds)
+    return number
+
+
+async def _write(
+    draft: Path, checkpoints: Checkpoints, life: Lifecycle, running: Running, services: Services, plan: Plan, domain: Domain,
+    guest: Guest, process: Process,
+) -> int:  # fmt: skip
+    base = services.images.resolve(life.outcome.image_digest).disk.resolve()
+    standstill = await guest.hold_still(process)
+    life.point("freeze-held")
+    await domain.pause()
+    life.point("freeze-paused")
+    packer = content.packer()
+    files = {MEMORY: await content.write_memory(services.hypervisor.cloning, domain, draft / MEMORY, packer)}
+    life.point("freeze-memory")
+    below = content.opened(domain.pid, plan.template.disk) if plan.template else None
+    files[DISK] = await content.write_disk(plan.spec.disk, below, base, draft / DISK)
+    for disk in plan.spec.disks:
+        if disk.name != EXCHANGE:
+            name = f"{disk.name}.qcow2"
+            files[name] = await content.write_further_disk(disk.path, disk.format, draft / name)
+    if plan.spec.seed is not None:
+        seed = content.opened(domain.pid, plan.template.folder / SEED) if plan.template else plan.spec.seed
+        files[SEED] = await wholly_in_thread(lambda: _copy_seed(seed, draft / SEED))
+    life.point("freeze-disks")
+    manifest = _manifest(life, running, plan, services, standstill, packer, files)
+
+    def publish() -> int:
+        write_manifest(draft, manifest)
+        life.point("freeze-manifest")
+        return checkpoints.publish(draft)
+
+    number = await wholly_in_thread(publish)
+    life.point("freeze-published")
+    return number
+
+
+async def _thaw(domain: Domain, guest: Guest, process: Process) -> None:
+    """What stood still goes on. A guest or QEMU that is lost is told of by others."""
+    with suppress(HypervisorError, GuestError):
+        await domain.resume()
+        await guest.go_on(process)
+        await guest.set_clock()
+
+
+def _check_room(folder: Path, domain: Domain, plan: Plan) -> None:
+    """Raise NoSpace where not even all of it unpacked surely fits: before anything stands still."""
+    memory = touched(domain.pid) + (plan.template.size if plan.template else 0)
+    disks = [plan.spec.disk, *(disk.path for disk in plan.spec.disks if disk.name != EXCHANGE)]
+    needed = memory + sum(os.stat(disk).st_blocks * 512 for disk in disks) + LEAST_ROOM
+    if (free := free_bytes(folder)) < needed:
+        problem = f"{folder}: {free // MIB} MiB free, this machine needs up to {needed // MIB} MiB"
+        raise NoSpace(problem, hint="Free space there, or name another folder.")
+
+
+def _copy_seed(source: Path, target: Path) -> Part:
+    write_whole(target, read_capped(source, LARGEST_SEED), durable=True)
+    return Part(target.stat().st_size, checksum(target))
+
+
+def _manifest(
+    life: Lifecycle, running: Running, plan: Plan, services: Services, standstill: Standstill, packer: str, files: dict[str, Part]
+) -> Manifest:  # fmt: skip
+    spec, before = plan.spec, running.checkpoint
+    assert life.identity is not None
+    hardware = Hardware(
+        spec.cpus, spec.memory, spec.disk_size, spec.accelerator, spec.frame, has_kernel=spec.boot.kernel is not None,
+        firmware=spec.boot.firmware, is_disc=spec.boot.is_disc, has_seed=spec.seed is not None,
+        disks=tuple(
+            FurtherDisk(it.name, it.format, it.readonly, it.is_late, it.path.stat().st_size, it.name != EXCHANGE)
+            for it in spec.disks
+        ),
+    )  # fmt: skip
+    return Manifest(
+        FORMAT, __version__, life.request.id, time.time(), dict(services.hypervisor.cloning.traits(spec)), life.outcome.image_digest,
+        plan.context.chosen.context, hardware, replace(life.request, restore=""), replace(life.identity, entropy=b""), standstill,
+        life.outcome.restarts, (before.manifest.ran if before else 0.0) + time.time() - life.time_began, packer, files,
+    )  # fmt: skip

@@ -1,0 +1,124 @@
+"""Machines that are written to a folder and go on from there: real guests that count, and lose and double no number."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.live.conftest import LONGEST, Belljar
+
+from belljar.host.watch import growth
+from belljar.machine.checkpoints import newest
+
+COUNTS = """
+i=0
+while [ $i -lt 20000 ]; do
+  i=$((i + 1)); echo $i
+  [ $((i % 100)) = 0 ] && echo $i >> /root/numbers && sleep 0.01
+done
+wc -l < /root/numbers >&2
+exit 7
+"""
+COUNTED = b"".join(b"%d\n" % number for number in range(1, 20001))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Belljar]:
+    """Another host: nothing but the store of images is the same."""
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    there = Belljar(other)
+    yield there
+    there.close()
+
+
+def until(path: Path, size: int) -> None:
+    """Returns when the file has so many bytes."""
+    for data in growth(path):
+        size -= len(data)
+        if size <= 0:
+            return
+
+
+def machine_of(belljar: Belljar) -> str:
+    (id,) = belljar.machines()
+    return id
+
+
+def test_a_job_is_written_twice_and_goes_on_elsewhere_at_the_exact_byte(
+    belljar: Belljar, elsewhere: Belljar, tmp_path: Path
+) -> None:
+    folder, output = str(tmp_path / "kept"), tmp_path / "output"
+    with open(output, "wb") as stdout:
+        job = belljar.popen("run", "--cwd", "/root", "--", "sh", "-c", COUNTS, stdout=stdout)
+    until(output, 1000)
+    done = belljar("checkpoint", machine_of(belljar), folder)
+    assert done.returncode == 0, done.stderr
+    done = belljar("checkpoint", "--stop", machine_of(belljar), folder)
+    assert (done.returncode, done.stdout.split()[-1]) == (0, f"{folder}/2".encode()), done.stderr
+    _, stderr = job.communicate(timeout=LONGEST)
+    assert job.returncode == os.EX_TEMPFAIL and f"checkpoint 2 of it was written to {folder}".encode() in stderr, stderr
+    assert belljar.leftovers() == []
+    gone = elsewhere.run("--restore", folder)
+    assert gone.returncode == 7, gone.stderr
+    assert output.read_bytes() + gone.stdout == COUNTED
+    assert gone.stderr.strip() == b"200"
+    assert elsewhere.leftovers() == []
+    (row,) = elsewhere.json("ps", "-a")
+    outcome = json.loads((elsewhere.logs / row["id"] / "outcome.json").read_text())
+    assert (outcome["restarts"], outcome["start"], outcome["cause"]) == (1, "restored", "finished")
+
+
+FREEZING = ("freeze-held", "freeze-paused", "freeze-memory", "freeze-disks", "freeze-manifest", "freeze-published")
+RESTORING = ("after-claim", "after-overlay", "after-spawn", "after-qmp", "after-agent", "payload-started")
+
+
+def begun(belljar: Belljar, folder: str, output: Path) -> None:
+    """A job that was written to the folder and ended."""
+    with open(output, "wb") as stdout:
+        job = belljar.popen("run", "--cwd", "/root", "--", "sh", "-c", COUNTS, stdout=stdout)
+    until(output, 1000)
+    assert belljar("checkpoint", "--stop", machine_of(belljar), folder).returncode == 0
+    assert job.wait(LONGEST) == os.EX_TEMPFAIL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", RESTORING)
+def test_killed_while_it_begins_to_go_on_it_goes_on_the_next_time(
+    belljar: Belljar, elsewhere: Belljar, tmp_path: Path, point: str
+) -> None:
+    folder, output = str(tmp_path / "kept"), tmp_path / "output"
+    begun(belljar, folder, output)
+    dies = {"BELLJAR_TESTING_ABORT_AT": point}
+    assert elsewhere.run("--restore", folder, env=dies).returncode == -signal.SIGKILL
+    gone = elsewhere.run("--restore", folder)
+    assert gone.returncode == 7, gone.stderr
+    assert output.read_bytes() + gone.stdout == COUNTED
+    elsewhere("reap")
+    assert elsewhere.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", FREEZING)
+def test_killed_while_it_is_written_it_goes_on_from_the_last_one_that_is_whole(
+    belljar: Belljar, elsewhere: Belljar, tmp_path: Path, point: str
+) -> None:
+    folder, output, second = str(tmp_path / "kept"), tmp_path / "output", tmp_path / "second"
+    begun(belljar, folder, output)
+    with open(second, "wb") as stdout:
+        dies = {"BELLJAR_TESTING_ABORT_AT": point}
+        job = elsewhere.popen("run", "--restore", folder, stdout=stdout, env=dies)
+    until(second, 500)
+    assert elsewhere("checkpoint", machine_of(elsewhere), folder).returncode != 0
+    assert job.wait(LONGEST) == -signal.SIGKILL
+    there = newest(Path(folder)).standstill.stdout
+    gone = elsewhere.run("--restore", folder)
+    assert gone.returncode == 7, gone.stderr
+    assert (output.read_bytes() + second.read_bytes())[:there] + gone.stdout == COUNTED
+    assert sorted(os.listdir(folder)) == (["1", "2", "lock"] if point == "freeze-published" else ["1", "lock"])
+    elsewhere("reap")
+    assert elsewhere.leftovers() == []

@@ -1,0 +1,133 @@
+"""The folder of checkpoints: one is whole or not there, and whatever is done to its files, nobody goes on from half of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from belljar import errors
+from belljar.guest import Identity, Standstill
+from belljar.hypervisor import Accelerator
+from belljar.machine import checkpoints
+from belljar.machine.checkpoints import FORMAT, FurtherDisk, Hardware, Manifest, Part, checksum, numbers, take
+from belljar.model import MIB, Account, Context, Firmware, MachineSpec, Payload, Request, RunPayload
+from belljar.records import replace
+
+REQUEST = Request(
+    "0123456789ab", MachineSpec("debian12", 1, 64 * MIB), RunPayload(Payload((b"\xff",), Account("a", 1, 1, "a")))
+)
+HARDWARE = Hardware(
+    1, 64 * MIB, MIB, Accelerator.TCG, None, has_kernel=True, firmware=Firmware.BIOS, is_disc=False, has_seed=False,
+    disks=(FurtherDisk("scratch", "raw", False, False, MIB, True),),
+)  # fmt: skip
+MANIFEST = Manifest(
+    FORMAT, "1", REQUEST.id, 1.0, {"QEMU": "7.2"}, "sha256:0", Context.RAMDISK, HARDWARE, REQUEST,
+    Identity("host", "a" * 32, "b" * 32, b""), Standstill(3, 1, 2, 3), 0, 5.0, "cat", {},
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def write(folder: Path, content: bytes = b"memory") -> int:
+    """One more checkpoint."""
+    taken = take(folder)
+    try:
+        draft = taken.draft()
+        (draft / "memory").write_bytes(content)
+        os.chmod(draft / "memory", 0o600)
+        part = Part(len(content), checksum(draft / "memory"))
+        checkpoints.write_manifest(draft, replace(MANIFEST, files={"memory": part}))
+        return taken.publish(draft)
+    finally:
+        taken.release()
+
+
+def newest(folder: Path) -> tuple[str, list[str]]:
+    taken = take(folder)
+    try:
+        checkpoint, complaints = taken.newest()
+        return checkpoint.folder.name if checkpoint else "", complaints
+    finally:
+        taken.release()
+
+
+def test_what_was_written_is_read(folder: Path) -> None:
+    write(folder)
+    checkpoint = checkpoints.read(folder / "1")
+    assert replace(checkpoint.manifest, files={}) == MANIFEST
+    assert checkpoint.identity.entropy != checkpoint.identity.entropy != b""
+
+
+def test_the_last_two_are_kept_for_their_owner_alone(folder: Path) -> None:
+    assert [write(folder) for _ in range(4)] == [1, 2, 3, 4]
+    assert numbers(folder) == [4, 3] and newest(folder) == ("4", [])
+    assert {path.stat().st_mode & 0o777 for path in (folder, *folder.glob("*")) if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["memory", "manifest.json"])
+def test_cut_at_any_byte_it_is_damaged_and_the_one_before_is_taken(folder: Path, name: str) -> None:
+    write(folder)
+    write(folder, b"newer memory")
+    whole = (folder / "2" / name).read_bytes()
+    for size in range(len(whole)):
+        (folder / "2" / name).write_bytes(whole[:size])
+        number, (complaint,) = newest(folder)
+        assert number == "1" and f"checkpoint 2 in {folder} is damaged: {name}" in complaint
+    (folder / "2" / name).write_bytes(whole)
+    assert newest(folder) == ("2", [])
+
+
+def test_a_changed_byte_and_a_missing_file_are_damage_too(folder: Path) -> None:
+    write(folder)
+    write(folder)
+    (folder / "2" / "memory").write_bytes(b"memorY")
+    (folder / "1" / "memory").unlink()
+    number, complaints = newest(folder)
+    assert number == "" and len(complaints) == 2
+    with pytest.raises(errors.BelljarError, match="no checkpoint is there"):
+        checkpoints.newest(folder / "missing")
+
+
+def test_what_was_never_finished_is_removed_by_who_comes_next(folder: Path) -> None:
+    taken = take(folder)
+    (taken.draft() / "memory").write_bytes(b"half")
+    taken.release()
+    assert newest(folder) == ("", []) and os.listdir(folder) == ["lock"]
+
+
+def test_one_machine_has_the_folder_and_others_are_told(folder: Path) -> None:
+    taken = take(folder)
+    with pytest.raises(errors.MachineBusy, match="a machine is written to this folder or goes on from it now"):
+        take(folder)
+    taken.release()
+    take(folder).release()
+
+
+def test_another_form_is_no_damage(folder: Path) -> None:
+    write(folder)
+    write(folder)
+    manifest = json.loads((folder / "2" / "manifest.json").read_text())
+    (folder / "2" / "manifest.json").write_text(json.dumps({**manifest, "format": 9, "belljar": "7"}))
+    with pytest.raises(errors.CheckpointUnfit, match="written in form 9 by belljar 7, this one reads form 1"):
+        newest(folder)
+
+
+def test_files_that_others_may_write_or_own_are_not_followed(folder: Path) -> None:
+    write(folder)
+    for path in (folder / "1" / "memory", folder / "1" / "manifest.json", folder / "1", folder):
+        mode = path.stat().st_mode
+        os.chmod(path, mode | 0o022)
+        with pytest.raises(errors.UnsafeFolder):
+            newest(folder)
+        os.chmod(path, mode)
+    if os.geteuid() == 0:
+        os.chown(folder / "1" / "memory", 1234, 1234)
+        with pytest.raises(errors.UnsafeFolder):
+            newest(folder)
