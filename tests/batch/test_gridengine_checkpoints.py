@@ -35,14 +35,19 @@ def cell() -> Iterator[Cell]:
 def by_a_subordinate_queue(cell: Cell, job: str) -> None:
     """The notice of the suspension, USR1, comes `notify` seconds before it."""
     other = cell.qsub("-q", "high.q", "-b", "y", "sleep", "15")
-    until(lambda: "r" not in cell.lab.state(job), "the job has left its slot", timeout=40)
+    until(lambda: "q" in cell.lab.state(job), "the job is queued again", timeout=40)
     cell.ended(other)
 
 
 def by_a_manager(cell: Cell, job: str) -> None:
     """TERM by the terminate method."""
+    checkpoints = list((cell.site.top / "checkpoints").glob("*/*/machine/*[0-9]"))
     cell.lab.run("qmod", "-rj", job)
-    until(lambda: "r" not in cell.lab.state(job), "the job has left its slot", timeout=40)
+    until(
+        lambda: list((cell.site.top / "checkpoints").glob("*/*/machine/*[0-9]")) != checkpoints,
+        "a checkpoint",
+        timeout=40,
+    )
 
 
 @pytest.mark.parametrize("preempt", [by_a_subordinate_queue, by_a_manager])

@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from belljar.batch import Settings
 from belljar.batch.job.terms import Dialect, Ending, Job, Standing, Verdict
 from belljar.batch.job.verdict import judge
 from belljar.errors import CheckpointFailed, CommandFailed, HostError
-from belljar.guest import Streams
+from belljar.guest import Standstill, Streams
 from belljar.jobs.checkpoints import Checkpoints
 from belljar.jobs.output import Output
 from belljar.journal import Record
@@ -75,6 +76,13 @@ class Machine:
             await self.hears.wait()
         self.hears.clear()
         return self.given[-1]
+
+
+@pytest.fixture(autouse=True)
+def manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine here writes none."""
+    manifest = SimpleNamespace(manifest=SimpleNamespace(standstill=Standstill(1, stdout=7)))
+    monkeypatch.setattr("belljar.jobs.checkpoints.peek", lambda folder: manifest)
 
 
 def checkpoints(
