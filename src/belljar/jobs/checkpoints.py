@@ -5,7 +5,8 @@
     every=TIME   again and again; the machine goes on
 
 With the first two USR1 is a warning as well (`sbatch --signal=B:USR1@120`, a suspension after `qsub -notify`), and so is the
-notice of a system that announces its end. A warning to which no checkpoint can be made is what it is without.
+notice of a system that announces its end. Where no checkpoint can be made, the others are what they always are. USR1 then
+reaches no program: most would end by it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Checkpoints:
         parts = words.split("+")
         self._every = min((duration(part[len(EVERY) :]) for part in parts if part.startswith(EVERY)), default=None)
         self._on_preempt, self._on_limit = "on-preempt" in parts, "on-limit" in parts
+        self._leaves = self._on_preempt or self._on_limit
         self._job, self._dialect, self._folders, self._run = job, dialect, folders, run
         self._lead, self._grace = settings.checkpoint_lead, settings.grace or job.grace
         self._folder = _folder_of(job, Path(settings.checkpoint_folder))
@@ -55,6 +57,7 @@ class Checkpoints:
         self._output = Output(self._folder)
         self._give: Give = lambda order: None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._noting: asyncio.Future[None] | None = None
         self._is_told_to_end = self._is_leaving = False
 
     def prepared(self, request: Request) -> Request:
@@ -84,6 +87,8 @@ class Checkpoints:
         finally:
             for task in list(self._tasks):
                 await cancelled(task)
+            if self._noting is not None:
+                await self._noting
 
     def claimed(self) -> None:
         """Its record tells by now from which checkpoint it goes on, if from any."""
@@ -98,17 +103,15 @@ class Checkpoints:
 
     def _hear(self, order: Order) -> None:
         """Pass it on, or make a checkpoint instead."""
-        number = order.number if isinstance(order, Signal) else -1
         notice, ahead = self._job.notice or (signal.SIGUSR1, None)
-        self._is_told_to_end |= number == signal.SIGTERM
-        if self._is_leaving:
-            self._give(order)
-        elif number == signal.SIGTERM and self._on_preempt:
-            self._begin(self._leave(order, self._grace - MARGIN))
-        elif number in (signal.SIGUSR1, notice) and (self._on_preempt or self._on_limit):
-            self._begin(self._leave(order, ahead))
-        else:
-            self._give(order)
+        match order:
+            case Signal(number=signal.SIGTERM) if self._on_preempt and not self._is_leaving:
+                self._begin(self._leave(order, self._grace - MARGIN))
+            case Signal(number=number) if number in (signal.SIGUSR1, notice) and self._leaves and not self._is_leaving:
+                self._begin(self._leave(order, ahead))
+            case _:
+                self._give(order)
+        self._is_told_to_end |= isinstance(order, Signal) and order.number == signal.SIGTERM
 
     async def _leave_at(self, limit: float) -> None:
         """At half of a limit that is hardly longer than the lead: it is to come further with each start."""
@@ -117,22 +120,23 @@ class Checkpoints:
         if not self._is_leaving:
             await self._leave(None, limit - at)
 
-    async def _leave(self, warning: Order | None, within: float | None) -> None:
+    async def _leave(self, warning: Signal | None, within: float | None) -> None:
         """Make a checkpoint and end the machine; or pass the warning on, TERM with what is left of the grace."""
         loop, self._is_leaving = asyncio.get_running_loop(), True
         begin = loop.time()
-        if await in_thread(self._standing) is Standing.OVER:
-            why = ""
-        else:
+        is_over, why = await in_thread(self._standing) is Standing.OVER, ""
+        if not is_over:
             left = None if within is None else within - (loop.time() - begin)
             why = await self._freeze(stop=True, within=left)
             if not why:
                 return
             complain(f"not checkpointed: {why}", "")
         self._is_leaving, took = False, loop.time() - begin
-        if why and took > SOON and isinstance(warning, Signal) and warning.number == signal.SIGTERM:
+        if warning is None or (why and warning.number == signal.SIGUSR1 and self._job.notice is None):
+            return
+        if why and warning.number == signal.SIGTERM and took > SOON:
             self._give(Stop(max(self._grace - took, 0.0), f"cancelled by TERM, not checkpointed: {why}"))
-        elif warning is not None:
+        else:
             self._give(warning)
 
     async def _go_on(self, every: float) -> None:
@@ -152,7 +156,8 @@ class Checkpoints:
             return "the machine ended before"
         if error := done.exception():
             return str(error)
-        await self._output.note(done.result(), self._standstill(done.result()))
+        self._noting = asyncio.ensure_future(self._output.note(done.result(), self._standstill(done.result())))
+        await asyncio.shield(self._noting)
         return ""
 
     # -- at the end ------------------------------------------------------------------------------------------------------

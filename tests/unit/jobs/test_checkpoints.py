@@ -171,19 +171,44 @@ async def test_other_orders_pass(tmp_path: Path) -> None:
     assert await freeze_after(pause, checkpoints(tmp_path, "on-preempt"), Machine()) is pause
 
 
-async def test_a_checkpoint_that_cannot_be_made_leaves_the_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("warning", "notice", "is_passed"), [(USR1, None, False), (TERM, None, True), (USR2, (signal.SIGUSR2, 60.0), True)]
+)
+async def test_where_no_checkpoint_can_be_made_only_usr1_reaches_no_program(
+    warning: Signal,
+    notice: tuple[int, float] | None,
+    is_passed: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     full = Machine(CheckpointFailed("no room: 900 MiB are needed, 10 MiB are free"))
-    checks = checkpoints(tmp_path, "on-preempt")
+    checks = checkpoints(tmp_path, "on-preempt", job=replace(JOB, notice=notice))
     give = checks.before(full.give)
     async with checks.running(Streams(None, None, None)):
-        for warning in (USR1, TERM):
-            give(warning)
-            while full.given[-1:] != [warning]:
-                await full.next()
-    assert [type(order) for order in full.given] == [Freeze, Signal, Freeze, Signal]
-    assert "belljar: not checkpointed: no room: 900 MiB are needed" in capsys.readouterr().err
+        give(warning)
+        async with asyncio.timeout(10):
+            while "belljar: not checkpointed: no room: 900 MiB are needed" not in capsys.readouterr().err:
+                await asyncio.sleep(0)
+    assert full.given[1:] == ([warning] if is_passed else [])
+
+
+async def test_what_a_job_wrote_is_copied_even_where_its_machine_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[int] = []
+
+    async def note(self: Output, checkpoint: int, at: Standstill) -> None:
+        await asyncio.sleep(0.01)
+        noted.append(checkpoint)
+
+    monkeypatch.setattr(Output, "note", note)
+    machine, checks = Machine(), checkpoints(tmp_path, "on-preempt")
+    give = checks.before(machine.give)
+    async with checks.running(Streams(None, None, None)):
+        give(USR1)
+        await machine.next()
+        await asyncio.sleep(0.001)
+    assert noted == [1]
 
 
 async def test_what_does_not_fit_into_the_grace_is_stopped_with_that_reason(
