@@ -179,16 +179,17 @@ async def test_where_no_checkpoint_can_be_made_only_usr1_reaches_no_program(
     notice: tuple[int, float] | None,
     is_passed: bool,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr("belljar.jobs.checkpoints.complain", lambda message, hint: told.set_result(message))
     full = Machine(CheckpointFailed("no room: 900 MiB are needed, 10 MiB are free"))
     checks = checkpoints(tmp_path, "on-preempt", job=replace(JOB, notice=notice))
     give = checks.before(full.give)
     async with checks.running(Streams(None, None, None)):
         give(warning)
         async with asyncio.timeout(10):
-            while "belljar: not checkpointed: no room: 900 MiB are needed" not in capsys.readouterr().err:
-                await asyncio.sleep(0)
+            assert "not checkpointed: no room: 900 MiB are needed" in await told
     assert full.given[1:] == ([warning] if is_passed else [])
 
 
