@@ -30,7 +30,7 @@ from belljar.jobs import complain
 from belljar.jobs.output import Output
 from belljar.journal import read
 from belljar.machine import Folders
-from belljar.machine.checkpoints import peek
+from belljar.machine.checkpoints import numbers, peek
 from belljar.machine.orders import Freeze, Order, Signal, Stop, cancelled
 from belljar.model import Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
@@ -126,7 +126,7 @@ class Checkpoints:
         begin = loop.time()
         is_over, why = await in_thread(self._standing) is Standing.OVER, ""
         if not is_over:
-            left = None if within is None else within - (loop.time() - begin)
+            left = None if within is None else max(within - (loop.time() - begin), 0.0)
             why = await self._freeze(stop=True, within=left)
             if not why:
                 return
@@ -164,16 +164,15 @@ class Checkpoints:
 
     def has_any(self) -> bool:
         """Is there a checkpoint to go on from?"""
-        return bool(self._checkpoints())
+        return self._machine.is_dir() and bool(numbers(self._machine))
 
     def conclude(self, verdict: Verdict, outcome: Outcome) -> Ending | None:
         """How to end a job that goes on from its checkpoint; None for another. What a job leaves that is over is removed."""
         is_checkpointed = outcome.cause is Cause.CHECKPOINTED
         if verdict in (Verdict.REQUEUE, Verdict.HOLD) and not is_checkpointed:
             return None
-        standing = (
-            self._standing() if outcome.klass in (OutcomeClass.CANCELLED, OutcomeClass.WALLTIME) else Standing.OVER
-        )
+        has_ended = outcome.klass not in (OutcomeClass.CANCELLED, OutcomeClass.WALLTIME)
+        standing = Standing.OVER if has_ended else self._standing()
         if is_checkpointed and standing is not Standing.OVER:
             return self._dialect.give_back(self._job, is_queued=standing is Standing.QUEUED)
         if standing is not Standing.QUEUED:
@@ -186,11 +185,6 @@ class Checkpoints:
             if command := self._dialect.ask_standing(self._job):
                 return self._dialect.standing(self._job, self._run(command))
         return Standing.QUEUED if self._is_told_to_end else Standing.RUNS
-
-    def _checkpoints(self) -> list[int]:
-        with suppress(FileNotFoundError):
-            return [int(name) for name in os.listdir(self._machine) if name.isdecimal()]
-        return []
 
     def _standstill(self, checkpoint: int) -> Standstill:
         return peek(self._machine / str(checkpoint)).manifest.standstill
@@ -205,8 +199,6 @@ class Checkpoints:
 def _folder_of(job: Job, top: Path) -> Path:
     """Raises HostError where the site's folder is not on this node."""
     if not top.is_dir():
-        hint = (
-            "Every node has to see this folder, which is of mode 1777; or name another one in batch.checkpoint_folder."
-        )
+        hint = "Every node has to see it, with mode 1777; or name another one in batch.checkpoint_folder."
         raise HostError(f"{top}: the folder of checkpoints is not on this node", hint=hint)
     return top / str(os.geteuid()) / "-".join((job.system, job.id, *job.aliases)).replace("/", "_")
