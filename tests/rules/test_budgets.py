@@ -10,18 +10,18 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1450,
+    "ground": 1470,
     "host": 3300,
-    "hypervisor": 4160,
+    "hypervisor": 4440,
     "image": 5050,
     "network": 970,
     "context": 850,
-    "guest": 1386,
-    "agent": 3640,
-    "batch": 5040,
+    "guest": 1500,
+    "agent": 3740,
+    "batch": 5180,
     "pool": 1510,
-    "machine": 5310,
-    "jobs": 2500,
+    "machine": 6350,
+    "jobs": 2930,
     "service": 1470,
     "vacuum": 3260,
     "accounting": 440,
@@ -29,11 +29,11 @@ BUDGETS = {
     "lease": 6660,
     "monitor": 1850,
     "soak": 450,
-    "api": 960,
+    "api": 970,
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4530,
+    "cli": 4630,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 

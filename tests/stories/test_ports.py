@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from belljar.machine.life.ports import Ports
 from belljar.machine.life.work import Running
 from belljar.model import Cause, Outcome, OwnWork, Port
 from belljar.network import Publish
+from belljar.records import replace
 
 
 @pytest.fixture(scope="module")

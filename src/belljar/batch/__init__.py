@@ -83,6 +83,17 @@ class Settings:
     gone_after: float = setting(
         60.0, "`reap --batch` ends a machine whose job its system did not know twice, this long apart", unit="seconds"
     )
+    checkpoint: str = setting(
+        "never",
+        "never; on-request: of jobs that ask for it; or what jobs get that ask for nothing: on-preempt, on-limit, every=TIME, or several with + between",
+    )
+    checkpoint_folder: str = setting(
+        "",
+        "where checkpoints of jobs lie, on every node: a folder of mode 1777, in which each user gets one of its own",
+    )
+    checkpoint_lead: float = setting(
+        120.0, "so long before its time limit a job with on-limit is checkpointed", unit="seconds"
+    )
     ask_timeout: float = setting(20.0, "longest time one command of a batch system may take", unit="seconds")
     keep_env: tuple[str, ...] = setting((), "variables of the host that a job's machine gets all the same (LD_PRELOAD)")
     drop_env: tuple[str, ...] = setting((), "further variables that stay outside; a trailing * is for any ending")

@@ -29,6 +29,7 @@ from belljar.records import replace
 assert quick_asyncio
 
 if TYPE_CHECKING:
+    from belljar.jobs.checkpoints import Checkpoints
     from belljar.machine.extras import Extra
 
 T = TypeVar("T")
@@ -89,24 +90,28 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
 
 def attend(
     runtime: Runtime, request: Request, streams: Streams | None = None, *, stdin: bytes | None = None, alone: bool = False,
-    notice: Notice | None = None, tie: int | None = None, claimed: Callable[[], None] | None = None,
+    notice: Notice | None = None, tie: int | None = None, claimed: Callable[[], None] | None = None, checkpoints: Checkpoints | None = None,
 ) -> Outcome:  # fmt: skip
     """Keep the machine to its end, with this process's signals, and its own streams where no others are given. *stdin*
     replaces descriptor 0. *alone*: signals but TERM go to the payload's first process, not to its group. When TERM does
     not follow a *notice* in time, it is assumed. *tie*: a descriptor; when its other end is closed, the machine is
-    stopped. *claimed* is called once it is claimed."""
+    stopped. *claimed* is called once it is claimed. *checkpoints* hears the signals first, and minds the output."""
     payload = request.work.payload if isinstance(request.work, RunPayload) and streams is None else None
     further = secrets_of(request)
 
     async def keep(loop: StoppableLoop) -> Outcome:
         with raw_terminal(payload is not None and payload.terminal) as terminal:
-            orders = listen(loop, terminal, alone, notice)
+            orders = listen(loop, terminal, alone, notice, checkpoints)
             if tie is not None:
                 loop.add_reader(tie, look_at_tie, loop, tie, orders)
             ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
             if stdin is not None:
                 ours = replace(ours, stdin=BytesSource(stdin))
-            return await runtime.supervisor().keep(request, ours, orders, further, claimed=claimed)
+            if checkpoints is None:
+                return await runtime.supervisor().keep(request, ours, orders, further, claimed=claimed)
+            async with checkpoints.running(ours) as ours:
+                keeping = runtime.supervisor().keep(request, ours, orders, further, claimed=checkpoints.claimed)
+                return await keeping
 
     return in_loop(keep)
 
@@ -184,11 +189,14 @@ def streams_of(payload: Payload) -> Streams:
 
 
 def listen(
-    loop: StoppableLoop, terminal: RawTerminal | None = None, alone: bool = False, notice: Notice | None = None
-) -> Orders:
+    loop: StoppableLoop, terminal: RawTerminal | None = None, alone: bool = False, notice: Notice | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Orders:  # fmt: skip
     """Turn signals into orders. A signal the caller ignores (nohup, background jobs) stays ignored."""
     orders = Orders()
-    give = Announced(loop, orders, notice).give if notice else orders.give
+    give: Callable[[Order], None] = Announced(loop, orders, notice).give if notice else orders.give
+    if checkpoints is not None:
+        give = checkpoints.before(give)
     for name in FORWARDED:
         number = getattr(signal, f"SIG{name}")
         if signal.getsignal(number) is not signal.SIG_IGN:

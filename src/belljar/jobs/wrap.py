@@ -25,6 +25,7 @@ from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.batch.job.verdict import Run
+    from belljar.jobs.checkpoints import Checkpoints
 
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
@@ -40,9 +41,9 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
     runtime.in_job = True
     (mistake, hides_the_image), image = understood(runtime), job.image
-    settings = runtime.settings
+    settings, checkpoints = runtime.settings, None
     try:
-        from belljar.batch.job.policy import image_for
+        from belljar.batch.job.policy import checkpoint_of, image_for
 
         image = image_for(job.image, job.queue, settings.batch)
         if image and job.visitor and runtime.commands:
@@ -51,7 +52,13 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
             return become(here, job, runtime)
         if mistake:
             raise mistake
-        outcome = in_machine(here, job, image, runtime)
+        if rule := checkpoint_of(job.checkpoint, settings.batch):
+            from belljar.jobs.checkpoints import Checkpoints
+            from belljar.jobs.node import runner
+
+            run_command = runner(runtime, system)
+            checkpoints = Checkpoints(rule, job, dialect, settings.batch, runtime.folders, run_command)
+        outcome = in_machine(here, job, image, runtime, checkpoints)
     except (errors.BelljarError, OSError) as exc:
         from belljar.machine.planning.refusal import put_on_record
 
@@ -59,7 +66,7 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
         outcome = put_on_record(error, f"{job.system}:{job.id}", image, runtime.folders)
     from belljar.jobs.node import runner
 
-    return leave(dialect, job, outcome, settings.batch, runner(runtime, system))
+    return leave(dialect, job, outcome, settings.batch, runner(runtime, system), checkpoints)
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -215,12 +222,14 @@ def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
 # -- in a machine --------------------------------------------------------------------------------------------------------
 
 
-def in_machine(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Outcome:
+def in_machine(
+    here: Surroundings, job: Job, image: str, runtime: Runtime, checkpoints: Checkpoints | None = None
+) -> Outcome:
     """Run the job in its machine. Raises BelljarError for what is refused before there is one."""
     from belljar.jobs.starting import START_PATIENCE, check_folder, environment_of, widen_limits
 
     check_folder(runtime)
-    request = make_request(here, job, image, runtime)
+    request = make_request(here, job, image, runtime, checkpoints)
     from belljar.batch.job.policy import Asker, may_be_own
     from belljar.batch.job.request import with_defaults
     from belljar.host.caller import caller
@@ -241,10 +250,20 @@ def in_machine(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Ou
     if container:
         request = with_defaults(request, environment_of(container))
     command = job.inside if job.inside.argv else job.native
-    return attend(runtime, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
+    return attend(
+        runtime,
+        request,
+        stdin=command.stdin,
+        alone=not job.signals_reach_all,
+        notice=job.notice,
+        checkpoints=checkpoints,
+    )
 
 
-def make_request(here: Surroundings, job: Job, image: str, runtime: Runtime) -> Request:
+def make_request(
+    here: Surroundings, job: Job, image: str, runtime: Runtime, checkpoints: Checkpoints | None = None
+) -> Request:
+    """A job with checkpoints sees no shares, which they could not hold: its working directory is copied."""
     from belljar.batch.job.request import Caller, build
     from belljar.host.caller import caller as own
     from belljar.host.caller import rlimits, umask
@@ -252,31 +271,55 @@ def make_request(here: Surroundings, job: Job, image: str, runtime: Runtime) -> 
     from belljar.jobs.starting import kind
 
     settings = runtime.settings
+    shares = (
+        ()
+        if checkpoints
+        else of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node", ""))
+    )
     caller = Caller(
         account=own(), umask=umask(), rlimits=rlimits(),
-        stdio=(kind(0), kind(1), kind(2)), shares=of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node", "")),
+        stdio=(kind(0), kind(1), kind(2)), shares=shares,
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
         context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
-    return build(here, job, image, caller, settings.batch, time.time())
+    request = build(here, job, image, caller, settings.batch, time.time())
+    return checkpoints.prepared(request) if checkpoints else request
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------
 
 
-def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:
+def leave(
+    dialect: Dialect,
+    job: Job,
+    outcome: Outcome,
+    settings: batch.Settings,
+    run: Run,
+    checkpoints: Checkpoints | None = None,
+) -> int:
     """End as the verdict says, in the system's own way."""
-    from belljar.batch.job.verdict import AGAIN, carry_out, has_begun, judge, let_in, take_back
+    from belljar.batch.job.verdict import AGAIN, has_begun, judge
 
+    if checkpoints is not None and checkpoints.has_any():
+        job = replace(job, reruns=True)  # it goes on, and does not begin again
     job, tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else (job, 1)
     verdict = judge(outcome, job, tries, settings)
+    if checkpoints is not None and (ending := checkpoints.conclude(verdict, outcome)) is not None:
+        return finish(ending, verdict, run)
     # One that had begun may fail yet, for the system's hook to decide.
     if not (job.keeps_output and verdict in (Verdict.REQUEUE, Verdict.HOLD)) or has_begun(outcome):
         tell(outcome, verdict)
     tell_troubles(outcome)
+    return finish(dialect.tell(job, verdict, outcome, tries, settings), verdict, run)
+
+
+def finish(ending: Ending, verdict: Verdict, run: Run) -> int:
+    """Carry it out, and end."""
+    from belljar.batch.job.verdict import carry_out, let_in, take_back
+
     ignore_signals(verdict)
-    ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)
+    ending, trouble = carry_out(ending, run)
     if trouble:
         complain(trouble, "")
     if ending.delay and wait_for_term(ending.delay) and not ending.opens:

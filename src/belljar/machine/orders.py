@@ -29,6 +29,7 @@ class Stop:
     """TERM the payload, end the machine after *grace* seconds (None: the request's)."""
 
     grace: float | None = None
+    why: str = "stopped"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def commands(ending: Ending) -> list[tuple[str, ...]]:
 def test_a_recorded_job() -> None:
     job = Slurm().read(surroundings(args=(b"a b", b"c'd")))
     assert job == Job(
-        system="slurm", id="27", name="job.sh", queue="batch", image="debian12",
+        system="slurm", id="27", name="job.sh", queue="batch", image="debian12", checkpoint="",
         native=Command(b"/bin/bash", (b"/bin/bash", SCRIPT, b"a b", b"c'd")),
         inside=Command(SCRIPT, (SCRIPT, b"a b", b"c'd")), script=SCRIPT, script_skips_line=True, cpus=1, memory=600 * MIB,
         wall=300.0, grace=28.0, signals_reach_all=False,

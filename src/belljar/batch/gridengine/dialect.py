@@ -26,6 +26,7 @@ NAME = "gridengine"
 RESCHEDULE, APP_ERROR = 99, 100
 KILL = 9  # by which Grid Engine itself ends a job
 UNSTARTED = ("not-found", "not-executable")  # where the shepherd's own execvlp would have failed: Eqw
+CHECKPOINT = "VM_CHECKPOINT"
 IMAGE, MEMORY, WALL, DISK, RERUN = "VM_IMAGE", "BELLJAR_MEMORY", "BELLJAR_WALL", "BELLJAR_DISK", "BELLJAR_RERUN"
 OF_THE_STARTER = (b"SGE_STARTER_SHELL_PATH", b"SGE_STARTER_SHELL_START_MODE", b"SGE_STARTER_USE_LOGIN_SHELL")
 GRACE = 30.0  # seconds the terminate method gives between TERM and KILL; Grid Engine itself gives none
@@ -56,7 +57,7 @@ class GridEngine(Dialect):
         slots = whole(spool.get("host_slots", b"").decode("latin-1")) or whole(here.var("NSLOTS")) or 1
         return Job(
             system=NAME, id=f"{number}.{task}" if task else number, name=here.var("JOB_NAME"), queue=here.var("QUEUE"),
-            image=here.var(IMAGE), native=native_command(here.argv, env, spool),
+            image=here.var(IMAGE), checkpoint=here.var(CHECKPOINT), native=native_command(here.argv, env, spool),
             script=b"" if binary else spool.get("script_file", b"") or env.get("JOB_SCRIPT", b""),
             cpus=slots, memory=_memory(here, spool, slots), disk=memory(here.var(DISK)),
             wall=seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
@@ -74,6 +75,9 @@ class GridEngine(Dialect):
         if verdict is Verdict.HOLD:
             return _hold(job, reason)
         return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
+
+    def give_back(self, job: Job, *, is_queued: bool) -> Ending:
+        return Ending(RESCHEDULE)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("qstat", "-j", _number(job))

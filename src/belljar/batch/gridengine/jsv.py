@@ -12,9 +12,19 @@ from collections.abc import Callable, Collection
 from typing import BinaryIO
 
 from belljar.batch import Call, Settings
-from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, memory, reserved_memory, seconds
+from belljar.batch.gridengine.dialect import (
+    CHECKPOINT,
+    DISK,
+    IMAGE,
+    MEMORY,
+    RERUN,
+    WALL,
+    memory,
+    reserved_memory,
+    seconds,
+)
 from belljar.batch.job.judge import REFERENCE
-from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
+from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, checkpoint_of, guest_memory
 from belljar.errors import BadSetting, BelljarError, NotPermitted, printable
 from belljar.host.caller import describe
 from belljar.host.privileges import user_of
@@ -95,6 +105,7 @@ class Verifier:
             return _elsewhere(image, hard)
         if not image and not self._settings.default_image and not self._settings.queue_images:
             return []
+        checkpoint_of(env.get(CHECKPOINT, ""), self._settings)
         wishes = self._wishes(hard)
         if params.get("r") == "y":
             wishes[RERUN] = "y"

@@ -21,9 +21,10 @@ from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surro
 from belljar.batch.job.verdict import delay, why
 from belljar.errors import NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
+from belljar.records import replace
 
 # For the ad, for `+VmImage = "..."` and its like in a submit file.
-IMAGE, DISK = "VmImage", "VmDisk"
+IMAGE, DISK, CHECKPOINT = "VmImage", "VmDisk", "VmCheckpoint"
 # The schedd lets a job set attributes of its own that begin so (CHIRP_DELAYED_UPDATE_PREFIX); SYSTEM_PERIODIC_HOLD looks
 # at it, which a shadow does once more when the job ends.
 HELD = "ChirpBelljarHold"
@@ -64,7 +65,7 @@ class HTCondor(Dialect):
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
         return Job(
             system=self.name, id=(id := f"{cluster}.{proc}"), aliases=tuple(filter(None, [ad.text("GlobalJobId")[:300]])), name=ad.text("JobBatchName"),
-            queue=ad.text("AcctGroup"), image=image_of(ad), native=native, visitor=_visitor(here.argv, ad, id),
+            queue=ad.text("AcctGroup"), image=image_of(ad), checkpoint=ad.text(CHECKPOINT), native=native, visitor=_visitor(here.argv, ad, id),
             inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), disk=disk_of(ad), wall=_wall(ad), grace=_grace(ad),
             memory=memory_of(slot, "Memory") or memory_of(ad, "RequestMemory"), started_before=starts - 1, signals_reach_all=False,
@@ -75,11 +76,16 @@ class HTCondor(Dialect):
         reason = why(outcome, tries, verdict, settings)
         if verdict is Verdict.HOLD:
             return _held(job.ask_env, job.started_before + 1, reason, self.failed)
-        if not job.answer:
-            return self.failed
-        # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
+        # It would start again at once, so we keep it for a while.
+        return replace(self._again(job, reason), delay=delay(tries, settings)) if job.answer else self.failed
+
+    def give_back(self, job: Job, *, is_queued: bool) -> Ending:
+        return Ending() if is_queued or not job.answer else self._again(job, "checkpointed")
+
+    def _again(self, job: Job, reason: str) -> Ending:
+        """The starter gives the job back for such a file."""
         files, folder = ((job.answer, reason.encode("ascii", "replace") + b"\n"),), os.path.dirname(job.answer)
-        return Ending(1, files=files, opens=folder, delay=delay(tries, settings))
+        return Ending(1, files=files, opens=folder)
 
     def alive(self) -> tuple[str, ...]:
         return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")

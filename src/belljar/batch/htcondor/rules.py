@@ -14,8 +14,18 @@ from collections.abc import Collection
 
 from belljar.batch import Call, Pull, Settings
 from belljar.batch.htcondor.ads import LARGEST, parse, string
-from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS, disk_of, image_of, memory_of
-from belljar.batch.job import policy
+from belljar.batch.htcondor.dialect import (
+    CHECKPOINT,
+    DISK,
+    IMAGE,
+    IMAGES,
+    POOL_IMAGES,
+    WORKS,
+    disk_of,
+    image_of,
+    memory_of,
+)
+from belljar.batch.job import judge, policy
 from belljar.errors import BelljarError
 from belljar.model import MIB
 
@@ -38,6 +48,12 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
             f"strcat({unknown}, {POOL_IMAGES})",
         ),
         "BelljarKind": (f"({IMAGE} is undefined && {no_machine}) || {KIND}", OTHER_KIND),
+        "BelljarCheckpoint": (
+            f"{CHECKPOINT} is undefined || {_checkpoint_allowed(settings)}",
+            string(
+                f"belljar: +{CHECKPOINT}: {judge.NO_CHECKPOINTS if settings.checkpoint == judge.NEVER else judge.CHECKPOINT_HINT}"
+            ),
+        ),
         "BelljarMemory": (
             f"{no_machine} || (RequestMemory ?: 0) >= {least}",
             string(f"belljar: a job in a machine needs request_memory = {least} or more (MiB)"),
@@ -58,6 +74,13 @@ def requirement_lines(settings: Settings) -> str:
     for name, (expression, reason) in asked.items():
         text += f"SUBMIT_REQUIREMENT_{name} = {expression}\nSUBMIT_REQUIREMENT_{name}_REASON = {reason}\n"
     return text
+
+
+def _checkpoint_allowed(settings: Settings) -> str:
+    if settings.checkpoint == judge.NEVER:
+        return f'{CHECKPOINT} =?= "{judge.NEVER}"'
+    pattern = judge.CHECKPOINT.pattern.replace("\\+", "[+]").replace("\\Z", "$")
+    return f"(isString({CHECKPOINT}) && regexp({string(f'^({judge.NEVER}$|{pattern})')}, {CHECKPOINT}))"
 
 
 def wants_machine(settings: Settings) -> str:
@@ -130,6 +153,7 @@ def prepare(data: bytes, user: str, groups: Collection[str], settings: Settings)
     queue, memory = ad.text("AcctGroup"), memory_of(ad, "RequestMemory")
     try:
         if image := policy.image_for(image_of(ad), queue, settings):
+            policy.checkpoint_of(ad.text(CHECKPOINT), settings)
             policy.check_allowed(image, policy.Asker(user, groups, queue), settings)
             policy.check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings, ad.number("RequestGPUs") or 0)
     except BelljarError as exc:

@@ -15,6 +15,11 @@ IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 REFERENCE = re.compile(r"docker://[A-Za-z0-9][A-Za-z0-9._:@/-]{0,199}\Z")
 NAME_HINT = "A name is letters, digits, dots, dashes and underscores, at most 100 of them."
 PULL_HINT = "Name an image of the site, or ask your site for this one (batch.pull, batch.registries)."
+_CHECKPOINT = r"(on-preempt|on-limit|every=[1-9][0-9]{0,7}[smhd]?)"
+CHECKPOINT = re.compile(r"%s(\+%s)*\Z" % (_CHECKPOINT, _CHECKPOINT))
+NEVER, ON_REQUEST = "never", "on-request"
+NO_CHECKPOINTS = "jobs are not checkpointed here"
+CHECKPOINT_HINT = "It is never, on-preempt, on-limit or every=TIME (every=1h), or several of these with + between."
 TOO_SMALL = "%d MiB of memory: a job in a machine needs at least %d MiB, for the guest and for what makes it"
 
 TYPE_CHECKING = False
@@ -60,6 +65,17 @@ def forbidden(image: str, patterns: "Sequence[str]", user: str, queue: str) -> "
     where = " in queue %s" % queue if queue else ""
     hint = "Allowed are: %s." % ", ".join(patterns) if patterns else "No image is allowed there."
     return "image %s: not allowed for %s%s" % (image, user, where), hint
+
+
+def uncheckpointed(asked: str, allowed: str) -> "tuple[str, str]":
+    """Why a job may not be checkpointed as it asks for, and what would do; empty where it may. *allowed*: by the site."""
+    if asked in ("", NEVER):
+        return "", ""
+    if not CHECKPOINT.match(asked):
+        return "checkpoint %r: not when a job can be checkpointed" % asked[:60], CHECKPOINT_HINT
+    if allowed == NEVER:
+        return "checkpoint %s: %s" % (asked, NO_CHECKPOINTS), "Leave it out, or ask your site (batch.checkpoint)."
+    return "", ""
 
 
 def excess(sizes: "Mapping[str, int | None]", site: "Mapping[str, int]") -> "Iterator[str]":

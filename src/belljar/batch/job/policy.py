@@ -115,6 +115,25 @@ def check_limits(cpus: int | None, memory: int | None, disk: int | None, setting
         raise OverLimit(wrong, hint="Ask for another size, or ask your site.")
 
 
+def checkpoint_of(asked: str | None, settings: Settings) -> str:
+    """When this job is checkpointed: its own words or the site's, "" for never. Raises NotPermitted, BadSetting."""
+    if asked is None:
+        return ""
+    if not (judge.CHECKPOINT.match(settings.checkpoint) or settings.checkpoint in (judge.NEVER, judge.ON_REQUEST)):
+        hint = f"Or on-request. {judge.CHECKPOINT_HINT}"
+        raise BadSetting(f"batch.checkpoint: {settings.checkpoint[:60]!r} is not when jobs are checkpointed", hint=hint)
+    wrong, hint = judge.uncheckpointed(asked, settings.checkpoint)
+    if wrong:
+        raise NotPermitted(wrong, hint=hint)
+    words = asked or settings.checkpoint
+    if words in (judge.NEVER, judge.ON_REQUEST):
+        return ""
+    if not settings.checkpoint_folder.startswith("/"):
+        hint = "Name a folder that every node sees, of mode 1777; or set batch.checkpoint to never."
+        raise BadSetting(f"batch.checkpoint_folder: {settings.checkpoint_folder!r} is not an absolute path", hint=hint)
+    return words
+
+
 def site_of(settings: Settings) -> dict[str, Any]:
     """All of it as plain data, by the names that `judge` has for it. Raises BadSetting."""
     if settings.default_image:
@@ -122,7 +141,7 @@ def site_of(settings: Settings) -> dict[str, Any]:
     return {
         "default_image": settings.default_image, "queue_images": queue_images(settings),
         "allow": [list(rule) for rule in rules(settings)], **_limits(settings),
-        "pull": settings.pull.value, "registries": registries(settings),
+        "pull": settings.pull.value, "registries": registries(settings), "checkpoint": settings.checkpoint,
     }  # fmt: skip
 
 

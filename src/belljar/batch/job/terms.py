@@ -76,6 +76,7 @@ class Job:
     name: str = ""
     queue: str = ""
     image: str = ""  # what the job itself asks for; "" where it asks for none
+    checkpoint: str | None = None  # when, in its own words or ""; None: jobs of its system are not checkpointed
     native: Command = Command(b"", ())  # how the system itself would have started it, here
     inside: Command = Command(b"", ())  # the same in the guest, where that differs
     visitor: Callable[[Path], Command] | None = None  # its owner beside a job in a machine: what to run here
@@ -108,6 +109,14 @@ class Verdict(Enum):
     FAIL = "fail"  # the asker must change something: end with our exit code, say why
     REQUEUE = "requeue"  # try again, after a time, elsewhere if possible
     HOLD = "hold"  # keep it in the queue, but do not start it until somebody lets it
+
+
+class Standing(Enum):
+    """What a system means to do with a job that it warned, or told to end."""
+
+    RUNS = "runs"  # nothing: it starts again where its wrapper gives it back
+    QUEUED = "queued"  # to start it again, whatever its wrapper says
+    OVER = "over"  # not to start it again
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,19 @@ class Dialect(Protocol):
 
     def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """For REQUEUE and HOLD."""
+
+    def give_back(self, job: Job, *, is_queued: bool) -> Ending:
+        """For a job that goes on from its checkpoint: it is to start again soon, and this counts as no failure. *is_queued*: the
+        system starts it by itself."""
+        return self.failed
+
+    def ask_standing(self, job: Job) -> tuple[str, ...]:
+        """The command that tells how a job stands; () where the system itself sees to what becomes of a job that it ends."""
+        return ()
+
+    def standing(self, job: Job, printed: bytes) -> Standing:
+        """What that command says."""
+        return Standing.RUNS
 
     def count(self, job: Job) -> tuple[str, ...]:
         """The command that tells how often this job was requeued by us; () where the system cannot keep a number."""

@@ -12,7 +12,7 @@ from functools import partial
 from belljar.batch import Settings
 from belljar.batch.job.terms import Ending, Job, Verdict, one_line
 from belljar.errors import BelljarError
-from belljar.model import Outcome, OutcomeClass
+from belljar.model import Cause, Outcome, OutcomeClass
 
 Run = Callable[[tuple[str, ...]], bytes]  # a command of the system; raises CommandFailed, CommandMissing
 
@@ -26,7 +26,10 @@ def judge(outcome: Outcome, job: Job, tries: int, settings: Settings) -> Verdict
     user                           fails: the same request would fail again
     node, transient                again, until `retries` starts failed: then held. A job that may not be run again fails, and
                                    so does one whose payload had begun, unless its system would rerun it
+    checkpointed                   again
     """
+    if outcome.cause is Cause.CHECKPOINTED:
+        return Verdict.REQUEUE
     if outcome.klass not in AGAIN:
         is_lost = outcome.klass is OutcomeClass.PAYLOAD and not outcome.payload_ran
         return Verdict.FAIL if is_lost or outcome.klass is OutcomeClass.USER else Verdict.MIRROR

@@ -15,7 +15,18 @@ from collections.abc import Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
-from belljar.batch.job.terms import Command, Dialect, Ending, Job, Surroundings, Verdict, one_line, one_node, whole
+from belljar.batch.job.terms import (
+    Command,
+    Dialect,
+    Ending,
+    Job,
+    Standing,
+    Surroundings,
+    Verdict,
+    one_line,
+    one_node,
+    whole,
+)
 from belljar.errors import NotInAJob
 from belljar.model import MIB, Outcome
 from belljar.records import replace
@@ -44,18 +55,18 @@ class Slurm(Dialect):
         raw = here.var("SLURM_JOB_ID")
         if not raw.isdecimal() or not here.argv:
             raise NotInAJob("SLURM_JOB_ID and a script are not there: this is not a batch job of Slurm")
-        script, image = here.argv[0], here.options.get("image", "")
+        script = here.argv[0]
         text = here.peek(script)[:1024]
         line = text.partition(b"\n")[0]
         is_redirected = bool(here.options) and line.startswith(b"#!") and b" --" in line
-        if is_redirected and b" --image=" in line:  # whole here, where the kernel may have cut it
-            image = line.partition(b" --image=")[2].split(b" ")[0].decode("ascii", "replace")
+        words = line.decode("ascii", "replace") if is_redirected else ""  # whole here, where the kernel may have cut it
+        asked = {**here.options, **dict(re.findall(r" --(image|checkpoint)=(\S*)", words))}
         ident = _ident(here, raw)
         cpus = whole(here.var("SLURM_CPUS_ON_NODE"))
         disk = whole(here.options.get("disk", ""))
         return Job(
             system=self.name, id=ident, aliases=(raw,) if ident != raw else (), name=here.var("SLURM_JOB_NAME"),
-            queue=here.var("SLURM_JOB_PARTITION"), image=image, native=_native(here.argv, text if is_redirected else b""),
+            queue=here.var("SLURM_JOB_PARTITION"), image=asked.get("image", ""), checkpoint=asked.get("checkpoint", ""), native=_native(here.argv, text if is_redirected else b""),
             inside=Command(script, here.argv), script=script, script_skips_line=is_redirected,
             cpus=cpus, memory=_memory(here, cpus or 1), disk=disk * MIB if disk else None, wall=_wall(here),
             started_before=whole(here.var("SLURM_RESTART_COUNT")) or 0, grace=KILL_WAIT - 2, signals_reach_all=False,
@@ -82,6 +93,25 @@ class Slurm(Dialect):
         bare = self.failed if is_last else Ending(commands=(requeue,), otherwise=self.failed)
         # Once requeued, the job is back in the queue whatever fails after it: Slurm heeds no exit code of this run.
         return Ending(commands=(note, requeue, start), otherwise=bare)
+
+    def give_back(self, job: Job, *, is_queued: bool) -> Ending:
+        if is_queued:
+            return Ending()
+        start = ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{SHORTEST_DELAY}")
+        return Ending(commands=(("scontrol", "requeue", job.id), start), otherwise=self.failed)
+
+    def ask_standing(self, job: Job) -> tuple[str, ...]:
+        return ("scontrol", "show", "job", job.id)
+
+    def standing(self, job: Job, printed: bytes) -> Standing:
+        """A job that Slurm preempts with REQUEUE has one start more by the time its script gets TERM."""
+        starts = re.search(rb"(?m)^ +Requeue=([01]) Restarts=([0-9]+) ", printed)
+        if starts is None:
+            raise ValueError("scontrol printed no job")
+        if int(starts[2]) > job.started_before:
+            return Standing.QUEUED
+        is_here = starts[1] == b"1" and re.search(rb"(?m)^ +JobState=RUNNING ", printed)
+        return Standing.RUNS if is_here else Standing.OVER
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%k")

@@ -8,7 +8,7 @@ local REFERENCE = "^docker://%w[%w._:@/-]*$"
 local LONGEST_REFERENCE = 209
 local SHOWN = 60
 local MIB = 1048576
-local LONGEST_LINE = 126 -- Linux before 5.1 drops the rest of a `#!` line in silence; of a reference, the node reads it from the script
+local LONGEST_LINE = 126 -- Linux before 5.1 drops the rest of a `#!` line in silence; with a reference or checkpoints, the node reads it from the script
 local LARGEST_MANIFEST = 1048576
 local KEPT = 60 -- seconds the groups of a user are remembered
 
@@ -74,6 +74,27 @@ local function asked(comment, features)
       end
    end
    return image
+end
+
+-- When it asks to be checkpointed: the words behind vm-checkpoint= in the comment. "" for never, nil for nonsense.
+local function checkpoint_of(comment)
+   local words = ""
+   for word in (comment or ""):gmatch("[^%s,;]+") do
+      words = word:match("^vm%-checkpoint=(.*)$") or words
+   end
+   if words == "never" or words == "" then
+      return ""
+   end
+   for part in (words .. "+"):gmatch("([^+]*)%+") do
+      local digits = part:match("^every=([1-9]%d*)[smhd]?$")
+      if part ~= "on-preempt" and part ~= "on-limit" and not (digits and #digits <= 8) then
+         return refuse("checkpoint '%s': not when a job can be checkpointed. %s", plain(words), site.checkpoint_hint)
+      end
+   end
+   if site.checkpoint == "never" then
+      return refuse("checkpoint %s: jobs are not checkpointed here. Leave it out, or ask your site (batch.checkpoint).", plain(words))
+   end
+   return words
 end
 
 local function partitions_of(job, parts)
@@ -241,7 +262,7 @@ local function limit_of(job, parts, names)
    return nil
 end
 
-local function first_line(image, job, parts, names)
+local function first_line(image, checkpoint, job, parts, names)
    local words = { "#!" .. site.wrapper .. " --array=" .. (job.array_inx and "yes" or "no") }
    local minutes = limit_of(job, parts, names)
    if minutes then
@@ -252,6 +273,9 @@ local function first_line(image, job, parts, names)
    end
    if image ~= "" then
       words[#words + 1] = "--image=" .. image
+   end
+   if checkpoint ~= "" then
+      words[#words + 1] = "--checkpoint=" .. checkpoint
    end
    return table.concat(words, " ")
 end
@@ -319,8 +343,12 @@ function M.submit(job, parts, uid)
       or not has_right_size(job) then
       return slurm.ERROR
    end
-   local line = first_line(own and image or "", job, parts, names)
-   if #line > LONGEST_LINE and not is_reference(image) then
+   local checkpoint = checkpoint_of(job.comment)
+   if checkpoint == nil then
+      return slurm.ERROR
+   end
+   local line = first_line(own and image or "", checkpoint, job, parts, names)
+   if #line > LONGEST_LINE and not is_reference(image) and checkpoint == "" then
       refuse("the name of the image is too long: %d characters do not fit here", #image)
       return slurm.ERROR
    end
@@ -352,8 +380,12 @@ function M.modify(job, record, parts, uid)
       if after == nil then
          return slurm.ERROR
       end
-      if after ~= "" and after ~= before then
-         refuse("the image of a job cannot be changed once it is submitted: submit it again")
+      local checkpoint = checkpoint_of(is)
+      if checkpoint == nil then
+         return slurm.ERROR
+      end
+      if (after ~= "" and after ~= before) or (checkpoint ~= "" and checkpoint ~= checkpoint_of(was)) then
+         refuse("image and checkpoint of a job cannot be changed once it is submitted: submit it again")
          return slurm.ERROR
       end
    end

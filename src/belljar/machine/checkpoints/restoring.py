@@ -17,7 +17,7 @@ from belljar.machine.checkpoints import DISK, Checkpoint, Checkpoints, content, 
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.disks import EXCHANGE, sparse
 from belljar.machine.life.life import Lifecycle
-from belljar.model import SEED, Payload, Request
+from belljar.model import SEED, Payload, Request, RunPayload
 from belljar.records import replace
 
 if TYPE_CHECKING:
@@ -39,8 +39,12 @@ class Origin:
         if self.checkpoint is None:
             return asked
         before = self.checkpoint.manifest
-        machine = replace(before.request.machine, image=before.image)
-        return replace(asked, machine=machine, work=before.request.work)
+        machine, work = replace(before.request.machine, image=before.image), before.request.work
+        if isinstance(work, RunPayload) and isinstance(asked.work, RunPayload):  # what comes out may go elsewhere now
+            pairs = zip(work.payload.outputs, asked.work.payload.outputs, strict=False)
+            outputs = tuple(replace(then, outside=now.outside, skip=now.skip) for then, now in pairs)
+            work = replace(work, payload=replace(work.payload, outputs=outputs))
+        return replace(asked, machine=machine, work=work)
 
 
 def find(path: Path, images: Images) -> Origin:

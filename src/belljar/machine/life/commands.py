@@ -75,8 +75,8 @@ class Commands:
             match await self._orders.next():
                 case Signal(number=number) if number in workload.ended_by and workload.is_begun():
                     await self._begin_grace(self._life.request.grace, workload.cancelled)
-                case Stop(grace=grace) if workload.is_begun():
-                    await self._begin_grace(self._life.request.grace if grace is None else grace, "stopped")
+                case Stop(grace=grace, why=why) if workload.is_begun():
+                    await self._begin_grace(self._life.request.grace if grace is None else grace, why)
                 case Signal(number=number) if number in CANCELLING and not workload.is_begun():
                     raise Ended(Cause.CANCELLED, number, workload.never_begun)
                 case Signal(number=number, alone=alone):
