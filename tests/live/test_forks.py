@@ -66,7 +66,10 @@ def test_two_forks_of_a_machine_that_counts_count_on_and_it_loses_no_number(prep
 @pytest.mark.slow
 def test_memory_is_that_of_the_moment_of_the_fork_and_shared(prepared: Belljar) -> None:
     belljar = prepared
-    id = started(belljar, "-m", "700M", command="dd if=/dev/urandom of=/dev/shm/x bs=1M count=100; exec sleep 1000")
+    id = started(
+        belljar, "-m", "700M", command="dd if=/dev/urandom of=/dev/shm/x bs=1M count=100; touch /tmp/x; exec sleep 1000"
+    )
+    belljar("exec", id, "--", "sh", "-c", "until [ -e /tmp/x ]; do sleep 0.2; done")
     sums = []
     for _ in range(2):
         (child,) = fork(belljar, id)
