@@ -20,7 +20,7 @@ BUDGETS = {
     "agent": 3740,
     "batch": 5180,
     "pool": 1510,
-    "machine": 6350,
+    "machine": 6360,
     "jobs": 2930,
     "service": 1470,
     "vacuum": 3260,

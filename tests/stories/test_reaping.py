@@ -22,6 +22,7 @@ from belljar.host.processes import start_time
 from belljar.hypervisor import Traces
 from belljar.journal import read
 from belljar.machine import Settings
+from belljar.machine.checkpoints import take
 from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
@@ -309,6 +310,25 @@ def test_a_draft_of_a_template_is_dropped_when_nobody_works_on_it(runtime: Runti
         journal.write(json.dumps({"event": "make", "what": "template", "path": str(draft)}) + "\n")
     runtime.reaper.quick()
     assert not draft.exists()
+
+
+def test_a_checkpoint_that_was_never_finished_is_removed_unless_another_machine_has_its_folder(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    for id, has_other in (("0123456789ab", False), ("0123456789ac", True)):
+        life, folder = orphan(runtime, id), tmp_path / f"kept-{id}"
+        checkpoints = take(folder)
+        (folder / "1").mkdir()
+        draft = checkpoints.draft(lambda what, path: None)
+        with open(life.folder / "journal.jsonl", "a") as journal:
+            journal.write(json.dumps({"event": "make", "what": "checkpoint", "path": str(draft)}) + "\n")
+        if not has_other:
+            checkpoints.release()
+        assert ("checkpoint" in {item.what for item in runtime.reaper.quick()}) is not has_other
+        assert draft.exists() is has_other and (folder / "1").exists()
+        if has_other:
+            checkpoints.release()
+    assert runtime.leftovers() == []
 
 
 def test_a_template_that_was_never_finished_is_seen_before_it_is_removed(runtime: Runtime) -> None:

@@ -5,7 +5,7 @@
     DIR/N/memory        memory and device state, as QEMU writes them; packed by zstd where it was there
     DIR/N/disk.qcow2    what its disk has above its image's
     DIR/N/NAME.qcow2    each further disk
-    DIR/N.draft         one in the making; whoever takes the lock removes what was left
+    DIR/N.draft         one in the making; a reaper removes what was left, and whoever takes the lock
 
 A checkpoint is whole or it is not there: its draft is on disk before it gets its name.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -34,6 +34,9 @@ LARGEST_MANIFEST = 32 * MIB  # a script is in it
 CHUNK = MIB
 SLOWEST = 5 * MIB  # bytes in a second of packed memory that is loaded
 MANIFEST, MEMORY, DISK, LOCK, DRAFT = "manifest.json", "memory", "disk.qcow2", "lock", ".draft"
+
+
+Intend = Callable[[str, Path], object]
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,10 @@ class Checkpoints:
     def release(self) -> None:
         self._lock.release()
 
-    def draft(self) -> Path:
+    def draft(self, intend: Intend) -> Path:
         """An empty folder for the next one."""
         draft = self.path / f"{max(numbers(self.path), default=0) + 1}{DRAFT}"
+        intend("checkpoint", draft)
         draft.mkdir(0o700)
         return draft
 

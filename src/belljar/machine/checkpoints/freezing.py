@@ -70,7 +70,7 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
     checkpoints = running.checkpoints[folder]
     _check_room(checkpoints.path, domain, plan)
     with no_space_as_error(checkpoints.path):
-        draft = checkpoints.draft()
+        draft = checkpoints.draft(life.record.intend)
     began = time.monotonic()
     try:
         with life.phase("freeze"):

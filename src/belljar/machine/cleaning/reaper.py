@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar import network
-from belljar.errors import BelljarError, LockTimeout
+from belljar.errors import BelljarError, LockTimeout, MachineBusy
 from belljar.hints import Any
 from belljar.host.files import check_ours, read_json, remove_tree
 from belljar.host.locks import is_locked, locked
@@ -139,6 +139,13 @@ class Reaper:
         path, what = Path(event["path"]), event.get("what")
         if what == "template":
             self._hypervisor.expire_templates(time.time())  # removes drafts that nobody works on
+        elif what == "checkpoint":
+            from belljar.machine.checkpoints import take
+
+            if path.exists():
+                with suppress(MachineBusy):  # another machine has the folder by now, and has removed it
+                    take(path.parent).release()
+                    yield Undone(id, what, str(path))
         elif what in network.MADE:
             network.discard(self._folders.run, id, str(what), path)
             yield Undone(id, str(what), str(path))
