@@ -81,26 +81,36 @@ Done = subprocess.CompletedProcess[bytes]
 
 def root(suite: str, packages: Sequence[str] = ()) -> Path:
     """The folder of a root of *suite* with *packages*, made where it is missing: minutes. Two who ask at once make one."""
-    words = [suite, *sorted({*packages, *ALWAYS}), str(RECIPE)]
+    return _made(suite, sorted({*packages, *ALWAYS}), "apt")
+
+
+def files(suite: str, packages: Sequence[str]) -> Path:
+    """The files of *packages* and of what they depend on, and nothing else: seconds. For programs that are run from outside."""
+    return _made(suite, sorted(packages), "extract")
+
+
+def _made(suite: str, packages: Sequence[str], variant: str) -> Path:
+    words = [suite, *packages, str(RECIPE), *[variant] * (variant != "apt")]
     roots = folder_for_all(STATE / "roots")
     made = roots / f"{suite}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:16]}"
     with alone(roots / f"{made.name}.lock"):
         if not made.is_dir():
             draft = made.with_suffix(".draft")
             shutil.rmtree(draft, ignore_errors=True)
-            _debootstrap(suite, words[1:-1], draft)
+            _debootstrap(suite, packages, variant, draft)
             draft.rename(made)
     return made
 
 
-def _debootstrap(suite: str, packages: Sequence[str], folder: Path) -> None:
+def _debootstrap(suite: str, packages: Sequence[str], variant: str, folder: Path) -> None:
     """In namespaces of its own: when it is killed, its processes and mounts are gone with it."""
     # A mirror may stand at a date: what is out of date is still signed.
     apart = ["unshare", "--mount", "--propagation=private", "--pid", "--kill-child", "--mount-proc", "--"]
-    words = ["mmdebstrap", "--variant=apt", "--format=directory", f"--include={','.join(packages)}",
+    words = ["mmdebstrap", f"--variant={variant}", "--format=directory", f"--include={','.join(packages)}",
              "--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"', '--aptopt=Acquire::Retries "3"',
              '--aptopt=Acquire::Check-Valid-Until "false"',
-             *(f"--dpkgopt=path-exclude={path}" for path in UNREAD), f"--customize-hook={NO_SERVICES}"]  # fmt: skip
+             *(f"--dpkgopt=path-exclude={path}" for path in UNREAD)]  # fmt: skip
+    words += [f"--customize-hook={NO_SERVICES}"] * (variant == "apt")
     lines = debian.sources(suite, "")[: 1 if suite in WITHOUT_UPDATES else None]
     argv = ["setpriv", "--pdeathsig=KILL", "--", *apart, *words, suite, str(folder), *lines]
     env = {**os.environ, **debian.proxies(), "DEBIAN_FRONTEND": "noninteractive"}

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tests.roots import STATE, folder_for_all, root
+from tests.roots import STATE, files, folder_for_all
 
 from belljar.errors import BelljarError
 from belljar.hypervisor.qemu.virtiofs import find
@@ -18,10 +18,10 @@ exec {libraries}/ld-linux-x86-64.so.2 --library-path {libraries} {root}/usr/libe
 
 
 def rust_virtiofsd() -> str:
-    """Its path: this host's, or a script that everybody may run. The first time takes a minute."""
+    """Its path: this host's, or a script that everybody may run. It is unpacked the first time."""
     with suppress(BelljarError):
         return find("")
-    made = root("trixie", [PACKAGE])
+    made = files("trixie", [PACKAGE])
     program = folder_for_all(STATE / "programs") / PACKAGE
     draft: Path = program.with_suffix(f".{os.getpid()}")
     draft.write_text(SCRIPT.format(root=made, libraries=made / "usr/lib/x86_64-linux-gnu"))

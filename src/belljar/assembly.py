@@ -7,20 +7,20 @@ import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 
 from belljar import config
 from belljar.hints import TYPE_CHECKING
+from belljar.hypervisor import Hypervisor, load
 from belljar.machine import Folders
+from belljar.network import Networks
 
 if TYPE_CHECKING:
     import socket
-    from contextlib import AbstractContextManager
 
     from belljar.guest.conversation import Conversation
-    from belljar.hypervisor import Hypervisor
     from belljar.image.images import Images
     from belljar.image.store.qcow2 import Overlays
     from belljar.machine.cleaning.reaper import Reaper
@@ -85,8 +85,6 @@ class Runtime:
 
     @cached_property
     def hypervisor(self) -> Hypervisor:
-        from belljar.hypervisor import load
-
         settings, paths = self.settings, self.settings.paths
         return load(settings.qemu, paths.store, settings.machine.hypervisor, settings.libvirt, paths.site_store)
 
@@ -112,7 +110,6 @@ class Runtime:
         """A keeper of machines."""
         from belljar.machine.services import Rules, Services
         from belljar.machine.supervisor import Supervisor
-        from belljar.network import Networks
 
         settings = self.settings
         rules = Rules(

@@ -31,6 +31,11 @@ def in_words(exc: OSError) -> str:
     return f"{words}: raise the limit on them (`ulimit -n`)" if exc.errno == errno.EMFILE else words
 
 
+def printable(text: str) -> str:
+    """What a program, a guest or a stranger says, as a line that a terminal can show."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 class BelljarError(Exception):
     """Something belljar could not do. `message` is one line; `hint` is the next step for the reader."""
 
@@ -48,9 +53,6 @@ class BelljarError(Exception):
         self.message = message
         if hint is not None:
             self.hint = hint
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class MachineFailed(BelljarError, hint="Run the task again; `belljar show ID` tells of the machine."):

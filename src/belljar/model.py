@@ -332,7 +332,7 @@ class Request:
         """The inverse of `to_json`; what has a default may be left out. Raises ValueError with key and value."""
         from belljar.reading import bad, from_json
 
-        made: Request = from_json(cls, value, LEAST)
+        made = from_json(cls, value, LEAST)
         if len(made.id) != 12 or not set(made.id) <= set(ID_DIGITS):
             raise bad("id", made.id, "not an id")
         return made
@@ -403,8 +403,7 @@ class Outcome:
         """The inverse of `to_json`. Raises ValueError with key and value."""
         from belljar.reading import from_json
 
-        made: Outcome = from_json(cls, value)
-        return made
+        return from_json(cls, value)
 
     @property
     def shell_code(self) -> int | None:

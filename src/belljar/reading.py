@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from belljar.records import MISSING, RESERVED, Field, fields
 
+T = TypeVar("T")
 NONE = (MISSING, dataclasses.MISSING)
 PLAIN = (str, int, bool)
 hints_of = cache(get_type_hints)  # it compiles them anew each time
@@ -21,10 +22,11 @@ _parts: Any = cache(lambda kind: (get_origin(kind), get_args(kind)))
 NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 
 
-def from_json(kind: Any, value: Any, least: Mapping[str, float] | None = None) -> Any:
+def from_json(kind: type[T], value: Any, least: Mapping[str, float] | None = None) -> T:
     """The record of this type. *least*: the least numbers, by the names of fields. Raises ValueError with key, such as machine.cpus,
     and value."""
-    return _value(kind, value, "", least or {})
+    made: T = _value(kind, value, "", least or {})
+    return made
 
 
 def strict_json(data: bytes) -> Any:

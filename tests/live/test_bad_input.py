@@ -162,9 +162,7 @@ def test_no_space_for_a_template_is_a_cold_boot(belljar: Belljar, tmp_path: Path
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the default image in it, once more."""
     folder = tmp_path_factory.mktemp("imported")
-    belljar = Belljar(
-        folder, folder / "store", {"BELLJAR_PATHS_SITE_STORE": str(STORE), "BELLJAR_QEMU_SITE_TEMPLATES": "false"}
-    )
+    belljar = Belljar(folder, folder / "store", {"BELLJAR_PATHS_SITE_STORE": str(STORE)})
     disk = (STORE / "images/names/debian12").resolve() / "disk.qcow2"
     done = belljar("image", "import", str(disk), "--name", "mine")
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import pytest
 from tests.live.conftest import Belljar
 from tests.live.test_faults import report
 
-from belljar.image.store.manifest import sha256_of
+from belljar.host.files import sha256_of
 from belljar.model import MIB
 
 SOMEBODY = 54321

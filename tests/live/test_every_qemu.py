@@ -107,6 +107,20 @@ def test_a_clone_has_a_scratch_disk_and_a_network(place: Place) -> None:
     assert out.split()[0] == "ext4" and len(out.split()) == 3
 
 
+def test_a_warm_image_has_one_memory_for_every_network(place: Place) -> None:
+    words = ("--from", "debian12", "-m", "256M", "--network", "user", "--user", "0:0", "--cwd", "/")
+    made = place.belljar("image", "warm", "prepared", *words, "--", "sh", "-c", "cat /proc/net/route > /tmp/route")
+    try:
+        assert made.returncode == 0, made.stderr.decode()
+        for network, lines in (("none", 1), ("user", 3), ("isolated:group", 2)):
+            shown, _ = place.run(
+                "--image", "prepared", "--network", network, "--cwd", "/", "--", "cat", "/tmp/route", "/proc/net/route"
+            )
+            assert shown.count("0202000A") == 1 + (network == "user") and len(shown.splitlines()) == 3 + lines
+    finally:
+        place.belljar("image", "remove", "prepared")
+
+
 def test_a_query_that_is_not_allowed_is_answered_at_once(place: Place) -> None:
     """By slirp, which takes the guard's answer for that of a name server."""
     out, _ = place.run("--allow", "data.example.org", "--", "python3", "-c", ASK)

@@ -27,7 +27,7 @@ def told(future):
     error = future.exception()
     return type(error).__name__, str(error).partition(": ")[2]
 
-with Executor(2, memory="512M") as executor:
+with Executor(2, memory="256M") as executor:
     large, other = executor.map(in_two, [33, 1])
     print(len(large[0]) >> 20, large[1] != other[1] != os.uname().nodename)
     for task in ((ended, 0), (ended, 3), (killed,), (eaten,)):

@@ -125,8 +125,8 @@ def test_a_payload_that_ends_its_machine_is_told_so(belljar: Belljar, tmp_path: 
 
 
 def test_a_guest_out_of_memory_ends_the_payload_as_the_oom_killer_does(belljar: Belljar, tmp_path: Path) -> None:
-    hog = "import os\nkeep = []\nwhile True: keep.append(bytearray(os.urandom(1 << 20)))"
-    done = belljar.run("--report", str(tmp_path / "r"), "--", "python3", "-c", hog)
+    hog = "keep = []\nwhile True: keep.append(b'x' * (1 << 20))"
+    done = belljar.run("-m", "256M", "--report", str(tmp_path / "r"), "--", "python3", "-c", hog)
     outcome = report(tmp_path / "r")
     assert done.returncode == -signal.SIGKILL, outcome
     assert (outcome["cause"], outcome["class"]) == ("guest-oom", "payload") and b"memory" in done.stderr

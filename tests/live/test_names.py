@@ -154,6 +154,34 @@ def asks(host: InLab, *words: str, urls: tuple[str, ...], **env: str) -> dict[st
     return found
 
 
+@pytest.mark.slow
+def test_a_preparation_reaches_what_is_allowed_by_name_and_what_the_host_allows(host: InLab) -> None:
+    good, not_asked, not_allowed = (
+        f"http://{name}/" for name in ("api.example.org", "data.example.org", "www.example.net")
+    )
+    recipe = (
+        "--from",
+        "debian12",
+        "-m",
+        "256M",
+        "--cwd",
+        "/",
+        "--allow",
+        "api.example.org",
+        "--allow",
+        "www.example.net",
+    )
+    prepare = ("python3", "-c", ASK, "dns", good, not_asked, not_allowed)
+    made = host("image", "warm", "named", *recipe, "--", *prepare, BELLJAR_NETWORK_ALLOW="*.example.org")
+    try:
+        assert made.returncode == 0, made.stderr.decode()
+        found = json.loads(made.stderr)
+        assert found[good] == "Bearer" and found["dns"] == [3, 3, 3]
+        assert not any(str(found[url]).startswith("Bearer") for url in (not_asked, not_allowed))
+    finally:
+        host.belljar("image", "remove", "named")
+
+
 def test_a_guest_reaches_what_is_allowed_by_name_and_nothing_else(host: InLab, tmp_path: Path) -> None:
     trusted = (
         "--in",

@@ -314,3 +314,55 @@ def test_a_user_is_put_on_a_bridge_by_the_helper_of_qemu(lab: Lab) -> None:
     assert said[0] == "True"
     assert "access denied" in said[1] and "allow br1" in said[1]
     assert links(lab) == []
+
+
+# -- warm images -------------------------------------------------------------------------------------------------------
+
+
+# Tries places while it prepares; then its jobs see what became of the connection that was open, and try another.
+HELD = """
+import socket, sys
+sys.path.append("/usr/lib/belljar")
+import belljar_hold
+def reached(address, port):
+    try:
+        with socket.create_connection((address, port), timeout=20) as connection:
+            return connection.recv(100).decode()
+    except OSError as exc:
+        return exc.strerror
+stays = socket.create_connection(("203.0.113.1", 8080), timeout=20)
+print(stays.recv(100).decode(), reached("10.77.0.1", 8080), reached("203.0.113.1", 8081), sep=", ", flush=True)
+address = belljar_hold.hold()[0]
+try:
+    end = stays.recv(100)
+except OSError as exc:
+    end = exc.strerror
+print(end, reached(address, 8080), sep=", ")
+"""
+
+
+@pytest.mark.parametrize(
+    "networks", [("none", "user"), pytest.param(("bridge", "isolated:group"), marks=pytest.mark.slow)]
+)
+def test_a_warm_image_is_prepared_with_a_network_for_jobs_with_any(
+    host: InLab, tmp_path: Path, networks: tuple[str, ...]
+) -> None:
+    name, lab = f"warm-net-{os.getpid()}", host.lab
+    lab.serve(lab.world, "tcp", "203.0.113.1", 8080, "public")
+    make_bridge(lab)
+    lab.serve(lab.host, "tcp", "10.99.0.1", 8080, "bridge")
+    (tmp_path / "held.py").write_text(HELD)
+    recipe = ("--from", "debian12", "-m", "256M", "--in", str(tmp_path / "held.py"), "--cwd", "/root", "--user", "0:0")
+    allow = ("--network", "user", "--allow", "203.0.113.1:8080", "--allow", "10.77.0.1")
+    made = host("image", "warm", name, *recipe, *allow, "--", "python3", "held.py")
+    try:
+        assert made.returncode == 0, made.stderr.decode()
+        assert made.stderr.decode() == f"public, {UNREACHABLE}, {UNREACHABLE}\n"
+        for network in networks:
+            address = "10.99.0.1" if network == "bridge" else "203.0.113.1"
+            done = host("run", "-n", "--image", name, "--network", network, "--cwd", "/", "--", address, **BRIDGE)
+            reached = {"bridge": "bridge", "user": "public"}.get(network, UNREACHABLE)
+            assert done.stdout.decode() == f"Software caused connection abort, {reached}\n", done.stderr.decode()
+        assert host.belljar.leftovers() == []
+    finally:
+        host.belljar("image", "remove", name)

@@ -204,6 +204,7 @@ def until(is_so: Callable[[], Any], what: str, seconds: float = 120) -> Any:
     return found
 
 
+@pytest.mark.slow  # shares, backing off and a killed factory: tests/unit/vacuum; real machines: below and test_vacuum_machines.py
 def test_factories_share_a_space_and_lose_nothing(belljar: Belljar, tmp_path: Path, queues: Queues) -> None:
     queues.left, queues.seconds = {"atlas": 1000, "lhcb": 1000}, 3.0
     space = Space(belljar, tmp_path, queues)

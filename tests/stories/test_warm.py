@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.fakes.guest import Script
+from tests.fakes.hypervisor import FakeDomain
 from tests.fakes.image import FakeStore, fake_image
 from tests.stories.conftest import BOOT_TIMEOUT, Runtime
 
 from belljar.errors import PlugRefused, PrepareFailed
 from belljar.guest import Streams
-from belljar.hypervisor import EventKind
+from belljar.host.guard.traffic import Call, Refusal
+from belljar.hypervisor import EventKind, Nic
 from belljar.image import Recipe
-from belljar.model import GIB, MIB, Account, Cause, OwnWork, Payload, Start, dumps
+from belljar.image.warm import written
+from belljar.model import GIB, MIB, Account, Cause, NetworkMode, OwnWork, Payload, Start
+from belljar.network import EgressMode, Networks, Settings, mac_address
 
 RECIPE = Recipe(
     "d" * 64, "debian12", Payload((b"load",), Account("root", 0, 0, "root"), prepares=True), 1, 256 * MIB, 600.0, "root"
@@ -24,9 +29,12 @@ ENOUGH = {"image": "warm", "memory": 256 * MIB}
 
 @pytest.fixture
 def warm(runtime: Runtime) -> Runtime:
+    return prepared_by(RECIPE, runtime)
+
+
+def prepared_by(recipe: Recipe, runtime: Runtime) -> Runtime:
     image = fake_image("warm")
-    facts = {**image.facts, "warm": dumps(RECIPE).decode()}
-    runtime.images = FakeStore({"warm": replace(image, facts=facts)})
+    runtime.images = FakeStore({"warm": replace(image, facts={**image.facts, "warm": written(recipe)})})
     return runtime
 
 
@@ -151,3 +159,76 @@ def test_who_makes_the_memory_sees_what_the_preparation_says(warm: Runtime) -> N
     with pytest.raises(PrepareFailed, match=r"exit code 4$"):
         warm.leap(warm.supervisor().make_template(request, streams=Streams(None, kept, kept)))
     assert kept.data == b"loading\n"
+
+
+# -- prepared with a network -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def networked(runtime: Runtime) -> Runtime:
+    recipe = replace(RECIPE, network=NetworkMode.USER, allow=("203.0.113.9", "a.org"))
+    runtime.networks = Networks(Settings(allow=("203.0.113.0/24:80", "b.org")), runtime.folders.run)
+    return prepared_by(recipe, runtime)
+
+
+def test_a_preparation_has_the_recipes_network_by_the_rules_of_this_host(networked: Runtime) -> None:
+    assert networked.run(networked.request(machine=ENOUGH)).start == "clone"
+    template, clone = networked.hypervisor.domains
+    nic = template.spec.of_template.nic
+    assert nic is not None and nic.mode is NetworkMode.USER and nic.egress is not None
+    site, own = nic.egress.only
+    assert [name.host for name in (*site.names, *own.names)] == ["b.org", "a.org"]
+    assert clone.spec.nic == Nic(NetworkMode.NONE, mac_address(clone.spec.id), has_line=True)
+    (proof,) = [event for event in networked.journal() if event["event"] == "identity"]
+    assert proof["mac"] == clone.spec.nic.mac
+
+
+def test_machines_with_and_without_a_network_have_one_memory(networked: Runtime) -> None:
+    for number, mode in enumerate((NetworkMode.NONE, NetworkMode.USER, NetworkMode.ISOLATED)):
+        machine = {**ENOUGH, "network": mode, "network_name": "group" if mode is NetworkMode.ISOLATED else ""}
+        assert networked.run(networked.request(id=f"{number:012x}", machine=machine)).exit_code == 0
+    assert len(networked.hypervisor.templates()) == 1 and len(networked.guests) == 4
+    _, *clones = networked.hypervisor.domains
+    assert [clone.spec.nic.mode.value for clone in clones if clone.spec.nic] == ["none", "user", "isolated"]
+
+
+def test_a_preparation_reaches_hosts_by_their_names_and_where_it_was_kept_from_going_is_in_the_journal(
+    networked: Runtime,
+) -> None:
+    ours, guests = socket.socketpair()
+    guests.send(b"GET / HTTP/1.1\r\nHost: www.example.net\r\n\r\n")
+
+    def call(domain: FakeDomain) -> None:
+        networked.hypervisor._run_guest = None
+        domain.tell(Refusal("10.0.0.1", 22, "tcp", "private", 1))
+        domain.tell(Call("203.0.113.9", 80, ours))
+
+    networked.hypervisor._run_guest = call
+    networked.plan(Script(runs_for=5.0), Script())
+    assert networked.run(networked.request(machine=ENOUGH)).exit_code == 0
+    with guests:
+        assert guests.recv(1000).endswith(b"belljar: www.example.net:80: not allowed\n")
+    refused = [event["address"] for event in networked.journal() if event["event"] == "network-refused"]
+    assert refused == ["10.0.0.1", "www.example.net"]
+
+
+def test_rules_that_cannot_be_read_are_no_reason_to_prepare_without_any(networked: Runtime) -> None:
+    networked.networks = Networks(Settings(deny=("10.0.0.0/33",)), networked.folders.run)
+    outcome = networked.run(networked.request(machine=ENOUGH))
+    assert "network.deny" in outcome.reason and networked.hypervisor.domains == []
+    assert not list(networked.hypervisor.folder.glob("*.draft"))
+
+
+def test_where_jobs_are_not_guarded_a_preparation_is_not_either(networked: Runtime) -> None:
+    networked.networks = Networks(Settings(egress=EgressMode.OPEN), networked.folders.run)
+    prepared_by(replace(RECIPE, network=NetworkMode.USER), networked)
+    assert networked.run(networked.request(machine=ENOUGH)).exit_code == 0
+    nic = networked.hypervisor.domains[0].spec.of_template.nic
+    assert nic is not None and (nic.mode, nic.egress) == (NetworkMode.USER, None)
+
+
+def test_a_preparation_without_a_network_is_given_none(warm: Runtime) -> None:
+    warm.networks = Networks(Settings(), warm.folders.run)
+    assert warm.run(warm.request(machine={**ENOUGH, "network": NetworkMode.USER})).start == "clone"
+    template, clone = warm.hypervisor.domains
+    assert template.spec.of_template.nic is None and clone.spec.nic is not None and clone.spec.nic.egress is not None

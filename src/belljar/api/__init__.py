@@ -31,6 +31,7 @@ from belljar.jobs.starting import brought_image, container_of, make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
+from belljar.machine.life.claim import room_now
 from belljar.machine.life.output import kept
 from belljar.machine.outside.detached import Keeper
 from belljar.machine.outside.registry import Machines
@@ -434,8 +435,6 @@ def image_digest(reference: str) -> str:
 
 def room() -> Room:
     """What of this host's memory and processors is left for machines of this user, and what is reserved."""
-    from belljar.machine.life.claim import room_now
-
     return room_now(_runtime().folders, _runtime().settings.host)
 
 

@@ -276,9 +276,8 @@ def _code() -> tuple[dict[str, bytes], dict[str, bytes]]:
     try:
         from cloudpickle import cloudpickle
     except ImportError as exc:
-        raise LibraryMissing(
-            "cloudpickle is not there", hint="`pip install cloudpickle`, or `make install EXTRAS=executor`."
-        ) from exc
+        hint = "`pip install cloudpickle`, or `make install EXTRAS=executor`."
+        raise LibraryMissing("cloudpickle is not there", hint=hint) from exc
     modules = {name: marshal.dumps(_code_of(name)) for name in inside.MODULES}
     return modules, {
         name: marshal.dumps(vars(cloudpickle)[name].__code__) for name in LOADERS if name in vars(cloudpickle)

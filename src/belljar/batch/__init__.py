@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from importlib import import_module
 
+from belljar.errors import BadOption
 from belljar.hints import TYPE_CHECKING, cast
 from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass, field
@@ -140,8 +141,6 @@ class System:
     def hook(self, name: str) -> Callable[[Call], int]:
         """Raises BadOption for one it does not have."""
         if name not in self.hooks:
-            from belljar.errors import BadOption
-
             raise BadOption(f"{self.name}: has no hook {name!r}", hint=f"It has: {', '.join(self.hooks) or 'none'}.")
         module, _, function = self.hooks[name].partition(":")
         return cast("Callable[[Call], int]", getattr(import_module(f"{self.package}.{module}"), function))
@@ -157,8 +156,6 @@ def load(name: str) -> System:
     package = systems_in(__name__, __path__, "dialect.py").get(name)
     if package is not None:
         return cast("System", import_module(package).SYSTEM)
-    from belljar.errors import BadOption
-
     raise BadOption(f"{name!r}: no such batch system", hint=f"Known are {', '.join(names())}.")
 
 

@@ -121,10 +121,9 @@ class Memory:
     def read(self) -> Node:
         """What is remembered; a file that makes no sense is as none."""
         try:
-            node: Node = from_json(Node, read_json(self._path, 1 << 16))
+            return from_json(Node, read_json(self._path, 1 << 16))
         except (FileNotFoundError, ValueError):
             return Node()
-        return node
 
     def write(self, node: Node) -> None:
         write_whole(self._path, json.dumps(asdict(node)).encode() + b"\n")

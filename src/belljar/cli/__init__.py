@@ -11,7 +11,10 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 
+from belljar import __version__
+from belljar.errors import BadOption, BelljarError, about, in_words
 from belljar.hints import TYPE_CHECKING, NoReturn, cast
 from belljar.host import descriptors
 from belljar.host.quick_imports import quickly
@@ -40,7 +43,7 @@ VERBS = {
     "exec": Entry("machine.inside", RUNNING, "run a second command in a running machine"),
     "cp": Entry("machine.inside", RUNNING, "copy files into or out of a running machine"),
     "ssh": Entry("machine.inside", RUNNING, "open a login shell in a running machine; no ssh server is needed in it"),
-    "port": Entry("machine.ports", RUNNING, "publish a port of a running machine on this host"),
+    "port": Entry("machine.inside", RUNNING, "publish a port of a running machine on this host"),
     "ps": Entry("machine.show", MACHINES, "list machines"),
     "show": Entry("machine.show", MACHINES, "show what was asked of a machine, how it ended, seconds per phase"),
     "logs": Entry("machine.logs", MACHINES, "show a machine's journal (what belljar did), console, output"),
@@ -127,8 +130,6 @@ def main(arguments: Sequence[str], commands: str | None = None) -> int:
 
 def reported(act: Callable[[], int], *, detail: bool = False) -> int:
     """The exit code of an act; an error is reported on stderr, with *detail* also where it was raised."""
-    from belljar.errors import BelljarError, in_words
-
     try:
         return act()
     except Exception as exc:  # a defect is reported in one line too; -v adds the traceback
@@ -156,8 +157,6 @@ def reported(act: Callable[[], int], *, detail: bool = False) -> int:
 
 def _carry_out(line: CommandLine, commands: str | None) -> int:
     if line.verb == "--version":
-        from belljar import __version__
-
         print(f"belljar {__version__}")
         return 0
     if line.verb in ("--help", ""):
@@ -176,8 +175,6 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
 
 def with_hints(act: Callable[[], int], args: Namespace) -> int:
     """The act's exit code; hints of errors name the verb and the machine that are meant."""
-    from belljar.errors import BelljarError, about
-
     try:
         return act()
     except BelljarError as exc:
@@ -190,8 +187,6 @@ def with_hints(act: Callable[[], int], args: Namespace) -> int:
 
 def split(arguments: Sequence[str]) -> CommandLine:
     """Find the verb and the global options before it. Raises BadOption."""
-    from belljar.errors import BadOption
-
     config_file, verbose = None, False
     words = list(arguments)
     while words and words[0].startswith("-"):
@@ -231,8 +226,6 @@ def parser_of(name: str) -> ArgumentParser:
 
 def verb_of(name: str) -> Verb:
     """What this verb does and takes; of all verbs only its module is imported."""
-    from importlib import import_module
-
     quickly("argparse")
     return cast("Verb", import_module(f"belljar.cli.{VERBS[name].module}").VERBS[name])
 

@@ -27,12 +27,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BadOption
 from belljar.hints import Any, NoReturn
+from belljar.jobs import plain
 from belljar.records import dataclass, field
 
 Args = argparse.Namespace
@@ -91,8 +93,6 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises BadOption with the word that was meant."""
         if action.choices is not None and value not in action.choices:
-            from belljar.jobs import plain
-
             words = list(map(str, action.choices))
             what = action.metavar if isinstance(action.metavar, str) else "/".join(action.option_strings) or action.dest
             hint = f"One of {', '.join(words)}." + meant(str(value), words)
@@ -219,7 +219,6 @@ def as_path(text: str) -> Path:
 
 def as_moment(text: str) -> float:
     """Seconds since the epoch: a time of the next 24 hours, a date and time, or +DURATION."""
-    import time
     from datetime import datetime, timedelta
 
     if text.startswith("+"):

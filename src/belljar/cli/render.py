@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
 
-from belljar.hints import TYPE_CHECKING, Any
+from belljar.findings import Finding
+from belljar.hints import Any
+from belljar.host.values import duration_text, moment_text, size_text
 from belljar.jobs import plain
-
-if TYPE_CHECKING:
-    from belljar.findings import Finding
+from belljar.model import to_json
 
 TIMES = {"began", "created", "ended", "started", "time"}  # seconds since the epoch; JSON has them as RFC 3339, too
 
@@ -30,16 +35,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def as_json(value: Any, *, indent: int | None = 2) -> str:
     """JSON of anything in belljar's words; paths are text, bytes latin-1. *indent* None: on one line."""
-    import json
-
     return json.dumps(_jsonable(value), indent=indent, ensure_ascii=False)
 
 
 def _jsonable(value: Any) -> Any:
-    from pathlib import Path
-
-    from belljar.model import to_json
-
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "__dataclass_fields__"):
@@ -74,9 +73,6 @@ def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]] | No
     are the values of these objects."""
     rows = [list(item.values()) for item in value] if rows is None else rows
     if as_ == "csv":
-        import csv
-        import sys
-
         heads, rows = list(value[0]) if value else heads, [list(item.values()) for item in value]
         csv.writer(sys.stdout, lineterminator="\n").writerows([heads, *rows])
     else:
@@ -102,10 +98,6 @@ def moment(timestamp: float | None) -> str:
 
 def setting(value: Any, metadata: Mapping[str, Any]) -> str:
     """A setting's value as one would write it in a file, without quotes. *metadata*: of its field."""
-    from enum import Enum
-
-    from belljar.host.values import duration_text, moment_text, size_text
-
     if value is None:
         return ""
     if isinstance(value, Enum):

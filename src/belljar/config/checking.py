@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 from belljar import image, network
+from belljar.batch.job.policy import queue_images, registries, rules
 from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded, Settings
 from belljar.errors import BadSetting
 from belljar.host.toml import Mistake
@@ -38,8 +39,6 @@ def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
 
 def _wrong_rules(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
     """Which images jobs may have and get. Whether these are here `belljar batch check` looks, on each node."""
-    from belljar.batch.job.policy import queue_images, registries, rules
-
     looks = (("queue_images", queue_images), ("allow", rules), ("registries", registries))
     for key, look in looks:
         try:

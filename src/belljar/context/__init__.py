@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
+from belljar.errors import UsageError
 from belljar.hints import TYPE_CHECKING, Protocol
 from belljar.model import GIB, MIB, Context, setting
 from belljar.records import dataclass
@@ -184,8 +185,6 @@ def lacks(context: Context, means: Means) -> list[str]:
 def _insisted(context: Context, means: Means, name: str, why: str) -> Chosen:
     # In an image that nobody has looked into, what is missing may be there.
     if missing := lacks(context, means) if context is Context.RAMDISK or means.is_known else []:
-        from belljar.errors import UsageError
-
         raise UsageError(
             f"image {name}: --context {context.value} is not possible ({why}): no {' and no '.join(missing)} was found in it",
             hint="Choose another `--context`, or leave it at auto; `belljar image show` tells what the image has.",

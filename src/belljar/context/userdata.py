@@ -48,9 +48,8 @@ def fill_in(template: bytes, values: Mapping[str, bytes]) -> bytes:
 
 def check_size(data: bytes, what: str) -> None:
     if len(data) > LARGEST:
-        raise BadOption(
-            f"user data: {what} has {len(data)} bytes; at most {LARGEST}", hint="A short script can fetch the rest."
-        )
+        hint = "A short script can fetch the rest."
+        raise BadOption(f"user data: {what} has {len(data)} bytes; at most {LARGEST}", hint=hint)
 
 
 def check_option(name: str) -> None:

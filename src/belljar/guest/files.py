@@ -19,6 +19,7 @@ from belljar.agent.guest.system import shown
 from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, TransferError, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
+from belljar.host.files import opened
 from belljar.host.threads import in_thread
 from belljar.model import Account, Transfer
 
@@ -180,8 +181,5 @@ class Bridge:
         if self._by is None:
             yield None
             return
-        descriptor = os.open(self._by.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with opened(self._by.path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
             yield Exchange(descriptor, False)
-        finally:
-            os.close(descriptor)

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from belljar import errors
 from belljar.agent import wire
-from belljar.errors import AgentLost, GuestError, HostError, NoSpace
+from belljar.errors import AgentLost, GuestError, HostError, NoSpace, printable
 from belljar.guest import OTHER_SHARE, ExitStatus, Sink, Source, Standstill, Streams
 from belljar.guest.channel import Channel
 from belljar.model import Usage
@@ -275,18 +276,11 @@ def read_words(body: bytes, count: int) -> list[str]:
     words = body.split(b"\0")
     if len(words) != count:
         raise wire.WireError(f"{len(words)} words where {count} belong")
-    return [one_line(word.decode("utf-8", "replace")) for word in words]
-
-
-def one_line(text: str) -> str:
-    """What the guest says, as a line that can be shown on a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text[:LONGEST_MESSAGE])
+    return [printable(word.decode("utf-8", "replace")[:LONGEST_MESSAGE]) for word in words]
 
 
 def refusal(body: bytes) -> GuestError:
     """An ERROR frame's body as one of our errors."""
-    from belljar import errors
-
     kind, message = read_words(body, 2)
     message = message or "the agent gave no reason"
     if kind == "protocol":

@@ -60,6 +60,13 @@ def which(name: str) -> str | None:
     return None
 
 
+def path_of(name: str, hint: str | None = None) -> str:
+    """The program's path. Raises CommandMissing."""
+    if path := which(name):
+        return path
+    raise CommandMissing(f"{name}: no such program on this host", hint=hint)
+
+
 def program(setting: str, names: Iterable[str], *, key: str, missing: str, hint: str) -> str:
     """The program of the setting *key*, or the first of these names and paths that can be run. Raises CommandMissing."""
     for name in [setting] if setting else names:
@@ -78,14 +85,9 @@ def run(
     check: bool = True,
     env: Mapping[str, str] | None = None,
     bound: bool = False,
-    hasty: bool = False,
 ) -> Finished:
-    """Run to the end. Raises CommandMissing, CommandFailed with the line that tells the cause. *bound*: it dies with us in any case. *hasty*: it
-    does not wait until a pipe has taken all that it prints, so that goes into memory."""
-    import subprocess
-
-    if not hasty:
-        return _checked(_ended(_spawn(argv, env, bound, subprocess.PIPE), argv, stdin, timeout), check)
+    """Run to the end. Raises CommandMissing, CommandFailed with the line that tells the cause. *bound*: it dies with us in any case."""
+    # Into memory: some programs do not wait until a pipe has taken all that they print.
     with open(os.memfd_create("printed"), "rb") as printed:
         finished = _ended(_spawn(argv, env, bound, printed.fileno()), argv, stdin, timeout)
         printed.seek(0)
@@ -126,9 +128,7 @@ def _ended(child: subprocess.Popen[bytes], argv: Sequence[str], stdin: bytes, ti
 def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool, out: int) -> subprocess.Popen[bytes]:
     import subprocess
 
-    program = argv[0] if "/" in argv[0] else which(argv[0])
-    if program is None:
-        raise CommandMissing(f"{argv[0]}: no such program on this host")
+    program = argv[0] if "/" in argv[0] else path_of(argv[0])
     before = [setpriv, "--pdeathsig=KILL"] if bound and (setpriv := which("setpriv")) else []
     try:
         return subprocess.Popen(

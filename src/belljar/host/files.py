@@ -63,6 +63,16 @@ def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
                 os.unlink(draft)
 
 
+@contextmanager
+def opened(path: Path | str, flags: int, *, mode: int = PRIVATE_FILE, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor for the time of a block."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """`os.write` until everything is written."""
     view = memoryview(data)
@@ -74,26 +84,20 @@ def append_line(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: b
     """Add a line, on a line of its own, though the one before was left torn by a full disk. Others may do so at the same time.
     Returns what was written. Raises NoSpace when that is not whole."""
     with no_space_as_error(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-        try:
+        with opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, mode=mode) as descriptor:
             size = os.fstat(descriptor).st_size
             is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             line = b"\n" * is_torn + data + b"\n"
             write_all(descriptor, line)
             if durable:
                 os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
     return line
 
 
 def sync(path: Path) -> None:
     """Have a file's bytes, or the names in a folder, on disk, whoever wrote them."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def copy_tree(source: Path | str, target: Path | str) -> None:
@@ -122,11 +126,8 @@ def private(path: str, flags: int) -> int:
 @contextmanager
 def short_path(folder: Path) -> Iterator[str]:
     """A name for a folder, short enough for a socket's address (108 bytes), however deep the folder lies."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(folder, os.O_PATH | os.O_DIRECTORY) as descriptor:
         yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
 
 
 def read_capped(path: Path, limit: int) -> bytes:
@@ -163,6 +164,14 @@ def read_named(path: str, most: int) -> bytes:
             raise OSError(errno.EINVAL, "not a file")
         os.set_blocking(descriptor, True)
         return file.read(most + 1)
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal digest of a whole file."""
+    from hashlib import file_digest
+
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
@@ -267,10 +276,8 @@ def _judge(child: str, status: os.stat_result, path: Path, *, is_public: bool) -
     if status.st_uid in (os.geteuid(), 0) or (not is_public and _is_the_sites(status.st_uid)):
         return
     what = "a symbolic link that " if stat.S_ISLNK(status.st_mode) else ""
-    raise UnsafeFolder(
-        f"{child}: {what}belongs to uid {status.st_uid}, not to uid {os.geteuid()}",
-        hint=ON_THE_WAY if child != str(path) else None,
-    )
+    hint = ON_THE_WAY if child != str(path) else None
+    raise UnsafeFolder(f"{child}: {what}belongs to uid {status.st_uid}, not to uid {os.geteuid()}", hint=hint)
 
 
 def _is_the_sites(uid: int) -> bool:
@@ -328,14 +335,11 @@ def free_bytes(path: Path) -> int:
 def remove_tree(path: Path | str, *, dir_fd: int | None = None) -> None:
     """Remove a folder of ours with all it holds. What is missing is success. (Without shutil, as `copy_tree`.)"""
     with suppress(FileNotFoundError):
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-        try:
+        with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd) as folder:
             for entry in list(os.scandir(folder)):
                 if entry.is_dir(follow_symlinks=False):
                     remove_tree(entry.name, dir_fd=folder)
                     continue
                 with suppress(FileNotFoundError):
                     os.unlink(entry.name, dir_fd=folder)
-        finally:
-            os.close(folder)
         os.rmdir(path, dir_fd=dir_fd)

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from belljar.errors import CommandFailed, HostError
+from belljar.errors import CommandFailed, HostError, printable
 from belljar.records import dataclass, replace
 
 LARGEST_REPORT = 1 << 20
@@ -79,7 +79,8 @@ def as_user(user: User, work: Callable[[], bytes], *, timeout: float, what: str)
     if status is None:
         raise CommandFailed(f"{what} as {user.name}: not done after {timeout:g} s")
     if status != 0 or not answer.startswith(b"+"):
-        raise CommandFailed(f"{what} as {user.name}: {_line(answer[1:]) or f'ended with {status}'}")
+        why = printable(answer[1:].decode(errors="replace"))[:300]
+        raise CommandFailed(f"{what} as {user.name}: {why or f'ended with {status}'}")
     if len(answer) > LARGEST_REPORT + 1:
         raise CommandFailed(f"{what} as {user.name}: reported more than {LARGEST_REPORT >> 10} KiB")
     return answer[1:]
@@ -109,7 +110,3 @@ def _reap(child: int, timeout: float) -> int | None:
         return os.waitpid(child, 0)[1] if poller.poll(timeout * 1000) else None
     finally:
         os.close(descriptor)
-
-
-def _line(answer: bytes) -> str:
-    return "".join(char if char.isprintable() else "?" for char in answer.decode(errors="replace"))[:300]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
@@ -12,10 +13,7 @@ from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from belljar.hints import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    import re
+from belljar.hints import NoReturn
 
 PROC = Path("/proc")
 EXEC_LOOKS = 500  # some 20 ms; an execve takes less than one

@@ -82,7 +82,7 @@ class Nic:
     mode: NetworkMode
     mac: str
     egress: Egress | None = None  # user network: where the machine may go; None: wherever its host may
-    has_line: bool = False  # its frames are carried by a descriptor
+    has_line: bool = False  # its frames are carried by a descriptor, where there is one, and not by QEMU itself
     fd: int = -1  # that descriptor, ours, lent to the domain: a tap, or a socket; -1 (a template's): nothing there
 
 
@@ -148,6 +148,7 @@ class DomainSpec:
     seed: Path | None = None
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
     frame: Frame | None = None  # its template has this size, whatever its own; None: its own
+    uplink: Nic | None = None  # the card with which a warm image is prepared, in whose place its clones have theirs
 
     @cached_property
     def of_template(self) -> DomainSpec:
@@ -158,7 +159,7 @@ class DomainSpec:
         boot = self.boot
         if boot.kernel is not None and frame.words and not boot.append.endswith(frame.words):
             boot = replace(boot, append=f"{boot.append} {frame.words}")
-        card = self.nic if frame.has_card else None
+        card = self.uplink or (self.nic if frame.has_card else None)
         return replace(self, cpus=frame.cpus, memory=frame.memory, disk_size=frame.disk, nic=card, boot=boot)
 
     @property

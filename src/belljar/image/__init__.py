@@ -6,16 +6,16 @@ folder; a user's private store stands before the site's read-only one. A machine
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from belljar.hints import TYPE_CHECKING, Any
-from belljar.model import GIB, MIB, Container, Firmware, Payload, setting
+from belljar.errors import BadSetting
+from belljar.hints import Any
+from belljar.host.quick_imports import sha256
+from belljar.model import GIB, MIB, Container, Firmware, NetworkMode, Payload, setting
 from belljar.records import dataclass, field
-
-if TYPE_CHECKING:
-    from belljar.errors import BadSetting
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Recipe:
     memory: int  # bytes
     timeout: float  # seconds it may take
     by: str  # the user who stored it
+    network: NetworkMode = NetworkMode.NONE  # none, or user
+    allow: tuple[str, ...] = ()  # what it may reach by that, where not all
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,7 @@ class Image:
             return None  # most images, and no job of theirs pays for what reads one
         from belljar.reading import from_json
 
-        container: Container = from_json(Container, self.facts["container"])
-        return container
+        return from_json(Container, self.facts["container"])
 
     @property
     def recipe(self) -> Recipe | None:
@@ -144,7 +145,6 @@ def nobody(digest: str) -> list[str]:
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
-    from belljar.errors import BadSetting
     from belljar.image.container.trust import rules as trust_rules
     from belljar.image.site import source_of
     from belljar.image.store.store import NAME
@@ -190,10 +190,6 @@ def is_container(source: str) -> bool:
 
 def name_of(source: str) -> str:
     """The name that the image of an address or a path has in the store, without which it could not be listed or removed."""
-    import re
-
-    from belljar.host.quick_imports import sha256
-
     words = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rpartition("/")[2])[:40]
     return f"from-{words}-{sha256(source.encode()).hexdigest()[:12]}"
 
@@ -201,7 +197,6 @@ def name_of(source: str) -> str:
 def layer_name(image: Image) -> str:
     """The name of the layer that puts the present agent into this image's disk, in the store's folder `layers`."""
     from belljar.agent import bundle
-    from belljar.host.quick_imports import sha256
 
     # With the time it was stored: what was made of a damaged copy is not used for the repaired one.
     words = [AGENT_PATH, bundle.key().hex(), UNIT_PATH, agent_unit(), repr(image.created)]

@@ -156,6 +156,5 @@ def _read(path: Path) -> Note:
     from belljar.reading import from_json
 
     with suppress(OSError, ValueError, BelljarError):
-        note: Note = from_json(Note, read_json(path))
-        return note
+        return from_json(Note, read_json(path))
     return Note()

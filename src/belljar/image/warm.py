@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.errors import BadOption, ImageCorrupt, InputMissing
 from belljar.host import commands
@@ -24,12 +24,10 @@ from belljar.host.files import no_space_as_error
 from belljar.image import Image, Recipe
 from belljar.image.intake import intake
 from belljar.image.store import manifest
-from belljar.model import dumps
+from belljar.image.store.store import Store
+from belljar.model import NetworkMode, dumps, to_json
 from belljar.reading import from_json
 from belljar.records import replace
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 COPYING = 4 * 3600.0
 OF_THE_BASE = ("published", "signer", "made_from")  # facts that are not the warm image's
@@ -37,8 +35,18 @@ OF_THE_BASE = ("published", "signer", "made_from")  # facts that are not the war
 
 def read(text: str) -> Recipe:
     """The recipe that a fact has. Raises ValueError."""
-    recipe: Recipe = from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
+    recipe = from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
+    if recipe.network not in (NetworkMode.NONE, NetworkMode.USER):
+        raise ValueError(f"network: {recipe.network.value!r}: not none or user")
     return recipe
+
+
+def written(recipe: Recipe) -> str:
+    """The text of that fact. One without a network is as it was before there were any, and so is the image's digest."""
+    values = to_json(recipe)
+    if recipe.network is NetworkMode.NONE:
+        del values["network"], values["allow"]
+    return dumps(values).decode()
 
 
 def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
@@ -53,7 +61,7 @@ def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
                 _same_file(path, folder / part, is_ours=base.store == store.folder)
         recipe = replace(recipe, payload=replace(recipe.payload, inputs=_pack(recipe, folder / manifest.INPUTS)))
         facts: dict[str, Any] = {key: fact for key, fact in base.facts.items() if key not in OF_THE_BASE}
-        facts["warm"] = dumps(recipe).decode()
+        facts["warm"] = written(recipe)
         what = manifest.Facts(f"warm {base.called}", base.append, time.time(), base.os, base.virtual_size, facts)
         return store.publish(folder, what, None)
 
@@ -106,20 +114,13 @@ def described(image: Image) -> Mapping[str, Any]:
     if recipe is None:
         return {}
     payload = recipe.payload
-    words = {
-        "warm": "",
-        "base": f"{recipe.base_name} {recipe.base}",
-        "prepare": shlex.join(map(os.fsdecode, payload.argv)),
-    }
-    if payload.script is not None:
-        words["script"] = f"sha256:{sha256(payload.script).hexdigest()}"
+    script = {} if payload.script is None else {"script": f"sha256:{sha256(payload.script).hexdigest()}"}
     return {
-        **words,
+        "warm": "", "base": f"{recipe.base_name} {recipe.base}", "prepare": shlex.join(map(os.fsdecode, payload.argv)), **script,
         "env": [f"{os.fsdecode(name)}={os.fsdecode(value)}" for name, value in payload.env],
         "inputs": [f"{item.outside.partition('/')[2]}:{item.inside}" for item in payload.inputs],
-        "cwd": os.fsdecode(payload.cwd or payload.account.home),
-        "user": payload.account.name,
-        "cpus": recipe.cpus,
-        "memory": recipe.memory,
+        "cwd": os.fsdecode(payload.cwd or payload.account.home), "user": payload.account.name,
+        "cpus": recipe.cpus, "memory": recipe.memory,
+        "network": "" if recipe.network is NetworkMode.NONE else recipe.network.value, "reaches only": recipe.allow,
         "by": recipe.by,
-    }
+    }  # fmt: skip

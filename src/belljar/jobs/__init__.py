@@ -16,9 +16,11 @@ from contextlib import suppress
 
 from belljar.hints import TYPE_CHECKING
 
-if TYPE_CHECKING:  # every part of belljar, as it is handed in
+if TYPE_CHECKING:
     from belljar.assembly import Runtime as Runtime
     from belljar.model import Outcome
+else:
+    Runtime = object  # every part of belljar, as it is handed in: here it is only ever an annotation
 
 
 def plain(text: str, also: str = "") -> str:

@@ -18,6 +18,9 @@ from contextlib import contextmanager, suppress
 from belljar.guest import BytesSource, Streams
 from belljar.guest.stdio import FdSink, FdSource
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
+from belljar.host.processes import die_by
+from belljar.hypervisor import Template
+from belljar.jobs import Runtime
 from belljar.jobs.notice import LATE, Notice
 from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
@@ -26,8 +29,6 @@ from belljar.records import replace
 assert quick_asyncio
 
 if TYPE_CHECKING:
-    from belljar.hypervisor import Template
-    from belljar.jobs import Runtime
     from belljar.jobs.checkpoints import Checkpoints
     from belljar.machine.extras import Extra
 
@@ -134,8 +135,6 @@ def secrets_of(request: Request) -> tuple[Extra, ...]:
 def build_template(runtime: Runtime, request: Request, *, exact: bool, streams: Streams | None = None) -> Template:
     """Make the template that this machine would be cloned from, or with *exact* one of its own size, where there is
     none. *streams*: of what prepares a warm image. A signal that cancels a job ends this process too, after clearing up."""
-    from belljar.host.processes import die_by
-
     runtime.images.ensure(request.machine.image)
 
     async def build(loop: StoppableLoop) -> Template:

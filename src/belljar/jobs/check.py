@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.batch.install.commands import Client
@@ -22,14 +21,12 @@ from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
 from belljar.hypervisor import Accelerator
+from belljar.jobs import Runtime
 from belljar.jobs.doctor import KVM, node, of_users, qemu
 from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
 from belljar.model import Share
 from belljar.network import shortfalls
-
-if TYPE_CHECKING:
-    from belljar.jobs import Runtime
 
 FIRST_USER = 1000  # below are system users
 QUEUES = "batch.queue_images"

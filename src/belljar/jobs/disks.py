@@ -8,26 +8,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from gzip import GzipFile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.context import choose
 from belljar.errors import BadOption, ImageUnknown, MachineBusy, NoSuchMachine
 from belljar.host import commands
 from belljar.host.files import named_when_whole, private
+from belljar.image import Image
 from belljar.image.intake import intake, sandbox
 from belljar.image.intake.survey import WANTED
 from belljar.image.progress import shown
 from belljar.image.store import qcow2
+from belljar.jobs import Runtime
 from belljar.jobs.users import reach
 from belljar.machine import KEPT_DISK
 from belljar.machine.life.output import CappedSink
 from belljar.machine.planning.contexts import means_of
 from belljar.machine.workshop.workshop import Item, kept_disk
 from belljar.model import Context
-
-if TYPE_CHECKING:
-    from belljar.image import Image
-    from belljar.jobs import Runtime
 
 KEPT_FACTS = ("context", "suite", "added")
 ARCHIVE = "Name an archive, FILE.tar or FILE.tar.gz, in a folder you may write to."

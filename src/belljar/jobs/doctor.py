@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import grp
 import os
+import re
+import resource
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.findings import Finding, expect, fail, ok, warn
 from belljar.host import commands, files
 from belljar.host.privileges import User, as_user
-from belljar.jobs import size
-from belljar.model import GIB, MIB
-
-if TYPE_CHECKING:
-    from belljar.jobs import Runtime
-    from belljar.model import Outcome
+from belljar.hypervisor import Accelerator, Boot
+from belljar.jobs import Runtime, size
+from belljar.model import GIB, MIB, Outcome, Start
+from belljar.network import EgressMode, shortfalls
 
 DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
@@ -53,8 +52,6 @@ def programs(runtime: Runtime) -> Finding:
 
 def qemu(runtime: Runtime) -> Finding:
     """QEMU is new enough and has the devices machines are made of"""
-    import re
-
     from belljar.hypervisor.qemu.abilities import TRIED, find
 
     binary = find(runtime.settings.qemu.binary)
@@ -76,8 +73,6 @@ def qemu(runtime: Runtime) -> Finding:
 
 def accelerator(runtime: Runtime) -> Finding:
     """what runs the guests: the processor itself (kvm) or software (tcg)"""
-    from belljar.hypervisor import Accelerator, Boot
-
     right = of_users()
     try:
         image = runtime.images.resolve(runtime.settings.image.default)
@@ -96,7 +91,6 @@ def accelerator(runtime: Runtime) -> Finding:
 def clone(runtime: Runtime) -> Finding:
     """a job's machine is cloned from a booted guest in a moment"""
     from belljar.jobs.node import self_check
-    from belljar.model import Start
 
     machine, image = runtime.settings.machine, runtime.settings.image.default
     if machine.start is Start.COLD or machine.hypervisor != "qemu":
@@ -208,8 +202,6 @@ def memory(runtime: Runtime) -> Finding:
 
 def limits(runtime: Runtime) -> Finding:
     """resource limits leave room for QEMU"""
-    import resource
-
     needed = runtime.settings.machine.memory + 512 * MIB
     least = {"AS": needed, "FSIZE": 4 * GIB, "NOFILE": 256, "NPROC": 64, "CPU": 60, "DATA": needed}
     low = []
@@ -234,7 +226,6 @@ def network(runtime: Runtime) -> Finding:
     """what machines with a user network send can be guarded"""
     from belljar.hypervisor.qemu import guard
     from belljar.hypervisor.qemu.process.launch import confined
-    from belljar.network import EgressMode, shortfalls
 
     if runtime.settings.network.egress is EgressMode.OPEN:
         return warn("network", "machines with a user network reach whatever this host reaches, its loopback too",

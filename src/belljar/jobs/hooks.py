@@ -13,18 +13,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
+from belljar.batch import Call, Settings
 from belljar.errors import BelljarError, CommandFailed, HostError
 from belljar.host.commands import SEARCH_PATH
-from belljar.host.files import is_missing
+from belljar.host.files import append_line, is_missing
 from belljar.host.privileges import user_of
+from belljar.jobs import Runtime, plain
 from belljar.jobs.users import asked_as
+from belljar.model import dumps
 
 if TYPE_CHECKING:
-    from belljar.batch import Settings
     from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
     from belljar.batch.node import Report
-    from belljar.jobs import Runtime
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
 KILLED = "--killed"  # after the user's name: the job was killed, and what keeps its machine with it
@@ -54,8 +55,6 @@ def run(act: str, system: str, words: list[str], runtime: Runtime) -> int:
 def log(system: str, act: str, text: str, verbose: bool) -> None:
     """One line in the system's log; on stderr, which may be the job's own output file, only with -v."""
     import syslog
-
-    from belljar.jobs import plain
 
     line = plain(f"belljar internal {act} {system}: {text}")[:500]
     with suppress(OSError):
@@ -116,10 +115,8 @@ def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any
         return {"machine": id, "started": now, "class": "node", "error": "HostError", "reason": exc.message}
     if not (runtime.folders.run.is_dir() or runtime.folders.logs.is_dir()):
         return {}
-    from belljar.host.files import append_line
     from belljar.journal import JOB_KILLED, JOURNAL
     from belljar.machine.outside.registry import jobs_of
-    from belljar.model import dumps
 
     views = [view for view in runtime.machines.list() if job in jobs_of(view)]
     for view in views if is_killed else ():
@@ -154,7 +151,6 @@ def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) 
 def own(system: str, words: list[str], runtime: Runtime) -> int:
     """A program of one system only, mostly run as a job's user: the user's mistakes in the settings are the wrapper's
     to report."""
-    from belljar.batch import Call
     from belljar.jobs.node import client_of
 
     name, *rest = words or [""]

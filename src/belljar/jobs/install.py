@@ -8,19 +8,16 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.batch.install import commands as client
+from belljar.batch.install.commands import Client
 from belljar.batch.install.engine import Installation
 from belljar.batch.install.pieces import Place
 from belljar.errors import HostError
+from belljar.jobs import Runtime
 from belljar.jobs.node import folder_of, own_prefix
 from belljar.records import replace
-
-if TYPE_CHECKING:
-    from belljar.batch.install.commands import Client
-    from belljar.jobs import Runtime
 
 LONGEST_SHEBANG = 120  # of 127 that older kernels read
 

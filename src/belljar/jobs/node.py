@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from belljar import batch
 from belljar.batch import node as faults
 from belljar.batch.install import commands as client
+from belljar.batch.install.commands import Client
 from belljar.batch.job import policy
-from belljar.batch.job.terms import one_line
-from belljar.errors import BelljarError, CommandFailed
+from belljar.batch.job.terms import Dialect, one_line
+from belljar.errors import BelljarError, CommandFailed, UnsafeFolder
+from belljar.host.files import is_missing, opened, private_folder
 from belljar.host.privileges import User, user_of
+from belljar.jobs import Runtime
 from belljar.jobs.shares import of_site
+from belljar.model import Outcome, Payload, RunPayload, Share, ShareKind, Start, StdinKind
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from belljar.batch.install.commands import Client
-    from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
-    from belljar.jobs import Runtime
-    from belljar.model import Outcome, Share, Start
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
 KEPT_FOLDER = 0o700
@@ -67,9 +67,6 @@ def memory_folder(runtime: Runtime) -> Path:
 def make_folder(runtime: Runtime, user: User) -> None:
     """`NODE/UID`, 0700, the user's. NODE is root's, so nobody else can put anything there; where everybody may write to
     NODE, a link or another user's folder is refused."""
-    from belljar.errors import UnsafeFolder
-    from belljar.host.files import is_missing, private_folder
-
     node = runtime.settings.paths.node
     assert node is not None
     if is_missing(node):
@@ -77,16 +74,13 @@ def make_folder(runtime: Runtime, user: User) -> None:
     path = node / str(user.uid)
     with suppress(FileExistsError):
         os.mkdir(path, KEPT_FOLDER)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
         status = os.fstat(descriptor)
         if status.st_uid not in (0, user.uid):
             raise UnsafeFolder(f"{path}: belongs to uid {status.st_uid}, not to {user.name}")
         if (status.st_uid, status.st_gid) != (user.uid, user.gid):
             os.fchown(descriptor, user.uid, user.gid)
         os.fchmod(descriptor, KEPT_FOLDER)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -180,8 +174,6 @@ def tester() -> User:
 
 def without_template(runtime: Runtime) -> list[str]:
     """Images of the site's jobs of which root has no template that serves all users. Raises BelljarError."""
-    from belljar.model import ShareKind, Start
-
     settings = runtime.settings
     serves = settings.qemu.site_templates and settings.paths.site_store is None and os.geteuid() == 0
     if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
@@ -201,7 +193,6 @@ def self_check(runtime: Runtime, image: str, start: Start | None = None, shares:
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
     from belljar.jobs.starting import make_request, widen_limits
-    from belljar.model import Payload, RunPayload, StdinKind
 
     null = StdinKind.NULL
     payload = Payload((b"true",), caller(), cwd=b"/", stdin=null, stdout=null, stderr=null)

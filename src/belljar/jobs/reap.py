@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar import batch
 from belljar.batch.node import Answer, Decision, Live, ask, decide
@@ -18,13 +18,11 @@ from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.host.privileges import User
+from belljar.jobs import Runtime
 from belljar.jobs.node import memory_folder, runner
 from belljar.jobs.users import MOST_ROWS, asked_as, users_of
 from belljar.reading import from_json
 from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    from belljar.jobs import Runtime
 
 MEMORY = "batch-gone.json"
 USER_TIMEOUT = 60.0  # seconds to look through one user's folders, or to end machines there
@@ -86,8 +84,7 @@ def judge(runtime: Runtime, live: list[Live], answers: dict[str, Answer], *, dry
 def remembered(path: Path) -> dict[str, float]:
     """What was not known before; nothing, where the file makes no sense."""
     with suppress(OSError, ValueError, BelljarError):
-        since: dict[str, float] = from_json(dict[str, float], read_json(path, 1 << 22))
-        return since
+        return from_json(dict[str, float], read_json(path, 1 << 22))
     return {}
 
 
@@ -131,7 +128,7 @@ def look(runtime: Runtime, *, dry: bool) -> tuple[list[Row], list[Owned], list[s
         owner = user.name if user else ""
         try:
             looked = asked_as(runtime, user, partial(_look, dry=dry), timeout=USER_TIMEOUT, what="look for machines")
-            seen: Seen = from_json(Seen, looked)
+            seen = from_json(Seen, looked)
         except (BelljarError, ValueError) as exc:
             trouble.append(f"{owner or 'machines'}: cannot be looked at: {exc}")
             continue

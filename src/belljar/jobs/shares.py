@@ -28,10 +28,8 @@ def shares(texts: Iterable[str], before: str = "--share ") -> tuple[Share, ...]:
 def check_number(option: str, count: int) -> None:
     """Raises BadOption for more folders than a machine takes."""
     if count > MOST_FOLDERS:
-        raise BadOption(
-            f"{option}: {count} folders, and a machine takes at most {MOST_FOLDERS}",
-            hint="Share a folder above several of them.",
-        )
+        hint = "Share a folder above several of them."
+        raise BadOption(f"{option}: {count} folders, and a machine takes at most {MOST_FOLDERS}", hint=hint)
 
 
 def of_site(texts: Iterable[str], left_out: Callable[[str], object] = str) -> tuple[Share, ...]:

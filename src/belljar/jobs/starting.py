@@ -10,18 +10,21 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BadOption, HostError, ImageError, NoStore, UnsafeFolder
+from belljar import __version__
+from belljar.context import About, filled_in
+from belljar.errors import BadOption, HostError, ImageError, ImageTooLarge, NoStore, UnsafeFolder
 from belljar.hints import TYPE_CHECKING, Any, Unpack
 from belljar.host.caller import umask
+from belljar.host.descriptors import CLOSED
 from belljar.host.files import private_folder, read_named
-from belljar.image import is_container
-from belljar.jobs import complain
-from belljar.model import Container, MachineSpec, Request, StdinKind, Work
+from belljar.hypervisor import guest_uuid
+from belljar.image import Image, is_container
+from belljar.jobs import Runtime, complain
+from belljar.machine import BASE_URL
+from belljar.model import Container, MachineSpec, Request, RunPayload, StdinKind, Work
 from belljar.records import fields, replace
 
 if TYPE_CHECKING:
-    from belljar.image import Image
-    from belljar.jobs import Runtime
     from belljar.jobs.asked import Asked
 
 START_PATIENCE = 2.0  # seconds a start spends on what dead supervisors left, at most
@@ -58,8 +61,6 @@ def restored_request(folder: str, name: str) -> Request:
 
 def kind(number: int) -> StdinKind:
     """What the caller's descriptor is, as far as the payload can tell the difference."""
-    from belljar.host.descriptors import CLOSED
-
     if number in CLOSED:
         return StdinKind.CLOSED
     status = os.fstat(number)
@@ -139,12 +140,7 @@ def with_user_data(
     request: Request, template: str, named_options: list[str], named_files: list[str], runtime: Runtime
 ) -> Request:
     """The request with its user data. Raises BadOption, DownloadFailed."""
-    from belljar import __version__
-    from belljar.context import About, filled_in
-    from belljar.hypervisor import guest_uuid
-    from belljar.machine import BASE_URL
     from belljar.machine.extras.network import has_metadata
-    from belljar.model import RunPayload
 
     def with_data(data: bytes) -> Request:
         return replace(request, work=replace(request.work, user_data=data))
@@ -201,7 +197,6 @@ def _read(path: str, option: str) -> bytes:
 
 def _fetch(url: str, runtime: Runtime) -> bytes:
     from belljar.context.userdata import LARGEST
-    from belljar.errors import ImageTooLarge
     from belljar.image.intake.fetch import small_file
 
     try:

@@ -10,14 +10,12 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine, UsageError
 from belljar.host.privileges import User, as_user, become, user_of
-
-if TYPE_CHECKING:
-    from belljar.jobs import Runtime
-    from belljar.machine import MachineView
+from belljar.jobs import Runtime
+from belljar.machine import MachineView
 
 MOST_ROWS = 1000  # of one user's machines, the newest
 LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders

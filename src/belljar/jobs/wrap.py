@@ -11,33 +11,21 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from belljar import batch
-from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
-from belljar.errors import (
-    OUR_FAILURE,
-    BadOption,
-    BadSetting,
-    BelljarError,
-    HostError,
-    ImageUnknown,
-    NoStore,
-    UnsafeFolder,
-    in_words,
-)
+from belljar import batch, errors
+from belljar.batch.job.terms import Dialect, Ending, Job, Surroundings, Verdict
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
-from belljar.jobs import complain, tell_troubles
-from belljar.model import Cause, Outcome, OutcomeClass
+from belljar.host.processes import die_by
+from belljar.jobs import Runtime, complain, tell_troubles
+from belljar.model import Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
 
 if TYPE_CHECKING:
-    from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
-    from belljar.jobs import Runtime
     from belljar.jobs.checkpoints import Checkpoints
-    from belljar.model import Request
 
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
@@ -71,10 +59,10 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
             run_command = runner(runtime, system)
             checkpoints = Checkpoints(rule, job, dialect, settings.batch, runtime.folders, run_command)
         outcome = in_machine(here, job, image, runtime, checkpoints)
-    except (BelljarError, OSError) as exc:
+    except (errors.BelljarError, OSError) as exc:
         from belljar.machine.planning.refusal import put_on_record
 
-        error = HostError(in_words(exc)) if isinstance(exc, OSError) else exc
+        error = errors.HostError(errors.in_words(exc)) if isinstance(exc, OSError) else exc
         outcome = put_on_record(error, f"{job.system}:{job.id}", image, runtime.folders)
     from belljar.jobs.node import runner
 
@@ -84,21 +72,21 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
 # -- settings ------------------------------------------------------------------------------------------------------------
 
 
-def understood(runtime: Runtime) -> tuple[BelljarError | None, bool]:
+def understood(runtime: Runtime) -> tuple[errors.BelljarError | None, bool]:
     """What is wrong with the settings, and whether that hides which image the job gets; the runtime then goes by what can
     be understood of them. A mistake of the site fails no job: jobs without a machine need no settings, and the others may
     run on another node."""
     try:
         runtime.settings  # noqa: B018 - to see whether they can be read
         return None, False
-    except BelljarError as exc:
+    except errors.BelljarError as exc:
         mistakes = runtime.inspect().mistakes
         own = [mistake for mistake in mistakes if mistake.is_users]
         hides = any(it.key in ("", "batch", *DECIDES_THE_IMAGE) and not it.is_users for it in mistakes)
         text = "; ".join(map(str, own or mistakes)) or exc.message
-        sites = HostError(f"this node's settings: {text}", hint="The site has to correct them.")
+        sites = errors.HostError(f"this node's settings: {text}", hint="The site has to correct them.")
         runtime.be_lenient()
-        return BadSetting(text) if own else sites, hides
+        return errors.BadSetting(text) if own else sites, hides
 
 
 # -- the caller ----------------------------------------------------------------------------------------------------------
@@ -115,7 +103,7 @@ def surroundings(words: list[str]) -> Surroundings:
         for option in word.split():
             name, equals, value = option.partition("=")
             if not (equals and name.startswith("--") and len(name) > 2):
-                raise BadOption(f"{option}: not of the form --WORD=VALUE")
+                raise errors.BadOption(f"{option}: not of the form --WORD=VALUE")
             options[name[2:]] = value
     return Surroundings(
         argv=tuple(os.fsencode(word) for word in rest), env=environment(), cwd=_cwd(), uid=os.geteuid(), gid=os.getegid(),
@@ -151,16 +139,14 @@ def _stdin() -> bytes:
     with open(0, "rb", closefd=False) as file:
         data = file.read(LONGEST_LINE + 1)
     if len(data) > LONGEST_LINE:
-        raise BadOption("standard input: more than the name of a script")
+        raise errors.BadOption("standard input: more than the name of a script")
     return data
 
 
 def _read(path: bytes) -> bytes:
-    from pathlib import Path
-
     try:
         return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
-    except UnsafeFolder:  # a file that a user named
+    except errors.UnsafeFolder:  # a file that a user named
         raise OSError(errno.EINVAL, f"no plain file, or larger than {LARGEST_FILE >> 20} MiB") from None
 
 
@@ -257,10 +243,10 @@ def in_machine(
         runtime.images.settle(image, own=own, pulls="://" in image)  # the rules have judged that
         runtime.images.ensure(image)
         container = runtime.images.resolve(image).container
-    except ImageUnknown as exc:
+    except errors.ImageUnknown as exc:
         if job.image:
             raise
-        raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
+        raise errors.NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
     if container:
         request = with_defaults(request, environment_of(container))
     command = job.inside if job.inside.argv else job.native
@@ -347,7 +333,7 @@ def finish(ending: Ending, verdict: Verdict, run: Run) -> int:
 
 def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
     """The job as its system knows it, and how often it could not be started, this time included."""
-    with suppress(BelljarError, ValueError):
+    with suppress(errors.BelljarError, ValueError):
         if command := dialect.count(job):
             job = dialect.counted(job, run(command))
             return job, 1 + job.failed_starts
@@ -381,7 +367,5 @@ def wait_for_term(seconds: float) -> bool:
 
 def end(ending: Ending) -> int:
     if ending.signal is not None:
-        from belljar.host.processes import die_by
-
         die_by(ending.signal)
-    return ending.exit_code if ending.exit_code is not None else OUR_FAILURE
+    return ending.exit_code if ending.exit_code is not None else errors.OUR_FAILURE

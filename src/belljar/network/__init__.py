@@ -12,13 +12,13 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
+from belljar.errors import BadSetting, BelljarError
 from belljar.hints import TYPE_CHECKING
 from belljar.host.quick_imports import sha256
 from belljar.model import MachineId, NetworkMode, setting
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
-    from belljar.errors import BadSetting
     from belljar.host.guard.egress import Egress, Place
     from belljar.network.isolated import Part as Part
 
@@ -147,7 +147,6 @@ def part_of(run: Path, group: str, numbers: Iterable[int]) -> Part:
 
 def sweep(run: Path) -> None:
     """Remove what processes that were killed have left of isolated groups. A group that is busy just now sweeps itself."""
-    from belljar.errors import BelljarError
     from belljar.network.isolated import sweep
 
     folder = run / FOLDER
@@ -158,7 +157,6 @@ def sweep(run: Path) -> None:
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right. Looks at nothing of this host."""
-    from belljar.errors import BadSetting
     from belljar.network.bridge import addresses, bridge_of, check_address, macs
     from belljar.network.egress import list_of, rules_of
     from belljar.network.isolated import subnet

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import struct
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address, IPv4Interface
@@ -155,8 +156,6 @@ def make_tap(name: str, bridge: str, *, is_guarded: bool = False) -> int:
 
 def ask_helper(bridge: str) -> int:
     """A tap on the bridge, made by QEMU's helper. Raises NetworkFailed with what it said."""
-    import subprocess
-
     helper = next((path for path in HELPERS if os.access(path, os.X_OK)), None)
     if helper is None:
         raise NetworkFailed("qemu-bridge-helper is not installed, and only root can do without it")

@@ -28,7 +28,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
 from belljar.errors import BadOption, BadSetting, NetworkFailed
-from belljar.host.files import private_folder
+from belljar.host.files import private_folder, short_path
 from belljar.host.locks import locked
 from belljar.host.quick_imports import sha256
 from belljar.network import Intend, Joined, Link, Settings
@@ -259,16 +259,13 @@ def sweep(folder: Path) -> None:
 def remove_dead(folder: Path) -> int:
     """Remove sockets without a listener, which refuse connections. Returns how many are left."""
     alive = 0
-    here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with short_path(folder) as here:
         for name in filter(str.isdecimal, os.listdir(folder)):
             alive += 1
             with _datagrams() as probe, suppress(FileNotFoundError):
-                if probe.connect_ex(f"/proc/self/fd/{here}/{name}") == errno.ECONNREFUSED:
+                if probe.connect_ex(f"{here}/{name}") == errno.ECONNREFUSED:
                     alive -= 1
                     os.unlink(folder / name)
-    finally:
-        os.close(here)
     return alive
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, printable
 
 
 class Tell(Protocol):
@@ -66,5 +66,5 @@ def _told(why: object) -> str:
 
 
 def _shown(value: object) -> str:
-    text = "".join(char if char.isprintable() else "?" for char in str(value))
+    text = printable(str(value))
     return text if text and " " not in text and '"' not in text else json.dumps(text, ensure_ascii=False)

@@ -403,7 +403,6 @@ def test_hosts_without_the_programs_are_told_what_to_install(
         def missing(program: str, name: str = name) -> str | None:
             return None if program == name else which(program)
 
-        monkeypatch.setattr("belljar.image.intake.sandbox.which", missing)
         monkeypatch.setattr("belljar.host.commands.which", missing)
         error = refused(store, source, CommandMissing, f"{name}: no such program")
         assert f"install --no-install-recommends {name}" in error.hint

@@ -18,8 +18,9 @@ import pytest
 from tests.unit.image.http_server import Server, get, serving
 
 from belljar.errors import CommandMissing, DownloadFailed, ImageTooLarge
+from belljar.host import commands
 from belljar.image import Settings
-from belljar.image.intake import fetch, sandbox
+from belljar.image.intake import fetch
 from belljar.model import MIB
 
 DATA = os.urandom(300_000)
@@ -327,7 +328,7 @@ def test_a_disk_that_is_full_is_named(server: Server, tmp_path: Path) -> None:
 def test_without_curl_it_is_named(
     server: Server, folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "which", lambda name: None if name == "curl" else f"/usr/bin/{name}")
+    monkeypatch.setattr(commands, "which", lambda name: None if name == "curl" else f"/usr/bin/{name}")
     with pytest.raises(CommandMissing, match="curl"):
         get(server.put("/disk", DATA), folder, settings)
 

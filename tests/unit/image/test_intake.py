@@ -266,7 +266,7 @@ def test_a_draft_in_which_something_is_mounted_is_not_removed(store: Store, monk
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "which", lambda name: None)
+    monkeypatch.setattr(commands, "which", lambda name: None)
     with pytest.raises(CommandMissing, match="prlimit"):
         sandbox.run(["true"], [], 1, 1)
 

@@ -27,11 +27,11 @@ from belljar.errors import (
     NoSpace,
 )
 from belljar.host import commands
+from belljar.host.files import sha256_of
 from belljar.image import Image
 from belljar.image.intake import sandbox, sources
 from belljar.image.intake.sources import Order
 from belljar.image.store import qcow2
-from belljar.image.store.manifest import sha256_of
 from belljar.image.store.store import Store
 from belljar.model import MIB
 

@@ -21,7 +21,7 @@ from belljar.image.images import Images
 from belljar.image.store.store import Store
 from belljar.image.warm import store_nameless
 from belljar.machine import Settings as MachineSettings
-from belljar.model import GIB, MIB, Account, Payload, Transfer
+from belljar.model import GIB, MIB, Account, NetworkMode, Payload, Transfer
 from belljar.records import replace
 
 Publish = Callable[..., Image]
@@ -162,7 +162,13 @@ def test_an_image_that_cannot_be_prepared_is_not_kept(
         ("mine --from base", "nothing prepares it"),
         ("mine --from base --", "nothing prepares it"),
         ("mine --from nothing -- load", "no image is called 'nothing'"),
-        ("mine --from base --network user -- load", "without a network"),
+        ("mine --from base --network bridge -- load", "--network 'bridge': no such word"),
+        (
+            "mine --from base --network none --allow a.org -- load",
+            "--allow with --network none: it is for a user network",
+        ),
+        ("mine --from base --allow 10.0.0.0/33 -- load", "'33' is not a prefix from 0 to 32"),
+        ("mine --from base --network user --secret A=env:A,host=a.org -- load", "--secret: whoever can use the image"),
         ("mine --from base --memory 0 -- load", "--memory 0: must be more than nothing"),
         ("mine --from base --time 0s -- load", "--time 0: must be more than nothing"),
         ("mine --from base --in /nowhere -- load", "--in /nowhere: does not exist"),
@@ -190,6 +196,48 @@ def test_the_list_and_the_recipe_are_shown(
     shown = capsys.readouterr().out
     for text in ("load 'it all'", "LEVEL=3", "512 MiB", "base"):
         assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "network", "allow"),
+    [
+        ("", NetworkMode.NONE, ()),
+        ("--network none", NetworkMode.NONE, ()),
+        ("--network user", NetworkMode.USER, ()),
+        ("--allow pypi.org:443 --allow none", NetworkMode.USER, ("pypi.org:443", "none")),
+    ],
+)
+def test_a_recipe_has_the_network_that_was_asked_for(
+    typed: Callable[..., list[Any]], publish: Publish, store: Store, capsys: pytest.CaptureFixture[str], words: str,
+    network: NetworkMode, allow: tuple[str, ...],
+) -> None:  # fmt: skip
+    publish("base")
+    typed("warm", "mine", "--from", "base", *words.split(), "--", "load")
+    kept = store.resolve("mine").recipe
+    assert kept is not None and (kept.network, kept.allow) == (network, allow)
+    typed("show", "mine")
+    shown = capsys.readouterr().out
+    assert ("network" in shown.split()) == (network is NetworkMode.USER) and all(host in shown for host in allow)
+
+
+def test_only_a_recipe_with_a_network_says_something_of_one(store: Store, publish: Publish) -> None:
+    base = publish("base")
+    plain = recipe(base)
+    images = [
+        store_nameless(store, base, each)
+        for each in (plain, replace(plain, network=NetworkMode.USER), replace(plain, network=NetworkMode.USER, allow=("a.org",)))
+    ]  # fmt: skip
+    assert len({image.digest for image in images}) == 3
+    assert ["network" in image.facts["warm"] for image in images] == [False, True, True]
+    assert [image.recipe.allow for image in images if image.recipe] == [(), (), ("a.org",)]
+
+
+def test_a_recipe_with_a_network_of_the_host_is_a_damaged_image(store: Store, publish: Publish) -> None:
+    base = publish("base")
+    kept = store_nameless(store, base, replace(recipe(base), network=NetworkMode.USER))
+    facts = {"warm": kept.facts["warm"].replace('"network":"user"', '"network":"bridge"')}
+    with pytest.raises(ImageCorrupt, match="its recipe cannot be read: network: 'bridge': not none or user"):
+        _ = replace(kept, facts=facts).recipe
 
 
 def test_the_memory_goes_with_the_last_name(store: Store, publish: Publish) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import CommandMissing
+from belljar.host import commands
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
-from belljar.machine.extras import Equipment, caches, disks
+from belljar.machine.extras import Equipment, caches
 from belljar.machine.extras.caches import Cache, CacheDisk, remove, take, trouble
 from belljar.machine.life.claim import claim
 from belljar.machine.life.life import Lifecycle
@@ -138,7 +139,7 @@ def test_those_in_use_are_not_removed(folders: Folders) -> None:
 
 
 def test_without_mke2fs_the_hint_names_it(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disks, "which", lambda name: None)
+    monkeypatch.setattr(commands, "which", lambda name: None)
     with pytest.raises(CommandMissing, match="mke2fs"):
         take(folders, SIZE)
     assert Cache(0, folders.scratch / "caches/0.raw").state() == "there was none"  # and its lock is free

@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.image import fake_image
 
 from belljar.errors import CommandFailed, CommandMissing, InputMissing, NoSpace
+from belljar.host import commands
 from belljar.host.commands import run
 from belljar.host.threads import in_thread
 from belljar.machine import Settings
@@ -83,7 +84,7 @@ def test_more_scratch_than_the_host_has_is_refused_before_anything_is_made(
 
 
 def test_a_host_without_mke2fs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disks, "which", lambda name: None)
+    monkeypatch.setattr(commands, "which", lambda name: None)
     with pytest.raises(CommandMissing, match="mke2fs"):
         scratch(tmp_path / "id.scratch", MIB)
     assert list(tmp_path.iterdir()) == []

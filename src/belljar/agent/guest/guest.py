@@ -14,7 +14,7 @@ from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
 from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, fill_disk, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
-from belljar.agent.guest.network import SSH, configure_card, host_keys_since, renew_host_keys
+from belljar.agent.guest.network import SSH, configure_card, host_keys_since, leave_network, renew_host_keys
 from belljar.agent.guest.system import Refused, libc, load_filesystems, now, read_file, say, write_file, write_quietly
 from belljar.agent.wire import MIB, Patience, Words
 
@@ -55,6 +55,7 @@ class Guest(Mounts):
         self.sizes: dict[str, int] = {}
         self.hosts = b""
         self.random = -1
+        self.address = ""  # of the card
         self.host_keys: list[str] = []
         self.jobs = RUN + "/job"
         self.cgroup = ""
@@ -202,7 +203,7 @@ class Guest(Mounts):
 
     def _connect(self, mac: str, address: str, gateway: str, dns: bytes) -> str:
         """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
-        mac = configure_card(mac, address, gateway)
+        mac, self.address = configure_card(mac, address, gateway), address
         if dns:
             if os.path.islink("/etc/resolv.conf"):
                 os.unlink("/etc/resolv.conf")
@@ -322,6 +323,9 @@ class Guest(Mounts):
         self.host_keys = host_keys_since(time.time() - time.monotonic(), SSH)
         self.after_payload()
         self._keep_features()
+        if self.address:
+            leave_network(self.address)
+            write_file("/etc/resolv.conf", b"")
         self.identify(Words([*NOBODY, now()]))
         if self.cgroup:
             fork()

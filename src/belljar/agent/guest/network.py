@@ -22,6 +22,11 @@ KEY_KINDS = ("ed25519", "ecdsa")
 SSHD_PIDS = ("/run/sshd.pid", "/var/run/sshd.pid")
 SIOCADDRT, SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x890B, 0x8913, 0x8914, 0x8916, 0x891C
 SIOCSIFHWADDR, SIOCGIFHWADDR, ARPHRD_ETHER, IFF_UP = 0x8924, 0x8927, 1, 1
+SOCK_DIAG, BY_FAMILY, DESTROY, REQUEST, DUMP = 4, 20, 21, 1, 0x301
+LIVE = sum(1 << state for state in (1, 2, 4, 5, 8, 9, 11))  # of TCP's states: neither listening nor over
+# `struct nlmsghdr` and `struct inet_diag_req_v2`, whose last part names a connection.
+MESSAGE = struct.Struct("=IHH8xBBxxI48s")
+ANSWER, NAMED_AT = struct.Struct("=IH"), 20
 ROUTE, RTF_UP_GATEWAY = struct.Struct("@L16s16s16sH62x"), 3  # of `struct rtentry` what is not zero
 
 
@@ -48,6 +53,37 @@ def configure_card(mac: str, address: str, gateway: str) -> str:
         except FileExistsError:
             pass
     return ask(SIOCGIFHWADDR)[2:8].hex(":")
+
+
+def leave_network(address: str) -> None:
+    """Take the card's address away, and end the connections that have it."""
+    control, name = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC), card_name().encode()
+    fcntl.ioctl(control, SIOCSIFADDR, struct.pack("16s24s", name, inet(bytes(4))))
+    fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16s24s", name, b""))  # down
+    end_connections(_socket.inet_aton(address.partition("/")[0]))
+
+
+def end_connections(address: bytes) -> None:
+    """The TCP connections of an address: the programs at their ends are told. A kernel that cannot do that (before 4.5, or without
+    INET_DIAG_DESTROY) leaves them to time out. https://man7.org/linux/man-pages/man7/sock_diag.7.html"""
+    kernel = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, SOCK_DIAG)
+
+    def ask(what: int, flags: int, family: int, connection: bytes = b"") -> None:
+        kernel.send(MESSAGE.pack(MESSAGE.size, what, flags, family, _socket.IPPROTO_TCP, LIVE, connection))
+
+    for family in (_socket.AF_INET, _socket.AF_INET6):
+        ask(BY_FAMILY, DUMP, family)
+        kind, connections = BY_FAMILY, []
+        while kind == BY_FAMILY:
+            data = kernel.recv(1 << 16)
+            while data:
+                length, kind = ANSWER.unpack_from(data)
+                connections.append(data[NAMED_AT:length][:48])
+                data = data[length:]
+        for connection in connections:
+            if address in (connection[4:8], connection[16:20]):  # an IPv6 socket has it behind ::ffff:
+                ask(DESTROY, REQUEST, family, connection)
+    kernel.close()
 
 
 def inet(address: bytes) -> bytes:

@@ -25,7 +25,7 @@ from belljar.batch.gridengine.dialect import (
 )
 from belljar.batch.job.judge import REFERENCE
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, checkpoint_of, guest_memory
-from belljar.errors import BadSetting, BelljarError, NotPermitted
+from belljar.errors import BadSetting, BelljarError, NotPermitted, printable
 from belljar.host.caller import describe
 from belljar.host.privileges import user_of
 from belljar.model import GIB
@@ -92,9 +92,9 @@ class Verifier:
             changes = self.changes(job.params, job.env)
         except BadSetting as exc:
             # The site's mistake: its jobs are not to be refused for it. Each node judges again.
-            return [f"LOG WARNING belljar: {_line(exc.message)}", "RESULT STATE ACCEPT"]
+            return [f"LOG WARNING belljar: {printable(exc.message)[:1000]}", "RESULT STATE ACCEPT"]
         except BelljarError as exc:
-            return [f"{refused} {_line(f'{exc.message}. {exc.hint}')}"]
+            return [f"{refused} {printable(f'{exc.message}. {exc.hint}')[:1000]}"]
         return [*changes, "RESULT STATE CORRECT"] if changes else ["RESULT STATE ACCEPT"]
 
     def changes(self, params: dict[str, str], env: dict[str, str]) -> list[str]:
@@ -171,10 +171,6 @@ def _slots(params: dict[str, str]) -> int:
     least, most = (params.get(name, "") for name in ("pe_min", "pe_max"))
     words = [int(word) for word in (most, least) if word.isdecimal() and len(word) < 9 and int(word) < ENDLESS]
     return max(words[0], 1) if words else 1
-
-
-def _line(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text)[:1000]
 
 
 def run(call: Call) -> int:

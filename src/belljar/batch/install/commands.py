@@ -96,13 +96,12 @@ def path_of(launcher: Path) -> Path:
 def read(path: Path, system: str) -> Client | None:
     """What an installation found; None where there was none. Raises BadOption for what is not such a file."""
     try:
-        client: Client = from_json(Client, read_json(path, LARGEST))
+        return from_json(Client, read_json(path, LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as exc:
         hint = f"Remove it and run `belljar batch install {system}`."
         raise BadOption(f"{path}: not a list of commands: {exc}", hint=hint) from exc
-    return client
 
 
 def find(

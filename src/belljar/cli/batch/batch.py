@@ -20,6 +20,7 @@ from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import check as checks
 from belljar.jobs import complain, node, plain
+from belljar.jobs.doctor import of_users
 from belljar.jobs.install import installation
 
 
@@ -149,8 +150,6 @@ def node_(args: Args, runtime: Runtime) -> int:
 
 def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
     """What the system says and what is remembered."""
-    from belljar.jobs.doctor import of_users
-
     now, right = known.memory.read(), of_users()
     facts: dict[str, object] = {
         "closed_by_belljar": None, "trouble": "", "faults": now.faults, "passes": now.passes, "reason": now.reason,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from belljar.assembly import Runtime
 from belljar.cli.parser import Args, Parser, Verb
 from belljar.errors import BelljarError
-
-if TYPE_CHECKING:
-    from belljar.assembly import Runtime
 
 FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR", "CMD")
 
@@ -51,8 +49,6 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _runtime(parsed_args: Args) -> Runtime:
-    from belljar.assembly import Runtime
-
     return Runtime(getattr(parsed_args, "config_file", None), verbose=False, commands=None)
 
 

@@ -9,6 +9,7 @@ from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, Args, Verb
 from belljar.cli.render import as_json, setting, show
 from belljar.config import DEFAULT_ORIGIN, Loaded, every_setting, inspect
+from belljar.config.merge import ALWAYS_LOCKED, is_locked
 from belljar.errors import BadSetting
 from belljar.host.toml import Mistake
 from belljar.jobs import plain
@@ -54,8 +55,6 @@ def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
 
 def _locked(name: str, loaded: Loaded) -> str:
     """Where users cannot change it: "always", "in batch jobs", or nowhere."""
-    from belljar.config.merge import ALWAYS_LOCKED, is_locked
-
     lock = loaded.settings.site.lock
     always = (*ALWAYS_LOCKED, *(lock if "site.lock" in loaded.origins else ()))
     return "always" if is_locked(name, always) else "in batch jobs" if is_locked(name, lock) else ""

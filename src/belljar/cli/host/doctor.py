@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, Verb
 from belljar.cli.render import show_findings
 from belljar.config import inspect
 from belljar.config.checking import all_mistakes
 from belljar.findings import Finding, examine, fail, ok
 from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST
-
-if TYPE_CHECKING:
-    from belljar.assembly import Runtime
 
 
 def doctor(args: argparse.Namespace, runtime: Runtime) -> int:

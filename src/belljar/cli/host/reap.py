@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from belljar.cli.parser import FORMAT, Args, Verb
+from belljar.errors import BadOption
 from belljar.hints import TYPE_CHECKING
 from belljar.host import processes
+from belljar.jobs import complain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from belljar.assembly import Runtime
 
 MARK = re.compile(rb"(?:^|,)guest=belljar-([A-Za-z0-9._-]{1,80})(?:,|$)")
@@ -26,8 +27,6 @@ def reap(args: Args, runtime: Runtime) -> int:
     """Exit 1 when a system or a user's folder could not be asked, or something of a machine could not be cleared away."""
     from belljar import batch
     from belljar.cli.render import show
-    from belljar.errors import BadOption
-    from belljar.jobs import complain
     from belljar.jobs import reap as reaping
 
     if args.batch and args.batch not in batch.names():

@@ -26,6 +26,7 @@ from belljar.jobs import complain, disks, size
 from belljar.jobs.disks import told_of
 from belljar.jobs.starting import image_of
 from belljar.machine.planning.contexts import means_of
+from belljar.machine.workshop.workshop import Item
 from belljar.model import Context, Firmware
 
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
@@ -155,8 +156,6 @@ def extract(args: Args, runtime: Runtime) -> None:
 
 def insert(args: Args, runtime: Runtime) -> None:
     """Make a new image of one, with files of this host."""
-    from belljar.machine.workshop.workshop import Item
-
     check_name(args.name)
     if args.mode is not None and not re.fullmatch(r"[0-7]{3,4}", args.mode):
         raise BadOption(f"--mode {args.mode}: not of the form 644 or 0755")

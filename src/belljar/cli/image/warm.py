@@ -28,7 +28,9 @@ OPTIONS = """\
 -e --env K=V * | set a variable
 --cwd PATH | working directory (default: your current path, or the home of --user)
 --user NAME|UID[:GID] | the user in the guest (default: you)
---network {none,user} =none | none: a preparation has no network yet
+--network {none,user} | none (the default), or user: outgoing connections through the host
+--allow HOST * | all that it may reach, as in `belljar run`
+--secret NAME=SOURCE,host=HOST *
 --time TIME | the longest time it may take (1h)
 """
 USAGE = "belljar image warm NAME --from IMAGE [options] -- PREPARE ARG..."
@@ -67,9 +69,9 @@ def _read(args: Args) -> Args:
         raise BadOption("--from is missing", hint="It names the image to prepare.")
     if args.command == ["--"]:
         raise BadOption("nothing prepares it", hint=f"Put `--` before the command: {USAGE}.")
-    if args.network != NetworkMode.NONE.value:
-        hint = "Put what it needs into the image first: `belljar image insert`, `belljar image build --packages`."
-        raise BadOption(f"--network {args.network}: a warm image is prepared without a network", hint=hint)
+    if args.secret:
+        problem = "whoever can use the image can read what its preparation was given"
+        raise BadOption(f"--secret: {problem}", hint="Give it to the image's jobs: `belljar run --secret`.")
     for option in ("cpus", "memory", "time"):
         words.above_zero(f"--{option}", getattr(args, option))
     return args
@@ -82,10 +84,14 @@ def _recipe(args: Args, base: Image, runtime: Runtime) -> Recipe:
     payload = replace(
         payload, rlimits=(), stdin=StdinKind.NULL, stdout=StdinKind.STREAM, stderr=StdinKind.STREAM, prepares=True
     )
-    usual = runtime.settings.machine
+    usual = None if args.allow else NetworkMode.NONE
+    machine = make_request(
+        runtime.settings, RunPayload(payload), cpus=args.cpus, memory=args.memory, allow=tuple(args.allow),
+        network=NetworkMode(args.network) if args.network else usual,
+    ).machine  # fmt: skip
     return Recipe(
-        base.digest, base.called, payload, args.cpus or usual.cpus, args.memory or usual.memory, args.time or LONGEST,
-        caller().name,
+        base.digest, base.called, payload, machine.cpus, machine.memory, args.time or LONGEST, caller().name,
+        machine.network, machine.allow,
     )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,11 +38,6 @@ def wait_for(runtime: Runtime, reference: str, timeout: float | None) -> int:
 
 def until_ended(runtime: Runtime, id: str, timeout: float | None) -> Outcome:
     """What came of the machine, once it has ended. Raises BelljarError after *timeout* seconds."""
-    from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
-
-    import asyncio
-
-    assert quick_asyncio
 
     async def ended() -> Outcome:
         async with asyncio.timeout(timeout):
@@ -103,8 +100,6 @@ def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
 
 def let_go_on(view: MachineView) -> None:
     """A supervisor that was suspended (Ctrl-Z, a batch system) hears nothing: continue it, so that it can end."""
-    import signal
-
     pid = supervisor(view.folder)
     if pid is not None and is_stopped(pid):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`belljar exec`, `ssh`, `cp`, `console`: into a running machine, with a second command, a shell, files, by hand."""
+"""`belljar exec`, `ssh`, `cp`, `console`, `port`: into a running machine, with a second command, a shell, files, by hand, by network."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from fnmatch import fnmatchcase as fnmatch
 from belljar import batch
 from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
-from belljar.cli.parser import MACHINE, Args, Verb
+from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
+from belljar.cli.render import show
 from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing
 from belljar.guest import ExitStatus
 from belljar.host.processes import die_by
 from belljar.jobs.attend import StoppableLoop, in_loop, listen, raw_terminal, streams_of
+from belljar.jobs.shares import port_of
 from belljar.jobs.starting import container_of
 from belljar.jobs.users import reach
 from belljar.machine import MachineView
@@ -198,6 +200,21 @@ def _pump(console: int) -> None:
                 os.write(console, data)
 
 
+# -- port ---------------------------------------------------------------------------------------------------------------
+
+
+def port(args: Args, runtime: Runtime) -> None:
+    asked = None if args.port is None else port_of(args.port, "")
+    runtime, view = reach(runtime, args.machine)
+    if not view.alive:
+        raise NoSuchMachine(f"{view.id}: the machine has ended")
+    if asked is not None:
+        print(control.publish(view, asked).place)
+        return
+    ports = control.published(view.folder)
+    show(ports, ("PLACE", "GUEST"), [(it.place, it.guest) for it in ports], as_=args.format)
+
+
 EXEC = f"""
         --user NAME|UID[:GID] | the command's user in the guest (default: the job's)
         -e --env K=V * | set a variable; K alone passes on yours
@@ -240,5 +257,14 @@ VERBS = {
     "console": Verb(
         "Connect to a running machine's serial console. Leave with Ctrl-]. Earlier output is in `belljar logs ID --console`.",
         console, MACHINE,
+    ),
+    "port": Verb(
+        "Publish a port of a running machine on this host, and print where: connections there go to that port in the machine, "
+        "until it ends. Without PORT: list the ports that are published.",
+        port,
+        f"""
+        {MACHINE}
+        PORT ? | [[ADDR:]HOST:]GUEST, as `belljar run --publish` takes it; GUEST alone: a free port of 127.0.0.1
+        {FORMAT}""",
     ),
 }  # fmt: skip

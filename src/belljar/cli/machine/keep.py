@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,8 +89,6 @@ def _answer(line: bytes, args: Args, runtime: Runtime) -> bytes:
 
 def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
     """Import what every request needs, before it comes. What is wrong with the settings is told to who asks."""
-    from importlib import import_module
-
     for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work", *more):
         import_module(f"belljar.{name}")
     with suppress(BelljarError, OSError):
@@ -99,9 +98,8 @@ def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
 def _lines(args: Args) -> list[bytes]:
     """All that is read of standard input. What else comes on a tie means nothing."""
     if args.tied and not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
-        raise BadOption(
-            "--tied: standard input is neither a pipe nor a socket", hint="Give it a pipe, and keep it open."
-        )
+        hint = "Give it a pipe, and keep it open."
+        raise BadOption("--tied: standard input is neither a pipe nor a socket", hint=hint)
     if args.stdin is not None:
         try:
             os.set_inheritable(args.stdin, False)

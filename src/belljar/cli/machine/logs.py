@@ -3,6 +3,7 @@ all machines, in one stream."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -13,6 +14,7 @@ from belljar.assembly import Runtime
 from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
 from belljar.cli.render import as_json, moment
 from belljar.errors import OutputMissing
+from belljar.host.watch import changes
 from belljar.jobs import plain
 from belljar.jobs.users import reach
 from belljar.journal import Event, follow, read
@@ -40,8 +42,6 @@ def logs(args: Args, runtime: Runtime) -> None:
     if args.which in ("stdout", "stderr"):
         return _write(kept(folder / names[args.which], follow=follows))
     if args.which in names:
-        from belljar.host.watch import changes
-
         path = folder / names[args.which]
         return _write(changes(path)) if follows else _copy(path)
     is_all = args.which is None and not follows
@@ -118,8 +118,6 @@ def _write(chunks: Iterable[bytes]) -> None:
 
 
 def events(args: Args, runtime: Runtime) -> None:
-    import asyncio
-
     begin = time.time() - args.since
     # Those to come are watched before those so far are read: nothing falls between.
     stream = runtime.machines.events() if args.follow else None

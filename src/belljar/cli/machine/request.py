@@ -7,8 +7,8 @@ import pwd
 import re
 
 from belljar.cli.parser import Args
+from belljar.config import Settings
 from belljar.errors import BadOption, InputMissing
-from belljar.hints import TYPE_CHECKING
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.host.files import read_named
 from belljar.jobs.shares import network_of, port_of, shares
@@ -29,9 +29,6 @@ from belljar.model import (
     Transfer,
     Work,
 )
-
-if TYPE_CHECKING:
-    from belljar.config import Settings
 
 LARGEST_SCRIPT = 8 << 20
 LONGEST_SIGN = 200
@@ -85,10 +82,8 @@ def _work(args: Args, account: Account, container: Container | None) -> Work:
             raise BadOption(f"{option} without a command: nobody is in the guest who could do that")
     work = OwnWork(ready=probe("none" if args.ready is None else args.ready))
     if args.context not in (None, Context.AUTO.value, Context.NONE.value) and not work.has_agent:
-        raise BadOption(
-            f"--context {args.context} without a command: the guest's own work needs no agent",
-            hint="With `--ready agent` it has one, which takes `belljar exec` and `belljar cp`.",
-        )
+        hint = "With `--ready agent` it has one, which takes `belljar exec` and `belljar cp`."
+        raise BadOption(f"--context {args.context} without a command: the guest's own work needs no agent", hint=hint)
     return work
 
 
@@ -135,10 +130,8 @@ def command(
     if words[0] == "--":
         return tuple(os.fsencode(word) for word in words[1:]), None
     if words[0].startswith("-") and not os.path.exists(words[0]):
-        raise BadOption(
-            f"{words[0]}: no such option",
-            hint="See `belljar run --help`; put `--` before a command that begins with a dash.",
-        )
+        hint = "See `belljar run --help`; put `--` before a command that begins with a dash."
+        raise BadOption(f"{words[0]}: no such option", hint=hint)
     name = os.path.basename(words[0])
     return tuple(os.fsencode(word) for word in (name, *words[1:])), read_script(words[0])
 
@@ -155,9 +148,8 @@ def read_script(path: str) -> bytes:
             hint = f"To run the guest's own {path}, write: belljar run -- {path} ..."
         raise InputMissing(f"{path}: {exc.strerror}", hint=hint) from exc
     if len(script) > LARGEST_SCRIPT:
-        raise InputMissing(
-            f"{path}: larger than {LARGEST_SCRIPT >> 20} MiB", hint="Copy it in with `--in` and name it after `--`."
-        )
+        hint = "Copy it in with `--in` and name it after `--`."
+        raise InputMissing(f"{path}: larger than {LARGEST_SCRIPT >> 20} MiB", hint=hint)
     return script
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 
 from belljar.assembly import Runtime
@@ -62,8 +63,6 @@ def carry_out(order: Request, args: Args, runtime: Runtime) -> int:
 
 def detach(order: Request, args: Args, runtime: Runtime) -> int:
     """Have the machine kept by a process of its own, and say which it is."""
-    import stat
-
     from belljar.machine.outside import detached
 
     for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):

@@ -14,6 +14,7 @@ library, and not this one's either.
 from __future__ import annotations
 
 import io
+import marshal
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -178,7 +179,6 @@ def _modules(script: bytes) -> list[tuple[str, str, bool]]:
 
 def _bytecode(source: bytes, shown: str) -> bytes:
     import importlib.util
-    import marshal
 
     code: CodeType = compile(source, shown, "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)

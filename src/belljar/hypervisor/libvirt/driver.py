@@ -52,10 +52,8 @@ class LibvirtHypervisor(QemuHost):
                 f"--network {spec.nic.mode.value}: by libvirt there is `none` and an open `user`", hint=LACKS
             )
         if spec.nic is not None and spec.nic.egress is not None:
-            raise UsageError(
-                "a user network with a guard or a metadata service: libvirt has no guard",
-                hint='Ask for no network, or let the site set `network.egress = "open"` and `context.metadata = "off"`.',
-            )
+            hint = 'Ask for no network, or let the site set `network.egress = "open"` and `context.metadata = "off"`.'
+            raise UsageError("a user network with a guard or a metadata service: libvirt has no guard", hint=hint)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> LibvirtDomain:
         if template is not None:

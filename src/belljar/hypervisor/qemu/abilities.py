@@ -86,7 +86,7 @@ def ask(binary: str, memory: Path) -> Abilities:
     if missing := [device for device in NEEDED if device not in devices]:
         raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
     asking = [binary, *WITHOUT_GUEST.split()]
-    features = read_schema(run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, hasty=True).out)  # it quits, read or not
+    features = read_schema(run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA).out)
     answers = {"name": name, "devices": sorted(devices), "features": sorted(features)}
     write_whole(memory, dumps({"identity": known, "asked": asked, **answers}))
     return Abilities(binary, known, name, devices, features)

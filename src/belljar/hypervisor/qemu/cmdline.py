@@ -21,6 +21,7 @@ from belljar.records import replace
 TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"
 MARK = "guest=belljar-"
+UPLINK = "uplink"  # what a warm image is prepared with
 
 # Nothing of these is of use to a batch job, and each costs time at start.
 MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump-guest-core=off"
@@ -279,8 +280,9 @@ def place_at_the_end(number: int) -> str:
 def network_card(nic: Nic, launch: Launch) -> list[str]:
     """The card is the same whatever it is plugged into. One that its template does not have is in a slot at the end."""
     place = f",addr={CARD_SLOT:#x}" if launch.spec.of_template.nic is None else ""
+    backend = ["-netdev", network_backend(nic, launch.network, is_draft=launch.is_draft)]
     return [
-        *("-netdev", network_backend(nic, launch.network, is_draft=launch.is_draft)),
+        *(uplink() if launch.has_uplink else backend),
         *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile={place}"),
     ]
 
@@ -293,6 +295,13 @@ def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
         return "hubport,id=net,hubid=0"
     kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
     return f"{kind},fd={line}"
+
+
+def uplink() -> list[str]:
+    """A user network that can be taken away from its card, by a hub between them: QEMU 10 keeps what a card is plugged into until the
+    card goes, too."""
+    backends = ("hubport,id=net,hubid=0", f"user,id={UPLINK},ipv6=off", f"hubport,id=wire,hubid=0,netdev={UPLINK}")
+    return [word for backend in backends for word in ("-netdev", backend)]
 
 
 def shared_folders(launch: Launch) -> list[str]:

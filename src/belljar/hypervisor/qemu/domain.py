@@ -91,7 +91,7 @@ class QemuDomain:
         # The channel stays up when its user closes it, so a template is saved with its port open: a clone's agent
         # then need not see the port close and open again.
         self._held = self.channel.dup()
-        self._timeout, self._doing = timeout, launch.doing
+        self._timeout, self._doing, self.has_uplink = timeout, launch.doing, launch.has_uplink
         self._history = History()
         self._loop = asyncio.get_running_loop()
         self._migration = Migration()  # the latest one

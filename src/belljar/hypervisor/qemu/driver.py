@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from belljar.hints import TYPE_CHECKING, Any
+from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
@@ -45,7 +46,6 @@ class QemuHypervisor(QemuHost):
             launch = process.prepare(spec, template, wires)
             servers: Sequence[FolderServer] = ()
             if spec.served:
-                from belljar.host.threads import in_thread
                 from belljar.hypervisor.qemu.template.making import make_memory
                 from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
@@ -144,7 +144,6 @@ class QemuHypervisor(QemuHost):
         site, template = self._site, self._template_of_site(spec)
         if site is None or template is None:
             return None
-        from belljar.host.threads import wholly_in_thread
         from belljar.hypervisor.qemu.template.making import copy, publish
 
         draft = await self._begin(spec)
@@ -167,8 +166,6 @@ class QemuHypervisor(QemuHost):
         await prepare(await self._begin(spec), image_disk, spec.of_template.disk_size, spec.seed)
 
     async def _begin(self, spec: DomainSpec) -> Path:
-        from belljar.host.threads import wholly_in_thread
-
         key, memory = self._key(spec), spec.of_template.memory
         return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from belljar.errors import DomainDied, HostError
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder
+from belljar.host.locks import locked
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import NO_TRACES, Accelerator, Boot, Settings, Template, Traces, account
 from belljar.hypervisor.qemu import abilities, cmdline
@@ -99,7 +100,6 @@ class QemuHost:
 
     def _proof(self, boot: Boot) -> Proof:
         """The remembered answer, or a new one; one process finds out while others wait for it."""
-        from belljar.host.locks import locked
         from belljar.hypervisor.qemu import proof
 
         cpuinfo = proof.first_processor()

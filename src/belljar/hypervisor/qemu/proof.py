@@ -9,9 +9,11 @@ whose kernel we do not have, QEMU's own firmware is the guest: it greets on the 
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Timer
 
 from belljar.errors import HostError
 from belljar.host.files import read_json, write_whole
@@ -86,9 +88,6 @@ def remember(memory: Path, proof: Proof, now: float) -> None:
 
 def prove(argv: Sequence[str], fds: Sequence[int], *, timeout: float) -> Proof:
     """Run the tiny guest, whose console is its output. Blocks for up to *timeout*; its QEMU is gone afterwards."""
-    import subprocess
-    from threading import Timer
-
     started, seen, pipe = time.monotonic(), b"", subprocess.PIPE
     try:
         # In a session of its own: what a terminal or a batch system sends to ours would look like its failure.

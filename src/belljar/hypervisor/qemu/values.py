@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Callable, Iterator
 
 from belljar.errors import BadSetting, BelljarError, CommandFailed, CommandMissing
@@ -52,8 +53,6 @@ def _check_cpu(settings: Settings) -> None:
 
 
 def _check_user(name: str) -> None:
-    import pwd
-
     try:
         pwd.getpwnam(name)
     except KeyError:

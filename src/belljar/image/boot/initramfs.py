@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from belljar.agent import bundle
 from belljar.hints import TYPE_CHECKING
+from belljar.host.quick_imports import sha256
 from belljar.image import UNIT, Image
 from belljar.model import Context
 
@@ -58,8 +59,6 @@ def agent_part(python: Interpreter) -> bytes:
 
 def boot_digest(image: Image) -> str:
     """A digest of everything that is booted: the image's kernel, ramdisk and command line, and the current agent."""
-    from belljar.host.quick_imports import sha256
-
     # With the time it was stored: an image that replaced a damaged one uses nothing that was made of that.
     digest = sha256(f"{image.boot_digest} {image.created!r}".encode())
     for _, path, _ in OUR_FILES:

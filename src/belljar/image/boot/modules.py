@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from belljar.errors import ImageCorrupt
+from belljar.host.python.elf import MAGIC
+from belljar.image.intake import sandbox
 from belljar.records import dataclass
 
 Reader = Callable[[str], bytes]
@@ -84,9 +86,7 @@ def module_name(path: str) -> str:
 
 def plain(data: bytes, path: str) -> bytes:
     """The module's ELF bytes, unpacked. Raises ImageCorrupt."""
-    from belljar.image.intake import sandbox
-
     data = sandbox.unpacked(data, LARGEST_MODULE, path)
-    if not data.startswith(b"\x7fELF"):
+    if not data.startswith(MAGIC):
         raise ImageCorrupt(f"{path}: not a kernel module")
     return data

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from belljar.errors import BadOption, CommandMissing, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
+from belljar.errors import BadOption, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.image import Image
 from belljar.image.intake import intake
 from belljar.image.intake.sandbox import WITHOUT_ROOT
 from belljar.image.progress import Progress, shown
+from belljar.image.store.store import Store, check_name
 from belljar.model import GIB, MIB
 from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 SUITES = {"bullseye": "debian11", "bookworm": "debian12", "trixie": "debian13"}
 DISK_SIZE = 8 * GIB
@@ -130,8 +130,6 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
 
 def check(recipe: Recipe) -> None:
     """Raise BadOption or OverLimit for what cannot be built."""
-    from belljar.image.store.store import check_name
-
     if recipe.suite not in SUITES:
         raise BadOption(f"Debian suite {recipe.suite!r} is not known", hint=f"One of {', '.join(SUITES)}.")
     check_name(recipe.called)
@@ -165,8 +163,6 @@ def _debootstrap(store: Store, recipe: Recipe, folder: Path, log: Path, progress
 
 def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
     """mmdebstrap's arguments. Commands and sources are single words; no shell sees them but the guest's own."""
-    import shlex
-
     excluded = [f"path-exclude={path}" for path in UNREAD] + [f"path-include={path}" for path in READ]
     for root in ("/lib/modules/*/kernel", "/usr/lib/modules/*/kernel"):
         excluded += [f"path-exclude={root}/sound/*", f"path-exclude={root}/drivers/*"]
@@ -182,12 +178,8 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
 
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
     """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
-    import subprocess
-
-    program = commands.which(argv[0])
-    if program is None:
-        hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"
-        raise CommandMissing(f"{argv[0]}: no such program on this host", hint=hint)
+    hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"
+    program = commands.path_of(argv[0], hint)
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     # TERM first, so that mmdebstrap removes its mounts and folders: in a user namespace it made those itself.

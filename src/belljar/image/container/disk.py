@@ -11,21 +11,20 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit, ImageUnknown, NoStore
 from belljar.host.files import free_bytes
 from belljar.image import Image
+from belljar.image.build.debian import Recipe, build
 from belljar.image.container import layout, sources
 from belljar.image.container.sources import Fetched
 from belljar.image.intake import fetch, intake, sandbox
 from belljar.image.intake.survey import RELEASES, pretty_name
 from belljar.image.progress import Progress, shown
 from belljar.image.store import manifest
+from belljar.image.store.store import Store
 from belljar.model import GIB, Account, Container, to_json
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 KERNEL_IMAGE = "debian12"
 # What a machine mounts on, or writes to at its start; scratch images have none of them.
@@ -37,6 +36,7 @@ USEFUL = re.compile(
     r"|net/(802|8021q|9p|bridge|ipv4|ipv6|key|netfilter|packet|sched|tls|unix|vmw_vsock|xfrm))"
 )
 LARGEST_ID = 0xFFFF_FFFE
+OTHER_USER = "Say --user UID of another image."
 DISK_SIZE = 8 * GIB
 SPARE_FILES = 500_000  # that a machine can make
 # Facts of the kernel's image that hold for each machine with this kernel and ramdisk.
@@ -101,9 +101,8 @@ def _take(
 def _kernel_image(store: Store) -> Image:
     """The image with the kernel of all container images. Raises ImageUnknown, ImageUnfit."""
     image = _found(store)
-    if not (
-        image.kernel and image.initrd and image.facts.get("root") == "/dev/vda" and image.facts.get("agent_in_initrd")
-    ):
+    facts = image.facts
+    if not (image.kernel and image.initrd and facts.get("root") == "/dev/vda" and facts.get("agent_in_initrd")):
         hint = f"`belljar image build debian --name {KERNEL_IMAGE}` makes one that has it."
         raise ImageUnfit(f"image {KERNEL_IMAGE}: has no kernel that container images can use", hint=hint)
     return image
@@ -111,8 +110,6 @@ def _kernel_image(store: Store) -> Image:
 
 def _found(store: Store) -> Image:
     """As it is here, from a source of the site's, or built now."""
-    from belljar.image.build.debian import Recipe, build
-
     with suppress(ImageUnknown):
         return store.resolve(KERNEL_IMAGE)
     if store.settings.sources:
@@ -179,14 +176,11 @@ def _write_disk(work: Path, raw: Path, source: str, largest: int, progress: Prog
     with sources.refusals(source):
         words = ["raw", "unpack", "--image", f"layout:{layout.NAME}", "tree"]
         sandbox.run_in(work, ["umoci", *words], sandbox.CONVERSION, largest, with_owners=True, watch=watch)
-        used, files = (
-            int(
-                sandbox.run_in(work, ["du", "-s", how, "tree"], sandbox.CONVERSION, 1 << 20, with_owners=True).split()[
-                    0
-                ]
-            )
+        counts = [
+            sandbox.run_in(work, ["du", "-s", how, "tree"], sandbox.CONVERSION, 1 << 20, with_owners=True)
             for how in ("--block-size=1", "--inodes")
-        )
+        ]
+        used, files = (int(printed.split()[0]) for printed in counts)
         if used > largest:
             raise ImageTooLarge(f"{source}: unpacks to {used} bytes, the limit is {largest}")
         size = max(DISK_SIZE, -(-2 * used // GIB) * GIB)
@@ -229,23 +223,17 @@ def _account(raw: Path, source: str, user: str) -> Account:
     row = next((row for row in users if name in (row[0], row[2])), None)
     if row is None:
         if not name.isdecimal():
-            raise ImageUnfit(
-                f"{source}: its user {name!r} is not in its /etc/passwd", hint="Say --user UID of another image."
-            )
+            raise ImageUnfit(f"{source}: its user {name!r} is not in its /etc/passwd", hint=OTHER_USER)
         row = ["root" if name == "0" else f"user{name}", "", name, "0", "", "/root" if name == "0" else "/", "/bin/sh"]
     if group:
         found = next((each for each in groups if group in (each[0], each[2])), None)
         if found is None and not group.isdecimal():
-            raise ImageUnfit(
-                f"{source}: its group {group!r} is not in its /etc/group", hint="Say --user UID of another image."
-            )
+            raise ImageUnfit(f"{source}: its group {group!r} is not in its /etc/group", hint=OTHER_USER)
         row[3] = found[2] if found else group
     names = {0: "root"} | {int(each[2]): each[0] for each in groups if each[2].isdecimal()}
     uid, gid = int(row[2]), int(row[3])
     if max(uid, gid) > LARGEST_ID:
-        raise ImageUnfit(
-            f"{source}: no user can have the number {max(uid, gid)}", hint="Say --user UID of another image."
-        )
+        raise ImageUnfit(f"{source}: no user can have the number {max(uid, gid)}", hint=OTHER_USER)
     others = tuple(
         (int(each[2]), each[0]) for each in groups
         if not group and each[2].isdecimal() and int(each[2]) != gid and row[0] in each[3].split(",")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, ImageCorrupt, ImageUnfit
-from belljar.image.store.manifest import sha256_of
+from belljar.host.files import sha256_of
 
 Json = dict[str, Any]
 NAME = "image"  # of the only one

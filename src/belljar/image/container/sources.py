@@ -16,7 +16,7 @@ from belljar import errors
 from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
 from belljar.image import Settings
-from belljar.image.container import layout, trust
+from belljar.image.container import layout, trees, trust
 from belljar.image.container.layout import ARCHITECTURE, Json
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
@@ -102,19 +102,18 @@ def fetch(source: str, target: Path, settings: Settings, progress: Progress) -> 
     """Make the OCI layout *target* of an image. Raises ImageUnknown, ImageMismatch, ImageUnfit, ImageTooLarge, DownloadFailed, ..."""
     folder, kind = target.parent, source.partition(":")[0]
     if kind in ("dir", "sif"):
-        from belljar.image.container import trees
-
         tar, config = trees.packed(source, folder, settings.max_size, progress)
         layout.write(target, [tar], config)
-        digest = layout.read(target)[0]["layers"][0]["digest"]
-        return Fetched(digest, 1, layout.read(target)[1])
+        manifest, config = layout.read(target)
+        return Fetched(manifest["layers"][0]["digest"], 1, config)
     if source == STDIN:
         progress.step("Reading standard input")
         source = f"docker-archive:{_spooled(folder / 'stdin', settings.max_size)}"
     top = _inspect(source, settings, folder)
     digest, ours, exact = _digest(top), _for_us(source, top), source
     if kind == "docker":
-        _check_digest(source, digest)
+        if (pinned := DIGEST.search(source)) and pinned[0][1:] != digest:
+            raise errors.ImageMismatch(f"{source}: got the manifest {digest}")
         trust.check(_name(source).removeprefix("docker://"), digest, settings, folder, _environment())
         exact = f"{_name(source)}@{ours or digest}"
     progress.step(f"Fetching {source}")
@@ -130,7 +129,6 @@ def _longest(source: str, manifest: bytes, settings: Settings) -> float:
     with layout.malformed(source):
         size = sum(max(int(layer["size"]), 0) for layer in layout.parsed(manifest, source).get("layers") or ())
         return min(size / 1024 + 2 * settings.stall_timeout, LONGEST) if size else LONGEST
-    raise AssertionError
 
 
 def _copy(source: str, target: Path, settings: Settings, progress: Progress, seconds: float) -> None:
@@ -141,9 +139,8 @@ def _copy(source: str, target: Path, settings: Settings, progress: Progress, sec
 
 def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
     """The bytes of its manifest, or of a list of manifests."""
-    raw = _skopeo(
-        ["inspect", "--raw", "--retry-times=2", source], source, folder, settings, _deadline(source, settings)
-    )
+    words = ["inspect", "--raw", "--retry-times=2", source]
+    raw = _skopeo(words, source, folder, settings, _deadline(source, settings))
     if len(raw) > LARGEST_MANIFEST:
         raise errors.ImageCorrupt(f"{source}: a manifest of {len(raw)} bytes")
     return raw
@@ -167,9 +164,8 @@ def refusals(source: str) -> Iterator[None]:
     try:
         yield
     except errors.CommandMissing as exc:
-        raise errors.CommandMissing(
-            exc.message, hint=f"Container images need it. As root: {commands.remedy()}"
-        ) from exc
+        hint = f"Container images need it. As root: {commands.remedy()}"
+        raise errors.CommandMissing(exc.message, hint=hint) from exc
     except errors.CommandFailed as exc:
         lines = exc.message.strip().splitlines() or ["it failed and said nothing"]
         fatal = SAID.search(exc.message)
@@ -181,9 +177,8 @@ def refusals(source: str) -> Iterator[None]:
             from belljar.image.build.debian import NO_USERS
 
             raise errors.CommandFailed(f"{source}: {text}", hint=NO_USERS) from exc
-        raise (errors.DownloadFailed if source.startswith("docker:") else errors.ImageCorrupt)(
-            f"{source}: {text}"
-        ) from exc
+        refusal = errors.DownloadFailed if source.startswith("docker:") else errors.ImageCorrupt
+        raise refusal(f"{source}: {text}") from exc
 
 
 def _deadline(source: str, settings: Settings) -> Callable[[], None]:
@@ -233,11 +228,6 @@ def _name(source: str) -> str:
     return f"{head}{slash}{last.partition(':')[0]}"
 
 
-def _check_digest(source: str, digest: str) -> None:
-    if (pinned := DIGEST.search(source)) and pinned[0][1:] != digest:
-        raise errors.ImageMismatch(f"{source}: got the manifest {digest}")
-
-
 def _for_us(source: str, raw: bytes) -> str:
     """Of a list of manifests, the digest of the one for this architecture; "" of a manifest. Raises errors.ImageUnfit."""
     top = layout.parsed(raw, source)
@@ -259,7 +249,6 @@ def _spooled(path: Path, largest: int) -> Path:
                 raise errors.ImageTooLarge(f"standard input: more than {largest} bytes")
             file.write(data)
     if not path.stat().st_size:
-        raise errors.InputMissing(
-            "standard input: nothing came", hint="For example: docker save NAME | belljar image import - --name N"
-        )
+        hint = "For example: docker save NAME | belljar image import - --name N"
+        raise errors.InputMissing("standard input: nothing came", hint=hint)
     return path

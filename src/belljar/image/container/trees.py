@@ -48,9 +48,8 @@ def packed(source: str, folder: Path, largest: int, progress: Progress) -> tuple
     try:
         sandbox.run_in(folder, argv, sandbox.CONVERSION, largest, with_owners=os.geteuid() == 0, stdout=target)
     except CommandFailed as exc:
-        raise ImageUnfit(
-            f"{source}: {exc.message.strip().splitlines()[-1]}", hint="All its files must be readable."
-        ) from exc
+        hint = "All its files must be readable."
+        raise ImageUnfit(f"{source}: {exc.message.strip().splitlines()[-1]}", hint=hint) from exc
     return target, {}
 
 
@@ -68,9 +67,8 @@ def _copy_partition(source: str, file: IO[bytes], out: IO[bytes], largest: int) 
         filesystem, role = struct.unpack_from("<ii", extra)
         if used and kind == PARTITION and role == PRIMARY:
             if filesystem != SQUASHFS:
-                raise ImageUnfit(
-                    f"{source}: its root is encrypted, or no squashfs", hint="Give an image that is not encrypted."
-                )
+                hint = "Give an image that is not encrypted."
+                raise ImageUnfit(f"{source}: its root is encrypted, or no squashfs", hint=hint)
             offset, size = entry[5], entry[6]
             if not 0 < size <= largest or offset < 0:
                 raise ImageCorrupt(f"{source}: a partition of {size} bytes")

@@ -8,12 +8,12 @@ of the file. The caller holds the lock and checks the digest.
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
+import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -72,8 +72,6 @@ _End = Mapping[str, Any]
 
 def key(source: str) -> str:
     """The file name under which a source's download and lock are kept."""
-    from hashlib import sha256
-
     return sha256(source.encode()).hexdigest()[:32]
 
 
@@ -98,7 +96,7 @@ def download(url: str, folder: Path, settings: Settings, progress: Progress, *, 
 def small_file(url: str, largest: int, *, patience: float, public_only: bool = False) -> bytes:
     """A file that fits into memory, within *patience* seconds, however slowly its bytes come. The rest is as for `download`."""
     settings = Settings(max_size=largest, stall_timeout=patience)
-    with _in_memory() as part, _in_memory() as head:
+    with sandbox.in_memory() as part, sandbox.in_memory() as head:
         _whole(_Order(url, settings, time.monotonic() + patience, public_only), part, head, Progress())
         return part.read_bytes()
 
@@ -107,7 +105,7 @@ def version(url: str, settings: Settings, *, public_only: bool = False) -> str:
     """What the server calls the version that it has now; "" where it does not say. Raises what `small_file` does."""
     deadline = time.monotonic() + settings.stall_timeout
     order = _Order(url, settings, deadline, public_only, options=("head",), fine=(200, *NO_HEAD))
-    with _in_memory() as out, _in_memory() as head:
+    with sandbox.in_memory() as out, sandbox.in_memory() as head:
         try:
             _ask(order, out, head)
         except _Broken as exc:
@@ -130,7 +128,7 @@ def _whole(order: _Order, part: Path, head: Path, progress: Progress) -> None:
             order = replace(order, options=(), fine=(200,))
         progress.step(f"Downloading {name}" + (f" from byte {start}" if start else ""))
         problem, is_useless = "", False
-        with _in_memory() as more:
+        with sandbox.in_memory() as more:
             try:
                 _ask(order, part, more if start else head, watch)
             except _Broken as exc:
@@ -196,8 +194,6 @@ def _route(name: str, url: str, must_be_public: bool) -> list[str]:
 
 def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> _End:
     """One request by curl."""
-    import ssl
-
     settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
     values = {
         "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": "%{json}",
@@ -212,7 +208,7 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
     argv = ["curl", "-q", "--config", "-", "--output", "{0}", "--dump-header", "{1}"]
     largest = max(settings.max_size, LARGEST_HEAD)
     try:
-        with _in_memory() as config:  # on a command line others see what it says
+        with sandbox.in_memory() as config:  # on a command line others see what it says
             config.write_text("\n".join(words))
             printed = sandbox.run(
                 argv, [], int(left) + 60, largest, writable=[out, head], stdin=config, fine=CURLS_OWN, watch=watch
@@ -235,13 +231,6 @@ def _check(order: _Order, end: _End, size: int) -> None:
         what = f"the server says {status}" if status >= 300 or not code else end["errormsg"]
         what += f" ({size} bytes so far)" if size else ""
         raise error(f"{name}: {what}".replace(JUDGED, urlsplit(order.url).hostname or ""))
-
-
-@contextmanager
-def _in_memory() -> Iterator[Path]:
-    """An empty file that nobody else finds, and that is gone with us."""
-    with os.fdopen(os.memfd_create("fetch")) as file:
-        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _line(option: str, value: object) -> str:

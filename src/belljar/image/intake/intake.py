@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
@@ -26,10 +26,8 @@ from belljar.image.intake.disk import firmware_kinds, may_have_a_root
 from belljar.image.intake.survey import BUSYBOXES, Survey, describe
 from belljar.image.progress import Progress
 from belljar.image.store import manifest
+from belljar.image.store.store import Store
 from belljar.records import dataclass, field, replace
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 # Measured in docs/develop/decisions/0003-a-quick-start.md. panic=-1: a panic is a reset at once, and QEMU ends at a reset.
 # no_timer_check: an emulated guest that waits for its processor longer than for four ticks takes that for a broken timer and

@@ -7,20 +7,19 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from belljar.errors import BelljarError, CommandFailed, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
-from belljar.host.commands import SEARCH_PATH, which
-from belljar.host.files import write_all
+from belljar.errors import BelljarError, CommandFailed, ImageCorrupt, ImageTooLarge, NoSpace
+from belljar.host.commands import SEARCH_PATH, path_of
 from belljar.image.store import qcow2
-
-if TYPE_CHECKING:
-    import subprocess
 
 NOBODY = 65534
 # Signals that end a process, sent by a person or a batch system.
@@ -59,13 +58,13 @@ def run(
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
     *stdin* and *stdout* may be files too. *watch* is called now and then meanwhile, to show how far it is. Raises ImageCorrupt,
     with the last line of its errors, when its exit code is not *fine* or its time is up; ImageTooLarge, NoSpace, CommandMissing."""
-    confined = [*_limits(largest, seconds), f"--as={MEMORY}", _program("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
+    confined = [*_limits(largest, seconds), f"--as={MEMORY}", path_of("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
     confined += AS_NOBODY if os.geteuid() == 0 else ()
     with ExitStack() as stack:
         lent = [_lent(stack, path, os.O_RDONLY) for path in files]
         lent += [_lent(stack, path, os.O_RDWR) for path in writable]
         names = [f"/proc/self/fd/{descriptor}" for descriptor in lent]
-        words = [*confined, _program(argv[0]), *(word.format(*names) for word in argv[1:])]
+        words = [*confined, path_of(argv[0]), *(word.format(*names) for word in argv[1:])]
         source = _opened(stack, stdin or Path(os.devnull))
         code, complaint, printed = _ended(
             argv[0], words, seconds, stdout, watch, stdin=source, pass_fds=lent, env=ENVIRONMENT, cwd="/"
@@ -89,14 +88,12 @@ def run_in(
     """Run *argv* in a folder of ours, and return what it printed; limits as for `run`. *with_owners*: it may make files of any owner, for
     which an ordinary user has a user namespace; else it has the rights of this user, and as root no more than to its own files.
     Raises CommandMissing; CommandFailed with all it said, when it failed or its time is up; what *watch* raises."""
-    import subprocess
-
     is_root, name = os.geteuid() == 0, argv[0]
     words = [*_limits(largest, seconds), *(WITHOUT_ROOT if with_owners and not is_root else ())]
-    words += [_program("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
+    words += [path_of("setpriv"), "--no-new-privs", "--pdeathsig=KILL"]
     words += ("--inh-caps=-all", f"--bounding-set={FILES_ONLY if with_owners else '-all'}") if is_root else ()
     environment = {**ENVIRONMENT, "TMPDIR": str(folder), **(env or {})}
-    words += [_program(name), *argv[1:]]
+    words += [path_of(name), *argv[1:]]
     code, complaint, printed = _ended(
         name, words, seconds, stdout, watch, stdin=subprocess.DEVNULL, env=environment, cwd=folder
     )
@@ -136,12 +133,19 @@ def unpacked(data: bytes, largest: int, what: str) -> bytes:
     program = next((argv for magic, argv in PACKED.items() if data.startswith(magic)), None)
     if program is None:
         return data
-    with os.fdopen(os.memfd_create("packed", os.MFD_CLOEXEC), "wb", buffering=0) as file:
-        write_all(file.fileno(), data)
+    with in_memory() as packed:
+        packed.write_bytes(data)
         try:
-            return run(program, [], UNPACKING, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
+            return run(program, [], UNPACKING, largest, stdin=packed)
         except ImageTooLarge as exc:
             raise ImageCorrupt(f"{what}: larger than the limit ({largest} bytes)") from exc
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """An empty file that nobody else finds, and that is gone with us."""
+    with os.fdopen(os.memfd_create("belljar")) as file:
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:
@@ -160,16 +164,13 @@ def _lent(stack: ExitStack, path: Path, flags: int) -> int:
 
 
 def _limits(largest: int, seconds: int) -> list[str]:
-    return [_program("prlimit"), f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
+    return [path_of("prlimit"), f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
 
 
 def _ended(
     name: str, argv: list[str], seconds: int, stdout: Path | None, watch: Callable[[], object] | None, **how: Any
 ) -> tuple[int, str, bytes]:
     """Its exit code, what it complained of, and what it printed, unless that went into the file *stdout*. *how*: for Popen."""
-    import subprocess
-    import tempfile
-
     with ExitStack() as stack:
         out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         to = _opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out
@@ -188,8 +189,6 @@ def _await(
     process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None, signals: set[Any]
 ) -> None:
     """Wait for its end on a pidfd; `wait(timeout)` would look again and again. Only these *signals* are blocked meanwhile."""
-    import select
-
     descriptor, deadline = os.pidfd_open(process.pid), time.monotonic() + seconds
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
@@ -204,12 +203,6 @@ def _await(
         os.close(descriptor)
         process.kill()
         process.wait()
-
-
-def _program(name: str) -> str:
-    if path := which(name):
-        return path
-    raise CommandMissing(f"{name}: no such program on this host")
 
 
 def _failure(name: str, code: int, complaint: str) -> BelljarError:

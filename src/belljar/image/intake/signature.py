@@ -17,15 +17,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from hashlib import sha256
 from itertools import pairwise
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import padding, rsa, utils
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509 import verification as rules
 
 from belljar.errors import BadOption, ImageMismatch, UnsafeFolder
 from belljar.host.files import read_capped
-
-if TYPE_CHECKING:
-    from cryptography import x509
 
 BLOCK = 32 << 10
 PEM = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
@@ -51,10 +56,6 @@ def signer_of(text: str) -> tuple[Path, str]:
 def verify(path: Path, signer: str, now: datetime) -> str:
     """The distinguished name of the one who signed the image in *path*. Only the last 32 KiB of the file are interpreted. *signer*: as
     for `signer_of`; *now*: in UTC, without a time zone. Raises ImageMismatch, BadOption."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric import padding, rsa, utils
-    from cryptography.hazmat.primitives.hashes import SHA256
-
     folder, pattern = signer_of(signer)
     signature, certificates = read_block(path)
     key, dn = check_chain(certificates, folder, now)
@@ -95,9 +96,6 @@ def _mended(text: str) -> str:
 
 
 def _digest(path: Path) -> bytes:
-    from hashlib import sha256
-    from mmap import ACCESS_READ, mmap
-
     with open(path, "rb") as file, mmap(file.fileno(), path.stat().st_size - BLOCK, access=ACCESS_READ) as signed:
         return sha256(signed).digest()
 
@@ -105,9 +103,6 @@ def _digest(path: Path) -> bytes:
 def check_chain(chain: Sequence[str], folder: Path, now: datetime) -> tuple[Any, str]:
     """The public key and the name of the signer of a chain of PEM certificates, the signer's first, for whom an authority in
     *folder* vouches. *now*: in UTC. Raises ImageMismatch."""
-    from cryptography import x509
-    from cryptography.x509 import verification as rules
-
     if not 1 <= len(chain) <= LONGEST_CHAIN:
         raise ImageMismatch(f"a chain of {len(chain)} certificates")
     try:
@@ -163,8 +158,6 @@ def _must(is_right: Callable[[Any], bool], problem: str) -> Callable[[Any, Any, 
 
 def _refuse_revoked(chain: list[x509.Certificate], folder: Path) -> None:
     """Every list counts that its authority has signed, old ones too: what was revoked stays revoked."""
-    from cryptography import x509
-
     for data in _read(folder, REVOCATIONS):
         with suppress(ValueError):
             revoked = x509.load_pem_x509_crl(data)

@@ -8,23 +8,22 @@ from __future__ import annotations
 import os
 import re
 import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing, NoSpace
 from belljar.host import commands
+from belljar.host.files import sha256_of
 from belljar.image import Image, is_container
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
 from belljar.image.intake.sandbox import PACKED, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
+from belljar.image.store.store import Store, check_name
 from belljar.model import Context
 from belljar.records import dataclass, replace
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 PATIENCE = 3600  # seconds for one program
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -107,8 +106,6 @@ def version(order: Order, store: Store) -> str:
 
 def check(order: Order) -> None:
     """Raise BadOption or InputMissing for an order that cannot be carried out."""
-    from belljar.image.store.store import check_name
-
     check_name(order.name)
     without_password(order.source)
     if order.sha256 and not DIGEST.fullmatch(order.sha256):
@@ -205,8 +202,6 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
     zeros."""
     if not order.sha256 and fetch.local_path(order.source):
         return ""
-    from belljar.image.store.manifest import sha256_of
-
     progress.step("Taking the file's digest")
     digest = sha256_of(blob)
     if order.sha256 and digest != order.sha256:
@@ -218,7 +213,6 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
     """Who signed the file, where a signer was asked for. Checked before anything else reads the file."""
     if not order.signer:
         return ""
-    from datetime import UTC, datetime
 
     from belljar.image.intake import signature
 

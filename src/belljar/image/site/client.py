@@ -14,7 +14,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
 from tuf.api import exceptions as refusals
@@ -28,14 +28,11 @@ from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
 from belljar.image.site import Source, source_of, target_path
 from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, boot_digest, image_digest
-from belljar.image.store.store import HEX, NAME
+from belljar.image.store.store import HEX, NAME, Store
 from belljar.image.warm import read as read_recipe
 from belljar.model import Context, Firmware
 from belljar.reading import from_json
 from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
 
 LARGEST_ROOT, MOST_ROOTS = 512 << 10, 256
 STALE = "Its site has to run `belljar image publish --refresh` (a timer should). A mirror may be behind."
@@ -205,7 +202,7 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     AttributeError."""
     custom = dict(_target(updater, name, DISK).custom)
     facts = {**custom.pop("facts")}
-    image: Statement = from_json(Statement, custom, least={"virtual_size": 1, "size": 1})
+    image = from_json(Statement, custom, least={"virtual_size": 1, "size": 1})
     files = set(image.files)
     if not NAME.fullmatch(name) or HEX.fullmatch(name):
         raise ValueError("not a name of an image")

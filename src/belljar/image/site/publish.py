@@ -16,25 +16,24 @@ from copy import deepcopy
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from securesystemslib.signer import CryptoSigner, SSlibKey
 from tuf.api import metadata as tuf
 from tuf.api.exceptions import DownloadError, RepositoryError
 
 from belljar import errors
 from belljar.host import commands
-from belljar.host.files import no_space_as_error, private_folder, read_capped, sync, write_whole
+from belljar.host.files import no_space_as_error, private_folder, read_capped, sha256_of, sync, write_whole
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
 from belljar.image.site import PIN, Source, packed_file, source_of, target_path
 from belljar.image.site.client import Fetcher, pinned_root
-from belljar.image.store.manifest import DISK, PARTS, sha256_of
-from belljar.image.store.store import NAME, check_name
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
+from belljar.image.store.manifest import DISK, PARTS
+from belljar.image.store.store import NAME, Store, check_name
 
 PACKING_TIMEOUT, LOCK_TIMEOUT = 4 * 3600, 3600.0
 LOCK = ".publish.lock"
@@ -49,8 +48,6 @@ KEYS = {"root": ("root",), "targets": ("targets",), "online": ("snapshot", "time
 
 def load_keys(paths: Sequence[Path]) -> list[CryptoSigner]:
     """The keys in these files (PEM, for their owner alone), and in the *.pem of folders. Raises InputMissing, NotPermitted."""
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     signers = []
     for path in (file for given in paths for file in (sorted(given.glob("*.pem")) if given.is_dir() else [given])):
         try:
@@ -183,8 +180,6 @@ class Repository:
     def delegate(self, role: str, names: str, keys: Sequence[str], threshold: int) -> None:
         """Let a role publish these names (patterns as the shell's, | between them) with so many of these public keys. One that is
         there gets them in place of its own; without names it goes, with all its images."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
         self._need("targets")
         if not names and role in self._delegated:
             del self._delegated[role]

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuf.api.exceptions import LengthOrHashMismatchError
+from tuf.api.metadata import TargetFile
 
 from belljar.errors import BelljarError, ImageCorrupt, ImageInUse, ImageMismatch, ImageTooLarge, ImageUnknown, NoSpace
 from belljar.host.files import free_bytes
@@ -24,13 +25,9 @@ from belljar.image.site import Source, packed_file
 from belljar.image.site.client import Catalog, Offer, ask
 from belljar.image.store import manifest
 from belljar.image.store.manifest import DISK, INITRD, KERNEL
+from belljar.image.store.store import Store
 from belljar.image.store.sweep import evict
 from belljar.records import dataclass, replace
-
-if TYPE_CHECKING:
-    from tuf.api.metadata import TargetFile
-
-    from belljar.image.store.store import Store
 
 UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
 LARGEST_BOOT_FILE = 1 << 30

@@ -7,6 +7,7 @@ is written there too, until a later one finds the files right or the image is st
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from pathlib import Path
 
 from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnfit, NoStore
 from belljar.hints import Any
-from belljar.host.files import check_ours, read_json, write_whole
+from belljar.host.files import check_ours, read_json, sha256_of, write_whole
+from belljar.host.quick_imports import sha256
 from belljar.image import Image
 from belljar.image.store import qcow2
 from belljar.records import dataclass
@@ -37,14 +39,6 @@ class Facts:
     facts: dict[str, Any]
 
 
-def sha256_of(path: Path) -> str:
-    """Hexadecimal digest of a whole file."""
-    from hashlib import file_digest
-
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
 def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
     """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
     *ordered* (by file name) and are others."""
@@ -62,15 +56,11 @@ def image_digest(files: Mapping[str, str], facts: Mapping[str, Any]) -> str:
     """What an image is known by: the digest of its disk; of a warm one of all that it is made by. *files*: digests by name."""
     if "warm" not in facts:
         return files[DISK]
-    from belljar.host.quick_imports import sha256
-
     return sha256("\n".join([files[DISK], files.get(INPUTS, ""), str(facts["warm"])]).encode()).hexdigest()
 
 
 def boot_digest(files: Sequence[str], append: str) -> str:
     """A digest of how an image starts: of its kernel and ramdisk, where it has them, and of the command line."""
-    from belljar.host.quick_imports import sha256
-
     return sha256("\n".join([*files, append]).encode()).hexdigest()
 
 
@@ -173,8 +163,6 @@ def _load(folder: Path) -> dict[str, Any]:
 
 
 def _save(folder: Path, value: dict[str, Any], mode: int) -> None:
-    import json
-
     write_whole(folder / FILE, json.dumps(value, indent=1).encode() + b"\n", mode=mode, durable=True)
 
 

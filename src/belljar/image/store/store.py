@@ -25,14 +25,13 @@ from belljar.agent import bundle
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
-from belljar.host.locks import locked, try_lock
+from belljar.host.locks import Lock, locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Surveyor, Users, is_source, name_of, nobody
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
 from belljar.model import Context, Firmware, MachineId
 
 if TYPE_CHECKING:
-    from belljar.host.locks import Lock
     from belljar.host.python.interpreter import Interpreter
 
 PREFIX = "sha256-"

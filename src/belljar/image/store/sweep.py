@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
 from belljar.errors import ImageCorrupt, ImageInUse, LockTimeout
@@ -24,9 +23,7 @@ from belljar.host.python.interpreter import out_of_use
 from belljar.image import Image, layer_name
 from belljar.image.boot import initramfs
 from belljar.image.intake import intake
-
-if TYPE_CHECKING:
-    from belljar.image.store.store import Store
+from belljar.image.store.store import Store
 
 DOWNLOAD_AGE = 7 * 86400.0  # seconds; a broken download may be resumed that long
 WRITING_AGE = 3600.0  # a file that is written in one step has its final name long before

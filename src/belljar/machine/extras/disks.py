@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from belljar.errors import CommandMissing, NoSpace
+from belljar.errors import NoSpace
 from belljar.guest import ExchangeDisk, Guest
-from belljar.host.commands import run_beside, which
+from belljar.host.commands import path_of, run_beside
 from belljar.host.files import free_bytes, no_space_as_error, private
 from belljar.hypervisor import ExtraDisk
 from belljar.machine.extras import Equipment, Extra
@@ -84,8 +84,7 @@ class EmptyDisk(Extra):
 def empty_ext4(path: Path, size: int, room: int, label: str, options: str, *, what: str) -> list[str]:
     """A new file of this size, and the command that makes a file system in it. Raises NoSpace, CommandMissing."""
     check_room(path.parent, room, f"{what} wants at least")
-    if which("mke2fs") is None:
-        raise CommandMissing("mke2fs: no such program on this host", hint=f"Install e2fsprogs, or do without {what}.")
+    path_of("mke2fs", f"Install e2fsprogs, or do without {what}.")
     sparse(path, size)
     return [*FORMAT, "-L", label, "-E", options, str(path)]
 

@@ -21,7 +21,7 @@ from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import before_2016, values
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.services import Rules
-from belljar.model import MIB, NetworkMode, OwnWork, Request
+from belljar.model import MIB, MachineSpec, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
 from belljar.records import replace
 
@@ -35,14 +35,14 @@ Answer = Callable[[Call], Awaitable[None]]
 
 
 class Network(Extra):
-    """The network that was asked for."""
+    """The network that *machine* asks for."""
 
-    def __init__(self, networks: Networks) -> None:
-        self._networks = networks
+    def __init__(self, networks: Networks, machine: MachineSpec) -> None:
+        self._networks, self._machine = networks, machine
         self._joined: Joined | None = None
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
-        machine, account = life.request.machine, life.request.work.account
+        machine, account = self._machine, life.request.work.account
         self._joined = joined = await self._networks.join(
             machine.network, machine.network_name, life.request.id,
             uid=os.geteuid() if account is None else account.uid, intend=life.record.intend,

@@ -190,7 +190,7 @@ class Commands:
         from belljar.reading import from_json
 
         try:
-            port: Port = from_json(Port, question.get("port"))
+            port = from_json(Port, question.get("port"))
             return {"ok": True, "port": to_json(await self.publish(port))}
         except ValueError as exc:
             return {"error": f"publish: {exc}"}

@@ -154,8 +154,7 @@ def account_of(view: MachineView) -> Account | None:
     from belljar.reading import from_json
 
     with suppress(KeyError, ValueError):
-        account: Account = from_json(Account, view.payload["account"])
-        return account
+        return from_json(Account, view.payload["account"])
     return None
 
 

@@ -322,4 +322,4 @@ def extras_of(
 
         if has_metadata(request, rules.context.metadata):
             yield MetadataService(rules)
-        yield Network(services.networks)
+        yield Network(services.networks, machine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -93,8 +94,6 @@ def command() -> list[str]:
 
 
 def _answers(keeper: subprocess.Popen[bytes], count: int, patience: float) -> list[dict[str, Any]]:
-    import select
-
     assert keeper.stdout is not None
     poller, told = select.poll(), b""
     poller.register(keeper.stdout, select.POLLIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from belljar.context import Chosen, Seed
+from belljar.host.quick_imports import sha256
 from belljar.hypervisor import DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.model import Context
@@ -38,8 +39,6 @@ class GuestContext:
         more = [self.seed.digest if self.seed is not None else "", self.layer]
         if not any(more):
             return self.files.digest
-        from belljar.host.quick_imports import sha256
-
         return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
 
     @property

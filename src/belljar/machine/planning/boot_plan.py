@@ -17,7 +17,7 @@ from belljar.machine.planning import GuestContext
 from belljar.machine.planning.template import failed_before, in_base_frame, make_template
 from belljar.machine.services import Keep, Services
 from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
-from belljar.network import Link
+from belljar.network import Link, mac_address
 from belljar.network import plan as plan_link
 from belljar.records import dataclass, replace
 
@@ -206,14 +206,18 @@ class Planner:
         services, life, image, equipment = self._services, self._life, self._image, self._equipment
         request, machine = life.request, life.request.machine
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
-        nic = None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
+        recipe = image.recipe
+        uplink = None if recipe is None or recipe.network is NetworkMode.NONE else Nic(recipe.network, "")
+        if uplink is not None and link.mode is NetworkMode.NONE:  # it has a card all the same, in no network
+            link = replace(link, mac=mac_address(request.id), has_line=True)
+        nic = Nic(link.mode, link.mac, link.egress, link.has_line, link.fd) if link.mac else None
         spec = DomainSpec(
             id=request.id, cpus=machine.cpus, memory=-(-machine.memory // LARGE_PAGE) * LARGE_PAGE,
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
             owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
-            disks=equipment.disks, seed=life.folder / SEED if has_seed else None,
+            disks=equipment.disks, uplink=uplink, seed=life.folder / SEED if has_seed else None,
         )  # fmt: skip
         return spec, link
 

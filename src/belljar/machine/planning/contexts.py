@@ -15,13 +15,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
 from belljar.errors import BelljarError, UsageError
-from belljar.host.files import no_space_as_error, read_json, sync, write_whole
+from belljar.host.files import no_space_as_error, read_json, sha256_of, sync, write_whole
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
 from belljar.image import AGENT_PATH, UNIT_PATH, BootFiles, Image, agent_unit, layer_name
@@ -61,7 +60,9 @@ async def decide(request: Request, image: Image, services: Services, keep: Keep)
     chosen = choose(request.machine.context, means_of(image.facts, image.kernel is not None), request.machine.image)
     files = patient(images.boot_files(image, chosen.context), image)
     grows = (request.machine.disk or 0) > image.virtual_size
-    if files.init and request.machine.network in UNANSWERED:
+    recipe = image.recipe
+    network = request.machine.network if recipe is None else recipe.network  # with which it boots
+    if files.init and network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:
         python = await in_thread(images.interpreter)
@@ -119,7 +120,7 @@ async def _make_layer(path: Path, image: Image, services: Services, keep: Keep) 
         with no_space_as_error(path):
             draft.chmod(0o400)
             sync(draft)
-            digest = await in_thread(lambda: _digest(draft))
+            digest = await in_thread(lambda: sha256_of(draft))
             path.with_suffix(".json").unlink(missing_ok=True)
             draft.rename(path)
             write_whole(path.with_suffix(".json"), dumps({"sha256": digest, **_stamp(path)}), durable=True)
@@ -140,8 +141,3 @@ def _known(path: Path) -> str:
 def _stamp(path: Path) -> dict[str, int]:
     status = os.stat(path, follow_symlinks=False)
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ino": status.st_ino}
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()

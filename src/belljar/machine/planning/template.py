@@ -108,15 +108,23 @@ async def _boot_and_freeze(
     services: Services, life: Lifecycle, spec: DomainSpec, context: GuestContext, streams: Streams | None
 ) -> Template:
     templates, account = services.hypervisor.cloning, life.request.work.account
+    recipe, hear = context.image.recipe, None
+    if recipe is not None and spec.uplink is not None:
+        from belljar.machine.planning.warm import connected
+
+        spec, hear = await connected(services, life, spec, recipe)
     domain = templates.start_template(spec)
     guest = services.make_guest(domain.channel)
     console = bytearray()
     drain = asyncio.ensure_future(_drain(domain.console, console))
     fate = asyncio.ensure_future(_fate_of(domain, drain, console))
+    tasks = [drain, fate]
+    if hear is not None:
+        tasks.append(asyncio.ensure_future(hear(domain.traffic())))
     try:
         async with deadline(services.rules.qemu.boot_timeout, context.awaited):
             await unless_ended(_wake(domain, guest, spec, account), fate)
-        if context.image.recipe is not None:
+        if recipe is not None:
             from belljar.machine.planning.warm import prepare
 
             await prepare(guest, context.image, streams, fate)
@@ -126,8 +134,8 @@ async def _boot_and_freeze(
         fate.cancel()
         return await templates.save_template(spec, domain, grows if spec.frame else frozenset())
     finally:
-        await cancelled(drain)
-        await cancelled(fate)
+        for task in tasks:
+            await cancelled(task)
         guest.close()
         domain.kill()
         with suppress(errors.HypervisorError):

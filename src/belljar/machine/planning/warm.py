@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any
 
-from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed
+from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed, printable
 from belljar.guest import ExitStatus, Guest, Streams
+from belljar.host.guard.traffic import Call, Refusal
+from belljar.hypervisor import DomainSpec, Nic
 from belljar.image import Image, Recipe, unpacked
 from belljar.machine.cleaning.put_away import deadline
+from belljar.machine.extras import Equipment
+from belljar.machine.extras.network import Network, listen
 from belljar.machine.life.identity import new_identity
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import unless_ended
-from belljar.model import NetworkMode
+from belljar.machine.services import Services
 from belljar.network import plan
 from belljar.records import replace
 
+Hear = Callable[[AsyncIterator[Call | Refusal]], Coroutine[Any, Any, None]]
 LONGEST_LINE = 200
 HELD = "held"  # the agent's word for a preparation of which a program waits for its job
 
@@ -28,13 +37,27 @@ class LastLine:
     @property
     def text(self) -> str:
         line = self._data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:]
-        return "".join(char if char.isprintable() else "?" for char in line)
+        return printable(line)
 
     async def write(self, data: bytes) -> None:
         self._data = (self._data + data)[-16 * LONGEST_LINE :]
 
     async def close(self) -> None:
         """The stream's end."""
+
+
+async def connected(
+    services: Services, life: Lifecycle, spec: DomainSpec, recipe: Recipe
+) -> tuple[DomainSpec, Hear | None]:
+    """The same template, in the recipe's network by the rules of this host, and what hears its guard, if it has one. Raises
+    NetworkFailed, BadOption, BadSetting."""
+    assert services.networks is not None
+    asked = replace(life.request.machine, network=recipe.network, network_name="", allow=recipe.allow, secrets=())
+    there = await Network(services.networks, asked).prepare(life, Equipment())
+    assert there.joined is not None
+    link = there.joined.link
+    hear = None if link.egress is None else partial(listen, life=life, answer=there.answer)
+    return replace(spec, uplink=Nic(link.mode, link.mac, link.egress)), hear
 
 
 async def prepare(guest: Guest, image: Image, streams: Streams | None, fate: asyncio.Future[BelljarError]) -> None:
@@ -60,7 +83,8 @@ async def prepare(guest: Guest, image: Image, streams: Streams | None, fate: asy
 
 async def _run(guest: Guest, image: Image, recipe: Recipe, streams: Streams) -> ExitStatus:
     payload = recipe.payload
-    await guest.identify(new_identity(os.urandom(6).hex(), plan(NetworkMode.NONE, "")))
+    id = os.urandom(6).hex()
+    await guest.identify(new_identity(id, plan(recipe.network, id)))
     await guest.add_account(payload.account)
     with unpacked(image) as folder:
         for item in payload.inputs:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, get_args, get_type_hints
 
+from belljar.errors import printable
 from belljar.records import dataclass, fields
 from belljar.vacuum import FactoryStatus, MachineStatus, TypeStatus
 
@@ -76,7 +77,7 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise Refused(Why.BAD_FIELD)
     first = next(iter(value[: 2 * LONGEST].strip().splitlines()), "")
-    return "".join(char if char.isprintable() else "?" for char in first[:LONGEST])
+    return printable(first[:LONGEST])
 
 
 def state(value: Any) -> str:

@@ -75,10 +75,8 @@ def _facts(here: Surroundings) -> dict[str, Any]:
     except (ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict) or not here.argv:
-        raise NotInAJob(
-            "no `--facts=` of the launch hook and no command: pbs_mom did not start this",
-            hint="`belljar batch check openpbs` tells whether the hooks are in place.",
-        )
+        hint = "`belljar batch check openpbs` tells whether the hooks are in place."
+        raise NotInAJob("no `--facts=` of the launch hook and no command: pbs_mom did not start this", hint=hint)
     return facts
 
 

@@ -8,18 +8,7 @@ from __future__ import annotations
 import re
 import resource
 
-from belljar.errors import (
-    BelljarError,
-    CommandMissing,
-    DomainDied,
-    HostError,
-    ImageCorrupt,
-    NoMemory,
-    NoSpace,
-    NotPermitted,
-    OverLimit,
-    TemplateError,
-)
+from belljar import errors
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor.qemu.process.launch import ended
 
@@ -27,41 +16,41 @@ NO_KVM = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried
 BY_9P = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/jobs/data.md."
 MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
 
-COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
+COMPLAINTS: tuple[tuple[str, type[errors.BelljarError], str | None], ...] = (
     (r"jit buffer|dynamic translator buffer|Unable to allocate|loading shared libraries.*(failed to map|cannot allocate)",
-     NoMemory, MORE_ADDRESSES),
-    (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
-    (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
-    (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", OverLimit, None),
-    (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", OverLimit, None),
-    (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", HostError, NO_KVM),
-    (r"No space left on device", NoSpace, None),
-    (r"qemu_thread_create: Resource temporarily", HostError, MORE_THREADS),
-    (r"Failed to get .*lock|Is another process using the image", HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),
-    (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt|L1 table|refcount table", ImageCorrupt, None),
-    (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
-    (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
-    (r"unable to find CPU model", HostError, "Correct `qemu.cpu` in the settings: `qemu-system-x86_64 -cpu help` lists what there is."),
-    (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
-    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", HostError, BY_9P),
-    (r"seccomp|sandbox", HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
-    (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", NotPermitted, "Correct `qemu.user` in the settings."),
-    (r"setpriv: failed to execute", CommandMissing, "Correct `qemu.binary`, or install QEMU."),
-    (r"Permission denied", NotPermitted, "QEMU's user may not read or write this; see `qemu.user` and `belljar doctor`."),
+     errors.NoMemory, MORE_ADDRESSES),
+    (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", errors.NoMemory, None),
+    (r"error while loading shared libraries", errors.HostError, "Reinstall QEMU: one of its libraries is missing."),
+    (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", errors.OverLimit, None),
+    (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", errors.OverLimit, None),
+    (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", errors.HostError, NO_KVM),
+    (r"No space left on device", errors.NoSpace, None),
+    (r"qemu_thread_create: Resource temporarily", errors.HostError, MORE_THREADS),
+    (r"Failed to get .*lock|Is another process using the image", errors.HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),
+    (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt|L1 table|refcount table", errors.ImageCorrupt, None),
+    (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", errors.ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
+    (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", errors.TemplateError, None),
+    (r"unable to find CPU model", errors.HostError, "Correct `qemu.cpu` in the settings: `qemu-system-x86_64 -cpu help` lists what there is."),
+    (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found", errors.HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
+    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", errors.HostError, BY_9P),
+    (r"seccomp|sandbox", errors.HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
+    (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", errors.NotPermitted, "Correct `qemu.user` in the settings."),
+    (r"setpriv: failed to execute", errors.CommandMissing, "Correct `qemu.binary`, or install QEMU."),
+    (r"Permission denied", errors.NotPermitted, "QEMU's user may not read or write this; see `qemu.user` and `belljar doctor`."),
 )  # fmt: skip
 
 NAME = r"^\S*(qemu-system-\w+|qemu-kvm): "
 
 
-def explain(words: str, status: int | None, doing: str) -> BelljarError:
+def explain(words: str, status: int | None, doing: str) -> errors.BelljarError:
     """The error for a QEMU that ended while *doing*, from its last words and its wait status."""
     line = last_line(words)
     for pattern, kind, hint in COMPLAINTS if line else ():
         if re.search(pattern, line):
-            if kind is NoMemory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            if kind is errors.NoMemory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
                 hint = MORE_ADDRESSES
             return kind(f"QEMU ended while {doing}: {line}", hint=hint)
-    return DomainDied(f"QEMU ended while {doing}: {line or ended(status)}")
+    return errors.DomainDied(f"QEMU ended while {doing}: {line or ended(status)}")
 
 
 def last_line(words: str) -> str:

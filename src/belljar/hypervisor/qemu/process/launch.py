@@ -25,7 +25,7 @@ from belljar.host.files import private, write_all
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.template.folders import DISK, RAM, STATE
-from belljar.model import SEED
+from belljar.model import SEED, NetworkMode
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -276,6 +276,13 @@ class Wiring(ExitStack):
         return fd
 
 
+def dead_end() -> int:
+    """A socket without another end: what is sent there is lost. (QEMU has a hub for that, and warns of it in each log.)"""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.close()
+    return theirs.detach()
+
+
 def _backing(path: Path, fd: int) -> Path | None:
     """The file below this one, by its header; None at the base."""
     head = os.pread(fd, 20, 0)
@@ -300,6 +307,7 @@ class Launch:
     ram: int = -1  # guest memory in a file, which QEMU reopens as its own user
     incoming: int = -1  # the device state of a clone's template, which is waited for instead of starting the guest
     is_draft: bool = False  # boots a template, or takes in what becomes one: nothing of the host is to be reached
+    has_uplink: bool = False  # but by the network with which a warm image is prepared
     is_stream: bool = False  # what comes in comes by a pipe or socket
     is_grown: bool = (
         False  # what its template did not have is there from the start, for the state of a machine that was given it
@@ -320,7 +328,7 @@ class Launch:
     @property
     def egress(self) -> Egress | None:
         """The rules for the guard of its user network."""
-        return self.spec.nic.egress if self.spec.nic and not self.is_draft else None
+        return self.spec.nic.egress if self.spec.nic and (self.has_uplink or not self.is_draft) else None
 
 
 def prepare(spec: DomainSpec, template: Template | None, wires: Wiring) -> Launch:
@@ -347,7 +355,8 @@ def prepare_draft(spec: DomainSpec, draft: Path, wires: Wiring) -> Launch:
         raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
     spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)
     seed = wires.open(spec.seed) if spec.seed else -1
-    return Launch(spec, disk, "booting a template", ram, is_draft=True, seed=seed)
+    has_uplink = spec.uplink is not None
+    return Launch(spec, disk, "booting a template", ram, is_draft=True, has_uplink=has_uplink, seed=seed)
 
 
 def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmware: str) -> None:
@@ -365,5 +374,7 @@ def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmw
     )
     if spec.nic and spec.nic.fd >= 0:
         launch.network = wires.lend(spec.nic.fd)
+    elif spec.nic and spec.nic.mode is NetworkMode.NONE:
+        launch.network = wires.take(dead_end())
     if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:  # it counts the stacks of threads
         launch.workers = FEW_WORKERS

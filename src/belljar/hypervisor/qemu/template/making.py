@@ -17,7 +17,7 @@ from belljar.host.files import no_space_as_error, private, read_capped, write_wh
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
-from belljar.hypervisor.qemu.cmdline import state_address
+from belljar.hypervisor.qemu.cmdline import UPLINK, state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
 from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore, key_of
 from belljar.model import MIB, SEED
@@ -40,10 +40,13 @@ async def prepare(draft: Path, image_disk: Path, size: int, seed: Path | None) -
 
 
 async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeout: float) -> None:
-    """Stop the guest and write its device state; its memory is in a file already. The domain has ended afterwards."""
+    """Stop the guest and write its device state; its memory is in a file already. The domain has ended afterwards. Of the network of a
+    preparation nothing is written, so that a clone's card can be in any other."""
     try:
         await domain.connect()
         await domain.pause()
+        if domain.has_uplink:
+            await domain.call("netdev_del", {"id": UPLINK})
         with open(state, "xb", opener=private) as file:  # noqa: ASYNC230
             name: int | str = STATE
             if FILE_MIGRATION in abilities.features:
@@ -130,10 +133,8 @@ def make_memory(size: int, source: Path | None) -> int:
         os.close(fd)
         what = f"the guest's memory of {size // MIB} MiB"
         if exc.errno == errno.EFBIG:
-            raise HostError(
-                f"{what} is more than a file may have here",
-                hint="Raise the limit on the size of files (`ulimit -f`), or share folders by 9p.",
-            ) from exc
+            hint = "Raise the limit on the size of files (`ulimit -f`), or share folders by 9p."
+            raise HostError(f"{what} is more than a file may have here", hint=hint) from exc
         raise NoMemory(f"{what} is not available: {exc.strerror or exc}") from exc
     return fd
 
