@@ -60,6 +60,11 @@ def test_checkpoint(belljar: Belljar, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fork(belljar: Belljar, tmp_path: Path) -> None:
+    followed("jobs/fork.md", belljar, tmp_path / "home")
+
+
+@pytest.mark.slow
 def test_data(belljar: Belljar, tmp_path: Path) -> None:
     followed("jobs/data.md", belljar, tmp_path / "home", BELLJAR_QEMU_VIRTIOFSD=rust_virtiofsd())
 
