@@ -67,6 +67,7 @@ bench:
 	@.venv/bin/python bench/contexts.py --contexts ramdisk
 	@.venv/bin/python bench/data.py --files 500
 	@.venv/bin/python bench/images.py
+	@.venv/bin/python bench/fork.py
 	@.venv/bin/python bench/lease.py
 	@.venv/bin/python bench/libvirt.py
 	@.venv/bin/python bench/networks.py
