@@ -26,7 +26,7 @@ BUDGETS = {
     "vacuum": 3260,
     "accounting": 440,
     "bait": 2820,
-    "lease": 6660,
+    "lease": 6670,
     "monitor": 1850,
     "soak": 450,
     "api": 970,

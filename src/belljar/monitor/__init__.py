@@ -26,7 +26,7 @@ PART = 1 << 18  # bytes of rows that are asked for at once as another user
 BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
 PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
 PATHS = ("clone", "template", "cold")
-WITHIN = {"template": "prepare", "pack": "prepare"}  # these are a part of another one
+WITHIN = {"template": "prepare", "pack": "prepare", "freeze": "run"}  # these are a part of another one
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Connection:
         self.outlet.drop()
         self.inlet.drop()
 
-    leave = abandon
+    leave = take_up = abandon
 
     def advance(self) -> None:
         if self.inlet.fd < 0 and self.outlet.fd < 0 and not self.is_over:

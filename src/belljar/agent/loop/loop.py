@@ -188,9 +188,10 @@ class Agent(Channel):
 
     def _take_up(self, number: int) -> None:
         """This conversation carries on with a process that another one held; what else there was is cut off."""
-        process = self.processes.pop(number, None)
-        if not self.is_still or not isinstance(process, Process):
+        process = self.processes.get(number)
+        if not self.is_still or process is None or not process.pid:
             raise Refused("refused", f"nothing that is held has the number {number}")
+        del self.processes[number]
         self._abandon_all()
         self.processes[number] = process
         self.go_on()

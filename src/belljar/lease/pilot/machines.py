@@ -27,6 +27,7 @@ CAUSES = {
     Ended.FINISHED: Cause.GUEST, Ended.GUEST_LOST: Cause.GUEST, Ended.GUEST_OOM: Cause.GUEST, Ended.BOOT_FAILED: Cause.BOOT,
     Ended.IMAGE_FAULT: Cause.STAGING, Ended.REFUSED: Cause.STAGING, Ended.NODE_FAULT: Cause.NODE_LOST,
     Ended.HOST_OOM: Cause.NODE_LOST, Ended.WALLTIME: Cause.EXPIRED, Ended.CANCELLED: Cause.NODE_LOST,
+    Ended.CHECKPOINTED: Cause.NODE_LOST,
 }  # fmt: skip
 Changed = Callable[..., None]  # what became of an instance: its id, its state, and more of it as a `Report` has that
 
