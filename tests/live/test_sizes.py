@@ -7,7 +7,7 @@ from tests.live.conftest import STORE, Belljar
 
 SEES = (
     "nproc; cat /etc/machinefeatures/total_cpu; echo; awk '/MemTotal/{print $2} /HugePages_Total/{t=$2} /Hugepagesize/{print t*$2}'"
-    " /proc/meminfo; cat /sys/block/vda/size; df -k --output=size / | tail -1; ls /sys/class/net | tr '\\n' ' '"
+    " /proc/meminfo; cat /sys/block/vda/size; df -k --output=size / | tail -1; df -k --output=size /dev/shm | tail -1; ls /sys/class/net | tr '\\n' ' '"
 )
 GIB = 1 << 20  # of /proc/meminfo's unit
 
@@ -27,8 +27,8 @@ def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
         report = tmp_path / "report"
         done = belljar.run(*words, "--report", str(report), "--", "sh", "-c", SEES)
         assert done.returncode == 0, done.stderr
-        cpus, feature, total, held, sectors, files, *cards = done.stdout.decode().split()
-        seen.append((int(cpus), int(feature), int(total) - int(held), int(sectors), int(files), cards))
+        cpus, feature, total, held, sectors, files, shared, *cards = done.stdout.decode().split()
+        seen.append((int(cpus), int(feature), int(total) - int(held), int(sectors), int(files), cards, int(shared)))
         outcome = json.loads(report.read_text())
         starts.append((outcome["start"], outcome["start_reason"]))
         peaks.append(outcome["host"]["peak_memory"] >> 10)
@@ -41,6 +41,7 @@ def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
     assert 0.75 * 300 * 1024 < small[2] < 300 * 1024
     assert peaks[2] < peaks[0] + 64 * 1024  # of 212 MiB that it did not ask for, the host gives next to nothing
     assert [one[5] for one in seen] == [["lo"], ["lo"], ["eth0", "lo"], ["lo"]]
+    assert plain[6] < GIB / 4 and 0.45 * 1800 * 1024 < large[6] <= 900 * 1024
     assert wide[3] == 12 << 21 and wide[4] > plain[4] + 3 * GIB
 
 

@@ -17,7 +17,7 @@ BUDGETS = {
     "network": 970,
     "context": 850,
     "guest": 1500,
-    "agent": 3740,
+    "agent": 3760,
     "batch": 5180,
     "pool": 1510,
     "machine": 6360,

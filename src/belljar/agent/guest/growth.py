@@ -11,7 +11,7 @@ import os
 import struct
 
 from belljar.agent.guest.network import RESCAN
-from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file, write_quietly
+from belljar.agent.guest.system import Refused, kernel_events, libc, read_file, write_file, write_quietly
 
 BLOCKS = "/sys/devices/system/memory"
 TAKES_BLOCKS = BLOCKS + "/auto_online_blocks"
@@ -19,6 +19,7 @@ PROCESSORS = "/sys/devices/system/cpu"
 # There for what the kernel can be given while it runs.
 HOTPLUG = "/sys/firmware/acpi/hotplug/%s/enabled"
 HELD = "/proc/sys/vm/nr_hugepages"
+SHARED = "/dev/shm"
 TRIES = 8  # to bring up a processor
 EXT4_IOC_RESIZE_FS = 0x40086610
 
@@ -134,6 +135,15 @@ def grow_root(size: int) -> None:
         raise Refused("refused", f"the guest's file system does not grow with its disk: {exc.strerror}") from exc
     finally:
         os.close(fd)
+
+
+def grow_shared_memory(size: int) -> None:
+    """Half of the memory, as at a boot: what is mounted keeps the size that it began with."""
+    try:
+        flags = libc.MS_REMOUNT | os.statvfs(SHARED).f_flag & (libc.MS_NOSUID | libc.MS_NODEV)
+        libc.mount(b"shm", SHARED.encode(), b"tmpfs", flags, b"size=%d" % size)
+    except (OSError, Refused):
+        pass  # an image may have another kind of file system there, or none
 
 
 def fill_disk() -> None:

@@ -12,7 +12,16 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
-from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, fill_disk, limit_for, meminfo, take_all
+from belljar.agent.guest.growth import (
+    TAKES_BLOCKS,
+    abilities,
+    blocks,
+    fill_disk,
+    grow_shared_memory,
+    limit_for,
+    meminfo,
+    take_all,
+)
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, leave_network, renew_host_keys
 from belljar.agent.guest.system import Refused, libc, load_filesystems, now, read_file, say, write_file, write_quietly
@@ -115,6 +124,8 @@ class Guest(Mounts):
 
         def work() -> bytes:
             still_held, total = take_all(known, cpus, plugged, surplus, held, disk), meminfo("MemTotal")
+            if plugged:
+                grow_shared_memory((total - still_held) // 2)
             if self.cgroup and (plugged or surplus != held):
                 most = limit_for(total, self.used + plugged // 64, still_held)
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)

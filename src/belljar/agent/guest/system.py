@@ -145,7 +145,7 @@ def next_stamp() -> int:
 class Libc:
     """The few calls that Python does not have. ctypes is slow to import, so it comes with the first of them."""
 
-    MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 1024, 4096, 2
+    MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 32, 1024, 4096, 2
     PR_SET_CHILD_SUBREAPER = 36
 
     library: object = None
