@@ -21,7 +21,7 @@ BUDGETS = {
     "batch": 5180,
     "pool": 1510,
     "machine": 6360,
-    "jobs": 2930,
+    "jobs": 2940,
     "service": 1470,
     "vacuum": 3260,
     "accounting": 440,

@@ -113,7 +113,14 @@ def attend(
                 keeping = runtime.supervisor().keep(request, ours, orders, further, claimed=checkpoints.claimed)
                 return await keeping
 
-    return in_loop(keep)
+    async def keep_to_the_end(loop: StoppableLoop) -> Outcome:
+        try:
+            return await keep(loop)
+        finally:
+            if notice is not None:  # a system that announces the end again is not to kill a job that has ended
+                signal.pthread_sigmask(signal.SIG_BLOCK, {notice[0]})
+
+    return in_loop(keep_to_the_end)
 
 
 def look_at_tie(loop: StoppableLoop, tie: int, orders: Orders) -> None:
