@@ -246,9 +246,7 @@ def disk(launch: Launch) -> list[str]:
     boot, size = launch.spec.boot, launch.spec.disk_size
     nothing = ["-blockdev", compact({"driver": "null-co", "node-name": "disk0", "size": size})]
     words = chain("disk", launch.layers, WRITTEN) or nothing
-    if (
-        boot.is_disc
-    ):  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
+    if boot.is_disc:  # on a controller that every firmware boots from, and guests with nothing there need no driver for
         return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
     order = "" if boot.kernel else ",bootindex=1"
     return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{order}"]

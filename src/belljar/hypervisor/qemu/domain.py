@@ -137,15 +137,14 @@ class QemuDomain:
         await self.call("stop")
 
     async def resume(self) -> None:
+        """QEMU tells of a migration's end a moment before it takes `cont`, and no event tells when it does: it is asked again."""
         self.is_paused = False
         tries = int(self._timeout / BRIEFLY)
         for left in reversed(range(tries)):
             try:
                 await self.call("cont")
                 return
-            except (
-                QmpError
-            ) as exc:  # QEMU tells of a migration's end a moment before it takes this, and of nothing then
+            except QmpError as exc:
                 if NOT_YET not in exc.message or not left:
                     raise
             await asyncio.sleep(BRIEFLY)
