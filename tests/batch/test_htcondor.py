@@ -292,7 +292,10 @@ def publish(condor: Condor, works: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("make_another", ["true", "mkdir -m 0711"], ids=["missing", "0711"])
+@pytest.mark.parametrize(
+    "make_another",
+    [pytest.param("true", marks=pytest.mark.slow, id="missing"), pytest.param("mkdir -m 0711", id="0711")],
+)
 def test_a_node_whose_folder_keeps_users_out_takes_no_more_jobs_and_loses_none(pool: Pool, make_another: str) -> None:
     condor, folder = pool.condor, "/var/lib/belljar-node"
     publisher = condor.outside("/opt/belljar/libexec/htcondor/belljar-publish")

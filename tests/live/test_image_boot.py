@@ -195,7 +195,7 @@ def test_what_an_agent_finds_and_what_becomes_of_a_guest_whose_agent_dies(
     assert "the agent does not stay up" in said
 
 
-def test_a_larger_disk_has_a_larger_file_system(
+def test_a_larger_disk_has_a_larger_file_system_and_an_agent_that_is_done_powers_the_guest_off(
     store: Store, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agent.py").write_text("import os\nprint('size', os.statvfs('/').f_blocks * 4096, flush=True)")
@@ -204,15 +204,6 @@ def test_a_larger_disk_has_a_larger_file_system(
         said = guest.words()
     size = int(next(line for line in said.splitlines() if line.startswith("size ")).split()[1])
     assert 38 << 30 < size < 40 << 30, said
-
-
-def test_an_agent_that_is_done_powers_the_guest_off(
-    store: Store, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "agent.py").write_text("print('done', flush=True)")
-    monkeypatch.setattr(bundle, "PARTS", (str(tmp_path / "agent.py"),))
-    with booted(store, image, tmp_path) as guest:
-        assert "done" in guest.words()
 
 
 def test_a_disk_with_partitions_from_elsewhere_boots_to_the_agent(

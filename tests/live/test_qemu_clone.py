@@ -168,21 +168,20 @@ def touch(path: Path, at: int, data: bytes) -> None:
         file.write(data)
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage"])
-async def test_a_device_state_that_does_not_load_is_an_error_and_no_hang(guests: Tiny, damage: str) -> None:
-    spec = guests.spec(new_id(), image_digest=f"damaged: {damage}")
-    template = await guests.template(spec)
+async def test_a_device_state_that_does_not_load_is_an_error_and_no_hang(guests: Tiny) -> None:
+    template = await guests.template(guests.spec(new_id(), image_digest="damaged"))
     state = template.folder / "state"
     state.chmod(0o600)
     content = state.read_bytes()
-    state.write_bytes(content[: len(content) // 2] if damage == "cut" else b"\0" * len(content))
-    clone = guests.clone(guests.spec(new_id(), image_digest=f"damaged: {damage}"), template)
-    try:
-        async with asyncio.timeout(tiny.LONGEST):
-            with pytest.raises(HypervisorError):
-                await clone.domain.connect()
-    finally:
-        await clone.end()
+    for damaged in (content[: len(content) // 2], b"\0" * len(content)):
+        state.write_bytes(damaged)
+        clone = guests.clone(guests.spec(new_id(), image_digest="damaged"), template)
+        try:
+            async with asyncio.timeout(tiny.LONGEST):
+                with pytest.raises(HypervisorError):
+                    await clone.domain.connect()
+        finally:
+            await clone.end()
 
 
 async def test_root_may_keep_templates_for_a_user_without_rights(guests: Tiny) -> None:

@@ -14,7 +14,8 @@ from tests.live.conftest import Belljar, marked_processes
 ROUNDS = 6
 
 
-@pytest.mark.parametrize("victim", ["belljar", "qemu", "the process group"])
+# test_faults.py kills belljar at every point of a machine's life.
+@pytest.mark.parametrize("victim", [pytest.param("belljar", marks=pytest.mark.slow), "qemu", "the process group"])
 def test_whatever_is_killed_whenever_nothing_is_left(belljar: Belljar, victim: str) -> None:
     seed = time.time_ns()
     chance = random.Random(seed)

@@ -176,7 +176,7 @@ def make(folder: Path, settings: Settings | None = None, *, copy_kernel: bool = 
     (folder / "initrd").chmod(0o644)
     base = folder / "base.qcow2"
     qemu_img("create", "-q", "-f", "qcow2", str(base), str(DISK_SIZE))
-    boot = Boot(kernel, folder / "initrd", "console=ttyS0 quiet panic=-1", "tiny")
+    boot = Boot(kernel, folder / "initrd", "console=ttyS0 quiet panic=-1 no_timer_check", "tiny")
     return Tiny(folder, boot, QemuHypervisor(settings or Settings(), folder / "store"), base)
 
 

@@ -287,7 +287,7 @@ def test_the_reaper_adds_the_row_that_is_missing(runtime: Runtime) -> None:
 
 
 def test_two_reapers_at_once_add_it_once(runtime: Runtime) -> None:
-    for number in range(20):
+    for number in range(8):
         killed_before_the_row(runtime)
         with ThreadPoolExecutor(2) as reapers:
             list(reapers.map(lambda _: runtime.reaper.quick(), range(2)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.stories.lease.test_service import OWNER, House
 
 from belljar.lease import Cause, LeaseState
+from belljar.lease.decisions.margins import KILL
 from belljar.lease.service.legacy import Notices
 from belljar.service.telling import teller
 
@@ -102,7 +103,8 @@ async def test_what_a_pilot_says_that_had_to_kill_guests_is_told_in_words(tmp_pa
 
 async def test_an_old_pilot_gives_its_nodes_memory_back_before_its_job_is_cancelled(tmp_path: Path) -> None:
     """`unreserving` is said when that begins. It ends by itself; one that does not is cancelled after the time for that."""
-    async with House(tmp_path).up() as house, endpoint(house) as old:
+    late = 0.0
+    async with House(tmp_path).up(lambda: time.time() + late) as house, endpoint(house) as old:
         for ends_by_itself in (True, False):
             id = house.ask()
             await house.until_state(id, LeaseState.QUEUED)
@@ -117,6 +119,8 @@ async def test_an_old_pilot_gives_its_nodes_memory_back_before_its_job_is_cancel
             assert house.slurm.jobs[job][1] == "RUNNING"
             if ends_by_itself:
                 house.slurm.end(job, "COMPLETED")
+            else:
+                late = house.settings.grace + 2 * KILL
             await house.until_state(id, LeaseState.EXPIRED)
             assert house.slurm.jobs[job][1] == ("COMPLETED" if ends_by_itself else "CANCELLED")
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 from tests.stories.lease.house import SITE_KEY, Running
@@ -23,6 +24,7 @@ from belljar.lease import Instance, Lease, LeaseState, Settings, Size, Token, Wa
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.desk import Desk, Owner
 from belljar.lease.ec2 import keyring
+from belljar.lease.service import jobs as service_jobs
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
@@ -148,7 +150,8 @@ class House:
         jobs._settings = self.settings
         looking = asyncio.ensure_future(self.daemon.looks())
         try:
-            yield self
+            with patch.object(service_jobs, "FRESH", 0.1):  # as short as the cycle
+                yield self
         finally:
             looking.cancel()
             server.close()

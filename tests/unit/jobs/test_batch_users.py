@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,7 +118,7 @@ def test_one_user_whose_records_hang_hides_nobody_elses(node: Node, monkeypatch:
     journal = node.node / "2/logs/0123456789ac/journal.jsonl"
     journal.unlink()
     os.mkfifo(journal, 0o666)
-    monkeypatch.setattr(users, "LOOK_TIMEOUT", 2.0)  # which is enough for whose do not
+    monkeypatch.setattr(users, "asked_as", partial(users.asked_as, timeout=2.0))  # which is enough for whose do not
     monkeypatch.setattr(users, "become", lambda user: None)  # this process goes on
     assert users.reach(node.runtime, "slurm:7")[1].id == "0123456789ab"
     rows, trouble = users.rows_of_all(node.runtime, lambda view: {"ID": view.id}, ended=True)
