@@ -21,7 +21,6 @@ import os
 import re
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network
@@ -30,6 +29,7 @@ from pathlib import Path
 from belljar.errors import BadOption, BadSetting, NetworkFailed
 from belljar.host.files import private_folder, short_path
 from belljar.host.locks import locked
+from belljar.host.outbox import Outbox
 from belljar.host.quick_imports import sha256
 from belljar.network import Intend, Joined, Link, Settings
 from belljar.records import replace
@@ -38,7 +38,8 @@ GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}(\+[0-9]{1,4})?")
 LOCK, LOCK_PATIENCE, TRIES = "lock", 10.0, 20
 MOST = 254
 SMALLEST, LARGEST = 14, 9018  # bytes of an Ethernet frame
-BURST, WAITING = 64, 512  # frames in one turn of the loop; frames that wait for a guest, beyond which they are lost
+# Frames in one turn of the loop; frames that wait behind the some ten that the kernel queues, beyond which they are lost.
+BURST, WAITING = 64, 512
 QUEUE = 1 << 20
 HEAD = struct.Struct(">BH")
 CHUNK, FULL = 1 << 17, 1 << 20  # bytes read at once; bytes that wait for a connection, beyond which frames are lost
@@ -49,11 +50,20 @@ def join_group(settings: Settings, folder: Path, link: Link, name: str, uid: int
     """A port in the group of this user, named GROUP or GROUP@ADDRESS. Raises BadOption, BadSetting, NetworkFailed."""
     group, at, address = name.partition("@")
     usual = subnet(settings.isolated_net)
-    net, number = _seat(address, usual) if at else (usual, 0)
+    net, wish = _seat(address, usual) if at else (usual, 0)
     for _ in range(TRIES):
         place = private_folder(place_of(folder, uid, group))
         with suppress(FileNotFoundError):  # the last machine of the group removed the folder just now
-            return _join(place, net, link, group, number, intend)
+            with locked(place / LOCK, timeout=LOCK_PATIENCE, what="join an isolated group"):
+                remove_dead(place)
+                numbers = (wish,) if wish else range(1, MOST + 1)
+                number = next((number for number in numbers if not (place / str(number)).exists()), None)
+                if number is None:
+                    why = f"a machine has the address {net[wish]}" if wish else f"it has {MOST} machines"
+                    raise NetworkFailed(f"the group {group}: {why} already", hint="Use another.")
+                intend("port", place / str(number))
+                mac = prefix(place.name) + bytes([number])
+                return Port(replace(link, mac=mac.hex(":"), address=f"{net[number]}/{net.prefixlen}"), place, mac)
     raise NetworkFailed(f"the folder of the group {group} was removed again and again", hint="Try again.")
 
 
@@ -76,19 +86,6 @@ def _seat(text: str, usual: IPv4Network) -> tuple[IPv4Network, int]:
     )
 
 
-def _join(place: Path, net: IPv4Network, link: Link, group: str, wish: int, intend: Intend) -> Port:
-    with locked(place / LOCK, timeout=LOCK_PATIENCE, what="join an isolated group"):
-        remove_dead(place)
-        numbers = (wish,) if wish else range(1, MOST + 1)
-        number = next((number for number in numbers if not (place / str(number)).exists()), None)
-        if number is None:
-            why = f"a machine has the address {net[wish]}" if wish else f"it has {MOST} machines"
-            raise NetworkFailed(f"the group {group}: {why} already", hint="Use another.")
-        intend("port", place / str(number))
-        mac = prefix(place.name) + bytes([number])
-        return Port(replace(link, mac=mac.hex(":"), address=f"{net[number]}/{net.prefixlen}"), place, mac)
-
-
 def subnet(text: str) -> IPv4Network:
     with suppress(ValueError):
         if (net := IPv4Network(text)).prefixlen <= 24:
@@ -102,40 +99,6 @@ def prefix(name: str) -> bytes:
     return b"\x52" + sha256(name.partition("+")[0].encode()).digest()[:4]
 
 
-class Outlet:
-    """A datagram socket that frames are sent to. The kernel queues about ten frames, so more of them are queued here."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
-        self._loop, self._end = loop, end
-        self._waiting: deque[bytes] = deque()
-
-    def send(self, frame: bytes) -> None:
-        """Send now, or later; drop the frame when too many wait. Raises OSError when the other end is closed."""
-        if not self._waiting:
-            try:
-                self._end.send(frame)
-                return
-            except BlockingIOError:
-                self._loop.add_writer(self._end, self._pass_on)
-        if len(self._waiting) < WAITING:
-            self._waiting.append(frame)
-
-    def close(self) -> None:
-        self._loop.remove_writer(self._end)
-        self._end.close()
-
-    def _pass_on(self) -> None:
-        try:
-            while self._waiting:
-                self._end.send(self._waiting[0])
-                self._waiting.popleft()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._waiting.clear()
-        self._loop.remove_writer(self._end)
-
-
 class Ends:
     """The sockets of a group, as one process has them: its own, which it hears, and the others', which it sends to."""
 
@@ -145,7 +108,7 @@ class Ends:
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.own: dict[int, socket.socket] = {}
-        self._outlets: dict[int, Outlet] = {}  # connections to other machines, by number
+        self._outlets: dict[int, Outbox] = {}  # connections to other machines, by number
 
     def bind(self, number: int) -> None:
         self.own[number] = _datagrams()
@@ -164,7 +127,8 @@ class Ends:
             if outlet is None:
                 return
             try:
-                return outlet.send(frame)
+                outlet.send(frame)
+                return
             except OSError:
                 self._outlets.pop(number).close()
 
@@ -192,15 +156,14 @@ class Ends:
         for frame in _frames(end):
             hear(number, frame)
 
-    def _connect(self, number: int) -> Outlet | None:
-        assert self._loop is not None
+    def _connect(self, number: int) -> Outbox | None:
         end = _datagrams()
         try:
             end.connect(self._at(number))
         except OSError:
             end.close()
             return None
-        self._outlets[number] = Outlet(self._loop, end)
+        self._outlets[number] = Outbox(end, end.send, WAITING)
         return self._outlets[number]
 
     def _at(self, number: int) -> str:
@@ -217,7 +180,7 @@ class Port(Joined):
         self._guest, self._theirs = map(_datagrams, socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
         super().__init__(replace(link, fd=self._theirs.fileno()))
         self._loop = asyncio.get_running_loop()
-        self._inlet = Outlet(self._loop, self._guest)
+        self._inlet = Outbox(self._guest, self._guest.send, WAITING)
         self._loop.add_reader(self._guest, self._from_guest)
         self._ends.listen(self._to_guest)
 
@@ -304,8 +267,7 @@ class Part:
     async def carry(
         self, numbers: Iterable[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes = b""
     ) -> None:
-        """Frames to and from these machines, until the connection ends. *data*: what has come of it already. Raises
-        OSError, EOFError."""
+        """Frames to and from these machines, until the connection ends; first those in *data*. Raises OSError, EOFError."""
         senders, wire, buffer = frozenset(numbers), Wire(writer), bytearray(data)
         self._wires.update(dict.fromkeys(senders, wire))
         try:

@@ -1,19 +1,17 @@
-"""UDP in an event loop that has other things to do: what arrives is taken in batches, a flood gets a share of the loop's time,
-what cannot be sent at once waits in a short queue, and names are looked up a few at a time.
-"""
+"""UDP in an event loop: what arrives is taken in batches, a flood gets a share of the loop's time."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, Final
 
 from belljar.errors import HostError
+from belljar.host.outbox import Outbox
 from belljar.host.threads import in_thread
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
@@ -29,13 +27,12 @@ BEYOND_LIMIT: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFF
 
 
 class Datagrams:
-    """One UDP socket of this event loop. *take* gets each datagram, cut after *longest* bytes, and must not raise. While there are
-    always more, it gets no more than *share* of a processor's time."""
+    """*take* gets each datagram, cut after *longest* bytes, and must not raise. A flood gets *share* of a processor."""
 
     def __init__(self, sock: socket.socket, take: Take, *, longest: int, share: float = 0.25) -> None:
         self._socket, self._take, self._longest, self._share = sock, take, longest, share
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[bytes, Address]] = deque()
+        self._outbox = Outbox(sock, sock.sendto, WAITING)
         self._pause: asyncio.TimerHandle | None = None
         self._listen()
 
@@ -47,15 +44,10 @@ class Datagrams:
 
     def send(self, data: bytes, address: Address) -> bool:
         """Now, or as soon as there is room for it. False: it will not be sent."""
-        if self._waiting:
-            return self._wait(data, address)
         try:
-            self._socket.sendto(data, address)
-        except (BlockingIOError, InterruptedError):
-            return self._wait(data, address)
+            return self._outbox.send(data, address)
         except OSError:
             return False
-        return True
 
     def close(self) -> None:
         """What still waits is not sent. Closing again is success."""
@@ -63,8 +55,7 @@ class Datagrams:
             self._pause.cancel()
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
-            self._socket.close()
+            self._outbox.close()
 
     def _listen(self) -> None:
         self._pause = None
@@ -85,25 +76,6 @@ class Datagrams:
         self._loop.remove_reader(self._socket)
         spent = time.thread_time() - began
         self._pause = self._loop.call_later(spent * (1 / self._share - 1), self._listen)
-
-    def _wait(self, data: bytes, address: Address) -> bool:
-        if len(self._waiting) >= WAITING:
-            return False
-        if not self._waiting:
-            self._loop.add_writer(self._socket, self._writable)
-        self._waiting.append((data, address))
-        return True
-
-    def _writable(self) -> None:
-        while self._waiting:
-            try:
-                self._socket.sendto(*self._waiting[0])
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:  # this one has no way; the next may have
-                pass
-            self._waiting.popleft()
-        self._loop.remove_writer(self._socket)
 
 
 class Outgoing:
@@ -160,8 +132,7 @@ def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
 
 
 async def own_sockets(listen: Iterable[str], name: str, port: int) -> list[socket.socket]:
-    """At the addresses the site named; else at those of this host's name, where that names it as others see it; else at every
-    address of this host. Raises HostError."""
+    """At the addresses the site named; else at those that others see by this host's name; else at all. Raises HostError."""
     if named := tuple(listen) or (name,) * is_numeric(name):
         return _all_bound(named, port)
     hosts = [str(address[0]) for address in await addresses_of(name, port)]

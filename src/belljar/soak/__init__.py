@@ -28,8 +28,6 @@ class Plan:
     image: str
     belljar: tuple[str, ...]  # how this belljar is run again
     ledgers: tuple[Path, ...]  # where rows of ended machines are, with their start times
-    folders: tuple[
-        Path, ...
-    ]  # of machines; these must not grow (records of ended machines do, for `machine.keep_days`)
+    folders: tuple[Path, ...]  # of machines, without the records of ended ones: these must not grow
     options: tuple[str, ...] = ()  # of `belljar run`, sbatch or qsub
     longest: float = 3600.0  # seconds one job may take

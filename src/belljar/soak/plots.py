@@ -6,8 +6,7 @@ from pathlib import Path
 
 from belljar.errors import BadOption, CommandMissing
 from belljar.journal import Ledger
-from belljar.soak.report import VMBATCH, by_kind
-from belljar.soak.samples import NOISE
+from belljar.soak.report import NOISE, VMBATCH, by_kind
 
 
 def check(path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from belljar.errors import BelljarError, CommandFailed
 from belljar.host.commands import Finished, run_beside
 from belljar.host.files import PRIVATE_FOLDER
 from belljar.host.locks import locked
+from belljar.host.processes import all_pids
+from belljar.host.room import host_memory
 from belljar.journal import Ledger
+from belljar.model import MIB
 from belljar.soak import Plan
-from belljar.soak.samples import sample
+from belljar.soak.report import NOISE
 
 EVERY = 20  # jobs between two samples
 PATIENCE = 5.0  # seconds until a soak that was killed has let go of its folder
@@ -40,8 +44,7 @@ class Soak:
         self._in_a_row, self._hopeless = 0, ""  # failures; why no further job is started
 
     async def run(self) -> None:
-        """Until the folder holds as many jobs as planned, or a signal asks to stop: jobs that run are then awaited. Raises
-        LockTimeout where another soak runs in the folder, CommandFailed where a context's first job fails, or too many in a row."""
+        """Until the folder holds so many jobs, or a signal asks to stop. Raises LockTimeout, CommandFailed."""
         self._folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         with locked(self._folder / "lock", timeout=PATIENCE, what="run jobs for the same folder"):
             for output in self._folder.glob("*.out"):  # of jobs that were running when a soak was killed
@@ -94,9 +97,10 @@ class Soak:
         self._in_a_row = self._in_a_row + 1 if failure else 0
         if failure and (kind == "first" or self._in_a_row >= MOST_IN_A_ROW):
             self._hopeless = f"{context}: {failure}"
-        facts = _facts(
-            self._machine(word if ended is None or plan.batch == "none" else f"{plan.batch}:{_id_of(ended)}")
-        )
+        if ended is not None and plan.batch != "none":  # sbatch and qsub print the job's id first
+            first = (ended.out.decode(errors="replace").split() or [""])[0]
+            word = f"{plan.batch}:{first.partition(';')[0].partition('.')[0]}"
+        facts = _facts(self._machine(word))
         row = {"kind": kind, "batch": plan.batch, "context": context, "begin": begin, **facts, "failure": failure}
         self._write(row)
         if (jobs := self._done.total()) % EVERY == 0:
@@ -148,14 +152,26 @@ def _failure(ended: Finished, word: str, output: Path) -> str:
     return "" if printed.strip() == word else f"it printed {printed[:80]!r}"
 
 
-def _id_of(ended: Finished) -> str:
-    """What sbatch and qsub print first."""
-    return (ended.out.decode(errors="replace").split() or [""])[0].partition(";")[0].partition(".")[0]
-
-
 def _facts(machine: Row) -> Row:
     """What the ledger has of a job's machine. `start`: seconds from belljar's beginning to the payload's; None: not known."""
     phases = machine.get("phases", {})
     start = round(sum(phases.get(name, 0.0) for name in BEFORE), 6) if "run" in phases else None
     known = {name: machine.get(name, "") for name in ("id", "class", "cause", "reason", "started", "ended")}
     return {**known, "start": start, "is_clone": machine.get("start") == "clone", "phases": phases}
+
+
+def sample(folders: Iterable[Path]) -> dict[str, float]:
+    """What this host holds now."""
+    total, available = host_memory()
+    sizes = [size for folder in folders for size in _sizes(folder)]
+    open_files = int(Path("/proc/sys/fs/file-nr").read_text().split()[0])
+    held = (total - available) / MIB
+    return dict(zip(NOISE, (held, open_files, sum(1 for _ in all_pids()), len(sizes), sum(sizes) / MIB), strict=True))
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """Bytes on disk of each file below it."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                yield os.lstat(os.path.join(where, name)).st_blocks * 512

@@ -8,8 +8,8 @@ import pytest
 from belljar.errors import BadOption
 from belljar.journal import Ledger
 from belljar.soak import Plan, plots, report
+from belljar.soak.report import NOISE, growth
 from belljar.soak.run import argv_of
-from belljar.soak.samples import NOISE, growth
 
 PLAN = Plan(10, 2, 5, ("ramdisk",), "none", "debian12", ("belljar",), (), (), ("--mem=600",))
 

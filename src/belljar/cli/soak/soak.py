@@ -10,7 +10,6 @@ from belljar.cli.parser import Args, Verb
 from belljar.cli.render import duration, moment, show, table
 from belljar.errors import BadOption
 from belljar.soak import BATCH, Plan, plots, report
-from belljar.soak.samples import OWN
 
 
 def soak(args: Args, runtime: Runtime) -> int:
@@ -26,7 +25,7 @@ def soak(args: Args, runtime: Runtime) -> int:
         _as_table(made)
     else:
         show(made["starts"] if args.format == "csv" else made, (), (), as_=args.format)
-    return 1 if made["failed"] or any(row["grows"] and row["what"] in OWN for row in made["growth"]) else 0
+    return 1 if made["failed"] or any(row["grows"] and row["what"] in report.OWN for row in made["growth"]) else 0
 
 
 def run(args: Args, runtime: Runtime) -> None:
