@@ -136,7 +136,7 @@ WRONG = [
     ("machine", "hypervisor", "'libvirt:qemu+ssh://host/system'", "no such driver"),
     ("machine", "hypervisor", "'kvm'", "no such driver"),
     ("machine", "hypervisor", "'libvirt:xen:///system'", "guests under Xen are not supported"),
-    ("network", "allow", "['10.0.0.0/8', '10.0.0.0/33']", "'33' is not a valid netmask"),
+    ("network", "allow", "['10.0.0.0/8', '10.0.0.0/33']", "not a prefix from 0 to 32"),
     ("network", "deny", "['10.0.0.1:99999']", "not a port from 1 to 65535"),
     ("network", "bridges", "['br0', 'a bridge']", "cannot be the name of a bridge"),
     ("network", "bridge_addresses", "['192.0.2.10-192.0.3.10/24']", "192.0.2.10-192.0.3.10/24"),

@@ -127,24 +127,23 @@ def decide_by_address(egress: Egress, address: str, port: int, transport: Transp
 
 def rule(text: str) -> Rule:
     """ADDRESS[/PREFIX][:PORT[/tcp|udp]]. Raises ValueError with a sentence that says what is wrong."""
-    import ipaddress
-
     place, colon, rest = text.strip().partition(":")
+    address, slash, prefix = place.partition("/")
     try:
-        network = ipaddress.IPv4Network(place)
-    except ValueError as exc:
-        raise ValueError(f"{text!r}: {exc}") from None
+        number = as_number(address)
+    except ValueError:
+        raise ValueError(f"{text!r}: {address!r} is no IPv4 address") from None
+    if slash and not (prefix.isascii() and prefix.isdecimal() and int(prefix) <= 32):
+        raise ValueError(f"{text!r}: {prefix!r} is not a prefix from 0 to 32")
+    mask = mask_of(int(prefix) if slash else 32)
+    if number & ~mask:
+        raise ValueError(f"{text!r}: {address} has bits beyond /{prefix}")
     port, slash, transport = rest.partition("/")
     if colon and not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise ValueError(f"{text!r}: {port!r} is not a port from 1 to 65535")
     if slash and transport not in ("tcp", "udp"):
         raise ValueError(f"{text!r}: {transport!r} is neither tcp nor udp")
-    return Rule(
-        int(network.network_address),
-        int(network.netmask),
-        int(port) if colon else None,
-        Transport(transport) if slash else None,
-    )
+    return Rule(number, mask, int(port) if colon else None, Transport(transport) if slash else None)
 
 
 def mask_of(prefix: int) -> int:
