@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import cache
@@ -38,7 +38,7 @@ from belljar.host.room import Need, host_memory
 from belljar.machine.outside.detached import error_of
 from belljar.machine.outside.watching import ENDED
 from belljar.model import Outcome, OutcomeClass, Request, Retry, RunPayload, Transfer
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -51,13 +51,6 @@ LOOK_AGAIN = 10.0  # seconds: room that no machine of ours gave back
 
 class TaskError(Exception):
     """A task raised what cannot be pickled; its text is the last line, its cause the traceback."""
-
-
-@dataclass(frozen=True)
-class InTurn:
-    """What `map` submits: one function for many rows of arguments."""
-
-    function: Callable[..., Any]
 
 
 class Executor(concurrent.futures.ThreadPoolExecutor):
@@ -87,11 +80,7 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """What *fn* returns, or raises, in its machine. The future raises `Failed` where the task's process ended without an
         answer, MachineFailed where host or machine failed it, and other errors of belljar where the options must change."""
-        task: Any = fn
-        if isinstance(task, InTurn):
-            rows: Any = args[0]
-            return super().submit(lambda: self._carry_out(task.function, rows, {}))
-        return super().submit(lambda: self._carry_out(fn, [args], kwargs)[0])
+        return super().submit(lambda: self._carry_out(fn, args, kwargs))
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1, **more: Any
@@ -101,7 +90,12 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
             raise ValueError("chunksize must be >= 1")
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: list(islice(rows, chunksize)), [])
-        in_turn: Any = InTurn(fn)
+
+        def in_turn(
+            chunk: list[tuple[Any, ...]],
+        ) -> list[T]:  # cloudpickle sends it whole: the guest does not have this module
+            return [fn(*row) for row in chunk]
+
         return chain.from_iterable(super().map(in_turn, chunks, timeout=timeout, **more))
 
     def terminate_workers(self) -> None:
@@ -114,12 +108,12 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     # -- one task, in its thread -------------------------------------------------------------------------------------
 
-    def _carry_out(self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], kwargs: dict[str, Any]) -> Any:
-        """What it returns for each row of arguments, by one machine."""
+    def _carry_out(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What it returns, by one machine."""
         import cloudpickle
 
         head = (tuple(sys.version_info[:2]), *_code())
-        task = pickle.dumps(head, inside.OLDEST) + cloudpickle.dumps((function, rows, kwargs))
+        task = pickle.dumps(head, inside.OLDEST) + cloudpickle.dumps((function, args, kwargs))
         while True:
             self._await_room()
             request = self._request()

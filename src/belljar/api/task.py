@@ -2,8 +2,8 @@
 and little of that, since an emulated guest takes a second to import cloudpickle. Any Python 3 understands it far enough to say
 which one it is.
 
-Standard input has two pickles: the version of Python that packed them with the code of cloudpickle's modules and of its loaders, then a function, rows of
-its arguments, and keyword arguments. So has the file of the result: how the task ended with a text, then what was returned or raised.
+Standard input has two pickles: the version of Python that packed them with the code of cloudpickle's modules and of its loaders, then a function, its arguments
+and its keyword arguments. So has the file of the result: how the task ended with a text, then what was returned or raised.
 """
 
 import builtins
@@ -87,11 +87,8 @@ def main(source: "IO[bytes]", result: str) -> None:
     for module in MODULES:
         sys.modules.setdefault(module, Light(module, loaders))
     try:
-        function, rows, kwargs = pickle.load(source)
-        results = []
-        for row in rows:
-            results.append(function(*row, **kwargs))
-        put(result, RETURNED, "", dumps(results))
+        function, args, kwargs = pickle.load(source)
+        put(result, RETURNED, "", dumps(function(*args, **kwargs)))
     except BaseException as error:  # whatever it is, who asked gets it
         import traceback
 

@@ -179,9 +179,8 @@ class Outcomes:
 
     def since(self, moment: float) -> Iterator[Ended]:
         """As `new`, but the first time with the machines that ended from *moment* on; of each node about in the order of their ends."""
-        month = time.strftime(
-            "%Y-%m:0", time.gmtime(max(moment - DAY, 0.0))
-        )  # the clock may have been set back a little
+        begin = time.gmtime(max(moment - DAY, 0.0))  # the clock may have been set back a little
+        month = time.strftime("%Y-%m:0", begin)
         self.positions = {source.key: month for source in self.sources()} | self.positions
         return (ended for ended in self.new() if ended.ended >= moment)
 

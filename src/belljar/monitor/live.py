@@ -89,19 +89,13 @@ class Host:
         def begin() -> dict[str, Counted]:
             return count_by_node(outcomes.since(time.time() - self._window), {})
 
-        def look() -> tuple[list[Ended], set[Path]]:
-            folders = [source.folder for source in outcomes.sources()]
-            paths = {path for folder in folders for path in (folder, *folder.glob("ledger-*.jsonl"))}
-            return [*outcomes.new()], paths
-
         def take(new: list[Ended]) -> None:
             self._by_node = count_by_node(new, by_node)
             changed()
 
         async with self.turn:
             by_node = await in_thread(begin)
-            are_all_here = {source.node for source in outcomes.sources()} <= {self.name}
-        await look_whenever(look, take, self.turn, None if are_all_here else LOOK_AGAIN)
+        await read_whenever(outcomes, lambda: [*outcomes.new()], take, self.turn)
 
     async def _watch_leases(self, changed: Callable[[], None]) -> None:
         while True:
@@ -112,6 +106,20 @@ class Host:
                     changed()
             self._leases = []
             await asyncio.sleep(ASK_AGAIN)
+
+
+async def read_whenever(
+    outcomes: Outcomes, read: Callable[[], T], take: Callable[[T], object], turn: asyncio.Lock
+) -> None:
+    """Hand over what *read* makes of these ledgers in a thread, now and whenever they grow."""
+
+    def look() -> tuple[T, set[Path]]:
+        folders = [source.folder for source in outcomes.sources()]
+        paths = {path for folder in folders for path in (folder, *folder.glob("ledger-*.jsonl"))}
+        return read(), paths
+
+    are_all_here = {*outcomes.places.values()} <= {os.uname().nodename}
+    await look_whenever(look, take, turn, None if are_all_here else LOOK_AGAIN)
 
 
 async def look_whenever(

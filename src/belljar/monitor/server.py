@@ -22,17 +22,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from belljar import __version__
-from belljar.errors import HostError
 from belljar.host.threads import in_thread
 from belljar.model import dumps
 from belljar.monitor.live import Host
 from belljar.monitor.nodes import BROKEN, Remote
 from belljar.monitor.view import Values, view
-from belljar.service.http.server import counted, place
+from belljar.service.http.server import counted, listener
 from belljar.service.senders import Askers, Budget
 from belljar.service.streams import first_of
 
@@ -79,8 +78,22 @@ class Hub:
             self._views[is_trusted] = {name: dumps(section) for name, section in sections.items()}
         return self._views[is_trusted]
 
-    async def pieces(self, look: Look) -> AsyncIterator[bytes]:
-        """For one reader: all sections, then those that changed, and now and then a sign of life."""
+    def events(self, look: Look) -> Response:
+        """Pieces for one reader, until it goes. Raises HTTPException where there are too many readers."""
+        if self.readers >= MOST_READERS:
+            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
+        return StreamingResponse(self._counted(self._pieces(look)), media_type="text/event-stream")
+
+    async def _counted(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        self.readers += 1
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            self.readers -= 1
+
+    async def _pieces(self, look: Look) -> AsyncIterator[bytes]:
+        """All sections, then those that changed, and now and then a sign of life."""
         sent = dict[str, bytes]()
         while True:
             changed, sections = self._changed, look()  # in this order: nothing falls between
@@ -95,28 +108,6 @@ class Hub:
 
 def joined(sections: dict[str, bytes]) -> bytes:
     return b"{%s}" % b",".join(b'"%s":%s' % (name.encode(), text) for name, text in sections.items())
-
-
-class Events(StreamingResponse):
-    """Pieces for one reader, until it goes or does not read. Raises HTTPException where there are too many readers."""
-
-    def __init__(self, hub: Hub, look: Look) -> None:
-        if hub.readers >= MOST_READERS:
-            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
-        super().__init__(hub.pieces(look), media_type="text/event-stream")
-        self._hub = hub
-
-    async def stream_response(self, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(STALL):
-                await send(message)
-
-        self._hub.readers += 1
-        try:
-            with suppress(TimeoutError):
-                await super().stream_response(send_in_time)
-        finally:
-            self._hub.readers -= 1
 
 
 class Access:
@@ -148,12 +139,12 @@ def app(
 
     async def events(request: Request) -> Response:
         is_trusted = access(request)
-        return Events(hub, lambda: hub.sections(is_trusted=is_trusted))
+        return hub.events(lambda: hub.sections(is_trusted=is_trusted))
 
     async def node(request: Request) -> Response:
         """This host alone, for the monitor of another."""
         access(request, needed=True)
-        return Events(hub, lambda: {"node": dumps(hub.host.nodes()[0])})
+        return hub.events(lambda: {"node": dumps(hub.host.nodes()[0])})
 
     async def story(request: Request) -> Response:
         access(request, needed=True)
@@ -183,15 +174,10 @@ def app(
 
 
 def listening(where: str) -> socket.socket:
-    """At ADDRESS:PORT. Raises BadSetting, HostError."""
-    address, port = place(where, "--listen")
-    try:
-        end = socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    except OSError as exc:
-        hint = "Another monitor may run: `ss -ltnp` shows who has the port. --listen gives another."
-        raise HostError(f"--listen {where}: {exc.strerror}", hint=hint) from exc
-    # The kernel drops a reader that takes nothing for so long, whatever still waits to be sent to it.
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2 * STALL * 1000))
+    """At ADDRESS:PORT. The kernel drops a reader that takes nothing for so long. Raises BadSetting, HostError."""
+    hint = "Another monitor may run: `ss -ltnp` shows who has the port. --listen gives another."
+    end = listener(where, "--listen", hint)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL * 1000))
     return end
 
 

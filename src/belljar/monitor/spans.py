@@ -5,8 +5,7 @@ it began: they are laid end to end from the machine's start."""
 
 from __future__ import annotations
 
-import os
-import select
+import asyncio
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from hashlib import sha256
@@ -14,17 +13,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import HostError, LibraryMissing, PositionLost
-from belljar.host.watch import IN_CREATE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.jobs import complain
 from belljar.monitor import PHASES, WITHIN, Ended, Outcomes
+from belljar.monitor.live import read_whenever
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
 
 BATCH = 60  # machines, each with about eight spans
-LOOK_AGAIN = 15.0  # seconds, for what this kernel does not report: ledgers of other hosts, and of users
-MOST_REFUSALS = 8  # in a row, each of which doubles the pause, from 2 seconds to 4 minutes
+AGAIN = 30.0  # seconds after which what the collector did not take is sent again
 # Fields that are attributes, too.
 TEXTS = ("cause", "image", "path", "error", "context", "accelerator", "requester", "name", "user")
 
@@ -54,28 +52,16 @@ class Exporter:
         self._kept()
         return machines
 
-    def follow(self, outcomes: Outcomes, wait: Callable[..., object] = select.select) -> None:
-        """Send each machine as it ends, for ever. Where the collector does not take them, they are sent again, later and later.
-        Raises PositionLost."""
-        watch, here, refusals = Watch(), os.uname().nodename, 0
+    async def follow(self, outcomes: Outcomes) -> None:
+        """Send each machine as it ends, for ever, those that the collector does not take again. Raises PositionLost."""
         while True:
-            watch.read()
-            are_watched = [
-                source.node == here
-                and not source.user
-                and watch.add(source.folder, IN_CREATE | IN_MODIFY | IN_MOVED_TO) > 0
-                for source in outcomes.sources()
-            ]
             try:
-                self.send_new(outcomes)
-                refusals = 0
-                wait([watch], [], [], None if all(are_watched) else LOOK_AGAIN)
+                await read_whenever(outcomes, lambda: self.send_new(outcomes), lambda sent: None, asyncio.Lock())
             except PositionLost:
                 raise
             except HostError as exc:
                 complain(exc.message, exc.hint)
-                refusals = min(refusals + 1, MOST_REFUSALS)
-                wait([], [], [], 2.0**refusals)
+                await asyncio.sleep(AGAIN)
 
 
 def spans_of(ended: Ended) -> Iterator[ReadableSpan]:

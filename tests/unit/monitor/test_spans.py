@@ -1,10 +1,11 @@
 """Ended machines as traces, taken by a receiver that speaks OTLP over HTTP."""
 
+import asyncio
 import http.server
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,37 +117,41 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     assert len(collector.spans) == 7
 
 
-def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(tmp_path: Path, collector: Collector) -> None:
+async def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("belljar.monitor.spans.AGAIN", 0.05)
     write(tmp_path / "logs", *[row(f"{number:012x}") for number in range(100)])
-    outcomes, waits, kept = Outcomes({tmp_path / "logs": os.uname().nodename}), list[float | None](), list[int]()
-
-    class Enough(Exception):
-        pass
-
-    def wait(watches: Any, _: Any, __: Any, longest: float | None) -> None:
-        waits.append(longest)
-        collector.status = 400 if len(waits) < 3 else 200
-        if watches and len(collector.spans) > 700:
-            raise Enough
-        if watches:
-            write(tmp_path / "logs", row("f" * 12))
-
+    outcomes, kept = Outcomes({tmp_path / "logs": os.uname().nodename}), list[int]()
     collector.status = 400
-    with pytest.raises(Enough):
-        Exporter(lambda: kept.append(len(collector.spans))).follow(outcomes, wait)
-    assert waits == [2.0, 4.0, 8.0, None, None]
-    assert len({span.trace_id for span in collector.spans}) == 101 and len(collector.spans) == 101 * 7
+    following = asyncio.ensure_future(Exporter(lambda: kept.append(len(collector.spans))).follow(outcomes))
+    try:
+        async with asyncio.timeout(20):
+            await until(lambda: "60 machines were not taken" in capsys.readouterr().err)
+            assert not collector.spans
+            collector.status = 200
+            await until(lambda: len(collector.spans) == 100 * 7)
+            write(tmp_path / "logs", row("f" * 12))
+            await until(lambda: len(collector.spans) == 101 * 7)
+    finally:
+        following.cancel()
+    assert len({span.trace_id for span in collector.spans}) == 101
     assert kept[0] == 60 * 7
 
 
-def test_a_ledger_that_was_cut_ends_the_following(tmp_path: Path, collector: Collector) -> None:
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_a_ledger_that_was_cut_ends_the_following(tmp_path: Path, collector: Collector) -> None:
     write(tmp_path / "logs", row())
-
-    def cut(*words: Any) -> None:
+    following = asyncio.ensure_future(Exporter(lambda: None).follow(Outcomes({tmp_path / "logs": os.uname().nodename})))
+    async with asyncio.timeout(20):
+        await until(lambda: len(collector.spans) == 7)
         (tmp_path / "logs/ledger-2026-01.jsonl").write_bytes(b"")
-
-    with pytest.raises(PositionLost):
-        Exporter(lambda: None).follow(Outcomes({tmp_path / "logs": "wn01"}), cut)
+        with pytest.raises(PositionLost):
+            await following
 
 
 def test_no_row_keeps_those_behind_it_from_being_sent(tmp_path: Path, collector: Collector) -> None:

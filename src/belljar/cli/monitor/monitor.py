@@ -71,7 +71,7 @@ def spans(args: Args, runtime: Runtime) -> None:
         if before is None and not args.from_start:
             outcomes.skip()
         if args.follow:
-            exporter.follow(outcomes)
+            asyncio.run(exporter.follow(outcomes))
         sent = exporter.send_new(outcomes)
     show({"sent": sent}, ("MACHINES SENT",), [(sent,)], as_=args.format)
     complain_of(outcomes)

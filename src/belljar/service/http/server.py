@@ -51,12 +51,7 @@ async def serving(
 ) -> AsyncIterator[tuple[str, int]]:  # fmt: skip
     """The address and port at which it is answered, while the block lasts; connections end with it. *setting*: what *where* is
     called in errors. Raises BadSetting, HostError."""
-    address, port = place(where, setting)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        end = socket.create_server((address, port), family=family, backlog=limits.connections)
-    except OSError as exc:
-        raise HostError(f"{setting}: {where}: {exc.strerror}", hint="Give another address or port.") from exc
+    end = listener(where, setting, "Give another address or port.", limits.connections)
     end.setblocking(False)
     door = asyncio.ensure_future(_Door(respond, refuse, limits, tls).open(end))
     try:
@@ -65,6 +60,17 @@ async def serving(
         door.cancel()
         await asyncio.gather(door, return_exceptions=True)
         end.close()
+
+
+def listener(where: str, setting: str, hint: str, backlog: int | None = None) -> socket.socket:
+    """At ADDRESS:PORT. Raises BadSetting, HostError."""
+    address, port = place(where, setting)
+    try:
+        return socket.create_server(
+            (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=backlog
+        )
+    except OSError as exc:
+        raise HostError(f"{setting}: {where}: {exc.strerror}", hint=hint) from exc
 
 
 def place(where: str, setting: str) -> tuple[str, int]:
