@@ -149,6 +149,11 @@ class QemuDomain:
                     raise
             await asyncio.sleep(BRIEFLY)
 
+    async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
+        from belljar.hypervisor.qemu.placement import pin
+
+        return pin(await self.call("query-cpus-fast"), cpus)
+
     async def press_power(self) -> None:
         await self.call("system_powerdown")
 

@@ -62,6 +62,10 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
     if life.state is not State.RUNNING or plan is None or domain is None or guest is None or process is None:
         raise MachineBusy(f"{life.request.id}: its command does not run now, so it cannot be written to a folder")
     is_divided = running.forks or life.request.machine.fork
+    if plan.spec.layout is not None:
+        raise CheckpointFailed(
+            "its guest sees processors and NUMA nodes of this host", hint="Start it with `--topology flat`."
+        )
     if why := "it is a fork, or was forked" if is_divided else cannot_be_frozen(life.request, services.hypervisor):
         raise CheckpointFailed(f"{life.request.id} cannot be written to a folder: {why}")
     folder = order.folder

@@ -44,6 +44,10 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
         raise ForkRefused("it has no agent of belljar's", hint="Give its machine one with `--ready agent`.")
     if machine.shares:
         raise ForkRefused("it has shared folders, which stay its own", hint=f"{AGAIN} `belljar cp` brings files.")
+    if running.plan is not None and (running.plan.spec.layout is not None or running.plan.spec.pages):
+        raise ForkRefused(
+            "its memory and processors are laid out for it alone", hint="Start it without --topology, --pages."
+        )
     if running.checkpoint is not None:
         raise ForkRefused("it goes on from a checkpoint", hint="Fork a machine that was started anew.")
     if running.equipment.disks:

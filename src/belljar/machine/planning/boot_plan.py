@@ -14,9 +14,23 @@ from belljar.image import BootFiles, Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
+from belljar.machine.planning.placement import keeps_from_cloning, layout_of
 from belljar.machine.planning.template import failed_before, in_base_frame, make_template
 from belljar.machine.services import Keep, Services
-from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
+from belljar.model import (
+    MIB,
+    SEED,
+    VIRTIOFS_SOCKET,
+    Context,
+    NetworkMode,
+    OwnWork,
+    Pages,
+    Request,
+    Sign,
+    Start,
+    Topology,
+    Work,
+)
 from belljar.network import Link, mac_address
 from belljar.network import plan as plan_link
 from belljar.records import dataclass, replace
@@ -131,6 +145,8 @@ class Planner:
         cold boot would not answer either."""
         if key := self._life.request.machine.fork:
             return self._of_fork(plan, key)
+        if why := keeps_from_cloning(plan.spec, self._life.request.machine.pages):
+            raise TemplateError(why)
         if plan.context.private:
             raise TemplateError(plan.context.private)
         if awaited_line(self._life.request.work):
@@ -182,6 +198,11 @@ class Planner:
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image
+        if (pages := self._life.request.machine.pages) is not Pages.DEFAULT:
+            from belljar.host.topology import check_pages
+
+            nodes = spec.layout.nodes if spec.layout else ()
+            check_pages(pages, [(node.host, node.memory) for node in nodes] or [(None, spec.memory)])
         self._intend(spec)
         plan.context.make_seed(spec)
         disk = None if image.is_disc else self._life.request.machine.disk
@@ -229,8 +250,15 @@ class Planner:
         if uplink is not None and link.mode is NetworkMode.NONE:  # it has a card all the same, in no network
             link = replace(link, mac=mac_address(request.id), has_line=True)
         nic = Nic(link.mode, link.mac, link.egress, link.has_line, link.fd) if link.mac else None
+        block, cpus = machine.pages.size or LARGE_PAGE, life.placement.cpus
+        memory, layout = -(-machine.memory // block) * block, None
+        if cpus and (machine.topology is Topology.HOST or cpus[0].node != cpus[-1].node):
+            from belljar.host.topology import memory_nodes
+
+            is_cloned = self.must_clone or request.checkpointable
+            layout = layout_of(machine, cpus, memory, block, memory_nodes(), must_clone=is_cloned)
         spec = DomainSpec(
-            id=request.id, cpus=machine.cpus, memory=-(-machine.memory // LARGE_PAGE) * LARGE_PAGE,
+            id=request.id, cpus=machine.cpus, memory=memory, layout=layout, pages=machine.pages.size,
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),

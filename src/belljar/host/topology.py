@@ -1,0 +1,93 @@
+"""Where the processors of this host are and which of them a machine is pinned to; what there is of large pages. Changes nothing.
+
+https://docs.kernel.org/admin-guide/cputopology.html, https://docs.kernel.org/admin-guide/mm/hugetlbpage.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from itertools import groupby
+from pathlib import Path
+
+from belljar.errors import HostError, NoMemory
+from belljar.host.room import PROC, Cpu, Placement
+from belljar.model import Pages, Pin
+
+SYS = Path("/sys")
+THP = "kernel/mm/transparent_hugepage/enabled"
+
+
+def read_cpus(numbers: Iterable[int], sys: Path = SYS) -> list[Cpu]:
+    """These processors, neighbours side by side. A core goes by the least number of its threads."""
+    nodes = {number: node for node, numbers in _by_node(sys) for number in numbers}
+
+    def read(number: int) -> Cpu:
+        folder = sys / f"devices/system/cpu/cpu{number}/topology"
+        core = min(numbers_of((folder / "thread_siblings_list").read_text()))
+        return Cpu(number, core, int((folder / "physical_package_id").read_text()), nodes.get(number, 0))
+
+    return sorted(map(read, numbers), key=lambda cpu: (cpu.node, cpu.socket, cpu.core, cpu.number))
+
+
+def place(pin: Pin, count: int, cpus: list[Cpu], taken: Set[int]) -> Placement:
+    """Where *count* virtual processors run, of *cpus* that the caller may use and others have *taken* of. By itself only where as
+    many cpus, or whole cores, were given: a larger set may be what a site leaves to all of its jobs, who would meet on its first cpus."""
+    cores = len({cpu.core for cpu in cpus})
+    if count > len(cpus):
+        return Placement(reason=f"{count} virtual cpus are more than the {len(cpus)} that this process may use")
+    if pin is Pin.AUTO and count not in (len(cpus), cores):
+        return Placement(reason=f"this process may use {len(cpus)} cpus for {count} virtual ones: others may, too")
+    free = [cpu for cpu in cpus if cpu.number not in taken]
+    if count > len(free):
+        return Placement(
+            reason=f"other machines of this user are pinned to {len(cpus) - len(free)} of {len(cpus)} cpus"
+        )
+    of_nodes = [list(group) for _, group in groupby(free, lambda cpu: cpu.node)]
+    near = next((group for group in of_nodes if len(group) >= count), free)
+    whole = [next(group) for _, group in groupby(near, lambda cpu: cpu.core)]
+    return Placement(tuple((whole if len(whole) >= count else near)[:count]))
+
+
+def memory_nodes(sys: Path = SYS, proc: Path = PROC) -> Set[int]:
+    """The NUMA nodes with memory that this process may use."""
+    allowed = next(
+        line.partition(":")[2]
+        for line in (proc / "self/status").read_text().splitlines()
+        if line.startswith("Mems_allowed_list:")
+    )
+    return numbers_of((sys / "devices/system/node/has_memory").read_text()) & numbers_of(allowed)
+
+
+def numbers_of(text: str) -> set[int]:
+    """What the kernel writes as `0-3,8`."""
+    ranges = (part.partition("-") for part in text.strip().split(",") if part)
+    return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
+
+
+def _by_node(sys: Path) -> Iterable[tuple[int, set[int]]]:
+    for folder in (sys / "devices/system/node").glob("node[0-9]*"):
+        yield int(folder.name[4:]), numbers_of((folder / "cpulist").read_text())
+
+
+def check_pages(pages: Pages, wants: Iterable[tuple[int | None, int]], sys: Path = SYS) -> None:
+    """Is there so much memory, in bytes, of each node (None: of any)? Raises NoMemory, HostError."""
+    if pages is Pages.THP and "[never]" in (sys / THP).read_text():
+        hint = f"As root: `echo madvise > {SYS / THP}`; or ask for `--pages default`."
+        raise HostError(f"--pages thp: {SYS / THP} says never", hint=hint)
+    if not pages.size:
+        return
+    for node, size in wants:
+        mine = f"hugepages/hugepages-{pages.size // 1024}kB"
+        place = f"kernel/mm/{mine}" if node is None else f"devices/system/node/node{node}/{mine}"
+        if not (sys / place).is_dir():
+            raise HostError(
+                f"--pages {pages.value}: this host has none ({SYS / place})", hint="Ask for `--pages default`."
+            )
+        free = int((sys / place / "free_hugepages").read_text())
+        if node is None:  # what others have mapped and not touched yet counts as free
+            free -= int((sys / place / "resv_hugepages").read_text())
+        if free < (need := -(-size // pages.size)):
+            hint = (
+                f"As root raise {SYS / place}/nr_hugepages (1G: at boot, `hugepages=`), or ask for `--pages default`."
+            )
+            raise NoMemory(f"--pages {pages.value}: {need} are needed, {free} are free ({SYS / place})", hint=hint)
