@@ -1,16 +1,17 @@
-"""Where the processors of this host are and which of them a machine is pinned to; what there is of large pages. Changes nothing.
+"""Where the processors of this host are and which of them a machine is pinned to; what there is of large pages.
 
 https://docs.kernel.org/admin-guide/cputopology.html, https://docs.kernel.org/admin-guide/mm/hugetlbpage.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+import os
+from collections.abc import Iterable, Sequence, Set
 from itertools import groupby
 from pathlib import Path
 
 from belljar.errors import HostError, NoMemory
-from belljar.host.room import PROC, Cpu, Placement
+from belljar.host.room import Cpu, Placement
 from belljar.model import Pages, Pin
 
 SYS = Path("/sys")
@@ -19,7 +20,8 @@ THP = "kernel/mm/transparent_hugepage/enabled"
 
 def read_cpus(numbers: Iterable[int], sys: Path = SYS) -> list[Cpu]:
     """These processors, neighbours side by side. A core goes by the least number of its threads."""
-    nodes = {number: node for node, numbers in _by_node(sys) for number in numbers}
+    lists = (sys / "devices/system/node").glob("node[0-9]*/cpulist")
+    nodes = {number: int(path.parent.name[4:]) for path in lists for number in numbers_of(path.read_text())}
 
     def read(number: int) -> Cpu:
         folder = sys / f"devices/system/cpu/cpu{number}/topology"
@@ -48,25 +50,22 @@ def place(pin: Pin, count: int, cpus: list[Cpu], taken: Set[int]) -> Placement:
     return Placement(tuple((whole if len(whole) >= count else near)[:count]))
 
 
-def memory_nodes(sys: Path = SYS, proc: Path = PROC) -> Set[int]:
-    """The NUMA nodes with memory that this process may use."""
-    allowed = next(
-        line.partition(":")[2]
-        for line in (proc / "self/status").read_text().splitlines()
-        if line.startswith("Mems_allowed_list:")
-    )
-    return numbers_of((sys / "devices/system/node/has_memory").read_text()) & numbers_of(allowed)
+def pin(threads: Sequence[int], cpus: Sequence[int]) -> dict[str, int]:
+    """Have each thread run on one of these alone; returns which. Raises HostError."""
+    try:
+        pinned = dict(zip(threads, cpus, strict=True))
+        for thread, cpu in pinned.items():
+            os.sched_setaffinity(thread, {cpu})
+    except (OSError, ValueError) as exc:
+        hint = "Was a cpu taken away from the job? `--pin none` does without."
+        raise HostError(f"virtual processors cannot be pinned to the cpus {cpus}: {exc}", hint=hint) from exc
+    return {str(thread): cpu for thread, cpu in pinned.items()}
 
 
 def numbers_of(text: str) -> set[int]:
     """What the kernel writes as `0-3,8`."""
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return {number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)}
-
-
-def _by_node(sys: Path) -> Iterable[tuple[int, set[int]]]:
-    for folder in (sys / "devices/system/node").glob("node[0-9]*"):
-        yield int(folder.name[4:]), numbers_of((folder / "cpulist").read_text())
 
 
 def check_pages(pages: Pages, wants: Iterable[tuple[int | None, int]], sys: Path = SYS) -> None:

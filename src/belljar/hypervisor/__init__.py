@@ -191,11 +191,6 @@ class DomainSpec:
         return {"fork": self.fork, **sizes, "frame": to_json(self.frame)}
 
     @property
-    def is_laid_out(self) -> bool:
-        """Is its memory reserved, or on certain nodes? QEMU then makes it itself, whoever shares it."""
-        return bool(self.pages or (self.layout and self.layout.nodes))
-
-    @property
     def served(self) -> tuple[SharedFolder, ...]:
         """The folders that a process beside QEMU serves."""
         return tuple(share for share in self.shares if share.kind is ShareKind.VIRTIOFS)

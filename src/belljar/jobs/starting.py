@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from belljar.jobs.asked import Asked
 
 START_PATIENCE = 2.0  # seconds a start spends on what dead supervisors left, at most
-OF_SETTINGS = ("cpus", "memory", "network", "start", "context", "grace")  # where nothing else is asked for
 SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
 
 
 def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
     """A new request for this work."""
     ours = settings.machine
-    usual = {name: getattr(ours, name) for name in (*OF_SETTINGS, *PLACING)}
+    usual = {name: getattr(ours, name) for name in ("cpus", "memory", "network", "start", "context", "grace", *PLACING)}
     given = {name: value for name, value in asked.items() if value is not None}
     values: dict[str, Any] = {"image": settings.image.default, **usual, **given}
     values["labels"] = tuple(asked.get("labels", {}).items())

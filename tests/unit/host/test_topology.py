@@ -9,7 +9,7 @@ import pytest
 
 from belljar.errors import HostError, NoMemory
 from belljar.host.room import Cpu
-from belljar.host.topology import check_pages, memory_nodes, numbers_of, place, read_cpus
+from belljar.host.topology import check_pages, numbers_of, place, read_cpus
 from belljar.model import GIB, MIB, Pages, Pin
 
 CPUS, NODES = "devices/system/cpu/cpu{}/topology", "devices/system/node"
@@ -32,7 +32,6 @@ def two_sockets(tmp_path: Path, write: Callable[[str, object], None]) -> Path:
         write(f"{CPUS.format(number)}/thread_siblings_list", f"{number % 8},{number % 8 + 8}")
     for node in (0, 1):
         write(f"{NODES}/node{node}/cpulist", ",".join(map(str, range(node, 16, 2))))
-    write(f"{NODES}/has_memory", "0-1")
     return tmp_path
 
 
@@ -84,10 +83,7 @@ def test_a_machine_without_cpus_of_its_own_is_not_pinned(
     assert placement.numbers == [] and reason in placement.reason
 
 
-def test_memory_is_asked_of_nodes_that_this_process_may_use(two_sockets: Path, tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/status").write_text("Name:\tx\nMems_allowed_list:\t1-3\n")
-    assert memory_nodes(two_sockets, tmp_path) == {1}
+def test_the_kernels_lists_are_read() -> None:
     assert numbers_of("\n") == set() and numbers_of("0-2,7\n") == {0, 1, 2, 7}
 
 

@@ -7,7 +7,7 @@ import pytest
 from belljar.host.room import Cpu
 from belljar.hypervisor import Layout, Node
 from belljar.machine.planning.placement import layout_of, regular
-from belljar.model import GIB, MIB, MachineSpec, Topology
+from belljar.model import GIB, MIB, Topology
 
 CORE = [Cpu(0, 0, 0, 0), Cpu(8, 0, 0, 0)]  # two threads of a core
 SECOND = [Cpu(2, 2, 0, 0), Cpu(10, 2, 0, 0)]
@@ -16,8 +16,8 @@ BLOCK = 2 * MIB
 
 
 def layout(cpus: list[Cpu], topology: Topology = Topology.AUTO, **changes: object) -> Layout | None:
-    words = {"memory": 3 * GIB, "block": BLOCK, "nodes": {0, 1}, "must_clone": False, **changes}
-    return layout_of(MachineSpec("i", len(cpus), 3 * GIB, topology=topology), cpus, **words)  # type: ignore[arg-type]
+    words = {"memory": 3 * GIB, "block": BLOCK, "must_clone": False, **changes}
+    return layout_of(topology, cpus, **words)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,6 @@ def test_asked_for_it_sees_them_anywhere_and_turned_off_nowhere() -> None:
     assert layout(CORE + SECOND, Topology.HOST) == Layout(1, 2, 2)
     assert layout(CORE + OTHER, Topology.HOST, must_clone=True) is not None  # and is refused as a clone
     assert layout(CORE + OTHER, Topology.FLAT) is None
-    assert layout([], Topology.HOST) is None  # it is not pinned
 
 
 def test_memory_follows_the_cpus_in_whole_blocks() -> None:
@@ -60,6 +59,5 @@ def test_memory_follows_the_cpus_in_whole_blocks() -> None:
 
 
 def test_memory_is_not_divided_where_a_node_can_have_none() -> None:
-    assert layout(CORE + OTHER, nodes={0}) is None  # the other has none that this job may use
     assert layout(CORE + OTHER, memory=GIB, block=GIB) is None
-    assert layout(CORE + OTHER, Topology.HOST, nodes={0}) == Layout(2, 1, 2)
+    assert layout(CORE + OTHER, Topology.HOST, memory=GIB, block=GIB) == Layout(2, 1, 2)

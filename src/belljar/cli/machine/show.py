@@ -103,10 +103,7 @@ def _described(machine: MachineView, runtime: Runtime) -> dict[str, Any]:
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
         "network": _events(machine, "network", "network-refused"),
         "ports": published(machine.folder),
-        "placement": {
-            **{name: _last(machine, "placement", name) for name in ("cpus", "nodes", "reason")},
-            "threads": _last(machine, "pinned", "threads"),
-        },
+        "placement": _events(machine, "placement", "pinned"),
         "records": [{"what": what, "path": path, "size": path.stat().st_size} for what, path in _files(machine)],
         "qemu": _last(machine, "spawned", "argv") or [],
         "other_starts": [start.id for start in _same_job(machine, runtime)],

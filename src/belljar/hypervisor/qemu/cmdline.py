@@ -141,7 +141,7 @@ def memory_backend(launch: Launch, abilities: Abilities, name: str, size: int, f
 
 def laid_out(spec: DomainSpec, name: str, size: int) -> dict[str, Any]:
     """QEMU's own memory. All the reserved pages that it consists of are promised to it by the kernel when it maps them."""
-    if not spec.is_laid_out or not (spec.pages or spec.served):
+    if not (spec.pages or spec.served):
         return {"qom-type": "memory-backend-ram", "id": name, "size": size}
     backend = {"qom-type": "memory-backend-memfd", "id": name, "size": size, "share": True}
     return backend | ({"hugetlb": True, "hugetlbsize": spec.pages} if spec.pages else {})

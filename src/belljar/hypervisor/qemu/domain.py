@@ -150,9 +150,10 @@ class QemuDomain:
             await asyncio.sleep(BRIEFLY)
 
     async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
-        from belljar.hypervisor.qemu.placement import pin
+        from belljar.host.topology import pin
 
-        return pin(await self.call("query-cpus-fast"), cpus)
+        told = sorted(await self.call("query-cpus-fast"), key=lambda cpu: int(cpu["cpu-index"]))
+        return pin([cpu["thread-id"] for cpu in told], cpus)
 
     async def press_power(self) -> None:
         await self.call("system_powerdown")

@@ -58,7 +58,7 @@ class QemuHypervisor(QemuHost):
                 # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
                 # machine's own, and a clone's is a copy of its template's.
                 memory, source = spec.of_template.memory, Path(process.reopened(launch.ram)) if template else None
-                if not spec.is_laid_out:
+                if not (spec.layout or spec.pages):  # else it makes it itself
                     launch.ram = wires.take(await in_thread(lambda: make_memory(memory, source), undo=os.close))
                 servers = await serve(spec, path_of(self._settings.virtiofsd))
                 launch.folders = tuple(server.line.fileno() for server in servers)

@@ -11,7 +11,6 @@ from belljar import errors
 from belljar.guest import Streams
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.host.processes import start_time
-from belljar.host.room import Placement
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Domain
 from belljar.image import Image
@@ -32,7 +31,7 @@ from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
 from belljar.machine.services import Keep, Services
-from belljar.model import NetworkMode, Pin, Request, RunPayload, State, Usage, Work
+from belljar.model import NetworkMode, Request, RunPayload, State, Usage, Work
 
 if TYPE_CHECKING:
     from belljar.machine.checkpoints import Checkpoint
@@ -228,14 +227,8 @@ class Runner:
         """When its monitor answers it has all its processors, a clone's further ones too."""
         life = self.life
         await domain.connect()
-        if not life.placement.cpus:
-            return
-        try:
+        if life.placement.cpus:
             life.record.tell("pinned", threads=await domain.pin(life.placement.numbers))
-        except errors.HostError as error:
-            if life.request.machine.pin is Pin.CPUS:
-                raise
-            life.place(Placement(reason=error.message))
 
     async def _await_agent(self) -> None:
         if self.running.guest is not None:

@@ -14,23 +14,10 @@ from belljar.image import BootFiles, Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
-from belljar.machine.planning.placement import keeps_from_cloning, layout_of
+from belljar.machine.planning.placement import check_memory, keeps_from_cloning, layout_of
 from belljar.machine.planning.template import failed_before, in_base_frame, make_template
 from belljar.machine.services import Keep, Services
-from belljar.model import (
-    MIB,
-    SEED,
-    VIRTIOFS_SOCKET,
-    Context,
-    NetworkMode,
-    OwnWork,
-    Pages,
-    Request,
-    Sign,
-    Start,
-    Topology,
-    Work,
-)
+from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link, mac_address
 from belljar.network import plan as plan_link
 from belljar.records import dataclass, replace
@@ -143,10 +130,10 @@ class Planner:
         """As a clone: of a template of exactly its size, else of its image's base template, else of one made of its size.
         Raises TemplateError; BootTimeout and BootFailed, where a template was booted with all the time there is: a second
         cold boot would not answer either."""
-        if key := self._life.request.machine.fork:
-            return self._of_fork(plan, key)
         if why := keeps_from_cloning(plan.spec, self._life.request.machine.pages):
             raise TemplateError(why)
+        if key := self._life.request.machine.fork:
+            return self._of_fork(plan, key)
         if plan.context.private:
             raise TemplateError(plan.context.private)
         if awaited_line(self._life.request.work):
@@ -198,11 +185,7 @@ class Planner:
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image
-        if (pages := self._life.request.machine.pages) is not Pages.DEFAULT:
-            from belljar.host.topology import check_pages
-
-            nodes = spec.layout.nodes if spec.layout else ()
-            check_pages(pages, [(node.host, node.memory) for node in nodes] or [(None, spec.memory)])
+        check_memory(spec, self._life.request.machine.pages)
         self._intend(spec)
         plan.context.make_seed(spec)
         disk = None if image.is_disc else self._life.request.machine.disk
@@ -251,12 +234,8 @@ class Planner:
             link = replace(link, mac=mac_address(request.id), has_line=True)
         nic = Nic(link.mode, link.mac, link.egress, link.has_line, link.fd) if link.mac else None
         block, cpus = machine.pages.size or LARGE_PAGE, life.placement.cpus
-        memory, layout = -(-machine.memory // block) * block, None
-        if cpus and (machine.topology is Topology.HOST or cpus[0].node != cpus[-1].node):
-            from belljar.host.topology import memory_nodes
-
-            is_cloned = self.must_clone or request.checkpointable
-            layout = layout_of(machine, cpus, memory, block, memory_nodes(), must_clone=is_cloned)
+        memory, is_cloned = -(-machine.memory // block) * block, self.must_clone or request.checkpointable
+        layout = layout_of(machine.topology, cpus, memory, block, must_clone=is_cloned) if cpus else None
         spec = DomainSpec(
             id=request.id, cpus=machine.cpus, memory=memory, layout=layout, pages=machine.pages.size,
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),

@@ -7,28 +7,20 @@ booted cold (docs/develop/decisions/0032-processors-and-memory.md).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
-from itertools import groupby
+from collections.abc import Sequence
 
 from belljar.host.room import Cpu
 from belljar.hypervisor import DomainSpec, Layout, Node
-from belljar.model import MachineSpec, Pages, Topology
+from belljar.model import Pages, Topology
 
 
-def layout_of(
-    machine: MachineSpec, cpus: Sequence[Cpu], memory: int, block: int, nodes: Set[int], *, must_clone: bool
-) -> Layout | None:
-    """What the guest sees of *cpus*, with its memory divided in whole blocks over their nodes, where *nodes* have memory for it.
-    None: nothing."""
-    of_nodes = {node: len(list(group)) for node, group in groupby(cpus, lambda cpu: cpu.node)}
-    spans = len(of_nodes) > 1 and of_nodes.keys() <= nodes and memory // block >= len(of_nodes)
-    if (
-        not cpus
-        or machine.topology is Topology.FLAT
-        or (machine.topology is Topology.AUTO and (must_clone or not spans))
-    ):
+def layout_of(topology: Topology, cpus: Sequence[Cpu], memory: int, block: int, *, must_clone: bool) -> Layout | None:
+    """What the guest sees of *cpus*, with its memory divided in whole blocks over their nodes. None: nothing."""
+    nodes = Counter(cpu.node for cpu in cpus)  # which stand side by side
+    spans = 1 < len(nodes) <= memory // block
+    if topology is Topology.FLAT or (topology is Topology.AUTO and (must_clone or not spans)):
         return None
-    return Layout(*regular(cpus), nodes=_divided(of_nodes, memory, block) if spans else ())
+    return Layout(*regular(cpus), nodes=_divided(nodes, memory, block) if spans else ())
 
 
 def regular(cpus: Sequence[Cpu]) -> tuple[int, int, int]:
@@ -40,18 +32,27 @@ def regular(cpus: Sequence[Cpu]) -> tuple[int, int, int]:
     return len(cores), next(iter(cores.values())), next(iter(threads.values()))
 
 
-def _divided(of_nodes: dict[int, int], memory: int, block: int) -> tuple[Node, ...]:
+def _divided(cpus: Counter[int], memory: int, block: int) -> tuple[Node, ...]:
     """Each node has memory by its cpus, at least a block."""
-    left, cpus_left, nodes = memory // block, sum(of_nodes.values()), list[Node]()
-    for count, (host, cpus) in enumerate(of_nodes.items(), 1):
-        blocks = min(max(left * cpus // cpus_left, 1), left - (len(of_nodes) - count))
-        nodes.append(Node(cpus, blocks * block, host))
-        left, cpus_left = left - blocks, cpus_left - cpus
+    blocks, cpus_left, nodes = memory // block, cpus.total(), list[Node]()
+    for nodes_left, (host, count) in zip(range(len(cpus) - 1, -1, -1), cpus.items(), strict=True):
+        share = min(max(blocks * count // cpus_left, 1), blocks - nodes_left)
+        nodes.append(Node(count, share * block, host))
+        blocks, cpus_left = blocks - share, cpus_left - count
     return tuple(nodes)
 
 
-def keeps_from_cloning(spec: DomainSpec, pages: Pages) -> str:
+def keeps_from_cloning(spec: DomainSpec, pages: Pages = Pages.DEFAULT) -> str:
     """Why it is booted cold; "" where it need not be."""
     if spec.layout is not None:
         return "its guest sees sockets, siblings and NUMA nodes of this host, which no template has"
     return "" if pages is Pages.DEFAULT else f"its memory is in large pages ({pages.value}), and a template's is not"
+
+
+def check_memory(spec: DomainSpec, pages: Pages) -> None:
+    """Are there such large pages for it now, on each of its nodes? Raises NoMemory, HostError."""
+    if pages is not Pages.DEFAULT:
+        from belljar.host.topology import check_pages
+
+        nodes = spec.layout.nodes if spec.layout else ()
+        check_pages(pages, [(node.host, node.memory) for node in nodes] or [(None, spec.memory)])
