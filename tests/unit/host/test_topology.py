@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from belljar.errors import HostError, NoMemory
 from belljar.host.room import Cpu
-from belljar.host.topology import check_pages, numbers_of, place, read_cpus
+from belljar.host.topology import check_pages, numbers_of, pin, place, read_cpus
 from belljar.model import GIB, MIB, Pages, Pin
 
 CPUS, NODES = "devices/system/cpu/cpu{}/topology", "devices/system/node"
@@ -48,7 +52,7 @@ def test_a_kernel_without_numa_has_one_node(write: Callable[[str, object], None]
 
 
 @pytest.mark.parametrize(
-    ("pin", "count", "allowed", "taken", "pinned"),
+    ("kind", "count", "allowed", "taken", "pinned"),
     [
         (Pin.AUTO, 4, {0, 8, 2, 10}, set(), [0, 8, 2, 10]),  # as many as were given: siblings side by side
         (Pin.AUTO, 2, {0, 8, 2, 10}, set(), [0, 2]),  # whole cores were given: a core each
@@ -60,14 +64,14 @@ def test_a_kernel_without_numa_has_one_node(write: Callable[[str, object], None]
     ],
 )
 def test_virtual_cpus_have_one_of_the_hosts_each(
-    pin: Pin, count: int, allowed: set[int], taken: set[int], pinned: list[int], two_sockets: Path
+    kind: Pin, count: int, allowed: set[int], taken: set[int], pinned: list[int], two_sockets: Path
 ) -> None:
-    placement = place(pin, count, read_cpus(allowed, two_sockets), taken)
+    placement = place(kind, count, read_cpus(allowed, two_sockets), taken)
     assert (placement.numbers, placement.reason) == (pinned, "")
 
 
 @pytest.mark.parametrize(
-    ("pin", "count", "taken", "reason"),
+    ("kind", "count", "taken", "reason"),
     [
         (Pin.CPUS, 5, set(), "5 virtual cpus are more than the 4"),
         (Pin.AUTO, 3, set(), "4 cpus for 3 virtual ones: others may, too"),
@@ -77,9 +81,9 @@ def test_virtual_cpus_have_one_of_the_hosts_each(
     ],
 )
 def test_a_machine_without_cpus_of_its_own_is_not_pinned(
-    pin: Pin, count: int, taken: set[int], reason: str, two_sockets: Path
+    kind: Pin, count: int, taken: set[int], reason: str, two_sockets: Path
 ) -> None:
-    placement = place(pin, count, read_cpus({0, 8, 2, 10}, two_sockets), taken)
+    placement = place(kind, count, read_cpus({0, 8, 2, 10}, two_sockets), taken)
     assert placement.numbers == [] and reason in placement.reason
 
 
@@ -120,3 +124,27 @@ def test_a_host_without_such_pages_says_so(two_sockets: Path, write: Callable[[s
         check_pages(Pages.THP, [(None, GIB)], two_sockets)
     write(thp, "always [madvise] never")
     check_pages(Pages.THP, [(None, GIB)], two_sockets)
+
+
+def test_threads_are_pinned_one_by_one() -> None:
+    with stood_still() as threads:
+        cpu = min(os.sched_getaffinity(0))
+        assert pin(threads, [cpu]) == {str(threads[0]): cpu}
+        assert os.sched_getaffinity(threads[0]) == {cpu}
+        with pytest.raises(HostError, match=r"cannot be pinned to the cpus \[0, 1\]"):
+            pin(threads, [0, 1])  # one thread for two
+        with pytest.raises(HostError, match="Invalid argument"):
+            pin(threads, [1023])
+
+
+@contextmanager
+def stood_still() -> Iterator[list[int]]:
+    """The id of a thread that waits."""
+    end, ids = threading.Event(), queue.SimpleQueue[int]()
+    thread = threading.Thread(target=lambda: (ids.put(threading.get_native_id()), end.wait(60)))
+    thread.start()
+    try:
+        yield [ids.get(timeout=60)]
+    finally:
+        end.set()
+        thread.join()

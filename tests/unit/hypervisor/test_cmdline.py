@@ -71,6 +71,7 @@ CASES = {
     "disc": (replace(COLD, boot=Boot(is_disc=True)), QEMU, replace(LAUNCH, kernel="", initrd="")),
     "numa": (replace(COLD, cpus=4, layout=Layout(2, 1, 2, NODES)), QEMU, LAUNCH),
     "large-pages": (replace(COLD, pages=2 * MIB, layout=Layout(1, 1, 2)), QEMU, LAUNCH),
+    "kvm-siblings": (replace(COLD, accelerator=Accelerator.KVM, layout=Layout(1, 1, 2)), QEMU, LAUNCH),
     "numa-virtiofs": (
         replace(COLD, cpus=4, layout=Layout(2, 1, 2, NODES), shares=FOLDERS), QEMU, replace(LAUNCH, folders=(19, 20))
     ),

@@ -167,7 +167,7 @@ def _placement(machine: MachineView) -> Facts:
     pages = (machine.request.get("machine") or {}).get("pages")
     cpus, nodes = (", ".join(map(str, _last(machine, "placement", name) or ())) for name in ("cpus", "nodes"))
     return [
-        ("pinned to", cpus and f"cpus {cpus} of this host, on NUMA node {nodes}"),
+        ("pinned to", cpus and f"cpu {cpus} of this host, NUMA node {nodes}"),
         ("not pinned", _last(machine, "placement", "reason")),
         ("memory pages", "" if pages == Pages.DEFAULT.value else pages),
     ]

@@ -114,8 +114,10 @@ def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
     if frame is not None:
         most, room = frame.most_cpus, f",slots={SLOTS},maxmem={frame.most_memory // MIB}M"
     count = f"cpus={booted.cpus}," + (f"maxcpus={most}," if frame else "")
-    words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu]
     layout = spec.layout or Layout(1, most, 1)
+    # Without this feature a guest takes AMD's threads for cores; other processors ignore it.
+    siblings = ",topoext=on" if layout.threads > 1 and spec.accelerator is Accelerator.KVM else ""
+    words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu + siblings]
     words += ["-smp", f"{count}sockets={layout.sockets},cores={layout.cores},threads={layout.threads}"]
     words += ["-m", f"{booted.memory // MIB}M{room}"]
     if layout.nodes:

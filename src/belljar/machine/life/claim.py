@@ -139,28 +139,23 @@ def _need(request: Request) -> Need:
 async def place(life: Lifecycle, *, can_pin: bool) -> None:
     """Choose the cpus that its virtual ones are pinned to, among those that no other machine of this user is. Raises NoProcessors where
     that was insisted on and is not possible."""
-    pin, allowed, count = life.request.machine.pin, os.sched_getaffinity(0), os.cpu_count() or 1
+    request, allowed, count = life.request, os.sched_getaffinity(0), os.cpu_count() or 1
+    pin, folders = request.machine.pin, life.folders
     if pin is Pin.NONE or not can_pin:
         placement = Placement(reason="asked for" if can_pin else "libvirt places its domains itself (`virsh vcpupin`)")
     elif pin is Pin.AUTO and len(allowed) >= count:
         placement = Placement(reason=f"this process may use all {count} cpus of this host, as others may")
     else:
-        placement = await _placed(life, allowed)
+        from belljar.host import topology
+
+        async with locking(folders.run / TURN, timeout=PATIENCE, what="choose cpus for a machine"):
+            others = {cpu for machine in taken(folders, besides=request.id) for cpu in machine.need.pinned}
+            placement = topology.place(pin, request.machine.cpus, topology.read_cpus(allowed), others)
+            need = replace(_need(request), pinned=tuple(placement.numbers))
+            write_whole(folders.machine(request.id) / RESERVED, dumps(need))
     if pin is Pin.CPUS and not placement.cpus:
         raise NoProcessors(f"--pin cpus: {placement.reason}", hint="Ask for fewer with --cpus, or leave --pin out.")
     life.place(placement)
-
-
-async def _placed(life: Lifecycle, allowed: set[int]) -> Placement:
-    from belljar.host import topology
-
-    request, folders = life.request, life.folders
-    async with locking(folders.run / TURN, timeout=PATIENCE, what="choose cpus for a machine"):
-        others = {cpu for machine in taken(folders, besides=request.id) for cpu in machine.need.pinned}
-        placement = topology.place(request.machine.pin, request.machine.cpus, topology.read_cpus(allowed), others)
-        need = replace(_need(request), pinned=tuple(placement.numbers))
-        write_whole(folders.machine(request.id) / RESERVED, dumps(need))
-    return placement
 
 
 def room_now(folders: Folders, settings: Settings) -> Room:
