@@ -60,8 +60,8 @@ class Placement:
     reason: str = ""
 
     @property
-    def numbers(self) -> list[int]:
-        return [cpu.number for cpu in self.cpus]
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(cpu.number for cpu in self.cpus)
 
 
 @dataclass(frozen=True)

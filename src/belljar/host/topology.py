@@ -15,7 +15,6 @@ from belljar.host.room import Cpu, Placement
 from belljar.model import Pages, Pin
 
 SYS = Path("/sys")
-THP = "kernel/mm/transparent_hugepage/enabled"
 
 
 def read_cpus(numbers: Iterable[int], sys: Path = SYS) -> list[Cpu]:
@@ -70,23 +69,19 @@ def numbers_of(text: str) -> set[int]:
 
 def check_pages(pages: Pages, wants: Iterable[tuple[int | None, int]], sys: Path = SYS) -> None:
     """Is there so much memory, in bytes, of each node (None: of any)? Raises NoMemory, HostError."""
-    if pages is Pages.THP and "[never]" in (sys / THP).read_text():
-        hint = f"As root: `echo madvise > {SYS / THP}`; or ask for `--pages default`."
-        raise HostError(f"--pages thp: {SYS / THP} says never", hint=hint)
-    if not pages.size:
-        return
-    for node, size in wants:
-        mine = f"hugepages/hugepages-{pages.size // 1024}kB"
-        place = f"kernel/mm/{mine}" if node is None else f"devices/system/node/node{node}/{mine}"
-        if not (sys / place).is_dir():
-            raise HostError(
-                f"--pages {pages.value}: this host has none ({SYS / place})", hint="Ask for `--pages default`."
-            )
-        free = int((sys / place / "free_hugepages").read_text())
+    thp = sys / "kernel/mm/transparent_hugepage/enabled"
+    if pages is Pages.THP and "[never]" in thp.read_text():
+        raise HostError(
+            f"--pages thp: {thp} says never", hint=f"As root: `echo madvise > {thp}`; or leave --pages out."
+        )
+    for node, size in wants if pages.size else ():
+        place = sys / ("kernel/mm" if node is None else f"devices/system/node/node{node}")
+        folder = place / f"hugepages/hugepages-{pages.size // 1024}kB"
+        if not folder.is_dir():
+            raise HostError(f"--pages {pages.value}: this host has none ({folder})", hint="Ask for `--pages default`.")
+        free, need = int((folder / "free_hugepages").read_text()), -(-size // pages.size)
         if node is None:  # what others have mapped and not touched yet counts as free
-            free -= int((sys / place / "resv_hugepages").read_text())
-        if free < (need := -(-size // pages.size)):
-            hint = (
-                f"As root raise {SYS / place}/nr_hugepages (1G: at boot, `hugepages=`), or ask for `--pages default`."
-            )
-            raise NoMemory(f"--pages {pages.value}: {need} are needed, {free} are free ({SYS / place})", hint=hint)
+            free -= int((folder / "resv_hugepages").read_text())
+        if free < need:
+            hint = f"As root raise {folder}/nr_hugepages (1G: at boot, `hugepages=`), or ask for `--pages default`."
+            raise NoMemory(f"--pages {pages.value}: {need} are needed, {free} are free ({folder})", hint=hint)

@@ -67,7 +67,7 @@ def test_virtual_cpus_have_one_of_the_hosts_each(
     kind: Pin, count: int, allowed: set[int], taken: set[int], pinned: list[int], two_sockets: Path
 ) -> None:
     placement = place(kind, count, read_cpus(allowed, two_sockets), taken)
-    assert (placement.numbers, placement.reason) == (pinned, "")
+    assert (list(placement.numbers), placement.reason) == (pinned, "")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_machine_without_cpus_of_its_own_is_not_pinned(
     kind: Pin, count: int, taken: set[int], reason: str, two_sockets: Path
 ) -> None:
     placement = place(kind, count, read_cpus({0, 8, 2, 10}, two_sockets), taken)
-    assert placement.numbers == [] and reason in placement.reason
+    assert placement.cpus == () and reason in placement.reason
 
 
 def test_the_kernels_lists_are_read() -> None:
@@ -98,9 +98,7 @@ def test_large_pages_are_counted_before_they_are_asked_for(
     write(f"{folder}/free_hugepages", 300)
     write(f"{folder}/resv_hugepages", 44)  # others have them mapped
     check_pages(Pages.TWO_MIB, [(None, 512 * MIB)], two_sockets)
-    with pytest.raises(
-        NoMemory, match=r"--pages 2M: 257 are needed, 256 are free \(/sys/kernel/mm/.*2048kB\)"
-    ) as caught:
+    with pytest.raises(NoMemory, match=r"--pages 2M: 257 are needed, 256 are free \(.*/kernel/mm/.*2048kB\)") as caught:
         check_pages(Pages.TWO_MIB, [(None, 514 * MIB)], two_sockets)
     assert "hugepages-2048kB/nr_hugepages" in str(caught.value.hint)
 
@@ -109,13 +107,13 @@ def test_pages_of_a_node_are_counted_there(two_sockets: Path, write: Callable[[s
     for node, free in ((0, 4), (1, 1)):
         write(f"{NODES}/node{node}/hugepages/hugepages-1048576kB/free_hugepages", free)
     check_pages(Pages.ONE_GIB, [(0, 4 * GIB), (1, GIB)], two_sockets)
-    with pytest.raises(NoMemory, match=r"2 are needed, 1 are free \(/sys/devices/system/node/node1/"):
+    with pytest.raises(NoMemory, match=r"2 are needed, 1 are free \(.*/devices/system/node/node1/"):
         check_pages(Pages.ONE_GIB, [(0, GIB), (1, 2 * GIB)], two_sockets)
 
 
 def test_a_host_without_such_pages_says_so(two_sockets: Path, write: Callable[[str, object], None]) -> None:
     with pytest.raises(
-        HostError, match=r"--pages 1G: this host has none \(/sys/kernel/mm/hugepages/hugepages-1048576kB\)"
+        HostError, match=r"--pages 1G: this host has none \(.*/kernel/mm/hugepages/hugepages-1048576kB\)"
     ):
         check_pages(Pages.ONE_GIB, [(None, GIB)], two_sockets)
     thp = "kernel/mm/transparent_hugepage/enabled"

@@ -151,7 +151,7 @@ async def place(life: Lifecycle, *, can_pin: bool) -> None:
         async with locking(folders.run / TURN, timeout=PATIENCE, what="choose cpus for a machine"):
             others = {cpu for machine in taken(folders, besides=request.id) for cpu in machine.need.pinned}
             placement = topology.place(pin, request.machine.cpus, topology.read_cpus(allowed), others)
-            need = replace(_need(request), pinned=tuple(placement.numbers))
+            need = replace(_need(request), pinned=placement.numbers)
             write_whole(folders.machine(request.id) / RESERVED, dumps(need))
     if pin is Pin.CPUS and not placement.cpus:
         raise NoProcessors(f"--pin cpus: {placement.reason}", hint="Ask for fewer with --cpus, or leave --pin out.")
