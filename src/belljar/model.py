@@ -72,6 +72,38 @@ class Start(str, Enum):
     AUTO, CLONE, COLD = "auto", "clone", "cold"
 
 
+class Pin(str, Enum):
+    """Where the virtual processors of a machine run."""
+
+    AUTO = "auto"  # one to one on the processors that a batch system gave to its job alone
+    CPUS = "cpus"  # one to one on what this process may use, or refused
+    NONE = "none"
+
+
+class Topology(str, Enum):
+    """What a guest sees of the sockets, siblings and NUMA nodes of the processors it is pinned to."""
+
+    AUTO = "auto"  # them, where they are on several NUMA nodes and nothing insists on a clone
+    HOST = "host"
+    FLAT = "flat"  # one socket
+
+
+class Pages(str, Enum):
+    """What a machine's memory consists of."""
+
+    DEFAULT = "default"
+    THP = "thp"  # a boot whose memory the kernel makes large pages of by itself
+    TWO_MIB, ONE_GIB = "2M", "1G"  # reserved ones
+
+    @property
+    def size(self) -> int:
+        """Of a reserved page, in bytes; 0: there is none."""
+        return {"2M": 2 * MIB, "1G": GIB}.get(self.value, 0)
+
+
+PLACING = ("pin", "topology", "pages")
+
+
 class NetworkMode(str, Enum):
     NONE = "none"
     USER = "user"  # out through the host, by QEMU's own user network; nobody reaches in
@@ -238,6 +270,9 @@ class MachineSpec:
     public_image: bool = False  # a stranger named the image's address: it is fetched from public hosts only
     ports: tuple[Port, ...] = ()
     fork: str = ""  # the template that a running machine was forked into: it is cloned from that
+    pin: Pin = Pin.AUTO
+    topology: Topology = Topology.AUTO
+    pages: Pages = Pages.DEFAULT
 
     @property
     def network_class(self) -> str:

@@ -15,7 +15,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, TemplateError
@@ -52,6 +52,7 @@ class Faults:
     start: list[BelljarError] = field(default_factory=list)
     start_clone: list[BelljarError] = field(default_factory=list)
     connect: list[BelljarError] = field(default_factory=list)
+    pin: list[BelljarError] = field(default_factory=list)
     quit: list[BelljarError] = field(default_factory=list)
     prepare_template: list[BelljarError] = field(default_factory=list)
     save_template: list[BelljarError] = field(default_factory=list)
@@ -96,6 +97,11 @@ class FakeDomain:
     async def resume(self) -> None:
         self.done.append("resume")
         await self._answer()
+
+    async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
+        self._faults.strike("pin")
+        self.done.append(f"pin {','.join(map(str, cpus))}")
+        return {str(self.pid + number): cpu for number, cpu in enumerate(cpus)}
 
     async def press_power(self) -> None:
         self.done.append("press power")
@@ -167,6 +173,7 @@ class FakeHypervisor:
         self.faults = Faults()
         self.kvm_works = False
         self.site: FakeHypervisor | None = None  # whose templates serve this one's users
+        self.can_pin = True
         self.can_grow = True  # clones can be given more than their templates had
         self.damaged: dict[str, str] = {}  # template key -> what is wrong with it
         self.own_traits = {"QEMU": "7.2", "processor": "tcg max", "hardware": "a board"}

@@ -10,17 +10,17 @@ from tests.rules.offenders import assert_none
 from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
-    "ground": 1470,
-    "host": 3300,
-    "hypervisor": 4440,
+    "ground": 1505,
+    "host": 3415,
+    "hypervisor": 4510,
     "image": 5050,
     "network": 970,
     "context": 850,
     "guest": 1500,
     "agent": 3760,
-    "batch": 5180,
+    "batch": 5185,
     "pool": 1510,
-    "machine": 6360,
+    "machine": 6495,
     "jobs": 2940,
     "service": 1470,
     "vacuum": 3260,
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4630,
+    "cli": 4650,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 

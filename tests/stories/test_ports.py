@@ -122,7 +122,7 @@ def test_what_is_published_is_in_the_journal_and_gone_at_the_end(runtime: Runtim
     with socket.socket() as again:
         again.bind(("127.0.0.1", port.host))
     told = [event.get("state", event["event"]) for event in runtime.journal()]
-    assert told[1:5] == ["requested", "publish", "published", "preparing"] and runtime.leftovers() == []
+    assert told[1:6] == ["requested", "placement", "publish", "published", "preparing"] and runtime.leftovers() == []
 
 
 # -- connections -------------------------------------------------------------------------------------------------------

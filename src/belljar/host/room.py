@@ -39,6 +39,29 @@ class Need:
     cpus: int
     scratch: int = 0
     groups: tuple[tuple[str, str], ...] = ()
+    pinned: tuple[int, ...] = ()  # cpus of this host that are its virtual cpus' alone
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One of this host's, and where it is."""
+
+    number: int
+    core: int
+    socket: int
+    node: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which cpus of this host a machine's virtual ones are pinned to, in their order; or why they are not."""
+
+    cpus: tuple[Cpu, ...] = ()
+    reason: str = ""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(cpu.number for cpu in self.cpus)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property
@@ -128,6 +128,25 @@ CPUS, MEMORY, LESS_MEMORY, DISK_ROOM, CARD = GROWTHS = ("cpus", "memory", "less-
 
 
 @dataclass(frozen=True)
+class Node:
+    """A NUMA node of a guest: its next cpus, and memory that is on a node of this host as long as there is any."""
+
+    cpus: int
+    memory: int
+    host: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a guest sees of this host's processors."""
+
+    sockets: int
+    cores: int  # of a socket
+    threads: int  # of a core
+    nodes: tuple[Node, ...] = ()  # none: no NUMA
+
+
+@dataclass(frozen=True)
 class DomainSpec:
     """All a domain needs."""
 
@@ -149,6 +168,8 @@ class DomainSpec:
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
     frame: Frame | None = None  # its template has this size, whatever its own; None: its own
     uplink: Nic | None = None  # the card with which a warm image is prepared, in whose place its clones have theirs
+    layout: Layout | None = None  # of a cold boot; None: one socket
+    pages: int = 0  # bytes of a reserved large page, of which the memory of a cold boot consists; 0: of others
     fork: str = ""  # by which the fork is known that it is cloned from: its guest, as that stood, has all it is to have
 
     @cached_property
@@ -242,6 +263,9 @@ class Domain(Protocol):
 
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
+    async def pin(self, cpus: Sequence[int]) -> Mapping[str, int]:
+        """Have each virtual processor run on one of these alone; returns the cpu of each thread. Raises HostError, QmpError."""
+
     async def press_power(self) -> None:
         """Press the guest's power button (ACPI)."""
 
@@ -355,6 +379,8 @@ class Templates(Protocol):
 
 class Hypervisor(Protocol):
     """Starts domains, cold or as clones of a template, and keeps the templates there are in order."""
+
+    can_pin: bool  # does `Domain.pin` work?
 
     @property
     def cloning(self) -> Templates:

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from belljar.host.values import duration, size
 from belljar.jobs.shares import port_of
-from belljar.model import Context, NetworkMode, Port, Share, Start
+from belljar.model import Context, NetworkMode, Pages, Pin, Port, Share, Start, Topology
 
 
 class Asked(TypedDict, total=False):
@@ -24,6 +24,9 @@ class Asked(TypedDict, total=False):
     shares: tuple[Share, ...]
     start: Start | str | None
     context: Context | str | None
+    pin: Pin | str | None
+    topology: Topology | str | None
+    pages: Pages | str | None
     scratch: int | str | None
     cache: int | str | None
     name: str
@@ -40,6 +43,7 @@ class Asked(TypedDict, total=False):
 READ: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("memory", "disk", "scratch", "cache", "collect_limit"), size),
     **{"timeout": duration, "grace": duration, "network": NetworkMode, "start": Start, "context": Context},
+    **{"pin": Pin, "topology": Topology, "pages": Pages},
 }
 
 

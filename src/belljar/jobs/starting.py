@@ -21,7 +21,7 @@ from belljar.hypervisor import guest_uuid
 from belljar.image import Image, is_container
 from belljar.jobs import Runtime, complain
 from belljar.machine import BASE_URL
-from belljar.model import Container, MachineSpec, Request, RunPayload, StdinKind, Work
+from belljar.model import PLACING, Container, MachineSpec, Request, RunPayload, StdinKind, Work
 from belljar.records import fields, replace
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
 def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
     """A new request for this work."""
     ours = settings.machine
-    usual = {name: getattr(ours, name) for name in ("cpus", "memory", "network", "start", "context", "grace")}
+    usual = {name: getattr(ours, name) for name in ("cpus", "memory", "network", "start", "context", "grace", *PLACING)}
     given = {name: value for name, value in asked.items() if value is not None}
     values: dict[str, Any] = {"image": settings.image.default, **usual, **given}
     values["labels"] = tuple(asked.get("labels", {}).items())

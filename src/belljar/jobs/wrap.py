@@ -20,7 +20,7 @@ from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.host.processes import die_by
 from belljar.jobs import Runtime, complain, tell_troubles
-from belljar.model import Cause, Outcome, OutcomeClass, Request
+from belljar.model import PLACING, Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def make_request(
         account=own(), umask=umask(), rlimits=rlimits(),
         stdio=(kind(0), kind(1), kind(2)), shares=shares,
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
-        context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
+        context=settings.machine.context, placing={name: getattr(settings.machine, name) for name in PLACING}, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     request = build(here, job, image, caller, settings.batch, time.time())

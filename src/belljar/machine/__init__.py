@@ -10,7 +10,19 @@ import os
 from pathlib import Path
 
 from belljar.hints import Any
-from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, MachineId, NetworkMode, Start, setting
+from belljar.model import (
+    MIB,
+    SEED,
+    VIRTIOFS_SOCKET,
+    Context,
+    MachineId,
+    NetworkMode,
+    Pages,
+    Pin,
+    Start,
+    Topology,
+    setting,
+)
 from belljar.records import dataclass
 
 SMALLEST_MEMORY = 64 * MIB  # of any machine
@@ -26,6 +38,12 @@ class Settings:
     memory: int = setting(512 * MIB, "memory of a machine that asks for none", unit="bytes", minimum=SMALLEST_MEMORY)
     network: NetworkMode = setting(NetworkMode.NONE, "network of a machine that asks for none: none or user")
     start: Start = setting(Start.AUTO, "auto: clone a template where that is possible; clone and cold insist")
+    pin: Pin = setting(Pin.AUTO,
+        "auto: virtual cpus run one to one on the cpus that a batch job has to itself; cpus: on those this process may use, or not at all; none")  # fmt: skip
+    topology: Topology = setting(Topology.AUTO,
+        "a guest sees sockets, siblings and NUMA nodes of the cpus it is pinned to, and boots cold; auto: where they are on several nodes; host; flat: never")  # fmt: skip
+    pages: Pages = setting(Pages.DEFAULT,
+        "memory in large pages, and a cold boot: thp, by the kernel; 2M or 1G, reserved; default: none of these")  # fmt: skip
     context: Context = setting(Context.AUTO,
         "how a guest is given the agent where nothing is asked for: as the image is best served, or insist")  # fmt: skip
     grace: float = setting(10.0, "time between TERM and the machine's end", unit="seconds")

@@ -20,7 +20,7 @@ from belljar.hypervisor import Template
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.life.claim import claim, holding, reserve
+from belljar.machine.life.claim import claim, holding, place, reserve
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
@@ -59,6 +59,7 @@ class Supervisor:
             runner.go_on_from(origin)
         try:
             await reserve(request, services.folders, rules.host)
+            await place(life, can_pin=services.hypervisor.can_pin)
             await runner.publish()
             if claimed is not None:
                 claimed()

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Frame, Nic, SharedFolder, guest_uuid
+from belljar.hypervisor import (
+    Accelerator,
+    Boot,
+    DomainSpec,
+    ExtraDisk,
+    Frame,
+    Layout,
+    Nic,
+    Node,
+    SharedFolder,
+    guest_uuid,
+)
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.cmdline import command_line, hardware, place_at_the_end, state_address
 from belljar.hypervisor.qemu.process.launch import Launch
@@ -52,10 +63,18 @@ FRAME = Frame(1, 256 * MIB, 8 * GIB, 16, 64 * GIB)
 GROWN = replace(COLD, cpus=3, memory=4 * GIB, disk_size=9 * GIB, frame=FRAME)
 AS_IT_IS: dict[str, Any] = {"is_draft": True, "is_stream": True, "is_grown": True}
 
+NODES = (Node(2, 384 * MIB, 0), Node(2, 128 * MIB, 1))
+
 CASES = {
     "cold": (COLD, QEMU, LAUNCH),
     "firmware": (replace(COLD, boot=Boot()), QEMU, replace(LAUNCH, kernel="", initrd="")),
     "disc": (replace(COLD, boot=Boot(is_disc=True)), QEMU, replace(LAUNCH, kernel="", initrd="")),
+    "numa": (replace(COLD, cpus=4, layout=Layout(2, 1, 2, NODES)), QEMU, LAUNCH),
+    "large-pages": (replace(COLD, pages=2 * MIB, layout=Layout(1, 1, 2)), QEMU, LAUNCH),
+    "kvm-siblings": (replace(COLD, accelerator=Accelerator.KVM, layout=Layout(1, 1, 2)), QEMU, LAUNCH),
+    "numa-virtiofs": (
+        replace(COLD, cpus=4, layout=Layout(2, 1, 2, NODES), shares=FOLDERS), QEMU, replace(LAUNCH, folders=(19, 20))
+    ),
     "bare-qemu": (COLD, BARE_QEMU, LAUNCH),
     "kvm": (replace(COLD, accelerator=Accelerator.KVM), QEMU, LAUNCH),
     "network-and-shares": (

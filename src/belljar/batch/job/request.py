@@ -11,6 +11,7 @@ from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, guest_memory
 from belljar.batch.job.terms import Command, Job, Surroundings
 from belljar.errors import InputMissing, UsageError
+from belljar.hints import Any
 from belljar.model import (
     MIB,
     SCRATCH_PLACE,
@@ -27,7 +28,7 @@ from belljar.model import (
     StdinKind,
     Transfer,
 )
-from belljar.records import dataclass, replace
+from belljar.records import dataclass, field, replace
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 
@@ -61,6 +62,7 @@ class Caller:
     memory: int
     terminal: bool = False  # standard input and output are one: an interactive job
     context: Context = Context.AUTO
+    placing: Mapping[str, Any] = field(default_factory=dict)  # PLACING, by the settings
     own: tuple[str, ...] = ()  # belljar's folders, never a part of the job's
 
 
@@ -73,7 +75,7 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
     machine = MachineSpec(
         image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk, memory=memory,
         scratch=(job.disk or settings.scratch) if settings.scratch else None,
-        network=caller.network, shares=caller.shares, start=caller.start, context=caller.context,
+        network=caller.network, shares=caller.shares, start=caller.start, context=caller.context, **caller.placing,
     )  # fmt: skip
     aliases = (("alias", alias) for alias in job.aliases)
     overhead = f"{(job.memory - memory) // MIB} MiB of the job's {job.memory // MIB} MiB" if job.memory else ""

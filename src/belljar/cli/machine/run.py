@@ -13,7 +13,7 @@ from belljar.host.descriptors import CLOSED
 from belljar.host.files import write_all
 from belljar.host.processes import die_by
 from belljar.jobs import complain, tell_troubles
-from belljar.model import Cause, Context, Outcome, OwnWork, Request, RunPayload, Start, dumps
+from belljar.model import Cause, Context, Outcome, OwnWork, Pages, Pin, Request, RunPayload, Start, Topology, dumps
 
 
 def run(args: Args, runtime: Runtime) -> int:
@@ -154,6 +154,11 @@ OPTIONS = f"""
 --share SRC[:DST][:ro|rw] * | a folder of the host, read-only and at the same path unless you say otherwise; virtiofs:SRC...:
 | by virtiofs instead of 9p
 --start {{{",".join(one.value for one in Start)}}} | clone: a copy of a guest that was booted before; cold: boot; auto: clone if possible
+--pin {{{",".join(one.value for one in Pin)}}} | cpus: each virtual processor runs on one of the host's that you may use, or nothing starts;
+| auto: where a batch job has its own
+--topology {{{",".join(one.value for one in Topology)}}} | host: the guest sees sockets, siblings and NUMA nodes of those, and boots cold; auto: where they
+| are on several NUMA nodes
+--pages {{{",".join(one.value for one in Pages)}}} | memory in large pages, and a cold boot: thp, by the kernel; 2M or 1G, reserved by the site
 --context {{{",".join(one.value for one in Context)}}} | how belljar's agent, which runs the job, gets into the guest (default: what suits the image)
 -d --detach | print the machine's ID and return; the machine goes on by itself. Its input is empty, or the file that standard
 | input is; `belljar logs --stdout` shows its output

@@ -22,7 +22,7 @@ from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, REQUEST,
 from belljar.machine.life.claim import room_now
 from belljar.machine.life.control import published
 from belljar.machine.outside.registry import jobs_of
-from belljar.model import QEMU_LOG, VIRTIOFSD_LOG
+from belljar.model import QEMU_LOG, VIRTIOFSD_LOG, Pages
 
 HEADS = ("ID", "NAME", "STATE", "IMAGE", "START", "CPUS", "MEMORY", "REQUESTER", "AGE", "RESULT")
 SHOWN = ("cause", "class", "exit_code", "signal", "reason", "hint")  # of an outcome, as they are
@@ -103,6 +103,7 @@ def _described(machine: MachineView, runtime: Runtime) -> dict[str, Any]:
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
         "network": _events(machine, "network", "network-refused"),
         "ports": published(machine.folder),
+        "placement": _events(machine, "placement", "pinned"),
         "records": [{"what": what, "path": path, "size": path.stat().st_size} for what, path in _files(machine)],
         "qemu": _last(machine, "spawned", "argv") or [],
         "other_starts": [start.id for start in _same_job(machine, runtime)],
@@ -149,6 +150,7 @@ def _machine(machine: MachineView) -> Facts:
         ("reaches only", ", ".join(asked.get("allow", ()))),
         ("secrets", "; ".join(f"{it['name']} for {', '.join(it['hosts'])}" for it in asked.get("secrets", ()))),
         ("shares", "; ".join(shares)),
+        *_placement(machine),
         ("start", machine.start),
         ("requester", machine.requester),
         ("owner", _user(machine.owner)),
@@ -157,6 +159,17 @@ def _machine(machine: MachineView) -> Facts:
         ("deadline", moment(_last(machine, "deadline", "at"))),
         ("QEMU's pid", machine.pid),
         ("folder", machine.folder),
+    ]
+
+
+def _placement(machine: MachineView) -> Facts:
+    """Where its virtual processors run, and what its memory consists of."""
+    pages = (machine.request.get("machine") or {}).get("pages")
+    cpus, nodes = (", ".join(map(str, _last(machine, "placement", name) or ())) for name in ("cpus", "nodes"))
+    return [
+        ("pinned to", cpus and f"cpu {cpus} of this host, NUMA node {nodes}"),
+        ("not pinned", _last(machine, "placement", "reason")),
+        ("memory pages", "" if pages == Pages.DEFAULT.value else pages),
     ]
 
 

@@ -7,12 +7,12 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused
+from belljar.errors import DomainDied, HostError, LibvirtLost, LibvirtRefused
 from belljar.host.files import private
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.host.processes import command_line
@@ -64,6 +64,9 @@ class LibvirtDomain:
 
     async def resume(self) -> None:
         await self._ask("its resumption", "resume")
+
+    async def pin(self, cpus: Sequence[int]) -> Mapping[str, int]:
+        raise HostError("libvirt places its domains itself")
 
     async def press_power(self) -> None:
         await self._ask("the power button", "shutdownFlags", ACPI_BUTTON)

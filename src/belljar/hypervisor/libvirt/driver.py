@@ -29,6 +29,8 @@ COLD = "machines by libvirt are always booted cold"
 class LibvirtHypervisor(QemuHost):
     """Implements `Hypervisor`."""
 
+    can_pin = False
+
     def __init__(self, driver: str, settings: Settings, libvirt: LibvirtSettings, store: Path) -> None:
         super().__init__(settings, store)
         self.uri = read_driver(driver)
@@ -46,6 +48,10 @@ class LibvirtHypervisor(QemuHost):
             raise UsageError(
                 "a folder shared by virtiofs: not with machines by libvirt",
                 hint="Share the folder without `virtiofs:`; docs/batch/libvirt.md tells what machines by libvirt do not have.",
+            )
+        if spec.pages:
+            raise UsageError(
+                "--pages 2M, 1G: not with machines by libvirt", hint="Ask for `--pages thp`, or `default`."
             )
         if spec.nic is not None and spec.nic.mode is not NetworkMode.USER:
             raise UsageError(

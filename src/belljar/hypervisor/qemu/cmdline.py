@@ -8,11 +8,12 @@ https://www.qemu.org/docs/master/system/invocation.html
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from belljar.hints import Any
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic, SharedFolder, guest_uuid
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Layout, Nic, Node, SharedFolder, guest_uuid
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
@@ -113,8 +114,14 @@ def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
     if frame is not None:
         most, room = frame.most_cpus, f",slots={SLOTS},maxmem={frame.most_memory // MIB}M"
     count = f"cpus={booted.cpus}," + (f"maxcpus={most}," if frame else "")
-    words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu]
-    words += ["-smp", f"{count}sockets=1,cores={most},threads=1", "-m", f"{booted.memory // MIB}M{room}"]
+    layout = spec.layout or Layout(1, most, 1)
+    # Without this feature a guest takes AMD's threads for cores; other processors ignore it.
+    siblings = ",topoext=on" if layout.threads > 1 and spec.accelerator is Accelerator.KVM else ""
+    words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu + siblings]
+    words += ["-smp", f"{count}sockets={layout.sockets},cores={layout.cores},threads={layout.threads}"]
+    words += ["-m", f"{booted.memory // MIB}M{room}"]
+    if layout.nodes:
+        return [*words, *numa(spec, layout.nodes), "-M", MACHINE]
     backend = memory_backend(launch, abilities, "ram", booted.memory, launch.ram)
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
 
@@ -122,7 +129,7 @@ def machine(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
 def memory_backend(launch: Launch, abilities: Abilities, name: str, size: int, fd: int) -> dict[str, Any]:
     """Memory in a file, or QEMU's own. The name is in the state that a template or a checkpoint is made of."""
     if fd < 0:
-        return {"qom-type": "memory-backend-ram", "id": name, "size": size}
+        return laid_out(launch.spec, name, size)
     is_private = launch.incoming >= 0 and not launch.folders and not launch.is_draft
     backend = {
         "qom-type": "memory-backend-file",
@@ -132,6 +139,25 @@ def memory_backend(launch: Launch, abilities: Abilities, name: str, size: int, f
         "share": not is_private,
     }
     return backend | (NO_WRITES if is_private and READONLY_RAM in abilities.features else {})
+
+
+def laid_out(spec: DomainSpec, name: str, size: int) -> dict[str, Any]:
+    """QEMU's own memory. All the reserved pages that it consists of are promised to it by the kernel when it maps them."""
+    if not (spec.pages or spec.served):
+        return {"qom-type": "memory-backend-ram", "id": name, "size": size}
+    backend = {"qom-type": "memory-backend-memfd", "id": name, "size": size, "share": True}
+    return backend | ({"hugetlb": True, "hugetlbsize": spec.pages} if spec.pages else {})
+
+
+def numa(spec: DomainSpec, nodes: Sequence[Node]) -> list[str]:
+    """The guest's nodes. `preferred`: where a node of this host is full, others help out; `bind` would have the guest killed."""
+    words, first = list[str](), 0
+    for number, node in enumerate(nodes):
+        backend = {**laid_out(spec, f"ram{number}", node.memory), "host-nodes": [node.host], "policy": "preferred"}
+        cpus = f"cpus={first}-{first + node.cpus - 1}"
+        words += ["-object", compact(backend), "-numa", f"node,nodeid={number},memdev=ram{number},{cpus}"]
+        first += node.cpus
+    return words
 
 
 def grown(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:

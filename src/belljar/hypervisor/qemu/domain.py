@@ -149,6 +149,12 @@ class QemuDomain:
                     raise
             await asyncio.sleep(BRIEFLY)
 
+    async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
+        from belljar.host.topology import pin
+
+        told = sorted(await self.call("query-cpus-fast"), key=lambda cpu: int(cpu["cpu-index"]))
+        return pin([cpu["thread-id"] for cpu in told], cpus)
+
     async def press_power(self) -> None:
         await self.call("system_powerdown")
 

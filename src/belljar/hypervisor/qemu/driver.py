@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class QemuHypervisor(QemuHost):
     """Implements `Hypervisor`."""
 
+    can_pin = True
+
     def __init__(self, settings: Settings, store: Path, site_store: Path | None = None) -> None:
         """*site_store*: whose base templates serve the user of *store*; None: those of *store* serve others."""
         super().__init__(settings, store)
@@ -56,7 +58,8 @@ class QemuHypervisor(QemuHost):
                 # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
                 # machine's own, and a clone's is a copy of its template's.
                 memory, source = spec.of_template.memory, Path(process.reopened(launch.ram)) if template else None
-                launch.ram = wires.take(await in_thread(lambda: make_memory(memory, source), undo=os.close))
+                if not (spec.layout or spec.pages):  # else it makes it itself
+                    launch.ram = wires.take(await in_thread(lambda: make_memory(memory, source), undo=os.close))
                 servers = await serve(spec, path_of(self._settings.virtiofsd))
                 launch.folders = tuple(server.line.fileno() for server in servers)
             try:

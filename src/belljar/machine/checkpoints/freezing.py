@@ -37,6 +37,7 @@ from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running
 from belljar.machine.orders import Freeze
 from belljar.machine.planning.boot_plan import Plan
+from belljar.machine.planning.placement import keeps_from_cloning
 from belljar.machine.planning.refusal import cannot_be_frozen
 from belljar.machine.services import Services
 from belljar.model import MIB, SEED, State
@@ -62,7 +63,8 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
     if life.state is not State.RUNNING or plan is None or domain is None or guest is None or process is None:
         raise MachineBusy(f"{life.request.id}: its command does not run now, so it cannot be written to a folder")
     is_divided = running.forks or life.request.machine.fork
-    if why := "it is a fork, or was forked" if is_divided else cannot_be_frozen(life.request, services.hypervisor):
+    why = "it is a fork, or was forked" if is_divided else cannot_be_frozen(life.request, services.hypervisor)
+    if why := why or keeps_from_cloning(plan.spec):
         raise CheckpointFailed(f"{life.request.id} cannot be written to a folder: {why}")
     folder = order.folder
     if folder not in running.checkpoints:

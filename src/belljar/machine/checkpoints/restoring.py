@@ -78,7 +78,7 @@ def as_it_was(checkpoint: Checkpoint, spec: DomainSpec) -> DomainSpec:
     """The machine with all that it had become."""
     had, nic = checkpoint.manifest.hardware, spec.nic
     return replace(
-        spec, cpus=had.cpus, memory=had.memory, disk_size=had.disk_size, frame=had.frame,
+        spec, cpus=had.cpus, memory=had.memory, disk_size=had.disk_size, frame=had.frame, layout=None,
         nic=replace(nic, mac=checkpoint.manifest.identity.mac) if nic else None,
     )  # fmt: skip
 

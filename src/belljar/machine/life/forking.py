@@ -15,6 +15,7 @@ from belljar.host.room import Need, own_groups
 from belljar.machine.life.claim import room_now
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running
+from belljar.machine.planning.placement import keeps_from_cloning
 from belljar.machine.services import Services
 from belljar.model import OwnWork, State
 from belljar.records import replace
@@ -44,6 +45,8 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
         raise ForkRefused("it has no agent of belljar's", hint="Give its machine one with `--ready agent`.")
     if machine.shares:
         raise ForkRefused("it has shared folders, which stay its own", hint=f"{AGAIN} `belljar cp` brings files.")
+    if running.plan is not None and (why := keeps_from_cloning(running.plan.spec, machine.pages)):
+        raise ForkRefused(why, hint="Start it with `--topology flat --pages default`.")
     if running.checkpoint is not None:
         raise ForkRefused("it goes on from a checkpoint", hint="Fork a machine that was started anew.")
     if running.equipment.disks:

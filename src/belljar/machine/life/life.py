@@ -13,6 +13,7 @@ from belljar.guest import ExitStatus, Identity
 from belljar.hints import Any
 from belljar.host.files import PRIVATE_FILE
 from belljar.host.locks import Lock
+from belljar.host.room import Placement
 from belljar.journal import Record
 from belljar.machine import Folders
 from belljar.machine.orders import Ended
@@ -40,6 +41,7 @@ class Lifecycle:
         self.state = State.REQUESTED
         self.phases: dict[str, float] = {}
         self.deadline = Deadline()
+        self.placement = Placement()
         self.time_began = 0.0  # when its work's time began to count, seconds since the epoch
         self.is_begun = self.is_proved = self.is_settled = False
         self.identity: Identity | None = None  # its guest's, once that has proved it
@@ -73,6 +75,12 @@ class Lifecycle:
     def tell_trouble(self, what: str) -> None:
         """Something of the way out did not go as it should: the outcome tells of it."""
         self.note(troubles=(*self.outcome.troubles, what))
+
+    def place(self, placement: Placement) -> None:
+        """Where its virtual processors are to run."""
+        self.placement = placement
+        nodes = sorted({cpu.node for cpu in placement.cpus})
+        self.record.tell("placement", cpus=placement.numbers, nodes=nodes, reason=placement.reason)
 
     def attach(self, what: str, name: str) -> Path:
         """Where the file of a further disk is to be made, journaled; it goes with the machine."""

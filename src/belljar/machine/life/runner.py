@@ -12,6 +12,7 @@ from belljar.guest import Streams
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
+from belljar.hypervisor import Domain
 from belljar.image import Image
 from belljar.journal import read
 from belljar.machine import DISK_NOT_WHOLE, DOUBTS
@@ -214,13 +215,20 @@ class Runner:
     async def _greet(self) -> None:
         """The monitor's handshake runs beside the boot: neither waits for the other, nor for one that failed."""
         assert self.running.domain is not None
-        both = asyncio.ensure_future(self.running.domain.connect()), asyncio.ensure_future(self._await_agent())
+        both = asyncio.ensure_future(self._connect(self.running.domain)), asyncio.ensure_future(self._await_agent())
         try:
             await asyncio.gather(*both)
             self.life.point("after-qmp")
         finally:
             for task in both:
                 await cancelled(task)
+
+    async def _connect(self, domain: Domain) -> None:
+        """When its monitor answers it has all its processors, a clone's further ones too."""
+        life = self.life
+        await domain.connect()
+        if life.placement.cpus:
+            life.record.tell("pinned", threads=await domain.pin(life.placement.numbers))
 
     async def _await_agent(self) -> None:
         if self.running.guest is not None:

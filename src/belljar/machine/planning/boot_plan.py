@@ -14,6 +14,7 @@ from belljar.image import BootFiles, Image
 from belljar.machine.extras import Equipment, tagged_shares
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
+from belljar.machine.planning.placement import check_memory, keeps_from_cloning, layout_of
 from belljar.machine.planning.template import failed_before, in_base_frame, make_template
 from belljar.machine.services import Keep, Services
 from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
@@ -129,6 +130,8 @@ class Planner:
         """As a clone: of a template of exactly its size, else of its image's base template, else of one made of its size.
         Raises TemplateError; BootTimeout and BootFailed, where a template was booted with all the time there is: a second
         cold boot would not answer either."""
+        if why := keeps_from_cloning(plan.spec, self._life.request.machine.pages):
+            raise TemplateError(why)
         if key := self._life.request.machine.fork:
             return self._of_fork(plan, key)
         if plan.context.private:
@@ -182,6 +185,7 @@ class Planner:
 
     async def _with_disk(self, plan: Plan) -> Plan:
         spec, image = plan.spec, plan.context.image
+        check_memory(spec, self._life.request.machine.pages)
         self._intend(spec)
         plan.context.make_seed(spec)
         disk = None if image.is_disc else self._life.request.machine.disk
@@ -229,8 +233,11 @@ class Planner:
         if uplink is not None and link.mode is NetworkMode.NONE:  # it has a card all the same, in no network
             link = replace(link, mac=mac_address(request.id), has_line=True)
         nic = Nic(link.mode, link.mac, link.egress, link.has_line, link.fd) if link.mac else None
+        block, cpus = machine.pages.size or LARGE_PAGE, life.placement.cpus
+        memory, is_cloned = -(-machine.memory // block) * block, self.must_clone or request.checkpointable
+        layout = layout_of(machine.topology, cpus, memory, block, must_clone=is_cloned) if cpus else None
         spec = DomainSpec(
-            id=request.id, cpus=machine.cpus, memory=-(-machine.memory // LARGE_PAGE) * LARGE_PAGE,
+            id=request.id, cpus=machine.cpus, memory=memory, layout=layout, pages=machine.pages.size,
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),

@@ -26,7 +26,7 @@ from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
 from belljar.machine.services import Services
 from belljar.machine.states import class_of_error
-from belljar.model import GIB, MIB, NetworkMode, Outcome, Request, RunPayload, Start, dumps, to_json
+from belljar.model import GIB, MIB, NetworkMode, Outcome, Request, RunPayload, Start, Topology, dumps, to_json
 
 INSTALLED = "Import the disk of a system that was installed; see `belljar image import --help`."
 NO_CHECKPOINTS = "Leave out what is in the way, or checkpoints."
@@ -58,6 +58,8 @@ def cannot_be_frozen(request: Request, hypervisor: Hypervisor) -> str:
         "it has a terminal": isinstance(work, RunPayload) and work.payload.terminal,
         "it shares folders of this host (copy them with --in and --out)": machine.shares,
         "others reach it by its network": machine.network not in (NetworkMode.NONE, NetworkMode.USER),
+        "its memory is in reserved pages": machine.pages.size,
+        "its guest sees the processors of this host": machine.topology is Topology.HOST,
         "it has secrets, which are this host's": machine.secrets,
     }
     try:
@@ -77,7 +79,7 @@ def check_size(request: Request) -> None:
         raise OverLimit(f"{size}: a machine needs at least {SMALLEST_MEMORY // MIB} MiB", hint=MORE)
     if machine.memory > total:
         raise OverLimit(f"{size}: this host has {total // MIB} MiB")
-    if machine.memory > available:
+    if machine.memory > available and not machine.pages.size:
         raise NoMemory(f"{size}: only {available // MIB} MiB are free now")
     for what, disk, least in (("scratch", machine.scratch, SMALLEST_SCRATCH), ("cache", machine.cache, SMALLEST_CACHE)):
         if disk is not None and not least <= disk <= LARGEST_DISK:
