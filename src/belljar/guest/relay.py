@@ -32,8 +32,6 @@ async def serve(guest: Guest, connection: socket.socket) -> None:
 
 
 class Relay:
-    """One client."""
-
     def __init__(self, conversation: Conversation, connection: socket.socket) -> None:
         self.conversation = conversation
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -119,7 +117,6 @@ class Forward:
             self._guest.send(wire.frame(kind, number, part))
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
-        """From the guest."""
         stream = number & 3
         if kind == wire.DATA:
             self._held[stream] += len(body)

@@ -67,8 +67,6 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Image:
-    """An image in a store."""
-
     digest: str  # sha256 of the disk file, hexadecimal
     names: tuple[str, ...]
     disk: Path  # qcow2, read-only
@@ -204,5 +202,4 @@ def layer_name(image: Image) -> str:
 
 
 def agent_unit() -> str:
-    """The systemd unit that starts the agent at `AGENT_PATH`."""
     return UNIT.read_text(encoding="utf-8")

@@ -59,7 +59,6 @@ class TarSource:
         return bytes(whole)
 
     def some(self, most: int) -> bytes:
-        """File content."""
         data = self.raw(min(most, CHUNK))
         if not data:
             raise TransferError("broken", "the stream ended in the middle of a file")

@@ -97,8 +97,6 @@ AS_ROOT = ("unshare", "--mount", "--propagation=private", "--pid", "--kill-child
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is asked of a build."""
-
     suite: str
     name: str = ""  # empty: debian11, debian12, debian13
     packages: tuple[str, ...] = ()
