@@ -13,11 +13,11 @@ BUDGETS = {
     "ground": 1470,
     "host": 3300,
     "hypervisor": 4440,
-    "image": 5050,
+    "image": 5010,
     "network": 970,
     "context": 850,
-    "guest": 1500,
-    "agent": 3760,
+    "guest": 1480,
+    "agent": 3730,
     "batch": 5180,
     "pool": 1510,
     "machine": 6360,
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters": 700,
     "config": 430,
     "assembly": 170,
-    "cli": 4630,
+    "cli": 4600,
 }
 GROUND = ("__init__", "__main__", "errors", "findings", "hints", "journal", "model", "modules", "reading", "records")
 

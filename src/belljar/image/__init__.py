@@ -17,12 +17,14 @@ from belljar.host.quick_imports import sha256
 from belljar.model import GIB, MIB, Container, Firmware, NetworkMode, Payload, setting
 from belljar.records import dataclass, field
 
+USUAL = "debian12"  # the image that is built on its first use
+
 
 @dataclass(frozen=True)
 class Settings:
     """`[image]` in the settings files."""
 
-    default: str = setting("debian12", "image of a job that names none; debian12 is built on first use")
+    default: str = setting(USUAL, "image of a job that names none; debian12 is built on first use")
     max_size: int = setting(64 * GIB, "largest download and largest unpacked image", unit="bytes")
     stall_timeout: float = setting(
         60.0, "a download that brings less than 1 KiB for each second of this time is broken off", unit="seconds"
@@ -135,10 +137,6 @@ HOLD_TIMEOUT = 10.0  # seconds; an exclusive lock on an image is held for a shor
 Users = Callable[[str], list[str]]  # digest -> what still needs the image, in words ("template 3f2a...")
 # Looks into a qcow2 disk of so many bytes, and writes what it saw to a file: see `intake.survey`.
 Surveyor = Callable[[Path, int, Path], object]
-
-
-def nobody(digest: str) -> list[str]:
-    return []
 
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:

@@ -183,7 +183,7 @@ def connect(args: Args, runtime: Runtime) -> None:
     """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
     with connected(args.door) as door:
         send(door, "connect", id=args.machine)
-        receive(door)
+        receive(door, exactly=True)
         door.settimeout(None)  # ssh's own from here on
         inputs = [0, door.fileno()]
         while True:
