@@ -17,7 +17,7 @@ BUDGETS = {
     "network": 970,
     "context": 850,
     "guest": 1480,
-    "agent": 3730,
+    "agent": 3750,
     "batch": 5180,
     "pool": 1510,
     "machine": 6360,
