@@ -98,7 +98,6 @@ def portions(data: bytes) -> Iterator[bytes]:
 
 
 def frame(kind: int, number: int, body: bytes = b"") -> bytes:
-    """One frame, ready to send."""
     return HEADER.pack(kind, 0, number, len(body)) + body
 
 

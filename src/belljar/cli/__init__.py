@@ -86,8 +86,6 @@ OUR_FAILURE = 125
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The command line, split at the verb."""
-
     verb: str  # "" where there is none; "--help" and "--version" come alone
     rest: list[str]
     config_file: str | None = None
@@ -232,7 +230,6 @@ def verb_of(name: str) -> Verb:
 
 
 def overview() -> str:
-    """What `belljar --help` prints."""
     lines = []
     for group in dict.fromkeys(entry.group for entry in VERBS.values() if entry.group):
         lines += ["", f"{group}:"]
@@ -242,7 +239,6 @@ def overview() -> str:
 
 
 def is_reader_gone(*descriptors: int) -> bool:
-    """Does nobody read one of these outputs of ours any more?"""
     import select
 
     poller = select.poll()

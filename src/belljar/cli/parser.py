@@ -148,7 +148,6 @@ def acts(table: str, functions: Mapping[str, Act], **shared: str) -> dict[str, V
 
 
 def add(parser: argparse.ArgumentParser, table: str) -> None:
-    """Add the options and parameters of a table."""
     below: Any = parser
     choice: Any = None
     for row in re.sub(r"\n\s*\|(?= )", "", table).splitlines():
@@ -243,6 +242,12 @@ def as_whole(text: str) -> int:
     with suppress(ValueError):
         return int(text)
     raise ValueError(f"{text[:80]}: not a whole number")
+
+
+def state_folder(args: Args, runtime: Any, name: str) -> Path:
+    """Where a service of this host keeps its state, by --state."""
+    folder: Path = args.state or runtime.folders.store / name
+    return folder
 
 
 TYPES: Mapping[str, Callable[[str], object]] = {

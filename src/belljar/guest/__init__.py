@@ -101,8 +101,6 @@ class Sink(Protocol):
 
 
 class BytesSource:
-    """A source of known bytes."""
-
     def __init__(self, data: bytes) -> None:
         self._data = data
 
@@ -144,8 +142,6 @@ class Standstill:
 
 
 class Process(Protocol):
-    """A payload that runs in the guest."""
-
     async def wait(self) -> ExitStatus:
         """Returns when the sinks have every byte and no process of the payload is left. Raises AgentLost."""
 

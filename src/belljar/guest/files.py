@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from belljar import errors
-from belljar.agent.guest.system import shown
-from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, TransferError, has_large
+from belljar.agent.guest.system import Refused, shown
+from belljar.agent.transfer.tar import CHUNK, Exchange, Packer, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.guest import ExchangeDisk, ExitStatus, Sink, Streams
 from belljar.host.files import opened
@@ -26,7 +26,7 @@ from belljar.model import Account, Transfer
 if TYPE_CHECKING:
     from belljar.guest.process import Running
 
-    Ours = Callable[[], "TransferError | None"]
+    Ours = Callable[[], "Refused | None"]
     Begin = Callable[[list[bytes], Account, bytes | None, Streams], Awaitable[Running]]  # a copy at the guest's side
 
 ROOT = Account("root", 0, 0, "root", home="/root")
@@ -35,7 +35,6 @@ BROKEN_OFF = "broken"
 
 
 async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None, by: ExchangeDisk | None) -> None:
-    """See `Guest.put`."""
     source, target = os.fsencode(item.outside), os.fsencode(item.inside)
     try:
         os.stat(source)
@@ -53,7 +52,6 @@ async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None,
 
 
 async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None, by: ExchangeDisk | None) -> None:
-    """See `Guest.get`."""
     source, target = os.fsencode(item.inside), os.fsencode(item.outside)
     bridge = Bridge(by)
     which = b"changed" if item.changed_only else b"all"
@@ -67,7 +65,6 @@ async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None,
 
 
 async def collect(begin: Begin, paths: Sequence[str], sink: Sink) -> None:
-    """See `Guest.collect`."""
     order = [b"collect", *map(os.fsencode, paths)]
     process = await begin(order, ROOT, b"/", Streams(None, sink, None))
     try:
@@ -78,7 +75,7 @@ async def collect(begin: Begin, paths: Sequence[str], sink: Sink) -> None:
         raise errors.GuestRefused(status.message or f"the archive in the guest ended with {status}")
 
 
-async def _both_ends(process: Running, bridge: Bridge, ours: Ours) -> tuple[ExitStatus, TransferError | None]:
+async def _both_ends(process: Running, bridge: Bridge, ours: Ours) -> tuple[ExitStatus, Refused | None]:
     """The guest's end of a copy, and in a thread *ours*: how each ended."""
     thread = asyncio.ensure_future(in_thread(ours))
     try:
@@ -107,7 +104,7 @@ def _check(status: ExitStatus, what: str) -> None:
         raise errors.GuestRefused(message)
 
 
-def _about_output(trouble: TransferError) -> errors.BelljarError:
+def _about_output(trouble: Refused) -> errors.BelljarError:
     if trouble.kind == "space":
         return errors.NoSpace(trouble.message)
     if trouble.kind == "refused":
@@ -152,27 +149,27 @@ class Bridge:
             os.truncate(self._by.path, 0)
             os.truncate(self._by.path, size)
 
-    def pack(self, source: bytes, skip: tuple[str, ...]) -> TransferError | None:
+    def pack(self, source: bytes, skip: tuple[str, ...]) -> Refused | None:
         """In the thread, once. A stream that failed ends without its last blocks, so the guest knows."""
         with self._threads, suppress(BrokenPipeError):
             try:
                 with self._threads.makefile("wb", CHUNK) as whole, self._exchange() as exchange:
                     Packer(whole.write, map(os.fsencode, skip), exchange=exchange).pack(source)
-            except TransferError as exc:
+            except Refused as exc:
                 return exc
             except BrokenPipeError:
                 raise
             except OSError as exc:
-                return TransferError("refused", f"{shown(source)}: {exc.strerror}")
+                return Refused("refused", f"{shown(source)}: {exc.strerror}")
         return None
 
-    def unpack(self, target: bytes, name: bytes) -> TransferError | None:
+    def unpack(self, target: bytes, name: bytes) -> Refused | None:
         """In the thread, once."""
         with self._threads:
             try:
                 with self._exchange() as exchange:
                     unpack(self._threads.recv, target, name, SAFE_MODE, exchange)
-            except TransferError as exc:
+            except Refused as exc:
                 return exc
         return None
 

@@ -291,7 +291,6 @@ def refusal(body: bytes) -> GuestError:
 
 
 def sink_error(index: int, error: OSError) -> HostError:
-    """Why bytes of the payload could not be written outside."""
     name = {wire.STDOUT: "stdout", wire.STDERR: "stderr"}.get(index, "output")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         hint = "Free space where it is written to, or send it elsewhere."

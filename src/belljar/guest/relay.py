@@ -32,8 +32,6 @@ async def serve(guest: Guest, connection: socket.socket) -> None:
 
 
 class Relay:
-    """One client."""
-
     def __init__(self, conversation: Conversation, connection: socket.socket) -> None:
         self.conversation = conversation
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,6 +40,9 @@ class Relay:
 
     def close(self) -> None:
         self.client.close()
+        self._drop_all()
+
+    def _drop_all(self) -> None:
         for forward in list(self.forwards.values()):
             forward.orphan()
         self.forwards.clear()
@@ -52,7 +53,8 @@ class Relay:
 
     def _receive(self, kind: int, number: int, body: bytes) -> None:
         if kind == wire.GREETING:
-            self._greet(body)
+            self._drop_all()
+            self.client.send(wire.welcome(body))
         elif kind == wire.PING:
             self.client.send(wire.frame(wire.PONG, number, body))
         elif kind == wire.CALL:
@@ -61,12 +63,6 @@ class Relay:
             key = number if kind in (wire.SIGNAL, wire.RESIZE) else number >> 2
             if key in self.forwards:
                 self.forwards[key].to_guest(kind, number, body)
-
-    def _greet(self, nonce: bytes) -> None:
-        for forward in list(self.forwards.values()):
-            forward.orphan()
-        self.forwards.clear()
-        self.client.send(wire.welcome(nonce))
 
     def _call(self, number: int, body: bytes) -> None:
         if number in self.forwards or len(self.forwards) >= MOST_CALLS:
@@ -119,7 +115,6 @@ class Forward:
             self._guest.send(wire.frame(kind, number, part))
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
-        """From the guest."""
         stream = number & 3
         if kind == wire.DATA:
             self._held[stream] += len(body)

@@ -17,12 +17,14 @@ from belljar.host.quick_imports import sha256
 from belljar.model import GIB, MIB, Container, Firmware, NetworkMode, Payload, setting
 from belljar.records import dataclass, field
 
+USUAL = "debian12"  # the image that is built on its first use
+
 
 @dataclass(frozen=True)
 class Settings:
     """`[image]` in the settings files."""
 
-    default: str = setting("debian12", "image of a job that names none; debian12 is built on first use")
+    default: str = setting(USUAL, "image of a job that names none; debian12 is built on first use")
     max_size: int = setting(64 * GIB, "largest download and largest unpacked image", unit="bytes")
     stall_timeout: float = setting(
         60.0, "a download that brings less than 1 KiB for each second of this time is broken off", unit="seconds"
@@ -67,8 +69,6 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Image:
-    """An image in a store."""
-
     digest: str  # sha256 of the disk file, hexadecimal
     names: tuple[str, ...]
     disk: Path  # qcow2, read-only
@@ -139,10 +139,6 @@ Users = Callable[[str], list[str]]  # digest -> what still needs the image, in w
 Surveyor = Callable[[Path, int, Path], object]
 
 
-def nobody(digest: str) -> list[str]:
-    return []
-
-
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
     from belljar.image.container.trust import rules as trust_rules
@@ -204,5 +200,4 @@ def layer_name(image: Image) -> str:
 
 
 def agent_unit() -> str:
-    """The systemd unit that starts the agent at `AGENT_PATH`."""
     return UNIT.read_text(encoding="utf-8")

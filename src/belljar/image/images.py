@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BadOption, BelljarError, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, BelljarError, ImageUnknown, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import read_json, write_whole
 from belljar.host.locks import try_lock
-from belljar.image import is_container, is_source, name_of
+from belljar.image import USUAL, is_container, is_source, name_of
 from belljar.image.store.store import PREFIX, Store
 from belljar.model import dumps
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.image.intake.sources import Order
-
-DEFAULT_NAME = "debian12"
 
 
 @dataclass(frozen=True)
@@ -93,26 +91,15 @@ class Images(Store):
         return False
 
     def _get(self, reference: str) -> None:
-        """Bring it from a source that offers it, or build it where it is the default (one process, progress on stderr)."""
-        if self.settings.sources:
+        """Bring it from a source that offers it; the usual one is built where it is the default and no source has it."""
+        if reference == self.settings.default == USUAL:
+            from belljar.image.build.debian import usual
+
+            usual(self)
+        elif self.settings.sources:
             from belljar.image.site.sync import pull
 
-            try:
-                pull(self, reference)
-                return
-            except ImageUnknown:
-                if reference != self.settings.default:
-                    raise
-        if reference != self.settings.default:
-            return
-        if reference != DEFAULT_NAME:
-            self._find(reference)  # raises
-        if self.is_of_job:
-            hint = f"Its site has to `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root."
-            raise NoStore(f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job", hint=hint)
-        from belljar.image.build.debian import Recipe, build
-
-        build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
+            pull(self, reference)
 
     def _ensure_source(self, source: str, public_only: bool, now: float) -> str:
         """An image that is here is used at once: while another process asks or imports, and where the source cannot be asked."""

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tests.unit.agent.test_tar import MIB, facts, unpacked
 
+from belljar.agent.guest.system import Refused
 from belljar.agent.transfer import tar
-from belljar.agent.transfer.tar import BESIDE, BLOCK, CHUNK, Exchange, Packer, TransferError, has_large
+from belljar.agent.transfer.tar import BESIDE, BLOCK, CHUNK, Exchange, Packer, has_large
 from belljar.agent.transfer.untar import unpack
 
 
@@ -89,12 +90,12 @@ def test_a_stream_that_points_beside_the_disk_is_refused(tmp_path: Path, disk: i
     liar, parts = Liar(disk, False), list[bytes]()
     liar.left = place
     Packer(parts.append, exchange=liar).pack(os.fsencode(large(tmp_path / "file")))
-    with pytest.raises(TransferError) as refused:
+    with pytest.raises(Refused) as refused:
         unpack(io.BytesIO(b"".join(parts)).read, os.fsencode(tmp_path / "copy"), b"x", exchange=Exchange(disk, False))
     assert refused.value.kind == kind
 
 
 def test_a_stream_that_points_to_a_disk_where_there_is_none_is_refused(tmp_path: Path, disk: int) -> None:
     stream = by_disk(large(tmp_path / "file"), disk)
-    with pytest.raises(TransferError, match="no place for it"):
+    with pytest.raises(Refused, match="no place for it"):
         unpacked(stream, tmp_path / "copy")

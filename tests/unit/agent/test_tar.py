@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from belljar.agent.guest.system import Refused
 from belljar.agent.transfer import tar
-from belljar.agent.transfer.tar import CHUNK, DEEPEST, Packer, TransferError
+from belljar.agent.transfer.tar import CHUNK, DEEPEST, Packer
 from belljar.agent.transfer.untar import TarSource, unpack
 
 MIB = 1 << 20
@@ -280,24 +281,24 @@ def test_what_goes_away_while_it_is_packed_is_left_out(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("path", ["/no/such/file", "/dev/null/below"])
 def test_a_source_that_is_missing_is_told_as_missing(path: str) -> None:
-    with pytest.raises(TransferError) as caught:
+    with pytest.raises(Refused) as caught:
         packed(Path(path))
     assert caught.value.kind == "missing"
 
 
 def test_a_device_is_neither_read_nor_replaced(tmp_path: Path) -> None:
-    with pytest.raises(TransferError, match="neither a file nor a folder"):
+    with pytest.raises(Refused, match="neither a file nor a folder"):
         packed(Path("/dev/zero"))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(TransferError, match="not replaced"):
+    with pytest.raises(Refused, match="not replaced"):
         copied(tmp_path / "file", tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(TransferError) as caught:
+    with pytest.raises(Refused) as caught:
         unpack(full_disk, os.fsencode(tmp_path / "copy"), b"name")
     assert caught.value.kind == "space"
 
@@ -385,7 +386,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_stream_is_refused_and_touches_nothing_outside(place: Path, name: str) -> None:
-    with pytest.raises(TransferError):
+    with pytest.raises(Refused):
         unpacked(archive(*HOSTILE[name]), place)
 
 
@@ -394,21 +395,21 @@ def test_a_header_that_is_read_in_parts_is_bounded_as_one() -> None:
     for size in (512, MIB, 512, MIB // 2, MIB // 2, 512):
         assert len(source.read(size)) == size
     source.read(MIB)
-    with pytest.raises(TransferError, match="too large"):
+    with pytest.raises(Refused, match="too large"):
         source.read(MIB)
 
 
 def test_a_link_in_the_place_itself_is_not_followed_by_the_stream(place: Path) -> None:
     place.mkdir()
     (place / "link").symlink_to("..")
-    with pytest.raises(TransferError):
+    with pytest.raises(Refused):
         unpacked(archive(ROOT, member("r/link", tarfile.DIRTYPE), member("r/link/escaped", data=b"x")), place)
 
 
 def test_a_stream_that_breaks_off_is_never_taken_for_whole(tmp_path: Path, place: Path) -> None:
     whole = archive(ROOT, member("r/a", data=b"x" * 700), member("r/b", data=b"y"))
     for length in range(0, len(whole) - 1023, 128):
-        with pytest.raises(TransferError):
+        with pytest.raises(Refused):
             unpacked(whole[:length], place)
     unpacked(whole, place)
 
@@ -421,7 +422,7 @@ def test_garbage_is_refused_with_an_error_of_ours(
     folder = tmp_path_factory.mktemp("garbage")
     whole = archive(ROOT, member("r/a", data=b"x" * 700), member("r/b", tarfile.SYMTYPE, linkname="a"))
     data = whole[:at] + garbage + whole[at + len(garbage) :]
-    with contextlib.suppress(TransferError):
+    with contextlib.suppress(Refused):
         unpacked(data, folder / "target")
     assert [path.name for path in folder.iterdir()] in ([], ["target"])
 
@@ -439,11 +440,11 @@ def test_a_file_of_the_kernel_is_read_to_its_end(tmp_path: Path) -> None:
 
 def test_a_file_that_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tar, "MOST_UNTOLD", 16)
-    with pytest.raises(TransferError, match=r"/proc/version: tells no size and has more than 16 bytes") as caught:
+    with pytest.raises(Refused, match=r"/proc/version: tells no size and has more than 16 bytes") as caught:
         packed(Path("/proc/version"))
     assert caught.value.kind == "refused"
 
 
 def test_a_file_of_the_kernel_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TransferError, match=r"^/proc/self/mem: "):
+    with pytest.raises(Refused, match=r"^/proc/self/mem: "):
         packed(Path("/proc/self/mem"))

@@ -14,10 +14,9 @@ from tests.unit.image.image_parts import system
 
 from belljar.errors import BadOption, CommandMissing, ImageError, NoSpace, OverLimit
 from belljar.host import commands
-from belljar.image import Image
+from belljar.image import USUAL, Image
 from belljar.image.build import debian as build
 from belljar.image.build.debian import Recipe
-from belljar.image.images import DEFAULT_NAME
 from belljar.image.store.store import Store
 
 SOURCES = ["deb http://mirror/debian bookworm main"]
@@ -192,8 +191,7 @@ def test_two_who_need_the_default_image_build_it_once(
     store.settings = replace(store.settings, max_size=16 << 30)
     images: list[Image] = []
     both = [
-        threading.Thread(target=lambda: (store.ensure(DEFAULT_NAME), images.append(store.resolve(DEFAULT_NAME))))
-        for _ in range(2)
+        threading.Thread(target=lambda: (store.ensure(USUAL), images.append(store.resolve(USUAL)))) for _ in range(2)
     ]
     for thread in both:
         thread.start()

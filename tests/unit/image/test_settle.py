@@ -175,5 +175,5 @@ def test_a_job_pulls_nothing_that_the_site_has(site: Store, user: Store, publish
 def test_a_jobs_pull_builds_no_kernel(user: Store) -> None:
     assert isinstance(user, Images)
     user.settle(SOURCE, own=True, pulls=True)
-    with pytest.raises(NoStore, match="debian12, whose kernel"):
+    with pytest.raises(NoStore, match="debian12: this node has none"):
         disk.bring(user, SOURCE, "x")

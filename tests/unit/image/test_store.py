@@ -313,8 +313,10 @@ def test_an_image_without_a_kernel_boots_by_firmware(store: Images, publish: Pub
 
 
 def test_a_missing_image_that_is_not_the_built_in_default_is_not_built(tmp_path: Path, settings: Settings) -> None:
+    store = Images(tmp_path / "store", None, replace(settings, default="site-image"))
+    store.ensure("site-image")
     with pytest.raises(ImageUnknown):
-        Images(tmp_path / "store", None, replace(settings, default="site-image")).ensure("site-image")
+        store.resolve("site-image")
 
 
 def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Images, publish: Publish) -> None:

@@ -114,7 +114,6 @@ class Guest(Mounts):
         return folder
 
     def growth(self) -> bytes:
-        """In what a clone of this guest can be another."""
         return " ".join(abilities()).encode("ascii")
 
     def grow(self, words: Words) -> LongCall:

@@ -28,8 +28,6 @@ DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver 
 
 
 class Mounts:
-    """What is mounted for a payload, and unmounted after it."""
-
     def __init__(self) -> None:
         self.mounts: list[bytes] = []
         self.calls: dict[bytes, Callable[[Words], bytes]] = {

@@ -51,7 +51,6 @@ class Connection:
         self.outlet = Outflow(agent, 4 * number + STDOUT, fd, self.advance, self.fail)
 
     def take(self, kind: int, number: int, body: bytes) -> None:
-        """A frame of the host's."""
         if kind in (SIGNAL, RESET):
             self.abandon()
         elif kind == DATA and number == self.inlet.number:
@@ -67,7 +66,6 @@ class Connection:
         self.abandon()
 
     def abandon(self) -> None:
-        """Break it off."""
         self.outlet.drop()
         self.inlet.drop()
 

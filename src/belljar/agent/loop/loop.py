@@ -56,7 +56,6 @@ class Agent(Channel):
         self.watch(self.wake, select.EPOLLIN, self._reap)
 
     def run(self) -> None:
-        """Until the channel is gone for good."""
         while not self.is_over:
             for fd, events in self.heeded.poll():
                 action = self.ready.get(fd)
@@ -305,7 +304,6 @@ def serve(fd: int, guest: Guest, is_port: bool) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """As the guest's service."""
     if argv:
         say("usage: agent.pyc")
         return 2

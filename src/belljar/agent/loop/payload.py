@@ -12,7 +12,7 @@ from belljar.agent.guest.cgroups import Box
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.mounts import devices_of
 from belljar.agent.guest.system import Refused, close_quietly, read_file, shown, write_all
-from belljar.agent.transfer.tar import CHUNK, Exchange, Gatherer, Packer, TransferError, has_large
+from belljar.agent.transfer.tar import CHUNK, Exchange, Gatherer, Packer, has_large
 from belljar.agent.transfer.untar import unpack
 from belljar.agent.wire import FAILED, KIB, NOT_EXECUTABLE, NOT_FOUND, Words, join, with_nul
 
@@ -225,7 +225,7 @@ def run_builtin(job: Job, trouble: int, exchange: Exchange | None) -> None:
             Packer(write_to_stdout, job.argv[3:], since, exchange).pack(path)
     except OSError as exc:
         kind = "space" if exc.errno == errno.ENOSPC else "broken"
-        raise TransferError(kind, f"{shown(path)}: {exc.strerror}") from exc
+        raise Refused(kind, f"{shown(path)}: {exc.strerror}") from exc
 
 
 def write_to_stdout(data: bytes) -> None:

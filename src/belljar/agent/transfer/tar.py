@@ -1,7 +1,8 @@
 """Files as tar streams, for both sides: the way out. The way in is untar.py.
 
 The member "r" is the file or folder itself, "r/..." what is in it. Modes, times (to the nanosecond), symbolic and
-hard links and holes are kept; owners are not: files belong to whoever unpacks them. Sockets, pipes and devices stay.
+hard links and holes are kept; owners are not: files belong to whoever unpacks them. Sockets, pipes and devices stay. A copy
+that does not work is Refused, as missing, refused, unsafe, broken or space.
 """
 
 from __future__ import annotations
@@ -31,10 +32,6 @@ REGULAR, HARD_LINK, SYMBOLIC_LINK, FOLDER = b"0", b"1", b"2", b"5"  # types of a
 Write = Callable[[bytes], object]
 Headers = dict[str, str]
 Parts = list[tuple[int, int]]  # (offset, length) of what is stored of a file with holes
-
-
-class TransferError(Refused):
-    """A copy that did not work: `kind` is missing, refused, unsafe, broken or space."""
 
 
 class Exchange:
@@ -71,7 +68,7 @@ class Exchange:
             whole = -(-size // BLOCK) * BLOCK
             try:
                 if os.preadv(source, [view[:whole]], begin + done) < size:
-                    raise TransferError("broken", "a file became shorter while it was copied")
+                    raise Refused("broken", "a file became shorter while it was copied")
                 view[size:whole] = bytes(whole - size)
                 written = os.pwritev(target, [view[:whole]], start + done)
                 done += written - written % BLOCK
@@ -113,20 +110,20 @@ class Packer:
         self.linked: dict[tuple[int, int], str] = {}
 
     def pack(self, source: bytes) -> None:
-        """All of *source*. Raises TransferError."""
+        """All of *source*. Raises Refused."""
         try:
             status = os.stat(source)  # a link that was named stands for what it points to
         except OSError as exc:
             kind = "missing" if exc.errno in (errno.ENOENT, errno.ENOTDIR) else "refused"
-            raise TransferError(kind, f"{shown(source)}: {exc.strerror}") from exc
+            raise Refused(kind, f"{shown(source)}: {exc.strerror}") from exc
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise TransferError("refused", f"{shown(source)}: neither a file nor a folder")
+            raise Refused("refused", f"{shown(source)}: neither a file nor a folder")
         try:
             self._member(source, ROOT, status, 0)
         except OSError as exc:
             if exc.filename is None:
                 raise
-            raise TransferError("refused", f"{shown(os.fsencode(exc.filename))}: {exc.strerror}") from exc
+            raise Refused("refused", f"{shown(os.fsencode(exc.filename))}: {exc.strerror}") from exc
         self.write(bytes(2 * BLOCK))
 
     def _member(self, path: bytes, name: str, status: os.stat_result, depth: int) -> None:
@@ -143,7 +140,7 @@ class Packer:
 
     def _folder(self, path: bytes, name: str, status: os.stat_result, depth: int) -> None:
         if depth >= DEEPEST:
-            raise TransferError("refused", f"{shown(path)}: more than {DEEPEST} folders deep")
+            raise Refused("refused", f"{shown(path)}: more than {DEEPEST} folders deep")
         self._header(name, status, FOLDER)
         try:
             entries = os.listdir(path)
@@ -192,9 +189,9 @@ class Packer:
                 content += part
                 if len(content) > MOST_UNTOLD:
                     what = f"{shown(path)}: tells no size and has more than {MOST_UNTOLD} bytes"
-                    raise TransferError("refused", what)
+                    raise Refused("refused", what)
         except OSError as exc:
-            raise TransferError("refused", f"{shown(path)}: {exc.strerror}") from exc
+            raise Refused("refused", f"{shown(path)}: {exc.strerror}") from exc
         return bytes(content)
 
     def _content(self, fd: int, path: bytes, name: str, status: os.stat_result) -> None:
@@ -224,7 +221,7 @@ class Packer:
     def _read(self, fd: int, path: bytes, offset: int, size: int) -> bytes:
         data = os.pread(fd, size, offset)
         if not data:
-            raise TransferError("broken", f"{shown(path)}: became shorter while it was read")
+            raise Refused("broken", f"{shown(path)}: became shorter while it was read")
         return data
 
     def _sparse_header(self, name: str, status: os.stat_result, parts: Parts, stored: int, more: Headers) -> None:
@@ -268,7 +265,7 @@ class Gatherer(Packer):
             super()._member(path, name, status, depth)
         except BrokenPipeError:
             raise
-        except (OSError, TransferError):
+        except (OSError, Refused):
             pass
 
     def _read(self, fd: int, path: bytes, offset: int, size: int) -> bytes:

@@ -7,8 +7,8 @@ import os
 import stat
 from _collections_abc import Callable
 
-from belljar.agent.guest.system import shown, write_all
-from belljar.agent.transfer.tar import BLOCK, CHUNK, DEEPEST, MOST_METADATA, PLACE, ROOT, Exchange, TransferError
+from belljar.agent.guest.system import Refused, shown, write_all
+from belljar.agent.transfer.tar import BLOCK, CHUNK, DEEPEST, MOST_METADATA, PLACE, ROOT, Exchange
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ def unpack(
     unpacker = Unpacker(TarSource(read), target, name, mask, exchange)
     try:
         unpacker.unpack()
-    except TransferError:
+    except Refused:
         raise
     except OSError as exc:
         kind = "space" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "refused"
-        raise TransferError(kind, f"{shown(unpacker.target)}: {exc.strerror}") from exc
+        raise Refused(kind, f"{shown(unpacker.target)}: {exc.strerror}") from exc
     except Exception as exc:  # tarfile has many ways to stumble over a hostile stream
-        raise TransferError("broken", f"not a tar stream: {type(exc).__name__}: {exc}") from exc
+        raise Refused("broken", f"not a tar stream: {type(exc).__name__}: {exc}") from exc
     finally:
         unpacker.close()
 
@@ -50,7 +50,7 @@ class TarSource:
         self.metadata += size
         self.extended = 0 if size == BLOCK else self.extended + size
         if size < 0 or self.extended > MOST_METADATA or self.metadata > 16 * MOST_METADATA:
-            raise TransferError("unsafe", "a tar header that is too large")
+            raise Refused("unsafe", "a tar header that is too large")
         whole = bytearray()
         while len(whole) < size and (data := self.raw(size - len(whole))):
             whole += data
@@ -59,10 +59,9 @@ class TarSource:
         return bytes(whole)
 
     def some(self, most: int) -> bytes:
-        """File content."""
         data = self.raw(min(most, CHUNK))
         if not data:
-            raise TransferError("broken", "the stream ended in the middle of a file")
+            raise Refused("broken", "the stream ended in the middle of a file")
         self.position += len(data)
         return data
 
@@ -71,14 +70,14 @@ class TarSource:
         while self.raw(BLOCK):
             self.metadata += BLOCK
             if self.metadata > MOST_METADATA:
-                raise TransferError("broken", "a tar stream that goes on after its end")
+                raise Refused("broken", "a tar stream that goes on after its end")
 
     def tell(self) -> int:
         return self.position
 
     def seek(self, position: int) -> None:
         if position < self.position:
-            raise TransferError("unsafe", "a tar stream that points backwards")
+            raise Refused("unsafe", "a tar stream that points backwards")
         while self.position < position:
             self.some(position - self.position)
 
@@ -102,11 +101,11 @@ class Unpacker:
             self.source.metadata = 0
             parts = self._parts(member.name)
             if is_first != (len(parts) == 1):
-                raise TransferError("unsafe", "a tar stream whose members are out of order")
+                raise Refused("unsafe", "a tar stream whose members are out of order")
             is_first = False
             self._member(member, parts)
         if is_first or not self.source.is_ended:
-            raise TransferError("broken", "the stream ended early")
+            raise Refused("broken", "the stream ended early")
         self.source.read_rest()
         self._close_down_to(0)
 
@@ -117,7 +116,7 @@ class Unpacker:
 
     def _place(self) -> None:
         if self.target == b"/":
-            raise TransferError("refused", "/: not a place to copy to; name a folder in it")
+            raise Refused("refused", "/: not a place to copy to; name a folder in it")
         folder, self.leaf = os.path.split(self.target)
         os.makedirs(folder, exist_ok=True)
         self.top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -127,15 +126,15 @@ class Unpacker:
         whole = name.encode("utf-8", "surrogateescape")
         parts = whole.split(b"/")
         if parts[0] != ROOT.encode() or any(p in (b"", b".", b"..") or b"\0" in p for p in parts) or len(whole) > 8192:
-            raise TransferError("unsafe", f"a tar stream that names {shown(whole[:200])}")
+            raise Refused("unsafe", f"a tar stream that names {shown(whole[:200])}")
         if len(parts) > DEEPEST + 1:
-            raise TransferError("unsafe", f"a tar stream more than {DEEPEST} folders deep")
+            raise Refused("unsafe", f"a tar stream more than {DEEPEST} folders deep")
         return [self.leaf, *parts[1:]]
 
     def _member(self, member: TarInfo, parts: list[bytes]) -> None:
         if len(parts) == 1 and not member.isdir() and os.path.isdir(self.target):
             if not self.name or b"/" in self.name or self.name in (b".", b".."):
-                raise TransferError("refused", f"{shown(self.target)}: is a folder")
+                raise Refused("refused", f"{shown(self.target)}: is a folder")
             self.top, old = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self.top
             os.close(old)
             self.leaf, self.target = self.name, os.path.join(self.target, self.name)
@@ -152,7 +151,7 @@ class Unpacker:
         elif member.isreg():
             self._make_file(folder, leaf, member)
         else:
-            raise TransferError("unsafe", f"a tar stream with a special file: {shown(leaf)}")
+            raise Refused("unsafe", f"a tar stream with a special file: {shown(leaf)}")
 
     def _enter(self, parts: list[bytes]) -> int:
         """The folder of these names, none of them a link. It stays open until the stream leaves it."""
@@ -196,7 +195,7 @@ class Unpacker:
             at, place = 0, self._place_of(member)
             for offset, length in parts:
                 if offset < at or length < 0 or offset + length > member.size:
-                    raise TransferError("unsafe", "a tar stream with a wrong map of holes")
+                    raise Refused("unsafe", "a tar stream with a wrong map of holes")
                 at = offset + length
                 if self.exchange is not None and place >= 0:
                     place = self.exchange.get(fd, offset, length, place)
@@ -215,7 +214,7 @@ class Unpacker:
         if place is None:
             return -1
         if self.exchange is None or member.sparse is None or not (place.isdigit() and len(place) < 16):
-            raise TransferError("unsafe", "a tar stream with content where there is no place for it")
+            raise Refused("unsafe", "a tar stream with content where there is no place for it")
         return int(place)
 
     def _fill(self, fd: int, offset: int, length: int) -> None:
@@ -228,7 +227,7 @@ class Unpacker:
     def _hard_link(self, folder: int, leaf: bytes, member: TarInfo) -> None:
         parts = self._parts(member.linkname)
         if len(parts) == 1:
-            raise TransferError("unsafe", "a tar stream with a link to its own root")
+            raise Refused("unsafe", "a tar stream with a link to its own root")
         here = os.dup(self.top)
         try:
             for part in parts[:-1]:
@@ -236,7 +235,7 @@ class Unpacker:
                 os.close(here)
                 here = inner
             if not stat.S_ISREG(os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode):
-                raise TransferError("unsafe", "a tar stream with a hard link to something that is not a file")
+                raise Refused("unsafe", "a tar stream with a hard link to something that is not a file")
             self._clear(folder, leaf)
             os.link(parts[-1], leaf, src_dir_fd=here, dst_dir_fd=folder, follow_symlinks=False)
         finally:
@@ -249,7 +248,7 @@ class Unpacker:
         except FileNotFoundError:
             return
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            raise TransferError("refused", f"{shown(leaf)}: neither a file nor a link, so it is not replaced")
+            raise Refused("refused", f"{shown(leaf)}: neither a file nor a link, so it is not replaced")
         os.unlink(leaf, dir_fd=folder)
 
 

@@ -15,7 +15,7 @@ from belljar.bait import Order, settings
 from belljar.bait.journal import give_order, read, read_status
 from belljar.bait.journal import order as ordered
 from belljar.batch.job import policy
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
 from belljar.cli.render import duration, show, show_findings
 from belljar.errors import BadOption, BelljarError, UsageError
 from belljar.host import processes
@@ -23,11 +23,6 @@ from belljar.host.caller import describe
 from belljar.host.locks import is_locked
 from belljar.jobs.shares import shares
 from belljar.pool import JobView, load, node_of
-
-
-def folder_of(args: Args, runtime: Runtime) -> Path:
-    folder: Path = args.state or runtime.folders.store / "bait"
-    return folder
 
 
 def run(args: Args, runtime: Runtime) -> None:
@@ -39,7 +34,7 @@ def run(args: Args, runtime: Runtime) -> None:
     pool = settings.pool_of(bait)
     keeper = Machines(bait, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(bait, folder_of(args, runtime), pool, keeper, tell, _judge(runtime, bait.images[0])))
+    asyncio.run(serve(bait, state_folder(args, runtime, "bait"), pool, keeper, tell, _judge(runtime, bait.images[0])))
 
 
 def _judge(runtime: Runtime, usual: str) -> Callable[[JobView], str]:
@@ -86,7 +81,7 @@ def status(args: Args, runtime: Runtime) -> int:
     """Exit 1 where the bait takes no jobs, 2 where it is not there."""
     from belljar.bait.daemon import LOCK
 
-    folder = folder_of(args, runtime)
+    folder = state_folder(args, runtime, "bait")
     status, is_running = read_status(folder), is_locked(folder / LOCK)
     if status is None:
         hint = "Start it with `belljar bait run`, or name its --state."
@@ -102,12 +97,11 @@ def status(args: Args, runtime: Runtime) -> int:
 
 
 def order(args: Args, runtime: Runtime) -> None:
-    """Open or close it."""
-    give_order(folder_of(args, runtime), Order() if args.act == "open" else Order(False, args.reason))
+    give_order(state_folder(args, runtime, "bait"), Order() if args.act == "open" else Order(False, args.reason))
 
 
 def jobs(args: Args, runtime: Runtime) -> None:
-    folder, now, rows = folder_of(args, runtime), time.time(), []
+    folder, now, rows = state_folder(args, runtime, "bait"), time.time(), []
     entries, node_of = list(read(folder).values()), _nodes(folder)
     for entry in entries:
         nodes = " ".join(map(node_of, entry.machines))
@@ -116,7 +110,7 @@ def jobs(args: Args, runtime: Runtime) -> None:
 
 
 def nodes(args: Args, runtime: Runtime) -> None:
-    folder = folder_of(args, runtime)
+    folder = state_folder(args, runtime, "bait")
     status, node_of = read_status(folder), _nodes(folder)
     states = status.nodes if status else {}
     values = [
@@ -145,7 +139,7 @@ def arrive(args: Args, runtime: Runtime) -> None:
     from belljar.bait.arrivals import tell
 
     pool, began = load("slurm"), processes.began(os.getpgrp()) or time.time()  # of the prolog itself
-    tell(folder_of(args, runtime), args.job, args.timeout, lambda: pool.revoked(args.job, began, os.environ))
+    tell(state_folder(args, runtime, "bait"), args.job, args.timeout, lambda: pool.revoked(args.job, began, os.environ))
 
 
 STATE_OPTION = "--state DIR | folder of the bait's state (default: bait/ below `paths.store`)"

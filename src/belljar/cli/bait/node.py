@@ -9,7 +9,7 @@ from pathlib import Path
 from belljar.assembly import Runtime
 from belljar.bait import Settings, cloud, settings
 from belljar.bait.cloud import FAILED, Made, Placement, hostnames
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
 from belljar.cli.render import show
 from belljar.errors import NotPermitted
 from belljar.host.commands import Finished, run_beside
@@ -46,12 +46,10 @@ def _placing(args: Args) -> Settings | None:
 
 
 async def _placed(args: Args, runtime: Runtime, bait: Settings) -> Made:
-    """On the hosts of the placement list."""
-
     async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
         return await run_beside(argv, timeout=timeout, check=False)
 
-    place = Placement(bait, args.state or runtime.folders.store / "cloud", ask, hostnames)
+    place = Placement(bait, state_folder(args, runtime, "cloud"), ask, hostnames)
     if args.act == "list":
         return await place.all()
     nodes = await hostnames(args.nodes)
@@ -59,7 +57,6 @@ async def _placed(args: Args, runtime: Runtime, bait: Settings) -> Made:
 
 
 def _here(args: Args) -> dict[str, str]:
-    """On this host."""
     if args.act == "list":
         return cloud.living()
     if args.act == "suspend":

@@ -41,7 +41,6 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
 
 
 def install(args: Args, runtime: Runtime) -> int:
-    """Show what is to be done, and do it; or only show it."""
     site, commands = _site(args, runtime)
     steps, stale, after = site.plan(), site.stale(), site.site.after(site.place)
     if args.print:
@@ -75,7 +74,6 @@ def check(args: Args, runtime: Runtime) -> int:
 
 
 def uninstall(args: Args, runtime: Runtime) -> None:
-    """Take out what install put in."""
     site, _ = _site(args, runtime)
     done = site.uninstall()
     print_lines(done or ["Nothing of belljar's is installed there."])

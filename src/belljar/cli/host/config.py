@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from belljar.assembly import Runtime
@@ -21,7 +21,9 @@ def config(args: Args, runtime: Runtime) -> int:
     if args.what == "check":
         from belljar.config.checking import all_mistakes, notes
 
-        mistakes = (*all_mistakes(loaded), *_of_node(loaded))
+        node = examine_node(loaded.settings.paths.node)
+        of_node = [] if node.is_good else [Mistake(loaded.origins["paths.node"], "paths.node", node.text, node.remedy)]
+        mistakes = (*all_mistakes(loaded), *of_node)
         files = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})
         good = f"The settings are good ({', '.join(files) or 'defaults only'})."
         return report(mistakes, notes(loaded, inspect(runtime.config_file, in_job=True)), good, args.format)
@@ -58,13 +60,6 @@ def _locked(name: str, loaded: Loaded) -> str:
     lock = loaded.settings.site.lock
     always = (*ALWAYS_LOCKED, *(lock if "site.lock" in loaded.origins else ()))
     return "always" if is_locked(name, always) else "in batch jobs" if is_locked(name, lock) else ""
-
-
-def _of_node(loaded: Loaded) -> Iterator[Mistake]:
-    """What doctor finds wrong with the folder that `paths.node` names."""
-    seen = examine_node(loaded.settings.paths.node)
-    if not seen.is_good:
-        yield Mistake(loaded.origins["paths.node"], "paths.node", seen.text, seen.remedy)
 
 
 VERBS = {

@@ -81,7 +81,6 @@ def show(args: Args, runtime: Runtime) -> None:
 
 
 def _container(image: Image) -> dict[str, Any]:
-    """What a container image starts, and as whom."""
     if not (container := image.container):
         return {}
     command = shlex.join([*container.entrypoint, *container.command])
@@ -143,7 +142,6 @@ def set_(args: Args, runtime: Runtime) -> None:
 
 
 def extract(args: Args, runtime: Runtime) -> None:
-    """Copy paths of a disk to here."""
     if not disks.is_archive(args.output):
         names = [os.path.basename(os.path.normpath(path)) for path in args.paths]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
@@ -155,7 +153,6 @@ def extract(args: Args, runtime: Runtime) -> None:
 
 
 def insert(args: Args, runtime: Runtime) -> None:
-    """Make a new image of one, with files of this host."""
     check_name(args.name)
     if args.mode is not None and not re.fullmatch(r"[0-7]{3,4}", args.mode):
         raise BadOption(f"--mode {args.mode}: not of the form 644 or 0755")
@@ -199,7 +196,6 @@ def _described(runtime: Runtime, image: Image) -> dict[str, Any]:
 
 
 def publish(args: Args, runtime: Runtime) -> None:
-    """Make a repository, or change one."""
     from belljar.image.site import publish as act
 
     if args.init:
@@ -227,7 +223,6 @@ def publish(args: Args, runtime: Runtime) -> None:
 
 
 def sync(args: Args, runtime: Runtime) -> int:
-    """Bring what is named, or what has changed."""
     from belljar.image.container import follow
     from belljar.image.site import sync as act
 
@@ -252,7 +247,6 @@ def sync(args: Args, runtime: Runtime) -> int:
 
 
 def key(args: Args, runtime: Runtime) -> None:
-    """Print the public part of a key, made now where there is none."""
     from belljar.image.site.publish import make_key, public_word
 
     print(public_word(make_key(args.file)))

@@ -59,22 +59,21 @@ def send(door: socket.socket, do: str, **facts: Any) -> None:
         door.sendall(dumps({"do": do, **facts}) + b"\n")
 
 
-def receive(door: socket.socket) -> dict[str, Any]:
+def receive(door: socket.socket, *, exactly: bool = False) -> dict[str, Any]:
+    """The answer; with *exactly*, no byte of what follows it is taken from the socket."""
     import json
 
-    line = bytearray()
-    while not line.endswith(b"\n") and len(line) < LARGEST_ANSWER:
-        try:
-            data = door.recv(1 << 16, socket.MSG_PEEK)
-        except TimeoutError as exc:
-            hint = "Try again: what was asked may be done all the same."
-            raise HostError(f"no answer of the lease service in {ANSWER:.0f} s", hint=hint) from exc
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            hint = "It serves 32 at a time of one user, and each `belljar lease ssh` is one; else see its log."
-            raise HostError("the lease service closed the connection", hint=hint)
-        line += door.recv(data.find(b"\n") + 1 or len(data))  # not one byte more: what follows may be the machine's
+    try:
+        with door.makefile("rb", 0 if exactly else -1) as file:
+            line = file.readline(LARGEST_ANSWER)
+    except TimeoutError as exc:
+        hint = "Try again: what was asked may be done all the same."
+        raise HostError(f"no answer of the lease service in {ANSWER:.0f} s", hint=hint) from exc
+    except ConnectionResetError:
+        line = b""
+    if not line.endswith(b"\n"):
+        hint = "It serves 32 at a time of one user, and each `belljar lease ssh` is one; else see its log."
+        raise HostError("the lease service closed the connection", hint=hint)
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise error_of(answer)

@@ -18,7 +18,7 @@ from belljar.assembly import Runtime
 from belljar.cli.lease import cluster
 from belljar.cli.lease.asking import DOOR, ask, connected, public_key, receive, send, watched
 from belljar.cli.machine.request import above_zero
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
 from belljar.cli.render import as_json, duration, show, utc
 from belljar.errors import BadOption, HostError
 from belljar.host.commands import which
@@ -37,10 +37,8 @@ def serve(args: Args, runtime: Runtime) -> None:
     def names() -> dict[str, tuple[float, int]]:
         return {name: (image.created, image.virtual_size) for image in runtime.images.images() for name in image.names}
 
-    folder = args.state or runtime.folders.store / "lease"
-    asyncio.run(
-        serve(lambda: settings.load(args.file), folder, teller(sys.stdout, as_json=args.format == "json"), names)
-    )
+    tell = teller(sys.stdout, as_json=args.format == "json")
+    asyncio.run(serve(lambda: settings.load(args.file), state_folder(args, runtime, "lease"), tell, names))
 
 
 def pilot(args: Args, runtime: Runtime) -> int:
@@ -119,7 +117,6 @@ def extend(args: Args, runtime: Runtime) -> None:
 
 
 def act_on(args: Args, runtime: Runtime) -> None:
-    """Release or reboot."""
     for id in args.ids:
         ask(args.door, args.act, id=id)
 
@@ -186,7 +183,7 @@ def connect(args: Args, runtime: Runtime) -> None:
     """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
     with connected(args.door) as door:
         send(door, "connect", id=args.machine)
-        receive(door)
+        receive(door, exactly=True)
         door.settimeout(None)  # ssh's own from here on
         inputs = [0, door.fileno()]
         while True:

@@ -124,7 +124,6 @@ def ssh(args: Args, runtime: Runtime) -> int:
 
 
 def cp(args: Args, runtime: Runtime) -> None:
-    """Files into or out of a running machine."""
     source_id, source = split(args.source)
     target_id, target = split(args.target)
     if bool(source_id) == bool(target_id):

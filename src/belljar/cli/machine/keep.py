@@ -138,7 +138,6 @@ def _died(child: int) -> BelljarError:
 
 
 def _keep(request: Request, stdin: int | None, tied: bool, writer: int, runtime: Runtime) -> NoReturn:
-    """The keeper's whole life."""
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
         from belljar.jobs.attend import attend

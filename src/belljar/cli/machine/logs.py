@@ -73,7 +73,6 @@ def _fact(value: object) -> str:
 
 
 def _copy(path: Path) -> None:
-    """The whole file to standard output."""
     try:
         with open(path, "rb") as file:
             _write(iter(lambda: file.read(CHUNK), b""))
@@ -95,7 +94,6 @@ def _joboutputs(folder: Path, name: str | None) -> None:
 
 
 def joboutputs(folder: Path) -> list[Path]:
-    """What the guest has put, by name."""
     try:
         return sorted(path for path in (folder / JOBOUTPUTS).iterdir() if not path.name.startswith("."))
     except OSError:

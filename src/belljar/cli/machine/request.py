@@ -92,7 +92,6 @@ def _work(args: Args, account: Account, container: Container | None) -> Work:
 
 
 def probe(text: str) -> Probe:
-    """What `--ready` says."""
     if not re.fullmatch("none|agent|file:/.*|line:.+", text, re.DOTALL):
         raise BadOption(f"--ready {text}: not one of none, agent, file:/PATH, line:TEXT")
     word, _, of = text.partition(":")

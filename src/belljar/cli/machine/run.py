@@ -31,7 +31,6 @@ def run(args: Args, runtime: Runtime) -> int:
 
 
 def go_on(args: Args, runtime: Runtime) -> int:
-    """Where a machine stood that was written to a folder."""
     from belljar.jobs.starting import restored_request
 
     for option, value in (("a command", args.command), ("--image", args.image)):

@@ -62,7 +62,6 @@ def _of_all(runtime: Runtime, own: list[tuple[object, ...]], args: Args) -> int:
 
 
 def row(machine: MachineView, now: float) -> tuple[object, ...]:
-    """One line of the table."""
     age = duration(max(0.0, now - machine.created)) if machine.created else ""
     return (
         machine.id, machine.name, state_of(machine), machine.image, machine.start, machine.cpus, size(machine.memory),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
 from belljar.cli.render import duration, moment, show
 from belljar.cli.vacuum import asking, settings
 from belljar.errors import BadOption
@@ -22,17 +21,12 @@ from belljar.vacuum.factory.state import STATUS, Status, decision_at
 DAY = 86400.0
 
 
-def folder_of(args: Args, runtime: Runtime) -> Path:
-    folder: Path = args.state or runtime.folders.store / "vacuum"
-    return folder
-
-
 def run(args: Args, runtime: Runtime) -> None:
     from belljar.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(args.file, folder_of(args, runtime), tell, metrics=_address(args.metrics)))
+    asyncio.run(serve(args.file, state_folder(args, runtime, "vacuum"), tell, metrics=_address(args.metrics)))
 
 
 def _address(text: str | None) -> tuple[str, int] | None:
@@ -48,7 +42,7 @@ def drain(args: Args, runtime: Runtime) -> None:
     from belljar.vacuum.factory.daemon import Order, give_order
     from belljar.vacuum.factory.keeper import Machines
 
-    folder = folder_of(args, runtime)
+    folder = state_folder(args, runtime, "vacuum")
     if args.off:
         if args.by is not None:
             raise BadOption("--off with --by: one of them only")
@@ -75,7 +69,7 @@ def explain(args: Args, runtime: Runtime) -> None:
     now = time.time()
     at = now - (args.ago or 0.0) if args.at is None else args.at
     at -= DAY * (at > now)  # 14:05 is the last, not the next
-    decision = decision_at(folder_of(args, runtime), at)
+    decision = decision_at(state_folder(args, runtime, "vacuum"), at)
     if decision is None:
         hint = "Is the factory started? `belljar vacuum check` tells."
         raise BadOption("no decision is known of that time", hint=hint)
@@ -97,7 +91,9 @@ def _row(verdict: dict[str, Any]) -> tuple[object, ...]:
 
 
 def check(args: Args, runtime: Runtime) -> int:
-    level, line = monitor.check(kept.read(folder_of(args, runtime) / state.STATUS, state.Status), time.time())
+    level, line = monitor.check(
+        kept.read(state_folder(args, runtime, "vacuum") / state.STATUS, state.Status), time.time()
+    )
     print(line)
     return int(level)
 

@@ -68,7 +68,6 @@ def boot_digest(image: Image) -> str:
 
 
 def own_init(image: Image) -> str:
-    """The path of the image's own init."""
     return str(image.facts.get("init") or DEFAULT_INIT)
 
 

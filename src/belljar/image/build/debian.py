@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from belljar.errors import BadOption, HostError, ImageError, ImageUnknown, NoSpace, OverLimit
+from belljar.errors import BadOption, HostError, ImageError, ImageUnknown, NoSpace, NoStore, OverLimit
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error
-from belljar.image import Image
+from belljar.image import USUAL, Image
 from belljar.image.intake import intake
 from belljar.image.intake.sandbox import WITHOUT_ROOT
 from belljar.image.progress import Progress, shown
@@ -97,8 +97,6 @@ AS_ROOT = ("unshare", "--mount", "--propagation=private", "--pid", "--kill-child
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is asked of a build."""
-
     suite: str
     name: str = ""  # empty: debian11, debian12, debian13
     packages: tuple[str, ...] = ()
@@ -126,6 +124,21 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
             image = intake.take(store, folder, origin, progress)
         progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
         return image
+
+
+def usual(store: Store) -> Image:
+    """The usual image, as it is here, from a source of the site's, or built now. Raises NoStore inside a batch job."""
+    with suppress(ImageUnknown):
+        return store.resolve(USUAL)
+    if store.settings.sources:
+        from belljar.image.site.sync import pull
+
+        with suppress(ImageUnknown):
+            return pull(store, USUAL)
+    if store.is_of_job:
+        hint = f"Its site has to `belljar image build debian --name {USUAL}` or `belljar image sync`, as root."
+        raise NoStore(f"image {USUAL}: this node has none, and none is built inside a batch job", hint=hint)
+    return build(store, Recipe("bookworm", USUAL), only_if_missing=True)
 
 
 def check(recipe: Recipe) -> None:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit, ImageUnknown, NoStore
+from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit
 from belljar.host.files import free_bytes
-from belljar.image import Image
-from belljar.image.build.debian import Recipe, build
+from belljar.image import USUAL, Image
+from belljar.image.build.debian import usual
 from belljar.image.container import layout, sources
 from belljar.image.container.sources import Fetched
 from belljar.image.intake import fetch, intake, sandbox
@@ -26,7 +26,6 @@ from belljar.image.store import manifest
 from belljar.image.store.store import Store
 from belljar.model import GIB, Account, Container, to_json
 
-KERNEL_IMAGE = "debian12"
 # What a machine mounts on, or writes to at its start; scratch images have none of them.
 PLACES = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "run": 0o755, "etc": 0o755, "tmp": 0o1777}
 # Modules that software asks for, or a machine's own devices. All others are for hardware and take as much again.
@@ -100,27 +99,12 @@ def _take(
 
 def _kernel_image(store: Store) -> Image:
     """The image with the kernel of all container images. Raises ImageUnknown, ImageUnfit."""
-    image = _found(store)
+    image = usual(store)
     facts = image.facts
     if not (image.kernel and image.initrd and facts.get("root") == "/dev/vda" and facts.get("agent_in_initrd")):
-        hint = f"`belljar image build debian --name {KERNEL_IMAGE}` makes one that has it."
-        raise ImageUnfit(f"image {KERNEL_IMAGE}: has no kernel that container images can use", hint=hint)
+        hint = f"`belljar image build debian --name {USUAL}` makes one that has it."
+        raise ImageUnfit(f"image {USUAL}: has no kernel that container images can use", hint=hint)
     return image
-
-
-def _found(store: Store) -> Image:
-    """As it is here, from a source of the site's, or built now."""
-    with suppress(ImageUnknown):
-        return store.resolve(KERNEL_IMAGE)
-    if store.settings.sources:
-        from belljar.image.site.sync import pull
-
-        with suppress(ImageUnknown):
-            return pull(store, KERNEL_IMAGE)
-    if store.is_of_job:
-        hint = f"Its site has to `belljar image build debian --name {KERNEL_IMAGE}` or `belljar image sync`, as root."
-        raise NoStore(f"image {KERNEL_IMAGE}, whose kernel container images use: this node has none", hint=hint)
-    return build(store, Recipe("bookworm", KERNEL_IMAGE), only_if_missing=True)
 
 
 def _modules(store: Store, kernel: Image, progress: Progress) -> Path:

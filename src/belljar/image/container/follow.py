@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from belljar.errors import BelljarError
 from belljar.image import Image
@@ -15,15 +15,12 @@ from belljar.image.store.store import Store
 
 def names(store: Store) -> dict[str, tuple[str, Image]]:
     """The names of this very store that follow a tag: which, and the image that it was when it was asked last."""
-    return {name: (source, image) for name, source, image in _followed(store)}
-
-
-def _followed(store: Store) -> Iterator[tuple[str, str, Image]]:
-    for image in store.images():
-        for origin in image.facts.get("origins", ()) if image.store == store.folder else ():
-            name, _, source = str(origin).partition(" ")
+    followed = {}
+    for image in (image for image in store.images() if image.store == store.folder):
+        for name, _, source in (str(origin).partition(" ") for origin in image.facts.get("origins", ())):
             if name in image.names and source.startswith("docker:") and not sources.DIGEST.search(source):
-                yield name, source, image
+                followed[name] = source, image
+    return followed
 
 
 def sync(

@@ -193,7 +193,6 @@ def _route(name: str, url: str, must_be_public: bool) -> list[str]:
 
 
 def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> _End:
-    """One request by curl."""
     settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
     values = {
         "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": "%{json}",
@@ -234,7 +233,6 @@ def _check(order: _Order, end: _End, size: int) -> None:
 
 
 def _line(option: str, value: object) -> str:
-    """A line of a configuration of curl."""
     text = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'{option} = "{text}"'
 

@@ -178,17 +178,19 @@ def _ended(
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signals)
         process = subprocess.Popen(argv, stdout=to, stderr=err, start_new_session=True, **how)
-        _await(process, name, seconds, watch, signals)
+        is_late = not _has_ended(process, seconds, watch, signals)
         err.seek(0)
         complaint = err.read(LARGEST_COMPLAINT).decode(errors="replace").strip()
+        complaint += f"\n{name}: not finished after {seconds} s, killed" * is_late
         out.seek(0)
         return process.returncode, complaint, out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
 
 
-def _await(
-    process: subprocess.Popen[bytes], name: str, seconds: int, watch: Callable[[], object] | None, signals: set[Any]
-) -> None:
-    """Wait for its end on a pidfd; `wait(timeout)` would look again and again. Only these *signals* are blocked meanwhile."""
+def _has_ended(
+    process: subprocess.Popen[bytes], seconds: int, watch: Callable[[], object] | None, signals: set[Any]
+) -> bool:
+    """Wait for its end on a pidfd; `wait(timeout)` would look again and again. Only these *signals* are blocked meanwhile. False: it
+    had to be killed when its time was up."""
     descriptor, deadline = os.pidfd_open(process.pid), time.monotonic() + seconds
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
@@ -198,7 +200,8 @@ def _await(
             if watch:
                 watch()
             if time.monotonic() >= deadline:
-                raise ImageCorrupt(f"{name}: not finished after {seconds} s, killed")
+                return False
+        return True
     finally:
         os.close(descriptor)
         process.kill()

@@ -71,7 +71,6 @@ class Survey:
         return f"belljar.root={self.device} belljar.fstype={self.fstype}{mount}"
 
     def versions(self) -> list[str]:
-        """The versions of kernels that have modules in it."""
         return list(filter(VERSION.fullmatch, self.names(self.modules)))
 
     def names(self, folder: str) -> list[str]:
@@ -79,7 +78,6 @@ class Survey:
         return self._names.get(folder, [])
 
     def has(self, path: str) -> bool:
-        """Is there something of this name?"""
         folder, name = posixpath.split(path)
         return name in self.names(folder)
 

@@ -48,12 +48,10 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
-        """Where it is, on a file system."""
         return fetch.local_path(self.address)
 
     @property
     def shown(self) -> str:
-        """Its address without a password."""
         return fetch.shown(self.address)
 
     def origin(self, name: str) -> str:

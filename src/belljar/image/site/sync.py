@@ -39,8 +39,6 @@ PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED = (
 
 @dataclass(frozen=True)
 class Synced:
-    """The result for one name."""
-
     name: str
     digest: str
     source: str

@@ -95,8 +95,6 @@ def overlay_bytes(backing: bytes, size: int) -> bytes:
 
 
 class Overlays:
-    """Writable disks on top of images."""
-
     def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008 - a frozen value
         self.settings = settings
 

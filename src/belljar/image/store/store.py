@@ -26,7 +26,7 @@ from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, Imag
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, locked, try_lock
-from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Surveyor, Users, is_source, name_of, nobody
+from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Surveyor, Users, is_source, name_of
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
 from belljar.model import Context, Firmware, MachineId
@@ -47,7 +47,12 @@ class Store:
     is_of_job = False  # of a batch job: nothing is built
 
     def __init__(
-        self, own: Path, site: Path | None, settings: Settings, users: Users = nobody, surveyor: Surveyor | None = None
+        self,
+        own: Path,
+        site: Path | None,
+        settings: Settings,
+        users: Users = lambda digest: [],
+        surveyor: Surveyor | None = None,
     ) -> None:
         self.folder = own / "images"
         self.site = site / "images" if site and site != own else None

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.agent.transfer.tar import Packer, TransferError
+from belljar.agent.guest.system import Refused
+from belljar.agent.transfer.tar import Packer
 from belljar.errors import CommandFailed, InputMissing, NoPackedFolders, NoSpace
 from belljar.guest import Guest
 from belljar.host.commands import SEARCH_PATH, which
@@ -131,9 +132,9 @@ def _feed(child: subprocess.Popen[bytes], item: Transfer) -> None:
         Packer(child.stdin.write, tuple(map(os.fsencode, item.skip))).pack(os.fsencode(item.outside))
     except BrokenPipeError:
         pass  # it ended early; its last words say why
-    except (TransferError, OSError) as exc:
+    except (Refused, OSError) as exc:
         child.kill()  # half a folder is of no use
-        reason = exc.message if isinstance(exc, TransferError) else f"{item.outside}: {exc.strerror}"
+        reason = exc.message if isinstance(exc, Refused) else f"{item.outside}: {exc.strerror}"
         raise InputMissing(reason) from exc
     finally:
         with suppress(BrokenPipeError):
