@@ -187,7 +187,7 @@ class DomainSpec:
 
     @property
     def surplus(self) -> int:
-        """Bytes of memory that such a clone has and that were not asked for."""
+        """Bytes of memory that this clone has and that were not asked for."""
         return self.of_template.memory + self.plugged - self.memory
 
     @property

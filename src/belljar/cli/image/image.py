@@ -81,7 +81,7 @@ def show(args: Args, runtime: Runtime) -> None:
 
 
 def _container(image: Image) -> dict[str, Any]:
-    """What a container image starts, and as whom."""
+    """What a container image starts, and its user."""
     if not (container := image.container):
         return {}
     command = shlex.join([*container.entrypoint, *container.command])

@@ -131,7 +131,7 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
         os.close(descriptor)
     except OSError as exc:
         with suppress(OSError):  # a pipe cannot be cut
-            os.ftruncate(descriptor, 0)  # half a report is none
+            os.ftruncate(descriptor, 0)  # half a report is not a report
         complain(f"--report {path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
 
 
