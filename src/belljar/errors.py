@@ -56,7 +56,7 @@ class BelljarError(Exception):
 
 
 class MachineFailed(BelljarError, hint="Run the task again; `belljar show ID` tells of the machine."):
-    """The host or the machine failed a task of an Executor, through no fault of the task: it may be run again."""
+    """The host or the machine failed a task of an Executor: it may be run again."""
 
 
 class HostError(BelljarError, hint="`belljar doctor` explains what this host lacks.", retry=Retry.ELSEWHERE):
@@ -78,11 +78,11 @@ class NoProcessors(
 
 
 class NoStore(HostError, hint="No image is at fault: the site has to check that folder's mount, owner and mode."):
-    """The store of images cannot be read here, or lacks an image that the site means every node to have."""
+    """The store of images cannot be read here, or lacks an image of the site's."""
 
 
 class PositionLost(HostError, hint="Read the ledger from its beginning; leave out machines that are known already."):
-    """The ledger cannot be read on from a position: its file was removed, cut or replaced meanwhile."""
+    """The ledger cannot be read on from a position: its file was removed, cut or replaced."""
 
 
 class CommandMissing(HostError, hint="`belljar doctor` names the packages to install."):
@@ -98,21 +98,21 @@ class CommandFailed(HostError, hint="What it says is the cause; run by hand it m
 
 
 class NoCredentials(HostError, hint="Renew it; `belljar vacuum check-config` tries to read each.", retry=Retry.LATER):
-    """A machine cannot be given the proxy or the token its machinetype has: the site's own file is missing, wrong or over."""
+    """A machinetype's proxy or token is missing, wrong or over."""
 
 
 class RecordsLost(BelljarError, hint="Check that the database runs and can write; then ask again with the same token."):
-    """The database of leases cannot be read or written now; what was asked for may not be written down."""
+    """The database of leases cannot be read or written now."""
 
 
 class UnsafeFolder(HostError, hint="Remove it, or make it yours, with mode 0700 (a file 0600).", retry=Retry.NEVER):
-    """A folder or file belongs to somebody else or is open to others, so belljar does not trust it."""
+    """A folder or file belongs to somebody else or is open to others."""
 
 
 class LockTimeout(
     HostError, hint="`fuser` names the process that holds it, which may be stopped; try again later.", retry=Retry.LATER
 ):
-    """Another belljar process held a lock for longer than the deadline: nobody's fault but that process's."""
+    """Another belljar process held a lock for longer than the deadline."""
 
 
 class ShareLost(
@@ -122,7 +122,7 @@ class ShareLost(
 
 
 class NetworkFailed(HostError, hint="docs/jobs/networks.md says what the host needs; `--network user` needs nothing."):
-    """A machine's connection to its network could not be made on this host, or was lost there."""
+    """A machine's network could not be made on this host, or was lost."""
 
 
 class LibvirtLost(HostError, hint="See the daemon's log; `belljar doctor --only libvirt` tries a connection."):
@@ -143,7 +143,7 @@ class DomainKilled(
     retry=Retry.ELSEWHERE,
     cause=Cause.HOST_OOM,
 ):
-    """Somebody outside killed QEMU: the host's OOM killer, a limit, an administrator."""
+    """Something outside killed QEMU: the host's OOM killer, a limit, an administrator."""
 
 
 class QmpError(HypervisorError):
@@ -173,7 +173,7 @@ class CheckpointFailed(HostError, hint="The machine goes on; `belljar logs ID` s
 
 
 class CheckpointUnfit(HostError, hint="Go on where processor model and QEMU are those that the checkpoint names."):
-    """A checkpoint is whole, and a machine of this host cannot go on from it; one of another host may."""
+    """A machine of this host cannot go on from this checkpoint; one of another host may."""
 
 
 class GuestError(BelljarError, hint="`belljar logs ID --console` shows what the guest said.", cause=Cause.GUEST_LOST):
@@ -220,7 +220,7 @@ class AgentTooOld(
 class IdentityRefused(
     GuestError, hint="`belljar template remove KEY` drops it; the next start makes a new one.", cause=Cause.BOOT_FAILED
 ):
-    """A clone did not prove that it is nobody's twin, so it gets no payload."""
+    """A clone did not prove an identity of its own, so it gets no payload."""
 
 
 class GuestRefused(GuestError, retry=Retry.NEVER, cause=Cause.REFUSED):
@@ -228,7 +228,7 @@ class GuestRefused(GuestError, retry=Retry.NEVER, cause=Cause.REFUSED):
 
 
 class NoPackedFolders(GuestRefused, hint="Use an image with the modules `squashfs` and `overlay` (and `modprobe`)."):
-    """The guest's kernel cannot use a folder that came as a disk. Never reaches the user: it is copied instead."""
+    """The guest's kernel cannot use a folder that came as a disk: it is copied instead."""
 
 
 class PythonUnfit(
@@ -245,11 +245,11 @@ class UsageError(BelljarError, hint="See `belljar --help`.", retry=Retry.NEVER, 
 
 
 class BadOption(UsageError, hint="`belljar VERB --help` tells the forms an option takes."):
-    """An option has a value that means nothing, or names a place that cannot be used, or two options exclude each other."""
+    """An option has a wrong value or place, or two options exclude each other."""
 
 
 class BadRequest(UsageError, hint="See `belljar VERB --help`; docs/jobs/detached.md shows what a request looks like."):
-    """A request in JSON that cannot be meant: its message names key and value."""
+    """A wrong request in JSON: the message names key and value."""
 
 
 class BadSetting(UsageError, hint="Correct the file, then run `belljar config check`."):
@@ -278,7 +278,7 @@ class MachineBusy(UsageError, hint="`belljar show ID` tells the machine's state.
 
 
 class ForkRefused(UsageError, hint="`belljar show ID` tells the machine's state."):
-    """The machine has, or does, what its forks cannot have."""
+    """The machine has what its forks cannot have."""
 
 
 class NotInAJob(UsageError, hint="The batch system calls this; to run something by hand, use `belljar run`."):
@@ -286,12 +286,11 @@ class NotInAJob(UsageError, hint="The batch system calls this; to run something 
 
 
 class OverLimit(UsageError, hint="Ask for another size; `belljar doctor` shows what this host has."):
-    """More memory, cpus, disk or time than this host, the image or the site gives to a machine, or less than one needs."""
+    """More memory, cpus, disk or time than host, image or site give to a machine, or less than it needs."""
 
 
 class LeaseDenied(UsageError, hint="Ask for less, wait until machines of yours have ended, or ask your site for more."):
-    """The site's policy does not allow this lease: the message names what is asked for, what the user has already, and the limit. Or
-    its client token was given before, with a request for something else."""
+    """The site's policy does not allow this lease: the message has the numbers. Or its client token was given before, with another request."""
 
     def __init__(self, message: str, *, code: str = "InstanceLimitExceeded", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -327,13 +326,13 @@ class ImageUnknown(
 class ImageInUse(
     ImageError, hint="Let its machines end (`belljar ps`, `fuser -v`); remove its templates (`belljar template list`)."
 ):
-    """An image that a machine or a template runs on cannot be removed."""
+    """A machine or a template runs on this image."""
 
 
 class ImageMismatch(
     ImageError, hint="Correct the digest or `--signer`, or ask the image's publisher.", retry=Retry.NEVER
 ):
-    """The bytes that arrived are not the image that was ordered, or do not carry the signature that was asked for."""
+    """The bytes that arrived are not the image that was ordered, or lack its signature."""
 
 
 class ImageCorrupt(ImageError, hint="Sync, import or build the image again.", retry=Retry.ELSEWHERE):
@@ -341,7 +340,7 @@ class ImageCorrupt(ImageError, hint="Sync, import or build the image again.", re
 
 
 class ImageUnfit(ImageError, hint="Leave `--firmware` at auto, or give a kernel (`--kernel`, `--initrd`)."):
-    """The disk does not have what it is to be started by."""
+    """The disk lacks what it is to be started by."""
 
 
 class PrepareFailed(
@@ -349,7 +348,7 @@ class PrepareFailed(
     hint="`belljar image show` has its recipe; `belljar run --image BASE` tries it by hand.",
     retry=Retry.NEVER,
 ):
-    """What a warm image is prepared with failed in the guest, took too long, or ended the guest."""
+    """The preparation of a warm image failed, took too long, or ended the guest."""
 
 
 class ImageTooLarge(ImageError, hint="Raise `image.max_size` in the settings.", retry=Retry.NEVER):
@@ -357,8 +356,8 @@ class ImageTooLarge(ImageError, hint="Raise `image.max_size` in the settings.", 
 
 
 class DownloadFailed(ImageError, hint="Check the address, then try again: a broken download is resumed."):
-    """The image's source refused, broke off, or sent nothing for longer than `image.stall_timeout`."""
+    """The image's source refused, broke off, or was silent for `image.stall_timeout`."""
 
 
 class RepositoryRefused(ImageError, hint="Its publisher has to do it again, by `belljar image publish`."):
-    """What a repository of images says is expired, older than what was seen, or not signed by enough keys of its role."""
+    """A repository's metadata are expired, older than what was seen, or lack signatures."""

@@ -24,7 +24,7 @@ PATTERNS = {
     "is had": r"\b(is|are|be|was) had\b",
     "hears of": r"\bhears? of\b",
 }
-MOST_IN_COMMENTS = 100
+MOST_IN_COMMENTS = 40
 
 
 def found_in(text: str) -> Iterator[str]:

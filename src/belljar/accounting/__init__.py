@@ -27,9 +27,9 @@ class Settings:
 
     folder: Path = setting(
         Path("/var/lib/belljar/accounting"),
-        "usage records: archive/ keeps all, outgoing/ is the directory queue that ssmsend empties, logs/ has PBS and BLAH logs",
+        "usage records",
     )
-    version: Version = setting(Version.V03, "of APEL's individual job messages: 0.3 or 0.4")
+    version: Version = setting(Version.V03, "of APEL's individual job messages")
     site: str = setting(
         "", "GOCDB's name of the site, in cloud records of leases; empty: they are archived, and not sent"
     )

@@ -33,7 +33,7 @@ mkfifo -m 600 "$pipe" && exec 3<>"$pipe" && rm "$pipe" && read -r _ <&3"""
 
 
 class InfrastructureFailure(RuntimeError):
-    """The machine could not be had, or was lost, through no fault of what ran in it."""
+    """The machine could not be started, or was lost, through no fault of what ran in it."""
 
 
 class TaskFailure(RuntimeError):

@@ -55,7 +55,7 @@ class Settings:
     )
     pull: Pull = setting(
         Pull.NEVER,
-        "may a job pull the image that it names (docker://HOST/NAME); it needs a rule `WHO *` of `batch.allow`, too",
+        "may a job pull docker://HOST/NAME; it needs a rule `WHO *` of `batch.allow`, too",
     )
     registries: tuple[str, ...] = setting(
         (), "the registries of `pull = site-registries`, `HOST[:PORT][/PATH]` each (registry.example.org/physics)"
@@ -85,11 +85,11 @@ class Settings:
     )
     checkpoint: str = setting(
         "never",
-        "never; on-request: of jobs that ask for it; or what jobs get that ask for nothing: on-preempt, on-limit, every=TIME, or several with + between",
+        "never; on-request: jobs that ask for it; or for jobs that ask for nothing: on-preempt, on-limit, every=TIME, or several with + between",
     )
     checkpoint_folder: str = setting(
         "",
-        "where checkpoints of jobs lie, on every node: a folder of mode 1777, in which each user gets one of its own",
+        "checkpoints of jobs, on every node: a folder of mode 1777",
     )
     checkpoint_lead: float = setting(
         120.0, "so long before its time limit a job with on-limit is checkpointed", unit="seconds"

@@ -42,7 +42,7 @@ class Paths:
     """`[paths]` in the settings files."""
 
     run: Path = _place(
-        "folders of the machines that run; short-lived, wants a fast file system",
+        "running machines; wants a fast file system",
         "root: /run/belljar; users: $XDG_RUNTIME_DIR/belljar, else /run/user/UID/belljar, else /var/tmp/belljar-UID/run",
     )
     store: Path = _place(
@@ -50,18 +50,18 @@ class Paths:
         "root: /var/lib/belljar; users: $XDG_DATA_HOME/belljar, else ~/.local/share/belljar",
     )
     site_store: Path | None = _place(
-        "the site's read-only images, looked at after one's own; empty: none", "root: none; users: /var/lib/belljar"
+        "the site's read-only images, searched after one's own; empty: none", "root: none; users: /var/lib/belljar"
     )
     scratch: Path = _place(
-        "writable disks of the machines that run; a full scratch ends jobs, nothing else",
+        "writable disks of running machines",
         "root: /var/lib/belljar/scratch; users: /var/tmp/belljar-UID/scratch",
     )
     logs: Path = _place(
-        "records of ended machines: journal, console, QEMU's words, outcome",
+        "records of ended machines",
         "root: /var/log/belljar; users: the store's folder logs",
     )
     node: Path | None = _place(
-        "on a batch node: a local folder in which each user but root gets one, UID/, for run, scratch, store and logs",
+        "on a batch node: a local folder in which each user but root gets UID/ for run, scratch, store and logs",
         "none",
         default=None,
     )
@@ -74,14 +74,14 @@ class Site:
     lock: tuple[str, ...] = setting((
             "host.*", "image.*", "libvirt.*", "machine.cpus", "machine.hypervisor", "machine.memory", "machine.network", "network.*",
             "paths.*", "qemu.*",
-        ), "settings that users cannot change, patterns of SECTION.KEY, beside batch.* and site.*, which they never can; the default holds in batch jobs, a list of the site's everywhere")  # fmt: skip
+        ), "patterns of SECTION.KEY that users cannot change, beside batch.* and site.*; the default holds in batch jobs, a list of the site's everywhere")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Testing:
     """`[testing]` in the settings files."""
 
-    abort_at: str = setting("", "belljar kills itself with SIGKILL at this point of a machine's life; for tests")
+    abort_at: str = setting("", "belljar kills itself at this point of a machine's life")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Settings:
 
     metadata: MetadataMode = setting(
         MetadataMode.AUTO,
-        "which machines in a user network have a metadata service: auto (with user data, or without a command), always, off",
+        "which machines in a user network have a metadata service; auto: with user data, or without a command",
     )
     joboutputs_size: int = setting(64 * MIB, "bytes a machine may leave as joboutputs, in all", unit="bytes")
     joboutputs_count: int = setting(100, "files a machine may leave as joboutputs")
@@ -42,7 +42,7 @@ class Settings:
     site: str = setting("", "the site's name in the grid, told to user data")
     empty_disk: int = setting(
         20 * GIB,
-        "size of the empty disk of a machine that boots from a disc (a CernVM), where --disk is not given",
+        "empty disk of a machine that boots from a disc (a CernVM), without --disk",
         unit="bytes",
     )
 

@@ -77,7 +77,7 @@ async def wholly_in_thread(call: Callable[[], T]) -> T:
 
 
 async def to_its_end(task: asyncio.Future[T]) -> None:
-    """Finish this task however often its caller is cancelled meanwhile; such a cancel is heard when it is done."""
+    """Finish this task however often its caller is cancelled meanwhile; that cancel is heard when it is done."""
     cancelled = None
     while not task.done():
         try:

@@ -47,7 +47,7 @@ class Settings:
     user: str = setting("auto", "whom root's QEMU runs as; auto: the payload's user, or `belljar`, or `nobody`")
     boot_timeout: float = setting(180.0, "longest time from start to the agent's answer", unit="seconds", minimum=0.01)
     qmp_timeout: float = setting(10.0, "longest time QEMU may take to answer one command", unit="seconds", minimum=0.01)
-    proof_timeout: float = setting(20.0, "longest time the tiny guest that proves KVM may take", unit="seconds")
+    proof_timeout: float = setting(20.0, "longest time of the tiny guest that proves KVM", unit="seconds")
     template_days: int = setting(7, "templates older than this are rebuilt", unit="days")
     site_templates: bool = setting(True, "all users of this host can read root's base templates, and clone them")
 
@@ -208,7 +208,7 @@ class DomainSpec:
 
     @property
     def surplus(self) -> int:
-        """Bytes of memory that such a clone has and that were not asked for."""
+        """Bytes of memory that this clone has and that were not asked for."""
         return self.of_template.memory + self.plugged - self.memory
 
     @property

@@ -27,15 +27,14 @@ class Settings:
     default: str = setting(USUAL, "image of a job that names none; debian12 is built on first use")
     max_size: int = setting(64 * GIB, "largest download and largest unpacked image", unit="bytes")
     stall_timeout: float = setting(
-        60.0, "a download that brings less than 1 KiB for each second of this time is broken off", unit="seconds"
+        60.0, "a download that brings less than 1 KiB a second over this time is broken off", unit="seconds"
     )
     lock_timeout: float = setting(3600.0, "longest wait for another fetch or build of the same image", unit="seconds")
     reserve: int = setting(256 * MIB, "free space the scratch disk must have for a machine to start", unit="bytes")
     mirror: str = setting("", "Debian mirror for image builds; empty: deb.debian.org")
     sources: tuple[str, ...] = setting(
         (),
-        "where images that are not here are looked for, in this order: repositories, in lines ADDRESS#sha256=DIGEST as"
-        " `belljar image publish --init` prints them",
+        "repositories for images that are not here, in this order: ADDRESS#sha256=DIGEST, as `belljar image publish --init` prints them",
     )
     trust: tuple[str, ...] = setting(
         (),
@@ -47,7 +46,7 @@ class Settings:
     )
     cache_limit: int = setting(
         0,
-        "while all images take more than this, those from sources go, the least recently used first, but image.default; 0: no limit",
+        "while all images take more, those from sources go, least recently used first; 0: no limit",
         unit="bytes",
     )
 

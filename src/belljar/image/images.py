@@ -44,7 +44,7 @@ class Images(Store):
         offers it, or built where it is the default; no source is asked for one that is here, and one that no source offers is
         refused by `resolve`. An address or a path is imported, and again when it has another version, for which it is asked no
         more often than `image.sync_interval` says. *public_only*: an address leads to public hosts only. Returns why another
-        version could not be had, "" where nothing is wrong. Raises what keeps a missing image from coming."""
+        version could not be fetched, "" where nothing is wrong. Raises what keeps a missing image from coming."""
         if not is_source(reference):
             if not self._has(reference):
                 self._get(reference)

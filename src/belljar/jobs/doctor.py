@@ -282,7 +282,7 @@ CHECKS = (  # in the order they are shown; each is called as its function
 
 
 def _remedy(runtime: Runtime, missing: BelljarError) -> str:
-    """Where the default image cannot be had."""
+    """Where the default image cannot be made or fetched."""
     is_built = runtime.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
     return BUILT if is_built else missing.hint
 

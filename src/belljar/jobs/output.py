@@ -51,7 +51,7 @@ class OwnFile(FdSink):
             complain(f"{size - self._size} bytes of the job's earlier output are lost", REMEDY)
 
     async def keep(self, position: int) -> dict[str, Any]:
-        """Copy what is new. What `go_on` is to be told of a checkpoint at this position. Raises OSError."""
+        """Copy what is new. What `go_on` is to be told about a checkpoint at this position. Raises OSError."""
         await self._worker.do(self._copy_on)
         return {"size": self._size - (self._position - position), "is_ours": self._is_ours}
 

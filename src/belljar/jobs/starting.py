@@ -82,7 +82,7 @@ def check_folder(runtime: Runtime) -> None:
 
 
 def ensure_image(runtime: Runtime, reference: str, *, public_only: bool = False) -> None:
-    """See `Images.ensure`. Says on stderr why a newer image could not be had."""
+    """See `Images.ensure`. Says on stderr why a newer image could not be fetched."""
     if problem := runtime.images.ensure(reference, public_only=public_only):
         complain(f"{problem}; the image that was imported before is used", "")
 

@@ -33,7 +33,7 @@ class Settings:
     """`[machine]` in the settings files."""
 
     hypervisor: str = setting("qemu",
-        "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/batch/libvirt.md)")  # fmt: skip
+        "qemu, or libvirt:URI such as libvirt:qemu:///system (docs/batch/libvirt.md)")  # fmt: skip
     cpus: int = setting(1, "virtual cpus of a machine that asks for none", minimum=1, maximum=4096)
     memory: int = setting(512 * MIB, "memory of a machine that asks for none", unit="bytes", minimum=SMALLEST_MEMORY)
     network: NetworkMode = setting(NetworkMode.NONE, "network of a machine that asks for none: none or user")
@@ -45,16 +45,16 @@ class Settings:
     pages: Pages = setting(Pages.DEFAULT,
         "memory in large pages, and a cold boot: thp, by the kernel; 2M or 1G, reserved; default: none of these")  # fmt: skip
     context: Context = setting(Context.AUTO,
-        "how a guest is given the agent where nothing is asked for: as the image is best served, or insist")  # fmt: skip
+        "how a guest gets the agent where nothing is asked for")  # fmt: skip
     grace: float = setting(10.0, "time between TERM and the machine's end", unit="seconds")
     clone_timeout: float = setting(30.0,
         "a clone that has not answered after this is booted cold instead", unit="seconds")  # fmt: skip
     pack_files: int = setting(1000,
-        "a folder of --in with so many files and folders gets into the machine as a packed disk; 0: not for their number")  # fmt: skip
+        "a folder of --in with so many files and folders is packed as a disk; 0: not for their number")  # fmt: skip
     pack_size: int = setting(64 * MIB,
-        "a folder of --in of this size gets into the machine as a packed disk; 0: not for its size", unit="bytes")  # fmt: skip
+        "a folder of --in of this size is packed as a disk; 0: not for its size", unit="bytes")  # fmt: skip
     output_limit: int = setting(64 * MIB,
-        "the latest part of a detached machine's stdout, and of its stderr, that is kept: at most this much of each", unit="bytes", minimum=4096)  # fmt: skip
+        "the latest part of a detached machine's stdout, and of its stderr, that is kept", unit="bytes", minimum=4096)  # fmt: skip
     keep_days: int = setting(7, "records and logs of ended machines are kept this long", unit="days")
     keep_count: int = setting(1000, "at most this many ended machines are kept with their logs")
 

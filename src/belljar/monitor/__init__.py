@@ -127,7 +127,7 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True)
 class Source:
-    """One ledger: that of a node, or of one of its users, as whom it is read."""
+    """One ledger: that of a node, or of one of its users: it is read as that user."""
 
     node: str
     key: str

@@ -44,20 +44,20 @@ class Settings:
     """`[network]` in the settings files."""
 
     egress: EgressMode = setting(EgressMode.GUARDED,
-        "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches")  # fmt: skip
+        "guarded: a user network reaches no private, link-local or own address of the host; open: all it reaches")  # fmt: skip
     allow: tuple[str, ...] = setting((),
         "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4. With NAME[:PORT], *.NAME[:PORT] or none among these: what it may reach at all")  # fmt: skip
     deny: tuple[str, ...] = setting((), "what a guarded machine may never reach, in the same form; stronger than allow")
     publish: Publish = setting(Publish.ANY,
-        "where on this host ports of machines may be published: none, loopback (its own users alone can connect), or any address")  # fmt: skip
+        "where on this host ports of machines may be published; loopback: its own users alone can connect")  # fmt: skip
     bridges: tuple[str, ...] = setting((), "bridges of this host machines may be put on; the first is that of `--network bridge`")  # fmt: skip
     bridge_addresses: tuple[str, ...] = setting((),
-        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX, for one bridge `BRIDGE:` before it; none: the guest asks for one")  # fmt: skip
+        "addresses for machines on a bridge: [BRIDGE:]ADDRESS/PREFIX or FIRST-LAST/PREFIX; none: the guest asks for one")  # fmt: skip
     bridge_gateway: str = setting("",
-        "gateway of the machines that were given an address; of several, blanks between, the one in its network")  # fmt: skip
-    bridge_dns: str = setting("", "name server of the machines that were given an address")
+        "gateway of machines with such an address; of several, blanks between, the one in its network")  # fmt: skip
+    bridge_dns: str = setting("", "name server of machines with such an address")
     anti_spoofing: AntiSpoofing = setting(AntiSpoofing.AUTO,
-        "keep machines on a bridge from using others' addresses, by nftables: auto (only machines of root's, where nft is), required or off")  # fmt: skip
+        "keep machines on a bridge from using others' addresses, by nftables; auto: only root's machines, where nft is")  # fmt: skip
     mac_pool: tuple[str, ...] = setting((),
         "MAC addresses for machines on a bridge, ADDRESS or FIRST-LAST; none: they follow from the machines' ids")  # fmt: skip
     isolated_net: str = setting("10.98.0.0/24", "network of an isolated group; a machine has its number in the last octet")  # fmt: skip

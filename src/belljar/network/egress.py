@@ -13,7 +13,7 @@ from belljar.network import EgressMode, Settings
 from belljar.records import replace
 
 RESOLVERS = Path("/etc/resolv.conf")
-PROXY = ("127.0.0.1", 3128)  # 10.0.2.2:3128 for the guest: for programs that are told of a proxy
+PROXY = ("127.0.0.1", 3128)  # 10.0.2.2:3128 for the guest: for programs that are told about a proxy
 NOTHING = "none"
 
 

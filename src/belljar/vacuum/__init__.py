@@ -64,7 +64,7 @@ class MachineType:
 
     name: str  # [a-z0-9-]+
     share: float = setting(0.0, "of the space, relative to the other machinetypes; 0: none is started")
-    group: str = setting("", "those of one group share what it gets; empty: the accounting group, else its name")
+    group: str = setting("", "machinetypes of a group share what it gets; empty: the accounting group, else its name")
     image: str = setting("", "required: a name as in `belljar image list`, an http(s) address, or a path", form=IMAGE)
     min_processors: int = setting(1, "a machine has no fewer", minimum=1)
     max_processors: int = setting(1, "a machine has no more", minimum=1)
@@ -210,7 +210,7 @@ class Space:
     types: tuple[MachineType, ...] = ()
     pipes: tuple[Pipe, ...] = ()
     site: str = of_space("", "the site's name, as accounting knows it; empty: the space's without its first part")
-    mode: Mode = of_space(Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac")
+    mode: Mode = of_space(Mode.IMPROVED, "compatible: as Vac, for a space with factories of Vac")
     history: float = of_space(
         0.0, "half-life of past use, which counts beside what runs; 0: it does not", unit="seconds"
     )
@@ -233,14 +233,14 @@ class Space:
     hepscore: float | None = of_factory(None, "HEPscore23 of one processor", minimum=0.001)
     overload: float = of_factory(1.25, "load average per processor above which nothing is started", minimum=0.001)
     starting: int = of_factory(
-        1 << 30, "so many machines may be starting at a time; the next comes when one of them works", minimum=1,
+        1 << 30, "so many machines may be starting at a time", minimum=1,
         default="two for each of the host's processors",
     )  # fmt: skip
-    shutdown_time: float | None = of_factory(None, "all machines are gone by then: a date with time", unit="moment")
+    shutdown_time: float | None = of_factory(None, "all machines are gone by then", unit="moment")
     draining: bool = of_factory(False, "start nothing; what runs, runs to its end")
     cycle: float = of_factory(60.0, "between two decisions, where nothing happens before", unit="seconds", minimum=1)
-    options: Pairs = of_factory((), "table: `options` of every machinetype that does not say otherwise")
-    option_files: Paths = of_factory((), "table: `option_files` of every machinetype that does not say otherwise")
+    options: Pairs = of_factory((), "`options` of every machinetype")
+    option_files: Paths = of_factory((), "`option_files` of every machinetype")
 
     @property
     def hs06_per_processor(self) -> float:

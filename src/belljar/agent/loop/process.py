@@ -151,7 +151,7 @@ class Process:
             self._drain()
 
     def take_up(self) -> None:
-        """Another conversation carries on with it, and has a window for each stream. Of its input it is told how much it may send."""
+        """Another conversation carries on with it, and has a window for each stream. It is told how much of its input it may send."""
         for flow in self.outflows.values():
             flow.credit = WINDOW
             flow.resume()

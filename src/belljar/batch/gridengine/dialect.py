@@ -193,7 +193,7 @@ def spool_config(text: bytes) -> dict[str, bytes]:
 
 
 def memory(text: str) -> int | None:
-    """A memory specifier in bytes; None for INFINITY, NONE and what is none."""
+    """A memory specifier in bytes; None for INFINITY, NONE and what is not a value."""
     if text[:2].lower() == "0x":
         return int(text, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,15}", text) else None
     match = SIZE.fullmatch(text)
@@ -201,7 +201,7 @@ def memory(text: str) -> int | None:
 
 
 def seconds(text: str) -> float | None:
-    """A time specifier: seconds, or H:M:S with empty parts for zero; None for INFINITY and what is none."""
+    """A time specifier: seconds, or H:M:S with empty parts for zero; None for INFINITY and what is not a value."""
     if match := CLOCK.fullmatch(text):
         hours, minutes, rest = (int(part or "0") for part in match.groups())
         return float(hours * 3600 + minutes * 60 + rest)

@@ -167,7 +167,7 @@ FUNCTIONS = {
 }  # fmt: skip
 VERBS = {
     "bait": Verb(
-        "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, which joins the cluster as a node, and moves the job to it.",
+        "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, which joins the cluster, and moves the job to it.",
         acts=acts(ROWS, FUNCTIONS, state=STATE_OPTION, format=FORMAT),
     )
 }

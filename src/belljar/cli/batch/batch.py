@@ -181,7 +181,7 @@ ACTS = f"""
 # install | show what has to change, ask, and change it; a second time changes nothing
 {SITE}
 -n --dry-run | only show what would be done
---print | only print every file, line and command as JSON, for a site's own configuration management
+--print | only print every file, line and command as JSON
 -y --yes | do not ask
 # check +format | check every file and setting, and say how to repair what is wrong; exits 1 then
 {SITE}

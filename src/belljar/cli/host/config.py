@@ -68,7 +68,7 @@ VERBS = {
         config,
         f"""
         {{show,check}} @what | show: the settings in force; check: exits 1 if there are mistakes
-        --origin | with show: where each value comes from, and whether only the site can set it
+        --origin | with show: where each value comes from, and whether it is locked
         {FORMAT}""",
     )
 }

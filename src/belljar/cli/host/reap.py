@@ -93,9 +93,9 @@ def _rank(pid: int, priority: int) -> None:
 
 VERBS = {
     "reap": Verb(
-        "Clean up after belljar processes that were killed: end their QEMU, remove their files, record how the machines ended. "
-        "Running machines are not touched. Each `belljar run` does this in passing. As root: for all users of the node "
-        "(`paths.node`). Exits 1 when something could not be cleaned up.",
+        "Clean up after belljar processes that were killed: end their QEMU, remove their files, record how the "
+        "machines ended. Each `belljar run` does this in passing. As root: for all users of the node (`paths.node`). "
+        "Exits 1 when something could not be cleaned up.",
         reap,
         f"""
         -n --dry-run | only show what would be done
@@ -103,11 +103,11 @@ VERBS = {
         {FORMAT}""",
     ),
     "kill-all": Verb(
-        "Kill every QEMU process of belljar on this host at once, and report what became of each. Root: those of all users; "
-        "others: their own. Works without settings, images and other belljar processes.",
+        "Kill every QEMU process of belljar on this host at once, and report what became of each. Root: those of all "
+        "users; others: their own.",
         kill_all,
         f"""
-        -n --dry-run | only show what would be killed
+        -n --dry-run | only show what would be done
         {FORMAT}""",
         needs_runtime=False,
     ),

@@ -255,7 +255,7 @@ def key(args: Args, runtime: Runtime) -> None:
 DISK = "IMAGE|ID @disk | an image, or an ended machine of `belljar run --keep`"
 IMAGE = "IMAGE | name, digest or the digest's first digits"
 CONTEXT = "{" + ",".join(context.value for context in Context) + "}"
-CONTEXT_HELP = "how belljar's agent gets into its guests, unless a job says otherwise (auto: the first way that works)"
+CONTEXT_HELP = "how belljar's agent gets into the guest (default: as the image can)"
 ACTS = f"""
 # build | build a Debian image with mmdebstrap
 {{debian}} @system | what to build
@@ -265,13 +265,13 @@ ACTS = f"""
 --run CMD * | a shell command to run as root in the new system; repeatable
 --disk SIZE | the disk's size; it takes no space until written to (8G)
 # import | import a disk image, qcow2 or raw, packed or not, or a container image
-FILE|URL|CONTAINER @source | a path, or an address that begins with file, http or https; or docker://HOST/NAME[:TAG|@sha256:DIGEST], oci:DIR[:TAG],
+FILE|URL|CONTAINER @source | a path, or an address (file, http or https); or docker://HOST/NAME[:TAG|@sha256:DIGEST], oci:DIR[:TAG],
 | oci-archive:FILE, docker-archive:FILE, - (`docker save` on standard input), sif:FILE, dir:PATH
---name NAME = | the image's name (default for a container image: one by which `belljar run --image CONTAINER` finds it)
---kind {{disk,iso}} =disk | iso: a boot disc, such as CernVM's, whose guests start their own work
+--name NAME = | the image's name
+--kind {{disk,iso}} =disk | iso: a boot disc, such as CernVM's
 --sha256 DIGEST = | digest that the file must have, before it is unpacked
---signer x509:FOLDER:DN = | require a signature, as CernVM images have: by a certificate of an authority in FOLDER, with a name
-| that fits the pattern DN
+--signer x509:FOLDER:DN = | require a signature, as CernVM images have: by an authority in FOLDER, with a name that
+| fits the pattern DN
 --kernel FILE | boot this kernel (default: the disk's own, if there is one)
 --initrd FILE | its ramdisk (default: belljar makes one)
 --append WORDS | the kernel's command line
@@ -289,8 +289,8 @@ IMAGE * @images | name or digest (default: all images)
 # remove | remove a name; with its last name the image is removed, too
 {IMAGE}
 --force | all its names at once; also if it is damaged, or a template needs it
-# gc +format | remove what is not needed: images without a name, unfinished ones, old downloads, and what is above `image.cache_limit`
--n --dry-run | only show what would be removed
+# gc +format | remove images without a name, unfinished ones, old downloads, and what is above `image.cache_limit`
+-n --dry-run | only show what would be done
 # tag | give an image one more name
 {IMAGE}
 NAME | its new name
@@ -301,20 +301,20 @@ NAME | its new name
 # extract | copy files and folders out of an image, or out of a machine's kept disk
 {DISK}
 PATH + @paths | a path in it
--o --output DIR|FILE =. | a folder (default: .), or an archive with owners and modes: FILE.tar, FILE.tar.gz
+-o --output DIR|FILE =. | a folder (default: .), or an archive: FILE.tar, FILE.tar.gz
 # insert | make a new image from another one, with files and folders added
 IMAGE | name or digest of the image, which does not change
-SRC:DST + @items | a path on this host, and an absolute path in the image, or a folder there if it ends in /
+SRC:DST + @items | a path here, and an absolute path in the image; a folder there ends in /
 --name NAME ! | the new image's name
 --mode OCTAL | mode of the files (default: as on this host)
 --owner UID[:GID] =0:0 | owner of the files, in numbers (default: 0:0)
-# agent | print belljar's guest agent, to install it in an image that belljar cannot boot directly
+# agent | print belljar's guest agent, for an image that belljar cannot boot directly
 / --tar ! | a tar archive to unpack in /usr/lib/belljar
 / --unit | a systemd unit that starts it
 # publish | put images into a repository, from which all hosts of a site get them
 IMAGE * @images | name or digest
 --to DIR#sha256=DIGEST ! @to | the repository, as in the setting `image.sources`; with --init a new folder
---key FILE|DIR * ! | a private key for the signature, or a folder of them; repeatable
+--key FILE|DIR * ! | a private key, or a folder of them; repeatable
 --init | make a repository, and keys in the folder of --key; print the line for `image.sources`
 --as NAME @name = | the image's name in the repository (for one image)
 --unpublish NAME * | withdraw a name: all hosts remove it; repeatable
@@ -323,10 +323,10 @@ IMAGE * @images | name or digest
 --threshold N =1 | how many of the keys of --delegate have to sign (default: 1)
 --rotate {{root,targets,online}} | replace this key by a new one, made in the folder of --key
 # sync +format | get new versions of images from the site's repositories, and of tags at registries; exits 1 if one fails
-NAME * @names | image names in the repositories (default: those that this host already has from there)
+NAME * @names | names (default: those that this host already has from there)
 --from ADDRESS#sha256=DIGEST * @sources | a repository, instead of those in `image.sources`; repeatable
 --all | every image of the repositories
--n --dry-run | only show what the repositories have, and what would be copied
+-n --dry-run | only show what would be done
 # key | print the public part of a signing key, for `publish --delegate`; the key is made if there is none
 FILE | the private key"""
 FUNCTIONS = {

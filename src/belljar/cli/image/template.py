@@ -121,7 +121,7 @@ TEMPLATES = f"""
 --context {{{CONTEXTS}}} | how belljar's agent gets into the guest
 --shares N =0 | how many shared folders its machines can have
 --virtiofs N =0 | how many `--share virtiofs:...` its machines can have
---exact | only for machines of exactly this size, which then start quicker (default: for machines of every size)
+--exact | only for machines of exactly this size, which start quicker
 """
 CACHES = """
 # list +format | list cache disks
@@ -129,8 +129,8 @@ CACHES = """
 """
 VERBS = {
     "template": Verb(
-        "A template is a guest that was booted once and frozen. Jobs start from copies of it, in a fraction of a second. The first "
-        "job of an image makes its template; a template that was changed or is out of date is made again.",
+        "A template is a guest that was booted once and frozen. Jobs start from copies of it. The first job of an "
+        "image makes its template; one that was changed or is out of date is made again.",
         acts=acts(TEMPLATES, {"list": show_all, "verify": verify, "remove": remove, "build": build}, format=FORMAT),
     ),
     "cache": Verb(

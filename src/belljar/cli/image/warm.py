@@ -22,13 +22,13 @@ from belljar.records import replace
 LONGEST = 3600.0  # seconds a preparation may take where nothing else is said
 OPTIONS = """\
 --from IMAGE @base | the image to prepare: name or digest
--c --cpus N | virtual processors of the preparation; its machines have no fewer
--m --memory SIZE | memory of the preparation; its machines have no less
+-c --cpus N | virtual processors; its machines have no fewer
+-m --memory SIZE | memory; its machines have no less
 --in PATH[:DST] * @inputs | file or folder to copy in first; it is kept with the image
 -e --env K=V * | set a variable
 --cwd PATH | working directory (default: your current path, or the home of --user)
 --user NAME|UID[:GID] | the user in the guest (default: you)
---network {none,user} | none (the default), or user: outgoing connections through the host
+--network {none,user} | none (the default), or user: outgoing connections
 --allow HOST * | all that it may reach, as in `belljar run`
 --secret NAME=SOURCE,host=HOST *
 --time TIME | the longest time it may take (1h)

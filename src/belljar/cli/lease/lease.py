@@ -255,7 +255,7 @@ IMAGE | the image's name
 --disk SIZE | disk, if not the type's
 --network NAME = | a network class of `lease.networks` (default: the first)
 --queue NAME = | partition or queue
---preemptible | in the site's preemptible queue: the batch system may take the nodes back for other jobs"""
+--preemptible | in the preemptible queue: the batch system may take the nodes back"""
 ROWS = f"""
 # serve +format | run the site's lease service, until SIGTERM; machines go on without it
 FILE ? =/etc/belljar/lease.toml | settings file (default: /etc/belljar/lease.toml)
@@ -264,7 +264,7 @@ FILE ? =/etc/belljar/lease.toml | settings file (default: /etc/belljar/lease.tom
 {WANTED}
 --key FILE | your public key, for ssh as root (default: from ~/.ssh)
 --user-data FILE | user data, for cloud-init or a script
---token TEXT = | any word; asking again with the same one gives the same lease
+--token TEXT = | any word; the same word gives the same lease again
 --wait TIME ? | return when all machines run; fail after this time, if given
 # explain +door +format | show whether you would get such machines, and which limits decide; nothing is asked for
 {WANTED}
@@ -281,14 +281,14 @@ LEASE + @ids | IDs of leases or machines
 # reboot +door | reboot machines; their disks are kept
 MACHINE + @ids | IDs of machines
 # ssh +door | log in to a machine; its host key is known
-MACHINE | the machine's ID, the ID of a lease with one machine, or CLUSTER/NAME
+MACHINE | the machine's ID, that of a lease with one machine, or CLUSTER/NAME
 COMMAND * | what to run (default: a shell)
 --user NAME =root | the user in the machine (default: root)
 -i --identity FILE | your private key
 # key +door +format | make, list or revoke access keys for the EC2 API; a secret is shown only once
 {{new,list,revoke}} @do | what to do
 ID ? | the key to revoke
---owner NAME = | another user's keys (root and the service's account only)
+--owner NAME = | another user's (root and the service's account only)
 # connect +door | connect standard input and output to a machine's ssh server, as ssh's ProxyCommand
 MACHINE | the machine's ID
 # console +door | show the latest output of a machine's console
@@ -296,8 +296,8 @@ MACHINE | the machine's ID
 # usage +door +format | sum up what your machines have used
 --since TIME | only machines that ended within this time, such as 30d
 --machines | one line per machine
---owner NAME = | another user's machines (root and the service's account only)
---all | everybody's machines (root and the service's account only)
+--owner NAME = | another user's (root and the service's account only)
+--all | everybody's (root and the service's account only)
 # events +door +format | show each change of a lease, its nodes and machines
 LEASE | the lease's ID
 """

@@ -141,8 +141,8 @@ def _be(args: Args, machine: str, act: Callable[[str], int | None]) -> NoReturn:
 
 VERBS = {
     "wait": Verb(
-        "Wait until machines have ended, then exit with the job's exit code (128 + N if signal N ended it; "
-        "125 if it never ran, or --timeout passed first). With several machines: the first code that is not 0.",
+        "Wait until machines have ended, then exit with the job's exit code (128 + N: signal N ended it; 125: it never "
+        "ran, or --timeout passed). With several machines: the first code that is not 0.",
         wait,
         f"""
         {MACHINES}

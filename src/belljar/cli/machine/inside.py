@@ -217,7 +217,7 @@ def port(args: Args, runtime: Runtime) -> None:
 EXEC = f"""
         --user NAME|UID[:GID] | the command's user in the guest (default: the job's)
         -e --env K=V * | set a variable; K alone passes on yours
-        -n --no-input | the command reads no input: use it in shell loops that read from standard input
+        -n --no-input | read no input: for shell loops that read from standard input
         --inherit-env | pass on your whole environment
         --cwd PATH | working directory in the guest (default: the job's)
         -t --tty | give the command a terminal
@@ -241,8 +241,8 @@ VERBS = {
         exec_, EXEC, usage="belljar exec [options] ID -- CMD ARG...",
     ),
     "ssh": Verb(
-        "Open a login shell in a running machine, as the job's user, with your TERM and LANG, where the job works; or run a command "
-        "there, its words joined as ssh does. No ssh server and no network is needed in it. The exit code is the command's.",
+        "Open a login shell in a running machine, as the job's user, with your TERM and LANG; or run a command there, "
+        "its words joined as ssh does. No ssh server and no network is needed.",
         ssh, SSH, usage="belljar ssh [options] ID [COMMAND...]",
     ),
     "cp": Verb(

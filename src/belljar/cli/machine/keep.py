@@ -88,7 +88,7 @@ def _answer(line: bytes, args: Args, runtime: Runtime) -> bytes:
 
 
 def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
-    """Import what every request needs, before it comes. What is wrong with the settings is told to who asks."""
+    """Import what every request needs, before it comes. What is wrong with the settings is told to the asker."""
     for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work", *more):
         import_module(f"belljar.{name}")
     with suppress(BelljarError, OSError):

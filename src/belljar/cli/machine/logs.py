@@ -81,7 +81,7 @@ def _copy(path: Path) -> None:
 
 
 def _joboutputs(folder: Path, name: str | None) -> None:
-    """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
+    """The names of the guest's files, or one of them. Parts of files that never came whole are left out."""
     files = {path.name: path for path in joboutputs(folder)}
     if not name:
         for path in files.values():

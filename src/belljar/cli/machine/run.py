@@ -130,60 +130,60 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
         os.close(descriptor)
     except OSError as exc:
         with suppress(OSError):  # a pipe cannot be cut
-            os.ftruncate(descriptor, 0)  # half a report is none
+            os.ftruncate(descriptor, 0)  # half a report is not a report
         complain(f"--report {path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
 
 
 OPTIONS = f"""
 [the machine]
---image NAME | name or digest of an image (`belljar image list`); or an http(s) address or absolute path, which is imported
-| first, and again when it has changed; or a container image (docker://HOST/NAME, oci:DIR, docker-archive:FILE, sif:FILE, dir:PATH)
+--image NAME | an image's name or digest; or an http(s) address or absolute path, imported first, and again when it
+| has changed; or a container image (docker://HOST/NAME, oci:DIR, docker-archive:FILE, sif:FILE, dir:PATH)
 -c --cpus N | virtual processors
 -m --memory SIZE | memory, such as 512M or 4G
 --disk SIZE | size of its disk, not less than the image's
 --scratch SIZE | an empty disk of this size at /scratch; $TMPDIR points to it
---cache SIZE | a disk labelled belljar-cache, which a later machine of yours gets again (only without a command)
+--cache SIZE | a disk labelled belljar-cache, which a later machine gets again (only without a command)
 --network NETWORK | none; user: outgoing connections through the host; bridge[:NAME]: a card on a bridge of the host;
 | isolated:GROUP: a private network with your other machines of that group
---publish [[ADDR:]HOST:]GUEST * | carry connections to port HOST of this host (0: a free one) to port GUEST in the machine; ADDR is
-| 127.0.0.1 unless you say otherwise. No network is needed
+--publish [[ADDR:]HOST:]GUEST * | carry connections from port HOST of this host (0: a free one) to port GUEST in the
+| machine; default ADDR: 127.0.0.1
 --allow HOST * | what it may reach, and nothing else: NAME, *.NAME, ADDRESS[/PREFIX], each with or without :PORT; or none
 --secret NAME=SOURCE,host=HOST * | $NAME is a placeholder in the guest; what it sends to HOST by HTTPS has the value, of SOURCE:
 | env:VAR or file:PATH
---share SRC[:DST][:ro|rw] * | a folder of the host, read-only and at the same path unless you say otherwise; virtiofs:SRC...:
-| by virtiofs instead of 9p
---start {{{",".join(one.value for one in Start)}}} | clone: a copy of a guest that was booted before; cold: boot; auto: clone if possible
+--share SRC[:DST][:ro|rw] * | a folder of the host (default: read-only, same path); virtiofs:SRC...: by virtiofs
+| instead of 9p
+--start {{{",".join(one.value for one in Start)}}} | clone: a copy of a booted guest; cold: boot; auto: clone if possible
 --pin {{{",".join(one.value for one in Pin)}}} | cpus: each virtual processor runs on one of the host's that you may use, or nothing starts;
 | auto: where a batch job has its own
 --topology {{{",".join(one.value for one in Topology)}}} | host: the guest sees sockets, siblings and NUMA nodes of those, and boots cold; auto: where they
 | are on several NUMA nodes
 --pages {{{",".join(one.value for one in Pages)}}} | memory in large pages, and a cold boot: thp, by the kernel; 2M or 1G, reserved by the site
---context {{{",".join(one.value for one in Context)}}} | how belljar's agent, which runs the job, gets into the guest (default: what suits the image)
--d --detach | print the machine's ID and return; the machine goes on by itself. Its input is empty, or the file that standard
-| input is; `belljar logs --stdout` shows its output
+--context {{{",".join(one.value for one in Context)}}} | how belljar's agent gets into the guest (default: as the image can)
+-d --detach | print the machine's ID and return; the machine goes on. It reads standard input only from a file;
+| `belljar logs --stdout` shows its output
 --label K=V * | a note of yours, kept with the machine's records
---restore DIR | no new machine: one that `belljar checkpoint` wrote to this folder goes on where it stood
---name NAME = | a name, which can be used wherever an ID is asked for
+--restore DIR | go on with the machine that `belljar checkpoint` wrote to this folder
+--name NAME = | a name, which can be used as an ID
 [the job]
 --in PATH[:DST] * @inputs | file or folder to copy in first
---out PATH[:DST] * @outputs | file or folder of the guest to copy out at the end, also after a failure
---entrypoint | put the container image's own entrypoint before the command, as docker run does
+--out PATH[:DST] * @outputs | file or folder to copy out at the end, also after a failure
+--entrypoint | put the container image's entrypoint before the command
 -e --env K=V * | set a variable; K alone passes on yours
 --inherit-env | pass on your whole environment
---cwd PATH | working directory in the guest, made if missing (default: your current path, or the home of --user; a container image's own)
---user NAME|UID[:GID] | the job's user in the guest (default: you; with a container image its own user, mostly root)
--n --no-input | the job reads no input: use it in shell loops that read from standard input
+--cwd PATH | working directory, made if missing (default: your current path, or the home of --user; a container image's own)
+--user NAME|UID[:GID] | the job's user in the guest (default: you; a container image's own)
+-n --no-input | read no input: for shell loops that read from standard input
 -t --tty | give the job a terminal
 [without a command: images that start their own work (docs/operate/pilots.md)]
---ready SIGN | when the guest counts as ready: agent, belljar's agent answers (exec and cp work); file:/PATH, that file
-| exists; line:TEXT, its console shows this text; none, at once (default)
+--ready SIGN | when the guest is ready: agent, belljar's agent answers; file:/PATH, that file exists; line:TEXT, its
+| console shows this text; none, at once (default)
 --user-data FILE|URL | user data, at most 1 MiB; its ##user_data_...## patterns are filled in
 --user-data-option K=V * | the value of ##user_data_option_K##
---user-data-file K=PATH * | a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##
+--user-data-file K=PATH * | a file whose content is ##user_data_option_K## and ##user_data_file_K##
 [limits and records]
 --timeout TIME | send the job SIGTERM after this time, such as 90s or 2h
 --grace TIME | time between SIGTERM and the machine's end
---collect PATH * | file or folder of the guest to keep with the machine's records (`belljar logs ID --collected`)
+--collect PATH * | file or folder of the guest to keep with its records (`belljar logs ID --collected`)
 --report FILE | write how it ended to this file, as JSON
 --keep | keep the machine's disk, for inspection
 CMD ... @command
@@ -192,8 +192,8 @@ CMD ... @command
 
 VERBS = {
     "run": Verb(
-        "Run a command, or a script, in its own fresh virtual machine. The exit code is the job's own; a job that was ended by a "
-        "signal ends belljar by the same signal. 125: belljar itself failed; 126: not executable; 127: not found.",
+        "Run a command, or a script, in its own fresh virtual machine. The exit code or signal is the job's own. 125: "
+        "belljar itself failed; 126: not executable; 127: not found.",
         run,
         OPTIONS,
         usage="belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."

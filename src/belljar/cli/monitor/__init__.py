@@ -24,8 +24,8 @@ from belljar.reading import from_json
 from belljar.records import replace
 from belljar.service.metrics import Metric
 
-LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: the folder `paths.logs` of a node, or a folder with those of many nodes;
-    | default: this host's, for root with those of all users of this node"""
+LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: `paths.logs` of a node, or a folder with those of many nodes
+    | (default: this host's, for root of all users)"""
 SEEN = f"{LEDGER}\n{DOOR}"
 Reader = Callable[[Mapping[str, str]], Outcomes]
 MOST, LARGEST = 500, 4096  # of one user: machines; characters of one

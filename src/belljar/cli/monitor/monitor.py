@@ -103,18 +103,18 @@ def _own(runtime: Runtime, name: str) -> Path:
 
 PATIENCE = 10.0  # seconds for another process that sends
 ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-STATE = "--state FILE | where the next call finds what was read before; default: in monitor/ below `paths.store`"
+STATE = "--state FILE | where the next call finds what was read (default: in monitor/ below `paths.store`)"
 ROWS = f"""
 # serve | show a page and metrics: numbers to everybody who reaches the port, names and consoles to those with the token
 --listen ADDRESS:PORT =127.0.0.1:9180 | where; beyond this host, put a server with TLS in front
---token-file FILE | with the token, mode 0600; default: monitor/token below `paths.store`, made where it is missing
+--token-file FILE | with the token, mode 0600 (default: monitor/token below `paths.store`, made if missing)
 --node URL * @nodes | another node's monitor, which has the same token: [NAME=]http://HOST:9180
 {SEEN}
 # textfile +ledger +state | write all metrics into a file for node_exporter's textfile collector: from cron, or a timer
 FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a whole
 # spans +ledger +state +format | send the machines that ended as OpenTelemetry traces, by OTLP over HTTP, to where OTEL_EXPORTER_OTLP_ENDPOINT says
 -f --follow | go on with each machine that ends, until interrupted
---from-start | the first time: with all machines of the ledgers (else with those that end from then on)
+--from-start | begin with all machines of the ledgers (default: with those that end from now on)
 # glue2 | describe this host's images as GLUE 2 execution environments, for a site's information system
 --service ID | of the computing service they belong to (default: made of this host's name)
 --manager ID | of its computing manager (default: the same)
@@ -122,7 +122,7 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 """
 VERBS = {
     "monitor": Verb(
-        "For those who watch many hosts. Everything is read from ledgers, journals and folders: no machine and no daemon is asked.",
+        "A page, metrics and traces of one or many hosts, read from ledgers, journals and folders.",
         acts=acts(
             ROWS,
             {"serve": serve, "textfile": textfile, "spans": spans, "glue2": glue2},

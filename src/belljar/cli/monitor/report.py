@@ -24,8 +24,8 @@ def run(args: Args, runtime: Runtime) -> None:
 
 VERBS = {
     "report": Verb(
-        "Add up the machines that ended: how many failed, how long they took, and how much of it was not the payload's own time. "
-        "Read from ledgers, which keep every machine. For grid accounting see `belljar accounting`.",
+        "Add up the machines that ended: how many failed, how long they took, and how much of it was not the payload's "
+        "own time. For grid accounting see `belljar accounting`.",
         run,
         f"""
         --by {{{",".join(BY)}}} =day | one row for each (default: day)

@@ -100,8 +100,8 @@ def _row(machine: Values) -> tuple[str, ...]:
 
 VERBS = {
     "top": Verb(
-        "Watch the machines of this host live and end, as it happens: their phases, how fast they start, what fails and what to do. "
-        "Until interrupted; where the output is not a terminal, it is shown once.",
+        "Watch the machines of this host: their phases, how fast they start, what fails and what to do. Until "
+        "interrupted; once where the output is not a terminal.",
         top,
         f"""
         --once | show it once

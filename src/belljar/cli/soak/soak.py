@@ -70,18 +70,18 @@ def _as_table(made: dict[str, Any]) -> None:
 
 VERBS = {
     "soak": Verb(
-        "Run job after job, each in a fresh machine, and report how they started, what failed and whether anything grows on this host: "
-        "memory, files, processes, disk. Everything is kept in a folder. A soak that was ended or killed goes on when it is started "
-        "again: jobs add up. INT or TERM: running jobs end, none starts. Exit 1 when a job failed, or files or disk of machines grow.",
+        "Run job after job, each in a fresh machine, and report how they started, what failed and whether memory, "
+        "files, processes or disk grow on this host. A soak that was ended goes on when it is started again. INT or "
+        "TERM: running jobs end, none starts. Exit 1 when a job failed, or files or disk of machines grow.",
         soak,
         f"""
-        --jobs N =20000 | so many jobs in all, those of earlier runs in the folder included (20000)
+        --jobs N =20000 | so many jobs in all, with those of earlier runs in the folder (20000)
         --at-once N =2 | jobs that run at a time (2)
         --queue N =5 | jobs that wait in the batch system beside them (5)
-        --contexts LIST =ramdisk | ways to give a guest its agent, in turn: ramdisk,cloud-init,inject (ramdisk)
-        --batch {{{",".join(BATCH)}}} =none | submit to this batch system, as the user who calls; none: `belljar run` (none)
+        --contexts LIST =ramdisk | contexts, in turn: ramdisk,cloud-init,inject (ramdisk)
+        --batch {{{",".join(BATCH)}}} =none | submit to this batch system; none: `belljar run` (none)
         --image IMAGE | the machines' image (default: `image.default`)
-        --option WORD * | a further word for `belljar run`, sbatch or qsub, as --option=--mem=600; repeatable
+        --option WORD * | a word for `belljar run`, sbatch or qsub, as --option=--mem=600; repeatable
         --ledger DIR * | the ledgers of nodes, for their start times (default: this user's here); repeatable
         --longest TIME =1h | a job that takes longer has failed (1h)
         --state DIR =belljar-soak | the folder

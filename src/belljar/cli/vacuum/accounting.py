@@ -69,9 +69,9 @@ def month_of(moment: float) -> str:
 
 ACTS = f"""
 # publish +format | write records of all machines that ended since the last time; may run, and be killed, at any time
---leases | records of leased machines, as cloud records, from this host's lease service (root and its account only)
+--leases | cloud records of leased machines, from this host's lease service (root and its account only)
 {DOOR}
---from-start | read the ledger, the list of ended machines, from its beginning; nothing is recorded twice
+--from-start | read the ledger from its beginning; nothing is recorded twice
 # sync +format | queue APEL's sync records, the number of records of each month
 YYYYMM * @months | months, such as 202611 (default: yesterday's)
 # list +format | list the records of a month
@@ -81,8 +81,8 @@ YYYYMM + @months | months, such as 202611
 """
 VERBS = {
     "accounting": Verb(
-        "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, PBS and BLAH "
-        "logs. Each machine is recorded once.",
+        "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, "
+        "PBS and BLAH logs.",
         acts=acts(
             ACTS, {"publish": publish, "sync": sync, "list": list_records, "republish": republish}, format=FORMAT
         ),

@@ -115,7 +115,7 @@ TYPE * @types | only these machine types
 FUNCTIONS = {"run": run, "drain": drain, "explain": explain, "check": check}
 VERBS = {
     "vacuum": Verb(
-        "Hosts without a batch system: each host's factory decides by itself which experiment's machine to start next, by target shares, and asks the other factories of its group (its space) what they run.",
+        "Hosts without a batch system: each host's factory decides which experiment's machine to start next, by target shares, and asks the other factories of its space what they run.",
         acts={**acts(ROWS, FUNCTIONS, state=STATE_OPTION, format=FORMAT), **asking.ACTS, **settings.ACTS},
     )
 }

@@ -233,7 +233,7 @@ def console(fd: int) -> list[str]:
 
 
 def notifiers(abilities: Abilities) -> list[str]:
-    """Of a kernel's panic; and a kernel is notified that it has become a clone, so that it reseeds even before the agent does."""
+    """For a kernel's panic; and a kernel is notified that it has become a clone, so that it reseeds even before the agent does."""
     panic = ["-device", "pvpanic-pci"] if "pvpanic-pci" in abilities.devices else []
     return [*panic, *(["-device", "vmgenid,guid=auto"] if "vmgenid" in abilities.devices else [])]
 

@@ -32,7 +32,7 @@ RESIZE = "block_resize"
 PLUGGING = ("object-add", "device_add", RESIZE)
 PAUSED = "pre-switchover"  # of a migration: the guest stands still, and the rest of its state is not written yet
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
-# Of a migration with memory: as fast as can be; the guest stands still when the rest takes so many milliseconds.
+# For a migration with memory: as fast as can be; the guest stands still when the rest takes so many milliseconds.
 QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
 NOT_YET, BRIEFLY = "not finalized yet", 0.001
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
@@ -73,7 +73,7 @@ class Migration:
 
 
 def capabilities(*, with_memory: bool, pauses: bool = False) -> dict[str, Any]:
-    """Of a migration: does its stream have memory that is in a file, too? It tells where it is, and may pause before its last part."""
+    """For a migration: does its stream have memory that is in a file, too? It tells where it is, and may pause before its last part."""
     states = {"events": True, "x-ignore-shared": not with_memory, "pause-before-switchover": pauses}
     return {"capabilities": [{"capability": name, "state": state} for name, state in states.items()]}
 

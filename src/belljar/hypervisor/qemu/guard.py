@@ -237,7 +237,7 @@ class QemuGuard:
         return b""
 
     def _answer_query(self, notice: Notice, answer: bytes) -> None:
-        """Put a socket in the place of QEMU's on which this has come. Who sends from port 53 by IPv4 has to be root; but slirp takes
+        """Put a socket in the place of QEMU's on which this has come. A sender from port 53 by IPv4 has to be root; but slirp takes
         any sender's address for one of IPv4, so this one's name has the same bytes."""
         theirs, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with theirs, sender:

@@ -32,7 +32,7 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
         except BadSetting as exc:
             yield section, key, exc
         except BelljarError as exc:
-            yield section, key, BadSetting(exc.message)  # its hint is for who does not look at the settings
+            yield section, key, BadSetting(exc.message)  # its hint is for a reader who does not look at the settings
 
 
 def _check_driver(driver: str) -> None:

@@ -2,7 +2,7 @@
 
 The model is data that comes with botocore, of the extra `lease`; it is read once, when the first front end starts.
 An answer has every list that its shape knows, empty ones too: clients take a missing one for a mistake. Whatever else is not
-given is left out, for an empty number or moment is none to them."""
+given is left out, for an empty number or moment is not valid for them."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ async def _write(
 
 
 async def _thaw(domain: Domain, guest: Guest, process: Process) -> None:
-    """What stood still goes on. A guest or QEMU that is lost is told of by others."""
+    """What stood still goes on. A guest or QEMU that is lost is reported by others."""
     with suppress(HypervisorError, GuestError):
         await domain.resume()
         await guest.go_on(process)

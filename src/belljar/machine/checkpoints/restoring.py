@@ -35,7 +35,7 @@ class Origin:
         self.checkpoint, self.complaints = checkpoints.newest()
 
     def request(self, asked: Request) -> Request:
-        """What the machine is, by its checkpoint; whose it is, and how long it may go on, by who asks."""
+        """What the machine is, by its checkpoint; whose it is, and how long it may go on, by the asker."""
         if self.checkpoint is None:
             return asked
         before = self.checkpoint.manifest

@@ -134,7 +134,7 @@ class Runner:
         return False
 
     async def _start(self, planner: Planner) -> None:
-        """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
+        """Bring up a domain whose guest proved its identity: a clone where one can be made, booted cold otherwise."""
         life = self.life
         with life.phase("prepare"):
             checkpoint = self.running.checkpoint

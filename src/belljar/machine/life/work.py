@@ -32,7 +32,7 @@ FAILED = 400  # and all above it: banned, no environment, a fault of the grid's,
 
 
 class Running:
-    """What of a machine is there just now. Who keeps it fills this in; the others look here."""
+    """What of a machine is there just now. The keeper fills this in; the others look here."""
 
     def __init__(self) -> None:
         self.extras: list[Extra] = []
@@ -184,7 +184,7 @@ class PayloadWorkload(Workload):
         return process
 
     async def _fetch(self, guest: Guest, payload: Payload) -> None:
-        """Copy every output that can be had, then complain about the first that cannot."""
+        """Copy every output that can be read, then complain about the first that cannot."""
         trouble: errors.BelljarError | None = None
         for item in payload.outputs:
             try:

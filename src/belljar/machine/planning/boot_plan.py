@@ -74,7 +74,7 @@ class Planner:
         return machine.start is Start.CLONE or bool(machine.fork) or self._image.recipe is not None
 
     async def plan(self) -> Plan:
-        """The start that is wanted and can be had."""
+        """The start that is wanted and possible."""
         plan, start = await self._undecided(), self._life.request.machine.start
         if start is Start.COLD:
             return await self._with_disk(replace(plan, reason="asked for"))

@@ -76,7 +76,7 @@ async def make_template(
             try:
                 if (adopted := await templates.adopt_template(spec)) is not None:
                     return adopted
-            except errors.TemplateError as error:  # what is wrong with the site's is no obstacle to one of our own
+            except errors.TemplateError as error:  # what is wrong with the site's is not an obstacle to one of our own
                 record.tell("site-template", reason=error.message)
             await templates.prepare_template(spec, context.image.disk)
             return await _boot_and_freeze(services, life, spec, context, streams)

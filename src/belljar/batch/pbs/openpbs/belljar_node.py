@@ -109,7 +109,7 @@ def launch(event, config):
     if not image:
         return
     if is_marked(job):
-        job.run_count = int(job.run_count) - 1  # this start was none
+        job.run_count = int(job.run_count) - 1  # this start does not count
         job.rerun()
         event.reject("belljar: not started: the server would queue it again, however it ended; next time it will not")
     facts, program = facts_of(job, image, config), str(event.progname)

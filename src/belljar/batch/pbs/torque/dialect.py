@@ -11,7 +11,7 @@ The shell's argv[0] does not reach the starter (start_exec.c, mom_jobstarter_exe
 unless `$source_login_batch` or `$source_login_interactive` says no.
 
 A job asks for its image by a variable: `qsub -v VM_IMAGE=NAME`. What it asks for with -l does not reach it; the prologue
-(site.py) writes that beside the job's node file, without resources of a site's own, which pbs_mom never hears of.
+(site.py) writes that beside the job's node file, without resources of a site's own, which pbs_mom does not see.
 """
 
 from __future__ import annotations

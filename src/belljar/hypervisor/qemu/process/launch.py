@@ -310,7 +310,7 @@ class Launch:
     has_uplink: bool = False  # but by the network with which a warm image is prepared
     is_stream: bool = False  # what comes in comes by a pipe or socket
     is_grown: bool = False  # what its template did not have is there from the start, as when its state was written
-    more: tuple[int, ...] = ()  # files of the memory that such a machine was given; empty: it is QEMU's own
+    more: tuple[int, ...] = ()  # files of the memory that this machine was given; empty: it is QEMU's own
     seed: int = -1  # the disc the guest's own init reads: a clone's is its template's
     monitor: int = -1
     channel: int = -1
