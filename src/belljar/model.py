@@ -436,7 +436,7 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
-    return value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def dumps(value: Any) -> bytes:

@@ -44,19 +44,17 @@ class Supervisor:
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""
         services, rules = self.services, self.services.rules
-        origin = None
+        checkpoints = None
         if request.restore:
-            from belljar.machine.checkpoints.restoring import find
+            from belljar.machine.checkpoints.restoring import find, request_of
 
             folder = Path(request.restore)
-            origin = await in_thread(
-                lambda: find(folder, services.images), undo=lambda found: found.checkpoints.release()
-            )
-            request = origin.request(request)
+            checkpoints = await in_thread(lambda: find(folder, services.images), undo=lambda found: found.release())
+            request = request_of(checkpoints.origin, request)
         life = claim(request, services.folders, services.point)
         runner = Runner(life, orders, services, self.keep, extras)
-        if origin is not None:
-            runner.go_on_from(origin)
+        if checkpoints is not None:
+            runner.go_on_from(checkpoints)
         try:
             await reserve(request, services.folders, rules.host)
             await runner.publish()

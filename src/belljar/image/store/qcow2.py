@@ -25,6 +25,7 @@ LARGEST_BACKING_NAME = 1023
 READ = struct.Struct(">4sIQI4xQI36xQ")
 EXTERNAL_DATA, CORRUPT = 4, 2
 BACKING_FORMAT, END = 0xE2792ACA, 0
+BACKED = "it has a backing file"
 SECTOR = 512  # bytes; QEMU rounds a size down to these
 LARGEST_DISK = 4096 * GIB
 
@@ -34,10 +35,11 @@ def virtual_size(path: Path) -> int:
     return _read(path)[0]
 
 
-def check_alone(path: Path, largest: int) -> int:
+def check_alone(path: Path, largest: int, *, is_layer: bool = False) -> int:
     """The disk's size. Raises ImageTooLarge, and ImageCorrupt where QEMU would open another file as well, or want a key. All else
-    that a header may say is for QEMU to refuse, which then opens this file alone."""
+    that a header may say is for QEMU to refuse, which then opens this file alone. *is_layer*: it may stand on another one."""
     size, complaints = _read(path)
+    complaints = [it for it in complaints if not (is_layer and it == BACKED)]
     if size > largest:
         raise ImageTooLarge(f"{path}: a disk of {size} bytes, the limit is {largest}")
     if complaints:
@@ -55,7 +57,7 @@ def _read(path: Path) -> tuple[int, list[str]]:
         raise ImageCorrupt(f"{path}: not a qcow2 file")
     features = features if version > 2 else 0
     complaints = {
-        "it has a backing file": name_at or name_length,
+        BACKED: name_at or name_length,
         "it is encrypted": encryption,
         "its data lies in another file": features & EXTERNAL_DATA,
         "it is marked corrupt": features & CORRUPT,
