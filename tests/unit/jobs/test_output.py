@@ -11,8 +11,8 @@ import pytest
 
 from belljar.guest import Sink, Standstill, Streams
 from belljar.guest.stdio import FdSink
-from belljar.jobs import output as module
-from belljar.jobs.output import Output
+from belljar.jobs.batch import output as module
+from belljar.jobs.batch.output import Output
 
 APPEND, TRUNCATE = os.O_WRONLY | os.O_CREAT | os.O_APPEND, os.O_TRUNC
 

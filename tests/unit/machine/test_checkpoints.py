@@ -94,7 +94,9 @@ def test_a_changed_byte_and_a_missing_file_are_damage_too(folder: Path) -> None:
         restored_request(str(folder / "missing"), "")
     (folder / "2" / "manifest.json").write_bytes(b"{")
     (folder / "1" / "manifest.json").unlink()
-    with pytest.raises(errors.BelljarError, match=r"no checkpoint is there; checkpoint 2 in .* damaged: manifest\.json"):
+    with pytest.raises(
+        errors.BelljarError, match=r"no checkpoint is there; checkpoint 2 in .* damaged: manifest\.json"
+    ):
         restored_request(str(folder), "")
 
 

@@ -22,9 +22,9 @@ from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
 from belljar.hypervisor import Accelerator
 from belljar.jobs import Runtime
-from belljar.jobs.doctor import KVM, node, of_users, qemu
 from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
+from belljar.jobs.site.doctor import KVM, node, of_users, qemu
 from belljar.model import Share
 from belljar.network import shortfalls
 
