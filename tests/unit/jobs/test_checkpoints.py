@@ -198,7 +198,7 @@ async def test_what_a_job_wrote_is_copied_even_where_its_machine_ends_at_once(
 ) -> None:
     noted: list[int] = []
 
-    async def note(self: Output, checkpoint: int, at: Standstill) -> None:
+    async def note(self: Output, checkpoint: int) -> None:
         await asyncio.sleep(0.01)
         noted.append(checkpoint)
 

@@ -22,7 +22,7 @@ from belljar.batch import Settings
 from belljar.batch.job.terms import Dialect, Ending, Job, Standing, Verdict
 from belljar.batch.job.verdict import Run
 from belljar.errors import BelljarError, HostError
-from belljar.guest import Standstill, Streams
+from belljar.guest import Streams
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.threads import in_thread
 from belljar.host.values import duration
@@ -91,7 +91,7 @@ class Checkpoints:
         for event in read(self._folders.machine(id)):
             if event["event"] == "restored":
                 number = int(Path(event["folder"]).name)
-                self._output.go_on(number, self._standstill(number))
+                self._output.go_on(number, peek(self._machine / str(number)).manifest.standstill)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -151,7 +151,7 @@ class Checkpoints:
             return "the machine ended before"
         if error := done.exception():
             return str(error)
-        self._noting = asyncio.ensure_future(self._output.note(done.result(), self._standstill(done.result())))
+        self._noting = asyncio.ensure_future(self._output.note(done.result()))
         await asyncio.shield(self._noting)
         return ""
 
@@ -185,9 +185,6 @@ class Checkpoints:
             if command := self._dialect.ask_standing(self._job):
                 return self._dialect.standing(self._job, self._run(command))
         return Standing.QUEUED if self._is_told_to_end else Standing.RUNS
-
-    def _standstill(self, checkpoint: int) -> Standstill:
-        return peek(self._machine / str(checkpoint)).manifest.standstill
 
     def _drop(self) -> None:
         try:
