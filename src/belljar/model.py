@@ -324,9 +324,7 @@ class Request:
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
     is_allotted: bool = False  # a batch system has set memory and processors aside for it
     checkpointable: bool = False  # refused at the start where it could not be written to a folder
-    restore: str = (
-        ""  # folder of checkpoints: it goes on from the newest that is whole; begins anew where there is none
-    )
+    restore: str = ""  # a folder: it goes on from the newest checkpoint that is whole, or begins anew
 
     @classmethod
     def from_json(cls, value: Any) -> Request:

@@ -163,6 +163,7 @@ def test_what_has_not_begun_or_cannot_go_elsewhere_is_not_written(
     ("machine", "why"),
     [
         ({"shares": (Share("/tmp", "/mnt"),)}, "it shares folders of this host"),
+        ({"cache": 1 << 30}, "it has a cache disk, which other machines change"),
         ({"network": NetworkMode.ISOLATED, "network_name": "us"}, "others reach it by its network"),
     ],
 )

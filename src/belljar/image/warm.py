@@ -79,15 +79,14 @@ def _pack(recipe: Recipe, archive: Path) -> tuple[Any, ...]:
     inputs = recipe.payload.inputs
     if not inputs:
         return ()
+    names = [f"{number}/{os.path.basename(item.outside)}" for number, item in enumerate(inputs)]
     with tarfile.open(archive, "w") as tar:
-        for number, item in enumerate(inputs):
+        for item, name in zip(inputs, names, strict=True):
             try:
-                tar.add(item.outside, f"{number}/{os.path.basename(item.outside)}")
+                tar.add(item.outside, name)
             except OSError as exc:
                 raise InputMissing(f"--in {exc.filename or item.outside}: {exc.strerror}") from exc
-    return tuple(
-        replace(item, outside=f"{number}/{os.path.basename(item.outside)}") for number, item in enumerate(inputs)
-    )
+    return tuple(replace(item, outside=name) for item, name in zip(inputs, names, strict=True))
 
 
 def recipe_of(image: Image) -> Recipe:

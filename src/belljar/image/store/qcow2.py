@@ -25,7 +25,6 @@ LARGEST_BACKING_NAME = 1023
 READ = struct.Struct(">4sIQI4xQI36xQ")
 EXTERNAL_DATA, CORRUPT = 4, 2
 BACKING_FORMAT, END = 0xE2792ACA, 0
-BACKED = "it has a backing file"
 SECTOR = 512  # bytes; QEMU rounds a size down to these
 LARGEST_DISK = 4096 * GIB
 
@@ -39,12 +38,13 @@ def check_alone(path: Path, largest: int, *, is_layer: bool = False) -> int:
     """The disk's size. Raises ImageTooLarge, and ImageCorrupt where QEMU would open another file as well, or want a key. All else
     that a header may say is for QEMU to refuse, which then opens this file alone. *is_layer*: it may stand on another one."""
     size, complaints = _read(path)
-    complaints = [it for it in complaints if not (is_layer and it == BACKED)]
+    complaints = [it for it in complaints if not (is_layer and "backing file" in it)]
     if size > largest:
         raise ImageTooLarge(f"{path}: a disk of {size} bytes, the limit is {largest}")
     if complaints:
-        hint = "Flatten it with `qemu-img convert -O qcow2` at its source."
-        raise ImageCorrupt(f"{path}: {complaints[0]}", hint=hint)
+        raise ImageCorrupt(
+            f"{path}: {complaints[0]}", hint="Flatten it with `qemu-img convert -O qcow2` at its source."
+        )
     return size
 
 
@@ -57,7 +57,7 @@ def _read(path: Path) -> tuple[int, list[str]]:
         raise ImageCorrupt(f"{path}: not a qcow2 file")
     features = features if version > 2 else 0
     complaints = {
-        BACKED: name_at or name_length,
+        "it has a backing file": name_at or name_length,
         "it is encrypted": encryption,
         "its data lies in another file": features & EXTERNAL_DATA,
         "it is marked corrupt": features & CORRUPT,
