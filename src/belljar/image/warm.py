@@ -69,9 +69,8 @@ def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
 def _same_file(path: Path, target: Path, *, is_ours: bool) -> None:
     """Another name of the file, where it is in the same store; else a copy, which takes no room where the file system has reflinks."""
     if is_ours:
-        os.link(path, target)
-    else:
-        commands.run(["cp", "--reflink=auto", "--", str(path), str(target)], timeout=COPYING, bound=True)
+        return os.link(path, target)
+    commands.run(["cp", "--reflink=auto", "--", str(path), str(target)], timeout=COPYING, bound=True)
 
 
 def _pack(recipe: Recipe, archive: Path) -> tuple[Any, ...]:

@@ -55,9 +55,8 @@ def restored_request(folder: str, name: str) -> Request:
         check_ours(path)
         checkpoint, complaints = newest(path, peek)
     if checkpoint is None:
-        problem = f"{path}: no checkpoint is there"
-        hint = "`belljar checkpoint ID DIR` writes one."
-        raise BelljarError("; ".join((problem, *complaints)), hint=hint)
+        problem = "; ".join((f"{path}: no checkpoint is there", *complaints))
+        raise BelljarError(problem, hint="`belljar checkpoint ID DIR` writes one.")
     before = checkpoint.manifest
     left = None if before.request.timeout is None else max(before.request.timeout - before.ran, 1.0)
     return replace(
