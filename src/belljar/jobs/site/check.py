@@ -36,7 +36,7 @@ LAUNCH = 10.0  # seconds for a launcher to start on a busy node
 def findings(runtime: Runtime, place: Place) -> Iterator[Finding]:
     """All of them, in the order a job meets them."""
     yield from _entered_by_all("the launcher", place.wrapper)
-    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[1])
+    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[2])
     if runtime.config_file is not None:
         yield from _entered_by_all("the settings file", runtime.config_file.absolute())
         yield from _is_the_sites(Path(os.path.realpath(runtime.config_file)))
