@@ -165,6 +165,13 @@ async def test_the_files_below_are_belljars_own_whatever_the_header_names(is_clo
     assert {*os.listdir(tmp_path)} - {"below"} == {"base.qcow2", "disk", "disk.qcow2", "disk.raw", "secret"}
 
 
+async def test_the_copy_of_a_file_that_is_only_read_can_be_written_by_its_owner(tmp_path: Path) -> None:
+    below = layer(tmp_path / "below")
+    below.chmod(0o444)
+    await content._copy(below, tmp_path / "copy")
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
+
+
 async def test_a_disk_whose_content_lies_in_another_file_is_refused(tmp_path: Path) -> None:
     base = layer(tmp_path / "base.qcow2")
     secret = tmp_path / "secret"

@@ -108,6 +108,7 @@ async def write_disk(disk: Path, below: Path | None, base: Path, target: Path) -
 
 async def _copy(disk: Path, target: Path) -> None:
     await run_beside(["cp", "--reflink=auto", "--sparse=always", "--", str(disk), str(target)], timeout=LONGEST)
+    os.chmod(target, PRIVATE_FILE)  # a template's is only read
     check_layer(target)
 
 
