@@ -359,9 +359,7 @@ class Request:
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
     is_allotted: bool = False  # a batch system has set memory and processors aside for it
     checkpointable: bool = False  # refused at the start where it could not be written to a folder
-    restore: str = (
-        ""  # folder of checkpoints: it goes on from the newest that is whole; begins anew where there is none
-    )
+    restore: str = ""  # a folder: it goes on from the newest checkpoint that is whole, or begins anew
 
     @classmethod
     def from_json(cls, value: Any) -> Request:
@@ -471,7 +469,7 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
-    return value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def dumps(value: Any) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from belljar.records import MISSING, RESERVED, Field, fields
@@ -119,6 +120,8 @@ def _plain(kind: Any, value: Any, key: str) -> Any:
     if kind is bytes:
         _must(isinstance(value, str) and max(value, default="") <= "\xff", key, value, "not bytes as latin-1 text")
         return value.encode("latin-1")
+    if kind is Path:
+        return Path(_plain(str, value, key))
     if kind is float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
         _must(is_number, key, value, "not a number")

@@ -31,8 +31,8 @@ from belljar.batch.install import commands as client
 from belljar.batch.job.terms import Ending, Surroundings
 from belljar.errors import ImageCorrupt
 from belljar.host.privileges import user_of
-from belljar.jobs import hooks as batch_hooks
 from belljar.jobs import wrap
+from belljar.jobs.batch import hooks as batch_hooks
 from belljar.jobs.node import Known, runner
 
 NODE = "n1"

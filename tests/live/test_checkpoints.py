@@ -12,7 +12,7 @@ import pytest
 from tests.live.conftest import LONGEST, Belljar
 
 from belljar.host.watch import growth
-from belljar.machine.checkpoints import newest
+from belljar.machine.checkpoints import newest, peek
 
 COUNTS = """
 i=0
@@ -115,7 +115,9 @@ def test_killed_while_it_is_written_it_goes_on_from_the_last_one_that_is_whole(
     until(second, 500)
     assert elsewhere("checkpoint", machine_of(elsewhere), folder).returncode != 0
     assert job.wait(LONGEST) == -signal.SIGKILL
-    there = newest(Path(folder)).standstill.stdout
+    checkpoint, _ = newest(Path(folder), peek)
+    assert checkpoint is not None
+    there = checkpoint.manifest.standstill.stdout
     gone = elsewhere.run("--restore", folder)
     assert gone.returncode == 7, gone.stderr
     assert (output.read_bytes() + second.read_bytes())[:there] + gone.stdout == COUNTED

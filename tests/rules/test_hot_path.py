@@ -10,7 +10,7 @@ HEAVY = {
     "difflib", "pdb", "unittest", "xml", "urllib.request", "http.client", "email", "importlib.metadata", "uuid", "random",
     "tomllib", "dataclasses", "inspect", "logging", "traceback", "textwrap", "gettext", "locale", "hashlib", "_hashlib",
     "urllib.parse", "ipaddress", "concurrent.futures", "datetime", "string", "curses", "pydoc", "decimal", "sqlite3", "ssl", "typing", "concurrent.futures.process",
-    "belljar.config.merge", "belljar.host.toml", "belljar.host.values", "belljar.config.checking", "belljar.jobs.doctor", "belljar.host.watch",
+    "belljar.config.merge", "belljar.host.toml", "belljar.host.values", "belljar.config.checking", "belljar.jobs.site.doctor", "belljar.host.watch",
     "belljar.image.build.debian", "belljar.image.intake.sources", "belljar.host.guard.egress",
 }  # fmt: skip
 OF_A_SETTINGS_FILE = {"tomllib", "belljar.config.merge", "belljar.host.toml", "belljar.host.values"}

@@ -16,7 +16,6 @@ from tests.stories.conftest import Runtime
 from belljar.errors import BelljarError, CheckpointUnfit, MachineBusy, NoSpace, QmpError
 from belljar.guest import Streams
 from belljar.machine.checkpoints import content, freezing, take
-from belljar.machine.checkpoints.content import _sealed
 from belljar.machine.orders import Freeze, Kill, Orders, Signal
 from belljar.model import Cause, NetworkMode, Outcome, Request, Share
 
@@ -29,7 +28,7 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def write(disk: Path, below: Path | None, base: Path, target: Path) -> Any:
         target.write_bytes(b"disk")  # noqa: ASYNC240
-        return await _sealed(target)
+        return await content.sealed(target)
 
     async def read(source: Path, base: Path, disk: Path) -> None:
         disk.write_bytes(source.read_bytes())  # noqa: ASYNC240
@@ -164,6 +163,7 @@ def test_what_has_not_begun_or_cannot_go_elsewhere_is_not_written(
     ("machine", "why"),
     [
         ({"shares": (Share("/tmp", "/mnt"),)}, "it shares folders of this host"),
+        ({"cache": 1 << 30}, "it has a cache disk, which other machines change"),
         ({"network": NetworkMode.ISOLATED, "network_name": "us"}, "others reach it by its network"),
     ],
 )

@@ -158,6 +158,13 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
             yield "sources", exc
 
 
+def check_layer(disk: Path) -> None:
+    """Raise ImageCorrupt where this is no qcow2 file, or QEMU would open others than it and those below it."""
+    from belljar.image.store import qcow2
+
+    qcow2.check_alone(disk, qcow2.LARGEST_DISK, is_layer=True)
+
+
 def unpacked(image: Image) -> AbstractContextManager[Path]:
     """A folder with the input files of a warm image's recipe, for a while. Raises CommandFailed, NoSpace."""
     from belljar.image import warm

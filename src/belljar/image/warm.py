@@ -69,9 +69,8 @@ def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
 def _same_file(path: Path, target: Path, *, is_ours: bool) -> None:
     """Another name of the file, where it is in the same store; else a copy, which takes no room where the file system has reflinks."""
     if is_ours:
-        os.link(path, target)
-    else:
-        commands.run(["cp", "--reflink=auto", "--", str(path), str(target)], timeout=COPYING, bound=True)
+        return os.link(path, target)
+    commands.run(["cp", "--reflink=auto", "--", str(path), str(target)], timeout=COPYING, bound=True)
 
 
 def _pack(recipe: Recipe, archive: Path) -> tuple[Any, ...]:
@@ -79,15 +78,14 @@ def _pack(recipe: Recipe, archive: Path) -> tuple[Any, ...]:
     inputs = recipe.payload.inputs
     if not inputs:
         return ()
+    names = [f"{number}/{os.path.basename(item.outside)}" for number, item in enumerate(inputs)]
     with tarfile.open(archive, "w") as tar:
-        for number, item in enumerate(inputs):
+        for item, name in zip(inputs, names, strict=True):
             try:
-                tar.add(item.outside, f"{number}/{os.path.basename(item.outside)}")
+                tar.add(item.outside, name)
             except OSError as exc:
                 raise InputMissing(f"--in {exc.filename or item.outside}: {exc.strerror}") from exc
-    return tuple(
-        replace(item, outside=f"{number}/{os.path.basename(item.outside)}") for number, item in enumerate(inputs)
-    )
+    return tuple(replace(item, outside=name) for item, name in zip(inputs, names, strict=True))
 
 
 def recipe_of(image: Image) -> Recipe:

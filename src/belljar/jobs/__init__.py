@@ -1,7 +1,8 @@
 """What a batch job, or a detached machine, is on this host: between the keeper of machines and the programs.
 
     wrap.py      in place of a job's script: without a machine, or in one, and out again as the system wants it
-    hooks.py     around a job, as root: prolog, epilog              node.py     this node in its system; the self-check
+    batch/       of batch jobs alone: their checkpoints, output and end, prolog and epilog
+    site/        what a site asks of this host                      node.py     this node in its system; the self-check
     reap.py      what dead supervisors left, and orphans            users.py    root among the users of a node
     attend.py    signals, streams and the clock of who keeps        starting.py what comes before a machine: the request, limits
 

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from belljar.guest import BytesSource, Streams
 from belljar.guest.stdio import FdSink, FdSource
@@ -21,7 +22,7 @@ from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.host.processes import die_by
 from belljar.hypervisor import Template
 from belljar.jobs import Runtime
-from belljar.jobs.notice import LATE, Notice
+from belljar.jobs.batch.notice import LATE, Notice
 from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 from belljar.records import replace
@@ -29,7 +30,7 @@ from belljar.records import replace
 assert quick_asyncio
 
 if TYPE_CHECKING:
-    from belljar.jobs.checkpoints import Checkpoints
+    from belljar.jobs.batch.checkpoints import Checkpoints
     from belljar.machine.extras import Extra
 
 T = TypeVar("T")
@@ -107,11 +108,11 @@ def attend(
             ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
             if stdin is not None:
                 ours = replace(ours, stdin=BytesSource(stdin))
+            keep_it = partial(runtime.supervisor().keep, request, orders=orders, extras=further)
             if checkpoints is None:
-                return await runtime.supervisor().keep(request, ours, orders, further, claimed=claimed)
+                return await keep_it(ours, claimed=claimed)
             async with checkpoints.running(ours) as ours:
-                keeping = runtime.supervisor().keep(request, ours, orders, further, claimed=checkpoints.claimed)
-                return await keeping
+                return await keep_it(ours, claimed=partial(checkpoints.claimed, request.id))
 
     async def keep_to_the_end(loop: StoppableLoop) -> Outcome:
         try:

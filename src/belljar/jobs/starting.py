@@ -12,11 +12,11 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.context import About, filled_in
-from belljar.errors import BadOption, HostError, ImageError, ImageTooLarge, NoStore, UnsafeFolder
+from belljar.errors import BadOption, BelljarError, HostError, ImageError, ImageTooLarge, NoStore, UnsafeFolder
 from belljar.hints import TYPE_CHECKING, Any, Unpack
 from belljar.host.caller import umask
 from belljar.host.descriptors import CLOSED
-from belljar.host.files import private_folder, read_named
+from belljar.host.files import check_ours, private_folder, read_named
 from belljar.hypervisor import guest_uuid
 from belljar.image import Image, is_container
 from belljar.jobs import Runtime, complain
@@ -48,10 +48,16 @@ def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
 
 def restored_request(folder: str, name: str) -> Request:
     """For the machine that goes on from the newest checkpoint in this folder. Raises BelljarError."""
-    from belljar.machine.checkpoints import newest
+    from belljar.machine.checkpoints import newest, peek
 
-    path = Path(os.path.abspath(folder))
-    before = newest(path)
+    path, checkpoint, complaints = Path(os.path.abspath(folder)), None, list[str]()
+    with suppress(FileNotFoundError):
+        check_ours(path)
+        checkpoint, complaints = newest(path, peek)
+    if checkpoint is None:
+        problem = "; ".join((f"{path}: no checkpoint is there", *complaints))
+        raise BelljarError(problem, hint="`belljar checkpoint ID DIR` writes one.")
+    before = checkpoint.manifest
     left = None if before.request.timeout is None else max(before.request.timeout - before.ran, 1.0)
     return replace(
         before.request, id=os.urandom(6).hex(), name=name or before.request.name, created=time.time(), restore=str(path),

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from belljar import batch, errors
-from belljar.batch.job.terms import Dialect, Ending, Job, Surroundings, Verdict
+from belljar.batch.job.terms import Dialect, Job, Surroundings, Verdict
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
-from belljar.host.processes import die_by
 from belljar.jobs import Runtime, complain, tell_troubles
-from belljar.model import PLACING, Cause, Outcome, OutcomeClass, Request
+from belljar.model import PLACING, Cause, Outcome, OutcomeClass, Request, Share
 from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.batch.job.verdict import Run
-    from belljar.jobs.checkpoints import Checkpoints
+    from belljar.jobs.batch.checkpoints import Checkpoints
+
+    Teller = Dialect | Checkpoints  # of a job's end
 
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
@@ -42,6 +43,7 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
     runtime.in_job = True
     (mistake, hides_the_image), image = understood(runtime), job.image
     settings, checkpoints = runtime.settings, None
+    teller: Teller = dialect
     try:
         from belljar.batch.job.policy import checkpoint_of, image_for
 
@@ -53,11 +55,11 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
         if mistake:
             raise mistake
         if rule := checkpoint_of(job.checkpoint, settings.batch):
-            from belljar.jobs.checkpoints import Checkpoints
+            from belljar.jobs.batch.checkpoints import Checkpoints
             from belljar.jobs.node import runner
 
             run_command = runner(runtime, system)
-            checkpoints = Checkpoints(rule, job, dialect, settings.batch, runtime.folders, run_command)
+            teller = checkpoints = Checkpoints(rule, job, dialect, settings.batch, runtime.folders, run_command)
         outcome = in_machine(here, job, image, runtime, checkpoints)
     except (errors.BelljarError, OSError) as exc:
         from belljar.machine.planning.refusal import put_on_record
@@ -66,7 +68,9 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
         outcome = put_on_record(error, f"{job.system}:{job.id}", image, runtime.folders)
     from belljar.jobs.node import runner
 
-    return leave(dialect, job, outcome, settings.batch, runner(runtime, system), checkpoints)
+    if checkpoints is not None and checkpoints.has_any():
+        job = replace(job, reruns=True)  # it goes on, and does not begin again
+    return leave(teller, job, outcome, settings.batch, runner(runtime, system))
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def become(here: Surroundings, job: Job, runtime: Runtime) -> int:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
     if job.notice is not None:
-        from belljar.jobs.notice import stand_by
+        from belljar.jobs.batch.notice import stand_by
 
         stand_by(job.notice)
     command = job.native
@@ -173,7 +177,7 @@ def become(here: Surroundings, job: Job, runtime: Runtime) -> int:
         start(command.path, list(command.argv), here)
     except OSError as exc:
         if command.unstarted is not None:
-            from belljar.batch.job.verdict import carry_out
+            from belljar.jobs.batch.ending import carry_out, end
             from belljar.jobs.node import runner
 
             return end(carry_out(command.unstarted(exc), runner(runtime, job.system))[0])
@@ -250,14 +254,8 @@ def in_machine(
     if container:
         request = with_defaults(request, environment_of(container))
     command = job.inside if job.inside.argv else job.native
-    return attend(
-        runtime,
-        request,
-        stdin=command.stdin,
-        alone=not job.signals_reach_all,
-        notice=job.notice,
-        checkpoints=checkpoints,
-    )
+    alone = not job.signals_reach_all
+    return attend(runtime, request, stdin=command.stdin, alone=alone, notice=job.notice, checkpoints=checkpoints)
 
 
 def make_request(
@@ -270,12 +268,10 @@ def make_request(
     from belljar.jobs.shares import of_site
     from belljar.jobs.starting import kind
 
-    settings = runtime.settings
-    shares = (
-        ()
-        if checkpoints
-        else of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node", ""))
-    )
+    settings, shares = runtime.settings, tuple[Share, ...]()
+    if checkpoints is None:
+        missing = "batch.shares: {}: no such folder on this node"
+        shares = of_site(settings.batch.shares, lambda it: complain(missing.format(it), ""))
     caller = Caller(
         account=own(), umask=umask(), rlimits=rlimits(),
         stdio=(kind(0), kind(1), kind(2)), shares=shares,
@@ -284,29 +280,19 @@ def make_request(
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     request = build(here, job, image, caller, settings.batch, time.time())
-    return checkpoints.prepared(request) if checkpoints else request
+    return replace(request, checkpointable=True, restore=checkpoints.restore) if checkpoints else request
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------
 
 
-def leave(
-    dialect: Dialect,
-    job: Job,
-    outcome: Outcome,
-    settings: batch.Settings,
-    run: Run,
-    checkpoints: Checkpoints | None = None,
-) -> int:
+def leave(dialect: Teller, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:
     """End as the verdict says, in the system's own way."""
     from belljar.batch.job.verdict import AGAIN, has_begun, judge
+    from belljar.jobs.batch.ending import finish
 
-    if checkpoints is not None and checkpoints.has_any():
-        job = replace(job, reruns=True)  # it goes on, and does not begin again
     job, tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else (job, 1)
     verdict = judge(outcome, job, tries, settings)
-    if checkpoints is not None and (ending := checkpoints.conclude(verdict, outcome)) is not None:
-        return finish(ending, verdict, run)
     # One that had begun may fail yet, for the system's hook to decide.
     if not (job.keeps_output and verdict in (Verdict.REQUEUE, Verdict.HOLD)) or has_begun(outcome):
         tell(outcome, verdict)
@@ -314,24 +300,7 @@ def leave(
     return finish(dialect.tell(job, verdict, outcome, tries, settings), verdict, run)
 
 
-def finish(ending: Ending, verdict: Verdict, run: Run) -> int:
-    """Carry it out, and end."""
-    from belljar.batch.job.verdict import carry_out, let_in, take_back
-
-    ignore_signals(verdict)
-    ending, trouble = carry_out(ending, run)
-    if trouble:
-        complain(trouble, "")
-    if ending.delay and wait_for_term(ending.delay) and not ending.opens:
-        take_back(ending)  # a job that is deleted meanwhile is not given back
-    try:
-        let_in(ending)
-    except OSError as exc:
-        complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again", "")
-    return end(ending)
-
-
-def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
+def count_tries(dialect: Teller, job: Job, run: Run) -> tuple[Job, int]:
     """The job as its system knows it, and how often it could not be started, this time included."""
     with suppress(errors.BelljarError, ValueError):
         if command := dialect.count(job):
@@ -342,30 +311,9 @@ def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
 
 def tell(outcome: Outcome, verdict: Verdict) -> None:
     """One line on the job's stderr where the job did not end by itself."""
-    if verdict is Verdict.MIRROR and (outcome.cause in (Cause.FINISHED, Cause.CANCELLED)) and not outcome.error:
+    has_ended = verdict is Verdict.MIRROR and outcome.cause in (Cause.FINISHED, Cause.CANCELLED) and not outcome.error
+    if has_ended or outcome.cause is Cause.CHECKPOINTED:
         return
     ended = f"{outcome.id}: " if outcome.id else ""
     hint = outcome.hint if outcome.klass is not OutcomeClass.CANCELLED else ""
     complain(f"{ended}{outcome.reason}", hint)
-
-
-def ignore_signals(verdict: Verdict) -> None:
-    """A system that takes the job back tells it so by TERM; its own order must not stop us in carrying it out."""
-    if verdict in (Verdict.REQUEUE, Verdict.HOLD):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
-            signal.signal(number, signal.SIG_IGN)
-
-
-def wait_for_term(seconds: float) -> bool:
-    """Keep the job for this long, where its system starts it again at once. TERM ends the wait: did it?"""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        signal.signal(number, signal.SIG_DFL)
-    return signal.sigtimedwait(numbers, seconds) is not None
-
-
-def end(ending: Ending) -> int:
-    if ending.signal is not None:
-        die_by(ending.signal)
-    return ending.exit_code if ending.exit_code is not None else errors.OUR_FAILURE

@@ -7,13 +7,12 @@ the rest.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, HostError, in_words
+from belljar.errors import BelljarError
 from belljar.guest import Streams
 from belljar.host.threads import in_thread, to_its_end
 from belljar.hypervisor import Template
@@ -21,7 +20,6 @@ from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.claim import claim, holding, place, reserve
-from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.planning.boot_plan import Planner
@@ -44,19 +42,17 @@ class Supervisor:
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""
         services, rules = self.services, self.services.rules
-        origin = None
+        checkpoints = None
         if request.restore:
-            from belljar.machine.checkpoints.restoring import find
+            from belljar.machine.checkpoints.restoring import find, request_of
 
             folder = Path(request.restore)
-            origin = await in_thread(
-                lambda: find(folder, services.images), undo=lambda found: found.checkpoints.release()
-            )
-            request = origin.request(request)
+            checkpoints = await in_thread(lambda: find(folder, services.images), undo=lambda found: found.release())
+            request = request_of(checkpoints.origin, request)
         life = claim(request, services.folders, services.point)
         runner = Runner(life, orders, services, self.keep, extras)
-        if origin is not None:
-            runner.go_on_from(origin)
+        if checkpoints is not None:
+            runner.go_on_from(checkpoints)
         try:
             await reserve(request, services.folders, rules.host)
             await place(life, can_pin=services.hypervisor.can_pin)
@@ -65,7 +61,7 @@ class Supervisor:
                 claimed()
             await runner.run(streams)
         except BaseException as error:  # re-raised: a cancel, and a defect that is not in the outcome
-            _explain(life, error)
+            life.explain(error)
             is_explained = isinstance(error, (Ended, BelljarError, OSError))
             if not (is_explained or (life.is_settled and isinstance(error, Exception))):
                 raise
@@ -93,26 +89,8 @@ class Supervisor:
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
         except BaseException as error:  # re-raised: the record tells of a cancel and of a defect, too
-            _explain(life, error)
+            life.explain(error)
             raise
         finally:
             life.leave_towards(State.CLEANING)
             put_away.put_away(life, services.overlays)
-
-
-def _explain(life: Lifecycle, error: BaseException) -> None:
-    """What ended a life is its outcome, unless all that the job is about was done by then."""
-    match error:
-        case Ended():
-            life.end(error)
-        case BelljarError():
-            life.fail(error)
-        case OSError():
-            life.fail(HostError(in_words(error)))
-        case Exception():
-            defect = HostError(f"a defect of belljar: {type(error).__name__}: {error}")
-            life.fail(defect)
-            if life.is_settled:  # else it is told by who gets it
-                life.tell_trouble(defect.message)
-        case _:
-            life.end(Ended(Cause.CANCELLED, signal.SIGKILL, "cancelled by the program that keeps it"))

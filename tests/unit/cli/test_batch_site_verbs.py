@@ -23,11 +23,11 @@ from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
 from belljar.errors import BadSetting
 from belljar.findings import Finding, ok
-from belljar.jobs import check as batch_look
-from belljar.jobs import doctor
-from belljar.jobs.hooks import go_by_the_site
-from belljar.jobs.install import _libraries
+from belljar.jobs.batch.hooks import go_by_the_site
 from belljar.jobs.node import own_prefix
+from belljar.jobs.site import check as batch_look
+from belljar.jobs.site import doctor
+from belljar.jobs.site.install import _libraries
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
 from belljar.records import replace
@@ -289,7 +289,7 @@ def test_an_installed_belljar_has_its_launchers_beside_its_library(monkeypatch: 
 def test_launchers_name_the_link_that_an_upgrade_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lib-1/belljar/jobs").mkdir(parents=True)
     (tmp_path / "lib").symlink_to("lib-1")
-    monkeypatch.setattr("belljar.jobs.install.__file__", str(tmp_path / "lib-1/belljar/jobs/install.py"))
+    monkeypatch.setattr("belljar.jobs.site.install.__file__", str(tmp_path / "lib-1/belljar/jobs/site/install.py"))
     assert _libraries()[0] == str(tmp_path / "lib")
 
 
@@ -388,7 +388,7 @@ print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, timeout=60)
     loaded = set(done.stdout.split())
-    assert "belljar.jobs.hooks" in loaded
+    assert "belljar.jobs.batch.hooks" in loaded
     for heavy in (
         "belljar.cli.batch.batch",
         "belljar.batch.install.engine",

@@ -14,7 +14,7 @@ from belljar.cli import main
 from belljar.config import inspect
 from belljar.errors import BadSetting
 from belljar.findings import Grade
-from belljar.jobs import doctor as checks
+from belljar.jobs.site import doctor as checks
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from belljar.errors import BadOption, CommandFailed, HostError, ImageUnknown
 from belljar.findings import Finding, Grade, examine, ok, warn
 from belljar.host import commands, room
 from belljar.host.commands import Finished
-from belljar.jobs import doctor as checks
+from belljar.jobs.site import doctor as checks
 from belljar.machine.cleaning.reaper import Undone
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Start
 from belljar.records import replace

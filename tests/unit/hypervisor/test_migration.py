@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.hypervisor.test_virtiofsd import PlayedQemu, commands
 
-from belljar.errors import BelljarError, QmpError
+from belljar.errors import BelljarError, QmpError, QmpTimeout
 
 CAPABILITIES, PARAMETERS = "migrate-set-capabilities", "migrate-set-parameters"
 
@@ -116,5 +116,22 @@ async def test_a_guest_goes_on_a_moment_after_its_migration(tmp_path: Path) -> N
         qemu.says({"error": problem, "id": first["id"]})
         await answered(qemu, "cont")
         await asyncio.wait_for(work, 10)
+    finally:
+        await qemu.close()
+
+
+async def test_a_migration_that_is_never_finished_is_named_at_the_deadline(tmp_path: Path) -> None:
+    qemu = PlayedQemu(tmp_path, [])
+    qemu.said()
+    qemu.domain._timeout = 0.2
+    try:
+        work = asyncio.ensure_future(qemu.domain.resume())
+        problem = {"class": "GenericError", "desc": "Migration is not finalized yet"}
+        while not work.done():
+            for command in qemu.said():
+                qemu.says({"error": problem, "id": command["id"]})
+            await asyncio.sleep(0)
+        with pytest.raises(QmpTimeout, match=r"QEMU has not finished its migration within 0\.2 s"):
+            await work
     finally:
         await qemu.close()

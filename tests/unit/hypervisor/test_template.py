@@ -229,3 +229,6 @@ def test_a_draft_is_abandoned_when_nobody_has_its_lock(store: TemplateStore) -> 
     lock = try_lock(store.lock(KEY))
     assert lock is not None and store.abandoned() == []
     lock.release()
+    fork = try_lock(store.lock(KEY), shared=True)
+    assert fork is not None and store.abandoned() == []
+    fork.release()

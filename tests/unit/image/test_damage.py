@@ -23,7 +23,7 @@ from belljar.image.images import Images
 from belljar.image.intake.sources import Order, bring
 from belljar.image.site import sync
 from belljar.image.store.store import Store
-from belljar.jobs import doctor as checks
+from belljar.jobs.site import doctor as checks
 from belljar.model import Context
 
 Publish = Callable[..., Image]

@@ -18,9 +18,9 @@ from belljar.errors import BelljarError, HostError
 from belljar.findings import Grade
 from belljar.host.files import remove_tree
 from belljar.host.privileges import as_user
-from belljar.jobs import doctor
-from belljar.jobs import hooks as batch_hooks
 from belljar.jobs import node as node_of_jobs
+from belljar.jobs.batch import hooks as batch_hooks
+from belljar.jobs.site import doctor
 from belljar.jobs.starting import check_folder
 from belljar.machine.life.claim import claim
 from belljar.machine.states import class_of_error

@@ -16,20 +16,19 @@ from belljar.batch.job.terms import Dialect, Ending, Job, Standing, Verdict
 from belljar.batch.job.verdict import judge
 from belljar.errors import CheckpointFailed, CommandFailed, HostError
 from belljar.guest import Standstill, Streams
-from belljar.jobs.checkpoints import Checkpoints
-from belljar.jobs.output import Output
+from belljar.jobs.batch.checkpoints import Checkpoints
+from belljar.jobs.batch.output import Output
 from belljar.journal import Record
 from belljar.machine import Folders
 from belljar.machine.orders import Freeze, Order, Pause, Signal, Stop
-from belljar.model import Cause, MachineSpec, Outcome, OutcomeClass, OwnWork, Request
+from belljar.model import Cause, Outcome, OutcomeClass
 
 TERM, USR1, USR2 = (Signal(number, alone=True) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 JOB = Job("slurm", "4711_3", aliases=("4714",), started_before=1, grace=28.0, checkpoint="")
 OUTCOME = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=0)
 GONE_ON = replace(OUTCOME, cause=Cause.CHECKPOINTED, klass=OutcomeClass.CANCELLED, exit_code=None)
 CANCELLED = replace(OUTCOME, cause=Cause.CANCELLED, klass=OutcomeClass.CANCELLED, exit_code=None, signal=15)
-REQUEST = Request("0123456789ab", MachineSpec("debian12", 1, 1 << 30), OwnWork())
-BACK = Ending(99)
+BACK, OWN = Ending(99), Ending(3)
 
 
 class Told(Dialect):
@@ -47,6 +46,9 @@ class Told(Dialect):
         if self.told is None:
             raise CommandFailed("show: exit 1")
         return self.told
+
+    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        return OWN if outcome is not GONE_ON else super().tell(job, verdict, outcome, tries, settings)
 
     def give_back(self, job: Job, *, is_queued: bool) -> Ending:
         return BACK
@@ -82,7 +84,7 @@ class Machine:
 def manifests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine here writes none."""
     manifest = SimpleNamespace(manifest=SimpleNamespace(standstill=Standstill(1, stdout=7)))
-    monkeypatch.setattr("belljar.jobs.checkpoints.peek", lambda folder: manifest)
+    monkeypatch.setattr("belljar.jobs.batch.checkpoints.peek", lambda folder: manifest)
 
 
 def checkpoints(
@@ -108,12 +110,11 @@ async def freeze_after(order: Order, checks: Checkpoints, machine: Machine) -> O
 
 
 def test_a_job_has_a_folder_of_its_own_and_goes_on_at_its_second_start(tmp_path: Path) -> None:
-    request = checkpoints(tmp_path, "on-limit").prepared(REQUEST)
-    assert request.checkpointable and request.restore == str(folder_of(tmp_path) / "machine")
+    assert checkpoints(tmp_path, "on-limit").restore == str(folder_of(tmp_path) / "machine")
     assert folder_of(tmp_path).stat().st_mode & 0o777 == 0o700
-    first = checkpoints(tmp_path, "on-limit", job=replace(JOB, started_before=0))
     (folder_of(tmp_path) / "of-another-job").touch()
-    assert first.prepared(REQUEST).restore == "" and os.listdir(folder_of(tmp_path)) == []
+    first = checkpoints(tmp_path, "on-limit", job=replace(JOB, started_before=0))
+    assert first.restore == "" and os.listdir(folder_of(tmp_path)) == []
 
 
 def test_a_folder_that_is_not_on_this_node_is_named(tmp_path: Path) -> None:
@@ -128,13 +129,12 @@ async def test_its_output_goes_on_from_the_checkpoint_that_its_record_names(
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(Output, "go_on", lambda self, number, at: told.append((number, at.stdout)))
     checks = checkpoints(tmp_path, "on-limit")
-    checks.prepared(REQUEST)
-    folder = tmp_path / "run/machines" / REQUEST.id
+    folder = tmp_path / "run/machines" / OUTCOME.id
     folder.mkdir(parents=True)
     record = Record(folder)
     record.tell("restored" if number else "spawned", folder=f"/elsewhere/{number}")
     record.close()
-    checks.claimed()
+    checks.claimed(OUTCOME.id)
     assert told == ([(number, 7)] if number else [])
 
 
@@ -182,7 +182,7 @@ async def test_where_no_checkpoint_can_be_made_only_usr1_reaches_no_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr("belljar.jobs.checkpoints.complain", lambda message, hint: told.set_result(message))
+    monkeypatch.setattr("belljar.jobs.batch.checkpoints.complain", lambda message, hint: told.set_result(message))
     full = Machine(CheckpointFailed("no room: 900 MiB are needed, 10 MiB are free"))
     checks = checkpoints(tmp_path, "on-preempt", job=replace(JOB, notice=notice))
     give = checks.before(full.give)
@@ -198,7 +198,7 @@ async def test_what_a_job_wrote_is_copied_even_where_its_machine_ends_at_once(
 ) -> None:
     noted: list[int] = []
 
-    async def note(self: Output, checkpoint: int, at: Standstill) -> None:
+    async def note(self: Output, checkpoint: int) -> None:
         await asyncio.sleep(0.01)
         noted.append(checkpoint)
 
@@ -215,7 +215,7 @@ async def test_what_a_job_wrote_is_copied_even_where_its_machine_ends_at_once(
 async def test_what_does_not_fit_into_the_grace_is_stopped_with_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.jobs.checkpoints.SOON", -1.0)
+    monkeypatch.setattr("belljar.jobs.batch.checkpoints.SOON", -1.0)
     slow, checks = Machine(CheckpointFailed("not written within 25 s")), checkpoints(tmp_path, "on-preempt")
     give = checks.before(slow.give)
     async with checks.running(Streams(None, None, None)):
@@ -239,7 +239,7 @@ async def test_before_its_limit_by_belljars_own_clock(tmp_path: Path) -> None:
 async def test_again_and_again_while_the_machine_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("belljar.jobs.checkpoints.duration", lambda text: float(text) / 1000)
+    monkeypatch.setattr("belljar.jobs.batch.checkpoints.duration", lambda text: float(text) / 1000)
     for machine, complaints in ((Machine(), 0), (Machine(CheckpointFailed("no room")), 1)):
         checks = (
             checkpoints(tmp_path / str(complaints), "every=2") if (tmp_path / str(complaints)).mkdir() is None else None
@@ -258,28 +258,31 @@ async def test_again_and_again_while_the_machine_goes_on(
 
 def made(tmp_path: Path, dialect: Dialect, rule: str = "on-preempt") -> Checkpoints:
     checks = checkpoints(tmp_path, rule, dialect)
-    checks.prepared(REQUEST)
     (folder_of(tmp_path) / "machine/1").mkdir(parents=True)
     return checks
+
+
+def told(checks: Checkpoints, verdict: Verdict, outcome: Outcome) -> Ending:
+    return checks.tell(JOB, verdict, outcome, 1, Settings())
 
 
 @pytest.mark.parametrize(
     ("outcome", "standing", "ending", "is_kept"),
     [
-        (OUTCOME, Standing.RUNS, None, False),
+        (OUTCOME, Standing.RUNS, OWN, False),
         (GONE_ON, Standing.RUNS, BACK, True),
         (GONE_ON, Standing.QUEUED, BACK, True),
         (GONE_ON, Standing.OVER, Ending(None, signal.SIGTERM), False),  # cancelled meanwhile
-        (CANCELLED, Standing.OVER, None, False),
-        (CANCELLED, Standing.QUEUED, None, True),  # it starts again, from an earlier one
-        (CANCELLED, Standing.RUNS, None, False),  # by its owner's `belljar stop`
+        (CANCELLED, Standing.OVER, OWN, False),
+        (CANCELLED, Standing.QUEUED, OWN, True),  # it starts again, from an earlier one
+        (CANCELLED, Standing.RUNS, OWN, False),  # by its owner's `belljar stop`
     ],
 )
 def test_checkpoints_go_with_their_job(
-    outcome: Outcome, standing: Standing, ending: Ending | None, is_kept: bool, tmp_path: Path
+    outcome: Outcome, standing: Standing, ending: Ending, is_kept: bool, tmp_path: Path
 ) -> None:
     checks = made(tmp_path, Told(standing))
-    assert checks.conclude(judge(outcome, JOB, 1, Settings()), outcome) == ending
+    assert told(checks, judge(outcome, JOB, 1, Settings()), outcome) == ending
     assert folder_of(tmp_path).exists() is is_kept
 
 
@@ -288,14 +291,14 @@ def test_a_job_whose_node_failed_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     checks = made(tmp_path, Told())
     assert checks.has_any()
     for verdict in (Verdict.REQUEUE, Verdict.HOLD):
-        assert checks.conclude(verdict, lost) is None and checks.has_any()
+        assert told(checks, verdict, lost) == OWN and checks.has_any()
     assert judge(lost, replace(JOB, reruns=False), 1, Settings()) is Verdict.FAIL
     assert judge(lost, replace(JOB, reruns=True), 1, Settings()) is Verdict.REQUEUE
 
 
 def test_a_system_that_does_not_answer_takes_back_what_it_told_to_end(tmp_path: Path) -> None:
     checks = made(tmp_path, Told(None))
-    assert checks.conclude(Verdict.MIRROR, CANCELLED) is None and not folder_of(tmp_path).exists()
+    assert told(checks, Verdict.MIRROR, CANCELLED) == OWN and not folder_of(tmp_path).exists()
     checks = made(tmp_path, Told(None), "every=1h")
     checks.before(lambda order: None)(TERM)
-    assert checks.conclude(Verdict.MIRROR, CANCELLED) is None and folder_of(tmp_path).exists()
+    assert told(checks, Verdict.MIRROR, CANCELLED) == OWN and folder_of(tmp_path).exists()

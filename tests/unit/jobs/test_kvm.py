@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.findings import ok
-from belljar.jobs import doctor as kvm
+from belljar.jobs.site import doctor as kvm
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.jobs import notice
+from belljar.jobs.batch import notice
 
 STARTER = """
 import os, signal, sys
-from belljar.jobs import notice
+from belljar.jobs.batch import notice
 notice.LATE = float(sys.argv[1])
 notice.stand_by((signal.SIGUSR2, 0.0))
 os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])

@@ -11,8 +11,8 @@ import pytest
 
 from belljar.guest import Sink, Standstill, Streams
 from belljar.guest.stdio import FdSink
-from belljar.jobs import output as module
-from belljar.jobs.output import Output
+from belljar.jobs.batch import output as module
+from belljar.jobs.batch.output import Output
 
 APPEND, TRUNCATE = os.O_WRONLY | os.O_CREAT | os.O_APPEND, os.O_TRUNC
 
@@ -45,15 +45,15 @@ async def test_what_was_written_after_the_checkpoint_is_not_there_twice(
 ) -> None:
     with start(tmp_path, monkeypatch, flags=flags) as (output, sink):
         await sink.write(b"1\n2\n")
-        await output.note(1, at(4))
+        await output.note(1)
         await sink.write(b"3\n4\n")
-        await output.note(2, at(6))  # the machine went on before this was asked
+        await output.note(2)  # the machine went on before this was asked
         await sink.write(b"5\n")  # then the node fails
     for checkpoint, text in ((2, b"1\n2\n3\n"), (1, b"1\n2\n")):  # the newest, or the one before if that is damaged
         with start(tmp_path, monkeypatch, checkpoint, len(text), flags) as (output, sink):
             assert (tmp_path / "job.out").read_bytes() == text
             await sink.write(b"...")
-            await output.note(checkpoint + 10, at(len(text) + 3))
+            await output.note(checkpoint + 10)
         assert (tmp_path / "job.out").read_bytes() == (tmp_path / "stdout").read_bytes() == text + b"..."
 
 
@@ -63,14 +63,14 @@ async def test_a_file_that_others_write_to_keeps_their_lines(tmp_path: Path, mon
         await sink.write(b"1\n")
         with (tmp_path / "job.out").open("ab") as file:
             file.write(b"theirs\n")
-        await output.note(1, at(2))
+        await output.note(1)
     with start(tmp_path, monkeypatch, 1, 2) as (output, sink):
         await sink.write(b"2\n")
-        await output.note(2, at(4))
+        await output.note(2)
         await sink.write(b"3\n")
     for _ in range(2):
         with start(tmp_path, monkeypatch, 2, 4) as (output, _):
-            await output.note(2, at(4))
+            await output.note(2)
         assert (tmp_path / "job.out").read_bytes() == b"1\ntheirs\n2\n3\n"
 
 
@@ -79,7 +79,7 @@ async def test_output_of_which_no_copy_is_left_is_told(
 ) -> None:
     with start(tmp_path, monkeypatch) as (output, sink):
         await sink.write(b"1\n2\n")
-        await output.note(1, at(4))
+        await output.note(1)
     os.truncate(tmp_path / "stdout", 1)
     with start(tmp_path, monkeypatch, 1, 4, TRUNCATE):
         assert (tmp_path / "job.out").read_bytes() == b"1"
@@ -96,6 +96,6 @@ async def test_what_is_not_a_file_is_left_alone(tmp_path: Path, monkeypatch: pyt
     sink, output = FdSink(writer), Output(tmp_path)
     assert output.streams(Streams(None, sink, None)).stdout is sink
     output.go_on(1, at(0))
-    await output.note(1, at(0))
+    await output.note(1)
     os.close(reader)
     os.close(writer)

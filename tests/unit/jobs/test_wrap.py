@@ -15,10 +15,11 @@ import pytest
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.batch.job.verdict import carry_out
 from belljar.errors import BadOption
 from belljar.host import commands
 from belljar.jobs import wrap
+from belljar.jobs.batch import ending as ending_module
+from belljar.jobs.batch.ending import carry_out
 from belljar.jobs.wrap import count_tries, leave, surroundings
 from belljar.model import Cause, Outcome, OutcomeClass
 
@@ -226,7 +227,7 @@ def test_tries_are_counted_by_the_system_or_else_by_what_the_job_was_told(comman
 def test_a_requeue_says_why_on_stderr_and_counts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
+    monkeypatch.setattr(ending_module, "ignore_signals", lambda verdict: None)
     lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, reason="waited 30 s", hint="see `belljar logs ID`")
     dialect = Fake(Ending(exit_code=99), count=("echo", "1"))
     assert leave(dialect, JOB, lost, Settings(retries=3), ran) == 99  # type: ignore[arg-type]
@@ -240,7 +241,7 @@ def test_a_start_that_failed_leaves_no_word_where_it_would_stay_for_ever(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """PBS appends what later starts write. One that had begun may be one that is not started again."""
-    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
+    monkeypatch.setattr(ending_module, "ignore_signals", lambda verdict: None)
     lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, reason="waited 30 s", phases=phases)
     leave(Fake(Ending(exit_code=99)), replace(JOB, keeps_output=True), lost, Settings(retries=retries), ran)  # type: ignore[arg-type]
     assert ("waited 30 s" in capsys.readouterr().err) is is_told
@@ -259,12 +260,12 @@ def test_others_find_what_an_ending_wrote_once_this_process_leaves_and_not_befor
     folder.mkdir(mode=0o700)
     file = folder / ".job_wrapper_failure"
     ending = Ending(1, files=((bytes(file), b"no space\n"),), opens=bytes(folder), delay=9.0)
-    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
-    monkeypatch.setattr(wrap, "wait_for_term", lambda seconds: seen.append(mode(folder)))
+    monkeypatch.setattr(ending_module, "ignore_signals", lambda verdict: None)
+    monkeypatch.setattr(ending_module, "wait_for_term", lambda seconds: seen.append(mode(folder)))
     lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
     assert leave(Fake(ending), JOB, lost, Settings(), ran) == 1  # type: ignore[arg-type]
     assert (seen, mode(folder), mode(file)) == ([0o700], 0o711, 0o644)
-    monkeypatch.setattr(wrap, "wait_for_term", lambda seconds: shutil.rmtree(folder))
+    monkeypatch.setattr(ending_module, "wait_for_term", lambda seconds: shutil.rmtree(folder))
     assert leave(Fake(ending), JOB, lost, Settings(), ran) == 1  # type: ignore[arg-type]
     assert "cannot see that the job is to start again" in capsys.readouterr().err
 
@@ -275,9 +276,9 @@ def test_a_job_that_is_deleted_while_it_is_kept_is_not_given_back(
     note = tmp_path / "note"
     ending = Ending(125, files=((bytes(note), b"{}"),), delay=9.0)
     lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
-    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
+    monkeypatch.setattr(ending_module, "ignore_signals", lambda verdict: None)
     for was_ended in (True, False):
-        monkeypatch.setattr(wrap, "wait_for_term", lambda seconds, it=was_ended: it)
+        monkeypatch.setattr(ending_module, "wait_for_term", lambda seconds, it=was_ended: it)
         assert leave(Fake(ending), JOB, lost, Settings(), ran) == 125  # type: ignore[arg-type]
         assert note.exists() is not was_ended
 

@@ -10,22 +10,25 @@ import pytest
 
 from belljar import errors
 from belljar.guest import Identity, Standstill
-from belljar.hypervisor import Accelerator
+from belljar.host import commands
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Frame
+from belljar.jobs.starting import restored_request
 from belljar.machine import checkpoints
-from belljar.machine.checkpoints import FORMAT, FurtherDisk, Hardware, Manifest, Part, checksum, numbers, take
-from belljar.model import MIB, Account, Context, Firmware, MachineSpec, Payload, Request, RunPayload
+from belljar.machine.checkpoints import FORMAT, Manifest, content, numbers, part, take
+from belljar.model import MIB, Account, Context, MachineSpec, Payload, Request, RunPayload
 from belljar.records import replace
 
 REQUEST = Request(
     "0123456789ab", MachineSpec("debian12", 1, 64 * MIB), RunPayload(Payload((b"\xff",), Account("a", 1, 1, "a")))
 )
-HARDWARE = Hardware(
-    1, 64 * MIB, MIB, Accelerator.TCG, None, has_kernel=True, firmware=Firmware.BIOS, is_disc=False, has_seed=False,
-    disks=(FurtherDisk("scratch", "raw", False, False, MIB, True),),
+SPEC = DomainSpec(
+    REQUEST.id, 1, 64 * MIB, "sha256:0", Boot(Path("/image/kernel")), Path("/run/disk"), MIB, Accelerator.TCG, Path("/run/machine"),
+    disks=(ExtraDisk("scratch", Path("/run/scratch"), "raw", readonly=False),), seed=Path("/run/seed"),
+    frame=Frame(1, 64 * MIB, MIB, 4, 1 << 30),
 )  # fmt: skip
 MANIFEST = Manifest(
-    FORMAT, "1", REQUEST.id, 1.0, {"QEMU": "7.2"}, "sha256:0", Context.RAMDISK, HARDWARE, REQUEST,
-    Identity("host", "a" * 32, "b" * 32, b""), Standstill(3, 1, 2, 3), 0, 5.0, "cat", {},
+    FORMAT, "1", 1.0, {"QEMU": "7.2"}, Context.RAMDISK, SPEC, REQUEST, Identity("host", "a" * 32, "b" * 32, b""),
+    Standstill(3, 1, 2, 3), 0, 5.0, "cat", {},
 )  # fmt: skip
 
 
@@ -41,20 +44,16 @@ def write(folder: Path, content: bytes = b"memory") -> int:
         draft = taken.draft(lambda what, path: None)
         (draft / "memory").write_bytes(content)
         os.chmod(draft / "memory", 0o600)
-        part = Part(len(content), checksum(draft / "memory"))
-        checkpoints.write_manifest(draft, replace(MANIFEST, files={"memory": part}))
+        checkpoints.write_manifest(draft, replace(MANIFEST, files={"memory": part(draft / "memory")}))
         return taken.publish(draft)
     finally:
         taken.release()
 
 
 def newest(folder: Path) -> tuple[str, list[str]]:
-    taken = take(folder)
-    try:
-        checkpoint, complaints = taken.newest()
-        return checkpoint.folder.name if checkpoint else "", complaints
-    finally:
-        taken.release()
+    take(folder).release()
+    checkpoint, complaints = checkpoints.newest(folder, checkpoints.read)
+    return checkpoint.folder.name if checkpoint else "", complaints
 
 
 def test_what_was_written_is_read(folder: Path) -> None:
@@ -92,7 +91,13 @@ def test_a_changed_byte_and_a_missing_file_are_damage_too(folder: Path) -> None:
     number, complaints = newest(folder)
     assert number == "" and len(complaints) == 2
     with pytest.raises(errors.BelljarError, match="no checkpoint is there"):
-        checkpoints.newest(folder / "missing")
+        restored_request(str(folder / "missing"), "")
+    (folder / "2" / "manifest.json").write_bytes(b"{")
+    (folder / "1" / "manifest.json").unlink()
+    with pytest.raises(
+        errors.BelljarError, match=r"no checkpoint is there; checkpoint 2 in .* damaged: manifest\.json"
+    ):
+        restored_request(str(folder), "")
 
 
 def test_what_was_never_finished_is_removed_by_who_comes_next(folder: Path) -> None:
@@ -115,7 +120,7 @@ def test_another_form_is_no_damage(folder: Path) -> None:
     write(folder)
     manifest = json.loads((folder / "2" / "manifest.json").read_text())
     (folder / "2" / "manifest.json").write_text(json.dumps({**manifest, "format": 9, "belljar": "7"}))
-    with pytest.raises(errors.CheckpointUnfit, match="written in form 9 by belljar 7, this one reads form 1"):
+    with pytest.raises(errors.CheckpointUnfit, match="written in form 9 by belljar 7, this one reads form 2"):
         newest(folder)
 
 
@@ -131,3 +136,47 @@ def test_files_that_others_may_write_or_own_are_not_followed(folder: Path) -> No
         os.chown(folder / "1" / "memory", 1234, 1234)
         with pytest.raises(errors.UnsafeFolder):
             newest(folder)
+
+
+# -- a disk whose QEMU was taken over: what its header names is not opened ----------------------------------------------------
+
+
+def layer(path: Path, *options: str) -> Path:
+    commands.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, str(path), "1M"], timeout=60)
+    return path
+
+
+def content_of(disk: Path) -> bytes:
+    """All that its guest would see."""
+    raw = disk.with_suffix(".raw")
+    commands.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(disk), str(raw)], timeout=60)
+    return raw.read_bytes()
+
+
+@pytest.mark.parametrize("is_clone", [False, True])
+async def test_the_files_below_are_belljars_own_whatever_the_header_names(is_clone: bool, tmp_path: Path) -> None:
+    secret, base = tmp_path / "secret", layer(tmp_path / "base.qcow2")
+    secret.write_bytes(b"secret" + bytes(MIB - 6))
+    hostile = layer(tmp_path / "disk", "-F", "raw", "-b", str(secret))
+    below = layer(tmp_path / "below", "-F", "raw", "-b", str(secret)) if is_clone else None
+    written = tmp_path / "disk.qcow2"
+    await content.write_disk(hostile, below, base, written)
+    assert content_of(written) == bytes(MIB)
+    assert {*os.listdir(tmp_path)} - {"below"} == {"base.qcow2", "disk", "disk.qcow2", "disk.raw", "secret"}
+
+
+async def test_the_copy_of_a_file_that_is_only_read_can_be_written_by_its_owner(tmp_path: Path) -> None:
+    below = layer(tmp_path / "below")
+    below.chmod(0o444)
+    await content._copy(below, tmp_path / "copy")
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_disk_whose_content_lies_in_another_file_is_refused(tmp_path: Path) -> None:
+    base = layer(tmp_path / "base.qcow2")
+    secret = tmp_path / "secret"
+    hostile = layer(tmp_path / "disk", "-o", f"data_file={secret},data_file_raw=on")
+    for disk, below in ((hostile, None), (layer(tmp_path / "mine"), hostile)):
+        with pytest.raises(errors.ImageCorrupt, match="its data lies in another file"):
+            await content.write_disk(disk, below, base, tmp_path / "kept.qcow2")
+        (tmp_path / "kept.qcow2").unlink()

@@ -1,17 +1,11 @@
-"""What is to become of a job, by its machine's outcome, and how that is carried out. The process's own end is the
-caller's."""
+"""What is to become of a job, by its machine's outcome. `jobs.batch.ending` carries it out."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 
 from belljar.batch import Settings
-from belljar.batch.job.terms import Ending, Job, Verdict, one_line
-from belljar.errors import BelljarError
+from belljar.batch.job.terms import Job, Verdict, one_line
 from belljar.model import Cause, Outcome, OutcomeClass
 
 Run = Callable[[tuple[str, ...]], bytes]  # a command of the system; raises CommandFailed, CommandMissing
@@ -52,36 +46,3 @@ def delay(tries: int, settings: Settings) -> float:
 def has_begun(outcome: Outcome) -> bool:
     """Was the payload started? What it did is done."""
     return "run" in outcome.phases
-
-
-def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
-    """Run what the ending wants run. Returns the ending that holds then, and what went wrong on the way."""
-    trouble = ""
-    while True:
-        try:
-            for argv in ending.commands:
-                run(argv)
-            for path, content in ending.files:
-                with open(path, "wb", buffering=0, opener=partial(os.open, mode=0o600)) as file:
-                    file.write(content)
-            return ending, trouble
-        except (BelljarError, OSError) as exc:
-            trouble = f"{trouble}; {exc}" if trouble else str(exc)
-            if ending.otherwise is None:
-                return ending, trouble
-            ending = ending.otherwise
-
-
-def take_back(ending: Ending) -> None:
-    """Remove what it wrote."""
-    for path, _ in ending.files:
-        with suppress(OSError):
-            os.unlink(path)
-
-
-def let_in(ending: Ending) -> None:
-    """HTCondor's starter reads the file as another user, perhaps in the job's group, in the job's folder: let it in."""
-    if ending.opens:
-        for path, _ in ending.files:
-            os.chmod(path, 0o644)
-        os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)

@@ -18,10 +18,10 @@ from belljar.batch.job.terms import one_line, one_node
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
-from belljar.jobs import check as checks
 from belljar.jobs import complain, node, plain
-from belljar.jobs.doctor import of_users
-from belljar.jobs.install import installation
+from belljar.jobs.site import check as checks
+from belljar.jobs.site.doctor import of_users
+from belljar.jobs.site.install import installation
 
 
 def _site(args: Args, runtime: Runtime) -> tuple[Installation, Client]:

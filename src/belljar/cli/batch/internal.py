@@ -21,7 +21,7 @@ def internal(args: Args, runtime: Runtime) -> int:
         from belljar.jobs import wrap
 
         return wrap.run(system, words, runtime)
-    from belljar.jobs import hooks
+    from belljar.jobs.batch import hooks
 
     if args.act == "hook":
         return hooks.own(system, words, runtime)

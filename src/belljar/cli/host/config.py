@@ -13,7 +13,7 @@ from belljar.config.merge import ALWAYS_LOCKED, is_locked
 from belljar.errors import BadSetting
 from belljar.host.toml import Mistake
 from belljar.jobs import plain
-from belljar.jobs.doctor import examine_node
+from belljar.jobs.site.doctor import examine_node
 
 
 def config(args: Args, runtime: Runtime) -> int:

@@ -13,7 +13,7 @@ from belljar.cli.render import show_findings
 from belljar.config import inspect
 from belljar.config.checking import all_mistakes
 from belljar.findings import Finding, examine, fail, ok
-from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST
+from belljar.jobs.site.doctor import CHECKS as CHECKS_OF_HOST
 
 
 def doctor(args: argparse.Namespace, runtime: Runtime) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
 from belljar.cli.parser import MACHINE, Args, Verb
@@ -19,8 +17,7 @@ from belljar.records import replace
 def fork(args: Args, runtime: Runtime) -> None:
     if args.count < 1:
         raise BadOption(f"--count {args.count}: not a number of machines")
-    if args.name and not re.fullmatch(words.NAME, args.name):
-        raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
+    words.check_name(args.name)
     runtime, view = reach(runtime, args.machine)
     payload = None
     if args.command not in ([], ["--"]):

@@ -39,10 +39,14 @@ LONGEST_LABEL = 200
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}"
 
 
+def check_name(name: str | None) -> None:
+    if name and not re.fullmatch(NAME, name):
+        raise BadOption(f"--name {name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
+
+
 def build(args: Args, settings: Settings, container: Container | None = None) -> Request:
     """The request these arguments make, of this caller, in this place; or as its *container* image is to be started."""
-    if args.name and not re.fullmatch(NAME, args.name):
-        raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
+    check_name(args.name)
     for option in ("cpus", "memory", "disk", "timeout"):
         above_zero(f"--{option}", getattr(args, option))
     network, network_name = (None, "") if args.network is None else network_of(args.network)

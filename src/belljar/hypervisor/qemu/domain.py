@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
+from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError, QmpTimeout
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
 from belljar.host.threads import to_its_end
@@ -34,7 +34,7 @@ PAUSED = "pre-switchover"  # of a migration: the guest stands still, and the res
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 # For a migration with memory: as fast as can be; the guest stands still when the rest takes so many milliseconds.
 QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
-NOT_YET, BRIEFLY = "not finalized yet", 0.001
+UNFINISHED = "not finalized yet"
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
 
@@ -137,17 +137,18 @@ class QemuDomain:
         await self.call("stop")
 
     async def resume(self) -> None:
-        """QEMU tells of a migration's end a moment before it takes `cont`, and no event tells when it does: it is asked again."""
-        self.is_paused = False
-        tries = int(self._timeout / BRIEFLY)
-        for left in reversed(range(tries)):
+        """QEMU announces a migration's end before it leaves the state `finish-migrate`, in which it refuses `cont`, and no event says
+        when it does: as long as it refuses for that, it is asked again with each answer."""
+        self.is_paused, deadline = False, self._loop.time() + self._timeout
+        while True:
             try:
                 await self.call("cont")
                 return
             except QmpError as exc:
-                if NOT_YET not in exc.message or not left:
+                if UNFINISHED not in exc.message:
                     raise
-            await asyncio.sleep(BRIEFLY)
+                if self._loop.time() > deadline:
+                    raise QmpTimeout(f"QEMU has not finished its migration within {self._timeout:g} s") from exc
 
     async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
         from belljar.host.topology import pin

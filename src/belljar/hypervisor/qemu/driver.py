@@ -103,9 +103,8 @@ class QemuHypervisor(QemuHost):
 
     def restore(self, spec: DomainSpec, memory: int) -> QemuDomain:
         with Wiring(spec.owner) as wires:
-            launch = Launch(
-                spec, (*wires.disk(spec.disk).values(),), "going on from its checkpoint", is_stream=True, is_grown=True
-            )
+            disks = (*wires.disk(spec.disk).values(),)
+            launch = Launch(spec, disks, "going on from its checkpoint", is_stream=True, is_grown=True)
             launch.incoming = wires.lend(memory)
             launch.seed = wires.open(spec.seed) if spec.seed else -1
             return self._run(launch, wires)

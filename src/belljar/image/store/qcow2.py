@@ -34,10 +34,10 @@ def virtual_size(path: Path) -> int:
     return _read(path)[0]
 
 
-def check_alone(path: Path, largest: int) -> int:
+def check_alone(path: Path, largest: int, *, is_layer: bool = False) -> int:
     """The disk's size. Raises ImageTooLarge, and ImageCorrupt where QEMU would open another file as well, or want a key. All else
-    that a header may say is for QEMU to refuse, which then opens this file alone."""
-    size, complaints = _read(path)
+    that a header may say is for QEMU to refuse, which then opens this file alone. *is_layer*: it may stand on another one."""
+    size, complaints = _read(path, is_layer)
     if size > largest:
         raise ImageTooLarge(f"{path}: a disk of {size} bytes, the limit is {largest}")
     if complaints:
@@ -46,7 +46,7 @@ def check_alone(path: Path, largest: int) -> int:
     return size
 
 
-def _read(path: Path) -> tuple[int, list[str]]:
+def _read(path: Path, is_layer: bool = False) -> tuple[int, list[str]]:
     """The disk's size, and what must not be."""
     with open(path, "rb", buffering=0) as file:
         head = file.read(READ.size)
@@ -55,7 +55,7 @@ def _read(path: Path) -> tuple[int, list[str]]:
         raise ImageCorrupt(f"{path}: not a qcow2 file")
     features = features if version > 2 else 0
     complaints = {
-        "it has a backing file": name_at or name_length,
+        "it has a backing file": (name_at or name_length) and not is_layer,
         "it is encrypted": encryption,
         "its data lies in another file": features & EXTERNAL_DATA,
         "it is marked corrupt": features & CORRUPT,

@@ -14,29 +14,26 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, CheckpointUnfit, MachineBusy, UnsafeFolder, in_words
+from belljar.errors import CheckpointUnfit, MachineBusy, UnsafeFolder, in_words
 from belljar.guest import Identity, Standstill
 from belljar.host.files import check_ours, private_folder, read_capped, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, try_lock
-from belljar.hypervisor import Accelerator, Frame
+from belljar.hypervisor import DomainSpec
 from belljar.machine.life.identity import FRESH
-from belljar.model import MIB, Context, Firmware, MachineId, Request, dumps
+from belljar.model import MIB, Context, Request, dumps
 from belljar.reading import from_json, strict_json
 from belljar.records import dataclass, replace
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 LARGEST_MANIFEST = 32 * MIB  # a script is in it
-CHUNK = MIB
+LARGEST_SEED = 1024 * MIB
 SLOWEST = 5 * MIB  # bytes in a second of packed memory that is loaded
 MANIFEST, MEMORY, DISK, LOCK, DRAFT = "manifest.json", "memory", "disk.qcow2", "lock", ".draft"
-
-
-Intend = Callable[[str, Path], object]
 
 
 @dataclass(frozen=True)
@@ -48,45 +45,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class FurtherDisk:
-    """A disk beside the machine's own. One without content is made anew."""
-
-    name: str
-    format: str
-    readonly: bool
-    is_late: bool
-    size: int
-    has_content: bool
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What the machine had become."""
-
-    cpus: int
-    memory: int
-    disk_size: int
-    accelerator: Accelerator
-    frame: Frame | None
-    has_kernel: bool  # it was started without its disk's boot loader
-    firmware: Firmware
-    is_disc: bool
-    has_seed: bool
-    disks: tuple[FurtherDisk, ...]
-
-
-@dataclass(frozen=True)
 class Manifest:
     """All of a checkpoint but its large files."""
 
     format: int
     belljar: str
-    machine: MachineId
     written: float  # seconds since the epoch
     traits: dict[str, str]  # what the next host must have in common with the last
-    image: str  # its digest
     context: Context
-    hardware: Hardware
+    spec: DomainSpec  # what the machine had become, without its card; paths are those of its host
     request: Request
     identity: Identity  # without its entropy
     standstill: Standstill
@@ -124,15 +91,17 @@ class Damaged(Exception):
 
 
 class Checkpoints:
-    """Made by who holds the lock, until `release`."""
+    """A folder of one machine, from `take` to `release`."""
 
     def __init__(self, path: Path, lock: Lock) -> None:
         self.path, self._lock = path, lock
+        self.origin: Checkpoint | None = None  # where its machine goes on from
+        self.complaints: list[str] = []  # about those that are newer
 
     def release(self) -> None:
         self._lock.release()
 
-    def draft(self, intend: Intend) -> Path:
+    def draft(self, intend: Callable[[str, Path], object]) -> Path:
         """An empty folder for the next one."""
         draft = self.path / f"{max(numbers(self.path), default=0) + 1}{DRAFT}"
         intend("checkpoint", draft)
@@ -149,16 +118,6 @@ class Checkpoints:
             with suppress(OSError):
                 remove_tree(self.path / str(old))
         return number
-
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest that is whole, and what is wrong with those that are newer. Raises CheckpointUnfit for another format."""
-        complaints: list[str] = []
-        for number in numbers(self.path):
-            try:
-                return read(self.path / str(number)), complaints
-            except Damaged as exc:
-                complaints.append(f"checkpoint {number} in {self.path} is damaged: {exc}")
-        return None, complaints
 
 
 def take(path: Path) -> Checkpoints:
@@ -181,6 +140,18 @@ def numbers(path: Path) -> list[int]:
     return sorted((int(name) for name in os.listdir(path) if name.isdecimal()), reverse=True)
 
 
+def newest(path: Path, look: Callable[[Path], Checkpoint]) -> tuple[Checkpoint | None, list[str]]:
+    """The newest that *look* (`read` or `peek`) does not find damaged, and what is wrong with those that are newer. Raises UnsafeFolder,
+    CheckpointUnfit."""
+    complaints: list[str] = []
+    for number in numbers(path):
+        try:
+            return look(path / str(number)), complaints
+        except Damaged as exc:
+            complaints.append(f"checkpoint {number} in {path} is damaged: {exc}")
+    return None, complaints
+
+
 def write_manifest(draft: Path, manifest: Manifest) -> None:
     write_whole(draft / MANIFEST, dumps(manifest), durable=True)
 
@@ -188,12 +159,12 @@ def write_manifest(draft: Path, manifest: Manifest) -> None:
 def read(folder: Path) -> Checkpoint:
     """All of it, each byte looked at. Raises Damaged, UnsafeFolder, CheckpointUnfit."""
     checkpoint = peek(folder)
-    for name, part in checkpoint.manifest.files.items():
+    for name, then in checkpoint.manifest.files.items():
         try:
             status = os.lstat(folder / name)
             if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
                 raise UnsafeFolder(f"{folder / name}: others may have changed it")
-            if status.st_size != part.size or checksum(folder / name) != part.crc:
+            if status.st_size != then.size or part(folder / name) != then:
                 raise Damaged(f"{name} is not what was written")
         except OSError as exc:
             raise Damaged(in_words(exc)) from exc
@@ -216,28 +187,10 @@ def peek(folder: Path) -> Checkpoint:
         raise Damaged(f"{MANIFEST}: {in_words(exc) if isinstance(exc, OSError) else exc}") from exc
 
 
-def newest(path: Path) -> Manifest:
-    """Of the machine that would go on from here; its files were not looked at. Raises BelljarError."""
-    complaints = []
-    with suppress(FileNotFoundError):
-        check_ours(path)
-        for number in numbers(path):
-            try:
-                return peek(path / str(number)).manifest
-            except Damaged as exc:
-                complaints.append(f": {number} is damaged: {exc}")
-    problem = f"{path}: no checkpoint is there{complaints[0] if complaints else ''}"
-    raise BelljarError(problem, hint="`belljar checkpoint ID DIR` writes one.")
-
-
-def checksum(path: Path) -> int:
+def part(path: Path) -> Part:
+    """Of a file that is written."""
     crc = 0
-    for chunk in chunks(path):
-        crc = zlib.crc32(chunk, crc)
-    return crc
-
-
-def chunks(path: Path) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
+        while chunk := file.read(MIB):
+            crc = zlib.crc32(chunk, crc)
+        return Part(file.tell(), crc)

@@ -21,13 +21,12 @@ from belljar.hypervisor import Domain
 from belljar.machine.checkpoints import (
     DISK,
     FORMAT,
+    LARGEST_SEED,
     MEMORY,
+    Checkpoint,
     Checkpoints,
-    FurtherDisk,
-    Hardware,
     Manifest,
     Part,
-    checksum,
     content,
     take,
     write_manifest,
@@ -43,7 +42,6 @@ from belljar.machine.services import Services
 from belljar.model import MIB, SEED, State
 from belljar.records import replace
 
-LARGEST_SEED = 1 << 30
 LEAST_ROOM = 16 * MIB
 
 
@@ -70,58 +68,59 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
     if folder not in running.checkpoints:
         running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Checkpoints.release)
     checkpoints = running.checkpoints[folder]
-    _check_room(checkpoints.path, domain, plan)
-    with no_space_as_error(checkpoints.path):
+    _check_room(folder, domain, plan)
+    with no_space_as_error(folder):
         draft = checkpoints.draft(life.record.intend)
-    began = time.monotonic()
-    try:
-        with life.phase("freeze"):
-            number = await _write(draft, checkpoints, life, running, services, plan, domain, guest, process)
-    except BaseException as error:  # re-raised: a cancel leaves no draft, and no guest that stands still
-        await to_its_end(asyncio.ensure_future(_thaw(domain, guest, process)))
-        with suppress(OSError):
-            remove_tree(draft)
-        life.record.tell("checkpoint-failed", folder=str(checkpoints.path), reason=str(error) or type(error).__name__)
-        raise
-    if not order.stop:
-        await _thaw(domain, guest, process)
-    seconds = round(time.monotonic() - began, 3)
-    life.record.tell("checkpoint", folder=str(checkpoints.path), number=number, seconds=seconds)
-    return number
-
-
-async def _write(
-    draft: Path, checkpoints: Checkpoints, life: Lifecycle, running: Running, services: Services, plan: Plan, domain: Domain,
-    guest: Guest, process: Process,
-) -> int:  # fmt: skip
-    base = services.images.resolve(life.outcome.image_digest).disk.resolve()
-    standstill = await guest.hold_still(process)
-    life.point("freeze-held")
-    await domain.pause()
-    life.point("freeze-paused")
-    packer = content.packer()
-    files = {MEMORY: await content.write_memory(services.hypervisor.cloning, domain, draft / MEMORY, packer)}
-    life.point("freeze-memory")
-    below = content.opened(domain.pid, plan.template.disk) if plan.template else None
-    files[DISK] = await content.write_disk(plan.spec.disk, below, base, draft / DISK)
-    for disk in plan.spec.disks:
-        if disk.name != EXCHANGE:
-            name = f"{disk.name}.qcow2"
-            files[name] = await content.write_further_disk(disk.path, disk.format, draft / name)
-    if plan.spec.seed is not None:
-        seed = content.opened(domain.pid, plan.template.folder / SEED) if plan.template else plan.spec.seed
-        files[SEED] = await wholly_in_thread(lambda: _copy_seed(seed, draft / SEED))
-    life.point("freeze-disks")
-    manifest = _manifest(life, running, plan, services, standstill, packer, files)
 
     def publish() -> int:
         write_manifest(draft, manifest)
         life.point("freeze-manifest")
         return checkpoints.publish(draft)
 
-    number = await wholly_in_thread(publish)
-    life.point("freeze-published")
+    began = time.monotonic()
+    try:
+        with life.phase("freeze"):
+            standstill = await guest.hold_still(process)
+            life.point("freeze-held")
+            await domain.pause()
+            life.point("freeze-paused")
+            packer = content.packer()
+            files = await _write(draft, domain, plan, life, services, packer)
+            manifest = _manifest(life, running.checkpoint, plan, services, standstill, packer, files)
+            number = await wholly_in_thread(publish)
+            life.point("freeze-published")
+    except BaseException as error:  # re-raised: a cancel leaves no draft, and no guest that stands still
+        await to_its_end(asyncio.ensure_future(_thaw(domain, guest, process)))
+        with suppress(OSError):
+            remove_tree(draft)
+        life.record.tell("checkpoint-failed", folder=str(folder), reason=str(error) or type(error).__name__)
+        raise
+    if not order.stop:
+        await _thaw(domain, guest, process)
+    life.record.tell("checkpoint", folder=str(folder), number=number, seconds=round(time.monotonic() - began, 3))
     return number
+
+
+async def _write(
+    draft: Path, domain: Domain, plan: Plan, life: Lifecycle, services: Services, packer: str
+) -> dict[str, Part]:
+    """The large files. Of a template that was removed meanwhile, its QEMU has the disk and the disc open."""
+    spec, template = plan.spec, plan.template
+    files = {MEMORY: await content.write_memory(services.hypervisor.cloning, domain, draft / MEMORY, packer)}
+    life.point("freeze-memory")
+    base = services.images.resolve(life.outcome.image_digest).disk.resolve()
+    below = content.opened(domain.pid, template.disk) if template else None
+    files[DISK] = await content.write_disk(spec.disk, below, base, draft / DISK)
+    for disk in spec.disks:
+        if disk.name != EXCHANGE:
+            name = f"{disk.name}.qcow2"
+            files[name] = await content.write_further_disk(disk.path, draft / name)
+    if spec.seed is not None:
+        seed = content.opened(domain.pid, template.folder / SEED) if template else spec.seed
+        await wholly_in_thread(lambda: write_whole(draft / SEED, read_capped(seed, LARGEST_SEED)))
+        files[SEED] = await content.sealed(draft / SEED)
+    life.point("freeze-disks")
+    return files
 
 
 async def _thaw(domain: Domain, guest: Guest, process: Process) -> None:
@@ -142,26 +141,13 @@ def _check_room(folder: Path, domain: Domain, plan: Plan) -> None:
         raise NoSpace(problem, hint="Free space there, or name another folder.")
 
 
-def _copy_seed(source: Path, target: Path) -> Part:
-    write_whole(target, read_capped(source, LARGEST_SEED), durable=True)
-    return Part(target.stat().st_size, checksum(target))
-
-
 def _manifest(
-    life: Lifecycle, running: Running, plan: Plan, services: Services, standstill: Standstill, packer: str, files: dict[str, Part]
+    life: Lifecycle, before: Checkpoint | None, plan: Plan, services: Services, standstill: Standstill, packer: str, files: dict[str, Part]
 ) -> Manifest:  # fmt: skip
-    spec, before = plan.spec, running.checkpoint
     assert life.identity is not None
-    hardware = Hardware(
-        spec.cpus, spec.memory, spec.disk_size, spec.accelerator, spec.frame, has_kernel=spec.boot.kernel is not None,
-        firmware=spec.boot.firmware, is_disc=spec.boot.is_disc, has_seed=spec.seed is not None,
-        disks=tuple(
-            FurtherDisk(it.name, it.format, it.readonly, it.is_late, it.path.stat().st_size, it.name != EXCHANGE)
-            for it in spec.disks
-        ),
-    )  # fmt: skip
+    ran = (before.manifest.ran if before else 0.0) + time.time() - life.time_began
     return Manifest(
-        FORMAT, __version__, life.request.id, time.time(), dict(services.hypervisor.cloning.traits(spec)), life.outcome.image_digest,
-        plan.context.chosen.context, hardware, replace(life.request, restore=""), replace(life.identity, entropy=b""), standstill,
-        life.outcome.restarts, (before.manifest.ran if before else 0.0) + time.time() - life.time_began, packer, files,
+        FORMAT, __version__, time.time(), dict(services.hypervisor.cloning.traits(plan.spec)), plan.context.chosen.context,
+        replace(plan.spec, nic=None, uplink=None), replace(life.request, restore=""), replace(life.identity, entropy=b""),
+        standstill, life.outcome.restarts, ran, packer, files,
     )  # fmt: skip

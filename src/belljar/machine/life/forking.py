@@ -22,6 +22,7 @@ from belljar.records import replace
 
 PATIENCE = 10.0  # seconds for the lock of a template that is looked at by a reaper
 AGAIN = "Start it without, and fork that machine."
+COPY = f"{AGAIN} `belljar cp` brings files."
 
 
 @contextmanager
@@ -39,26 +40,26 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
     """Raises ForkRefused, and NoMemory and its like for so many more machines; TemplateError where nothing can be cloned."""
     machine, work = life.request.machine, life.request.work
     assert services.hypervisor.cloning
-    if life.state is not State.RUNNING or running.domain is None:
-        raise ForkRefused(f"it is {life.state.value}, not running", hint="Wait until it runs (`belljar ps`).")
-    if running.guest is None:
-        raise ForkRefused("it has no agent of belljar's", hint="Give its machine one with `--ready agent`.")
-    if machine.shares:
-        raise ForkRefused("it has shared folders, which stay its own", hint=f"{AGAIN} `belljar cp` brings files.")
-    if running.plan is not None and (why := keeps_from_cloning(running.plan.spec, machine.pages)):
-        raise ForkRefused(why, hint="Start it with `--topology flat --pages default`.")
-    if running.checkpoint is not None:
-        raise ForkRefused("it goes on from a checkpoint", hint="Fork a machine that was started anew.")
-    if running.equipment.disks:
-        names = ", ".join(disk.name for disk in running.equipment.disks)
-        raise ForkRefused(
-            f"it has further disks ({names}), which are not copied", hint=f"{AGAIN} `belljar cp` brings files."
-        )
-    if life.request.keep or (isinstance(work, OwnWork) and work.reboots):
-        raise ForkRefused("its disk is to outlast it or a reboot, and a fork divides it", hint=AGAIN)
+    names = ", ".join(disk.name for disk in running.equipment.disks)
+    outlasts = life.request.keep or (isinstance(work, OwnWork) and work.reboots)
+    is_running = life.state is State.RUNNING and running.domain is not None
+    uncloned = keeps_from_cloning(running.plan.spec, machine.pages) if running.plan else ""
+    refusals = (
+        (not is_running, f"it is {life.state.value}, not running", "Wait until it runs (`belljar ps`)."),
+        (running.guest is None, "it has no agent of belljar's", "Give its machine one with `--ready agent`."),
+        (machine.shares, "it has shared folders, which stay its own", COPY),
+        (uncloned, uncloned, "Start it with `--topology flat --pages default`."),
+        (running.checkpoint, "it goes on from a checkpoint", "Fork a machine that was started anew."),
+        (names, f"it has further disks ({names}), which are not copied", COPY),
+        (outlasts, "its disk is to outlast it or a reboot, and a fork divides it", AGAIN),
+    )
+    for applies, why, hint in refusals:
+        if applies:
+            raise ForkRefused(why, hint=hint)
     room_now(life.folders, services.rules.host).refuse(
         Need(count * machine.memory, count * machine.cpus, 0, own_groups())
     )
+    assert running.guest is not None
     try:
         await running.guest.set_clock()
     except GuestError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -152,6 +153,23 @@ class Lifecycle:
             how = f"signal {known.signal}" if known.signal is not None else f"exit code {known.exit_code}"
             reason = f"{reason}, before its files were copied out; the payload had ended with {how}"
         self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=reason, exit_code=None, signal=ended.number)
+
+    def explain(self, error: BaseException) -> None:
+        """What ended it is its outcome, unless all that the job is about was done by then."""
+        match error:
+            case Ended():
+                self.end(error)
+            case BelljarError():
+                self.fail(error)
+            case OSError():
+                self.fail(HostError(in_words(error)))
+            case Exception():
+                defect = HostError(f"a defect of belljar: {type(error).__name__}: {error}")
+                self.fail(defect)
+                if self.is_settled:  # else it is told by who gets it
+                    self.tell_trouble(defect.message)
+            case _:
+                self.end(Ended(Cause.CANCELLED, signal.SIGKILL, "cancelled by the program that keeps it"))
 
     def begin_time(self) -> None:
         """From now on its work's time counts."""

@@ -34,8 +34,7 @@ from belljar.machine.services import Keep, Services
 from belljar.model import NetworkMode, Request, RunPayload, State, Usage, Work
 
 if TYPE_CHECKING:
-    from belljar.machine.checkpoints import Checkpoint
-    from belljar.machine.checkpoints.restoring import Origin
+    from belljar.machine.checkpoints import Checkpoint, Checkpoints
 
 T = TypeVar("T")
 NOT_ENDED = "its hypervisor's process may live"
@@ -68,17 +67,17 @@ class Runner:
 
         return OwnWorkload(work, self.life, self.running)
 
-    def go_on_from(self, origin: Origin) -> None:
+    def go_on_from(self, checkpoints: Checkpoints) -> None:
         """It is claimed: the folder of checkpoints is its own from now on."""
-        life, folder, checkpoint = self.life, origin.checkpoints.path, origin.checkpoint
-        self.running.checkpoint, self.running.checkpoints[folder] = checkpoint, origin.checkpoints
-        for complaint in origin.complaints:
+        life, checkpoint = self.life, checkpoints.origin
+        self.running.checkpoint, self.running.checkpoints[checkpoints.path] = checkpoint, checkpoints
+        for complaint in checkpoints.complaints:
             life.tell_trouble(complaint)
         if checkpoint is not None:
             life.note(restarts=checkpoint.manifest.restarts + 1)
             life.record.tell("restored", folder=str(checkpoint.folder))
-        elif origin.complaints:
-            life.tell_trouble(f"no checkpoint in {folder} is whole: the command began anew")
+        elif checkpoints.complaints:
+            life.tell_trouble(f"no checkpoint in {checkpoints.path} is whole: the command began anew")
 
     async def publish(self) -> None:
         """Have what it may lose to others: the fork that it is cloned from, and the ports that were asked for. Raises BadOption, NoSpace,
@@ -313,7 +312,7 @@ def extras_of(
     if checkpoint is not None:
         from belljar.machine.checkpoints.restoring import RestoredDisks
 
-        yield RestoredDisks(checkpoint)
+        yield RestoredDisks(checkpoint, machine.disk or image.virtual_size)
     elif image.is_disc or machine.scratch is not None or has_transfers:
         from belljar.machine.extras import disks
 

@@ -101,15 +101,17 @@ class Planner:
         """As it was when it was frozen. Raises CheckpointUnfit, NoSpace, CommandFailed."""
         from belljar.machine.checkpoints import restoring
 
-        had = checkpoint.manifest
-        files = BootFiles(None, None, "", "")
-        context = GuestContext(Chosen(had.context, "as its checkpoint"), files, self._image)
-        boot = restoring.boot_of(checkpoint, self._image)
-        spec, link = self._domain(boot, had.hardware.accelerator, has_seed=had.hardware.has_seed)
+        had, image = checkpoint.manifest.spec, self._image
+        context = GuestContext(
+            Chosen(checkpoint.manifest.context, "as its checkpoint"), BootFiles(None, None, "", ""), image
+        )
+        kernel = image.kernel if had.boot.kernel else None
+        boot = Boot(kernel, firmware=had.boot.firmware, is_disc=had.boot.is_disc)
+        spec, link = self._domain(boot, had.accelerator, has_seed=had.seed is not None)
         spec = restoring.as_it_was(checkpoint, spec)
-        await in_thread(lambda: restoring.check(checkpoint, spec, boot, self._services.hypervisor))
+        await in_thread(lambda: restoring.check(checkpoint, spec, self._services.hypervisor))
         self._intend(spec)
-        await restoring.place(checkpoint, spec, self._image.disk.resolve())
+        await restoring.place(checkpoint, spec, image.disk.resolve())
         return Plan(spec, link, context, checkpoint=checkpoint)
 
     async def again(self) -> Plan:

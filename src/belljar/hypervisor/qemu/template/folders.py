@@ -40,7 +40,7 @@ from belljar.host.files import (
     write_all,
     write_whole,
 )
-from belljar.host.locks import is_locked, try_lock
+from belljar.host.locks import try_lock
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Template
 from belljar.model import MIB, SEED, dumps
@@ -181,8 +181,12 @@ class TemplateStore:
 
     def abandoned(self) -> list[Path]:
         """Drafts that nobody works on."""
-        keys = [name.removesuffix(DRAFT) for name in self._names() if name.endswith(DRAFT)]
-        return [self.draft(key) for key in keys if is_key(key) and not is_locked(self.folder / f"{key}{LOCK}")]
+        drafts = []
+        for key in [name.removesuffix(DRAFT) for name in self._names() if name.endswith(DRAFT)]:
+            if is_key(key) and (lock := try_lock(self.folder / f"{key}{LOCK}")):  # a fork's may be held by several
+                lock.release()
+                drafts.append(self.draft(key))
+        return drafts
 
     def expire(self, now: float) -> list[str]:
         """Remove templates past their age or without a readable manifest, forks that no machine has any more, and drafts that nobody

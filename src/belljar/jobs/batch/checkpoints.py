@@ -22,18 +22,17 @@ from belljar.batch import Settings
 from belljar.batch.job.terms import Dialect, Ending, Job, Standing, Verdict
 from belljar.batch.job.verdict import Run
 from belljar.errors import BelljarError, HostError
-from belljar.guest import Standstill, Streams
+from belljar.guest import Streams
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.threads import in_thread
 from belljar.host.values import duration
 from belljar.jobs import complain
-from belljar.jobs.output import Output
+from belljar.jobs.batch.output import Output
 from belljar.journal import read
 from belljar.machine import Folders
 from belljar.machine.checkpoints import numbers, peek
 from belljar.machine.orders import Freeze, Order, Signal, Stop, cancelled
-from belljar.model import Cause, Outcome, OutcomeClass, Request
-from belljar.records import replace
+from belljar.model import Cause, MachineId, Outcome, OutcomeClass
 
 Give = Callable[[Order], None]
 EVERY = "every="
@@ -43,30 +42,27 @@ MACHINE = "machine"  # in a job's folder: what the machine is frozen into
 
 
 class Checkpoints:
-    """Of one job."""
+    """Of one job. They hear its system's orders first; at its end they speak for the dialect."""
 
     def __init__(self, words: str, job: Job, dialect: Dialect, settings: Settings, folders: Folders, run: Run) -> None:
+        """Raises HostError where the site's folder is not on this node. A job's folder that is there at its first start is another
+        job's, which had this id before."""
         parts = words.split("+")
         self._every = min((duration(part[len(EVERY) :]) for part in parts if part.startswith(EVERY)), default=None)
         self._on_preempt, self._on_limit = "on-preempt" in parts, "on-limit" in parts
-        self._leaves = self._on_preempt or self._on_limit
         self._job, self._dialect, self._folders, self._run = job, dialect, folders, run
         self._lead, self._grace = settings.checkpoint_lead, settings.grace or job.grace
         self._folder = _folder_of(job, Path(settings.checkpoint_folder))
         self._machine = self._folder / MACHINE
+        self.restore = str(self._machine) if job.started_before else ""  # what this start goes on from
+        if not job.started_before:
+            remove_tree(self._folder)
+        private_folder(self._folder)
         self._output = Output(self._folder)
         self._give: Give = lambda order: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._noting: asyncio.Future[None] | None = None
         self._is_told_to_end = self._is_leaving = False
-
-    def prepared(self, request: Request) -> Request:
-        """The request of this start. A folder that is there at a job's first start is another job's, which had this id before."""
-        if not self._job.started_before:
-            remove_tree(self._folder)
-        private_folder(self._folder)
-        self._id = request.id
-        return replace(request, checkpointable=True, restore=str(self._machine) if self._job.started_before else "")
 
     # -- while the machine runs ------------------------------------------------------------------------------------------
 
@@ -90,11 +86,12 @@ class Checkpoints:
             if self._noting is not None:
                 await self._noting
 
-    def claimed(self) -> None:
+    def claimed(self, id: MachineId) -> None:
         """Its record tells by now from which checkpoint it goes on, if from any."""
-        restored = [event["folder"] for event in read(self._folders.machine(self._id)) if event["event"] == "restored"]
-        for number in (int(Path(folder).name) for folder in restored):
-            self._output.go_on(number, self._standstill(number))
+        for event in read(self._folders.machine(id)):
+            if event["event"] == "restored":
+                number = int(Path(event["folder"]).name)
+                self._output.go_on(number, peek(self._machine / str(number)).manifest.standstill)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -103,14 +100,14 @@ class Checkpoints:
 
     def _hear(self, order: Order) -> None:
         """Pass it on, or make a checkpoint instead."""
+        number = order.number if isinstance(order, Signal) and not self._is_leaving else None
         notice, ahead = self._job.notice or (signal.SIGUSR1, None)
-        match order:
-            case Signal(number=signal.SIGTERM) if self._on_preempt and not self._is_leaving:
-                self._begin(self._leave(order, self._grace - MARGIN))
-            case Signal(number=number) if number in (signal.SIGUSR1, notice) and self._leaves and not self._is_leaving:
-                self._begin(self._leave(order, ahead))
-            case _:
-                self._give(order)
+        if number == signal.SIGTERM and self._on_preempt:
+            self._begin(self._leave(order, self._grace - MARGIN))
+        elif number in (signal.SIGUSR1, notice) and (self._on_preempt or self._on_limit):
+            self._begin(self._leave(order, ahead))
+        else:
+            self._give(order)
         self._is_told_to_end |= isinstance(order, Signal) and order.number == signal.SIGTERM
 
     async def _leave_at(self, limit: float) -> None:
@@ -120,24 +117,22 @@ class Checkpoints:
         if not self._is_leaving:
             await self._leave(None, limit - at)
 
-    async def _leave(self, warning: Signal | None, within: float | None) -> None:
+    async def _leave(self, warning: Order | None, within: float | None) -> None:
         """Make a checkpoint and end the machine; or pass the warning on, TERM with what is left of the grace."""
-        loop, self._is_leaving = asyncio.get_running_loop(), True
+        loop, self._is_leaving, why = asyncio.get_running_loop(), True, ""
         begin = loop.time()
-        is_over, why = await in_thread(self._standing) is Standing.OVER, ""
-        if not is_over:
+        if await in_thread(self._standing) is not Standing.OVER:
             left = None if within is None else max(within - (loop.time() - begin), 0.0)
-            why = await self._freeze(stop=True, within=left)
-            if not why:
+            if not (why := await self._freeze(stop=True, within=left)):
                 return
             complain(f"not checkpointed: {why}", "")
         self._is_leaving, took = False, loop.time() - begin
-        if warning is None or (why and warning.number == signal.SIGUSR1 and self._job.notice is None):
+        number = warning.number if isinstance(warning, Signal) else None
+        if warning is None or (why and number == signal.SIGUSR1 and self._job.notice is None):
             return
-        if why and warning.number == signal.SIGTERM and took > SOON:
-            self._give(Stop(max(self._grace - took, 0.0), f"cancelled by TERM, not checkpointed: {why}"))
-        else:
-            self._give(warning)
+        if why and number == signal.SIGTERM and took > SOON:
+            warning = Stop(max(self._grace - took, 0.0), f"cancelled by TERM, not checkpointed: {why}")
+        self._give(warning)
 
     async def _go_on(self, every: float) -> None:
         is_told = False
@@ -156,7 +151,7 @@ class Checkpoints:
             return "the machine ended before"
         if error := done.exception():
             return str(error)
-        self._noting = asyncio.ensure_future(self._output.note(done.result(), self._standstill(done.result())))
+        self._noting = asyncio.ensure_future(self._output.note(done.result()))
         await asyncio.shield(self._noting)
         return ""
 
@@ -166,18 +161,23 @@ class Checkpoints:
         """Is there a checkpoint to go on from?"""
         return self._machine.is_dir() and bool(numbers(self._machine))
 
-    def conclude(self, verdict: Verdict, outcome: Outcome) -> Ending | None:
-        """How to end a job that goes on from its checkpoint; None for another. What a job leaves that is over is removed."""
+    def count(self, job: Job) -> tuple[str, ...]:
+        return self._dialect.count(job)
+
+    def counted(self, job: Job, printed: bytes) -> Job:
+        return self._dialect.counted(job, printed)
+
+    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """A job that was checkpointed is given back to its system. What a job leaves that is over is removed."""
         is_checkpointed = outcome.cause is Cause.CHECKPOINTED
-        if verdict in (Verdict.REQUEUE, Verdict.HOLD) and not is_checkpointed:
-            return None
-        has_ended = outcome.klass not in (OutcomeClass.CANCELLED, OutcomeClass.WALLTIME)
-        standing = Standing.OVER if has_ended else self._standing()
-        if is_checkpointed and standing is not Standing.OVER:
-            return self._dialect.give_back(self._job, is_queued=standing is Standing.QUEUED)
-        if standing is not Standing.QUEUED:
-            self._drop()
-        return self._dialect.mirror(self._job, outcome) if is_checkpointed else None
+        if is_checkpointed or verdict in (Verdict.MIRROR, Verdict.FAIL):
+            has_ended = outcome.klass not in (OutcomeClass.CANCELLED, OutcomeClass.WALLTIME)
+            standing = Standing.OVER if has_ended else self._standing()
+            if is_checkpointed and standing is not Standing.OVER:
+                return self._dialect.give_back(job, is_queued=standing is Standing.QUEUED)
+            if standing is not Standing.QUEUED:
+                self._drop()
+        return self._dialect.tell(job, Verdict.MIRROR if is_checkpointed else verdict, outcome, tries, settings)
 
     def _standing(self) -> Standing:
         """How the job stands with its system. Where that cannot be told, a job that was told to end comes back by itself."""
@@ -185,9 +185,6 @@ class Checkpoints:
             if command := self._dialect.ask_standing(self._job):
                 return self._dialect.standing(self._job, self._run(command))
         return Standing.QUEUED if self._is_told_to_end else Standing.RUNS
-
-    def _standstill(self, checkpoint: int) -> Standstill:
-        return peek(self._machine / str(checkpoint)).manifest.standstill
 
     def _drop(self) -> None:
         try:

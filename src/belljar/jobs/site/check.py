@@ -22,9 +22,9 @@ from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
 from belljar.hypervisor import Accelerator
 from belljar.jobs import Runtime
-from belljar.jobs.doctor import KVM, node, of_users, qemu
 from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
+from belljar.jobs.site.doctor import KVM, node, of_users, qemu
 from belljar.model import Share
 from belljar.network import shortfalls
 
@@ -36,7 +36,7 @@ LAUNCH = 10.0  # seconds for a launcher to start on a busy node
 def findings(runtime: Runtime, place: Place) -> Iterator[Finding]:
     """All of them, in the order a job meets them."""
     yield from _entered_by_all("the launcher", place.wrapper)
-    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[1])
+    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[2])
     if runtime.config_file is not None:
         yield from _entered_by_all("the settings file", runtime.config_file.absolute())
         yield from _is_the_sites(Path(os.path.realpath(runtime.config_file)))

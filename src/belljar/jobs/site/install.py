@@ -87,7 +87,7 @@ def _launcher(system: str, purpose: str, listed: Path, words: list[str]) -> byte
 
 def _libraries() -> list[str]:
     """Where this belljar is, and what it needs: in one folder where it was installed, in two where it runs in a checkout."""
-    folders = [Path(__file__).resolve().parents[2]]
+    folders = [Path(__file__).resolve().parents[3]]
     if (needed := importlib.util.find_spec("h11")) is not None and needed.origin is not None:
         folders.append(Path(needed.origin).resolve().parents[1])
     # An upgrade takes PREFIX/lib-* away.

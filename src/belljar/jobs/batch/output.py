@@ -32,32 +32,32 @@ class OwnFile(FdSink):
         super().__init__(number)
         self._number, self._copy = number, copy
         self._position = 0  # bytes that the job has written to this stream, at all of its starts
-        self._size = os.fstat(number).st_size
-        self._is_ours = self._size == 0  # nobody else has written to it
+        self._more = os.fstat(number).st_size  # bytes in the file beyond those
+        self._is_ours = self._more == 0  # nobody else has written to it
 
-    def go_on(self, position: int, size: int, is_ours: bool) -> None:
+    def go_on(self, position: int, more: int, is_ours: bool) -> None:
         """Make it what it was at a checkpoint. Raises OSError."""
-        self._position = position
-        if self._size > size and is_ours:
-            os.ftruncate(self._number, size)
+        wanted, size = position + more, os.fstat(self._number).st_size
+        self._position, self._is_ours = position, is_ours
+        if size > wanted and is_ours:
+            os.ftruncate(self._number, wanted)
         with open(self._copy, "rb", buffering=0) as copy:
-            copy.seek(self._size)
-            while self._size < size and (data := copy.read(min(CHUNK, size - self._size))):
+            copy.seek(size)
+            while data := copy.read(max(min(CHUNK, wanted - copy.tell()), 0)):
                 write_all(self._number, data)
-                self._size += len(data)
-        os.truncate(self._copy, min(size, os.stat(self._copy).st_size))
-        self._size, self._is_ours = os.fstat(self._number).st_size, is_ours
-        if self._size < size:
-            complain(f"{size - self._size} bytes of the job's earlier output are lost", REMEDY)
+        os.truncate(self._copy, min(wanted, os.stat(self._copy).st_size))
+        self._more = os.fstat(self._number).st_size - position
+        if self._more < more:
+            complain(f"{more - self._more} bytes of the job's earlier output are lost", REMEDY)
 
-    async def keep(self, position: int) -> dict[str, Any]:
-        """Copy what is new. What `go_on` is to be told about a checkpoint at this position. Raises OSError."""
+    async def keep(self) -> tuple[int, bool]:
+        """Copy what is new. What `go_on` is to be told of a checkpoint that was made. Raises OSError."""
         await self._worker.do(self._copy_on)
-        return {"size": self._size - (self._position - position), "is_ours": self._is_ours}
+        return self._more, self._is_ours
 
     def _copy_on(self) -> None:
-        size = os.fstat(self._number).st_size
-        self._is_ours, self._size = self._is_ours and size == self._size, size
+        more = os.fstat(self._number).st_size - self._position
+        self._is_ours, self._more = self._is_ours and more == self._more, more
         with (
             open(f"/proc/self/fd/{self._number}", "rb", buffering=0) as file,
             open(self._copy, "ab", buffering=0, opener=private) as copy,
@@ -69,7 +69,6 @@ class OwnFile(FdSink):
 
     def _write(self, data: bytes) -> None:
         super()._write(data)
-        self._size += len(data)
         self._position += len(data)
 
 
@@ -93,14 +92,14 @@ class Output:
         before = self._record().get(str(checkpoint), {})
         for name in self._files.keys() & before.keys():
             try:
-                self._files[name].go_on(getattr(at, name), **before[name])
+                self._files[name].go_on(getattr(at, name), *before[name])
             except OSError as exc:
                 complain(f"the job's earlier {name} cannot be put back: {exc}", REMEDY)
 
-    async def note(self, checkpoint: int, at: Standstill) -> None:
+    async def note(self, checkpoint: int) -> None:
         """This checkpoint was made."""
         try:
-            states = {name: await file.keep(getattr(at, name)) for name, file in self._files.items()}
+            states = {name: await file.keep() for name, file in self._files.items()}
             record = json.dumps({**self._record(), str(checkpoint): states})
             write_whole(self._folder / RECORD, record.encode(), durable=True)
         except OSError as exc:
