@@ -238,6 +238,7 @@ class MachineSpec:
     public_image: bool = False  # a stranger named the image's address: it is fetched from public hosts only
     ports: tuple[Port, ...] = ()
     fork: str = ""  # the template that a running machine was forked into: it is cloned from that
+    devices: tuple[str, ...] = ()  # of this host: pci:ADDRESS, or CLASS:COUNT by the site's classes
 
     @property
     def network_class(self) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 NOBODY = (65534, 65534)
+DEVICE_SLOT, MOST_DEVICES = 0x1B, 16  # of the guest's bus: two slots of eight ports each
 
 
 class Accelerator(str, Enum):
@@ -109,6 +110,19 @@ class ExtraDisk:
 
 
 @dataclass(frozen=True)
+class HostDevice:
+    """A PCI device of this host, by VFIO. The address space it takes is part of the hardware: its port keeps it free."""
+
+    address: str  # or the UUID of a mediated one
+    windows: tuple[int, int] = (0, 0)  # bytes: below 4 GiB, and prefetchable
+
+
+def device_port(number: int) -> str:
+    """The guest's address of the port of its n-th such device."""
+    return f"0000:00:{DEVICE_SLOT + number // 8:02x}.{number % 8}"
+
+
+@dataclass(frozen=True)
 class Frame:
     """The size of an image's base template, and how far its clones can grow."""
 
@@ -149,6 +163,7 @@ class DomainSpec:
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
     frame: Frame | None = None  # its template has this size, whatever its own; None: its own
     uplink: Nic | None = None  # the card with which a warm image is prepared, in whose place its clones have theirs
+    devices: tuple[HostDevice, ...] = ()
     fork: str = ""  # by which the fork is known that it is cloned from: its guest, as that stood, has all it is to have
 
     @cached_property

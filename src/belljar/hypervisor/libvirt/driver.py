@@ -47,6 +47,10 @@ class LibvirtHypervisor(QemuHost):
                 "a folder shared by virtiofs: not with machines by libvirt",
                 hint="Share the folder without `virtiofs:`; docs/batch/libvirt.md tells what machines by libvirt do not have.",
             )
+        if spec.devices:
+            raise UsageError(
+                "--device: not with machines by libvirt", hint='Let the site set `machine.hypervisor = "qemu"`.'
+            )
         if spec.nic is not None and spec.nic.mode is not NetworkMode.USER:
             raise UsageError(
                 f"--network {spec.nic.mode.value}: by libvirt there is `none` and an open `user`", hint=LACKS

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
-from belljar.hypervisor import ExtraDisk
+from belljar.hypervisor import ExtraDisk, HostDevice
 from belljar.machine.life.life import Lifecycle
 from belljar.model import MachineSpec, Payload, Share
 from belljar.network import Joined
@@ -23,6 +23,7 @@ class Equipment:
     """What was made for a machine, for those who start it."""
 
     disks: tuple[ExtraDisk, ...] = ()
+    devices: tuple[HostDevice, ...] = ()
     outlasts: bool = False  # a disk of it outlives the machine, so QEMU is given time to write all of it
     joined: Joined | None = None  # its network
     answers: tuple[Place, ...] = ()  # places of a user network that its supervisor answers, and how

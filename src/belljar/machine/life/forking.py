@@ -44,6 +44,8 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
         raise ForkRefused("it has no agent of belljar's", hint="Give its machine one with `--ready agent`.")
     if machine.shares:
         raise ForkRefused("it has shared folders, which stay its own", hint=f"{AGAIN} `belljar cp` brings files.")
+    if machine.devices:
+        raise ForkRefused("it has devices of this host, which stay its own", hint=AGAIN)
     if running.checkpoint is not None:
         raise ForkRefused("it goes on from a checkpoint", hint="Fork a machine that was started anew.")
     if running.equipment.disks:

@@ -57,6 +57,7 @@ def cannot_be_frozen(request: Request, hypervisor: Hypervisor) -> str:
         "its guest knows its own work": not isinstance(work, RunPayload),
         "it has a terminal": isinstance(work, RunPayload) and work.payload.terminal,
         "it shares folders of this host (copy them with --in and --out)": machine.shares,
+        "it has devices of this host": machine.devices,
         "others reach it by its network": machine.network not in (NetworkMode.NONE, NetworkMode.USER),
         "it has secrets, which are this host's": machine.secrets,
     }
