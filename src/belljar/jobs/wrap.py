@@ -284,6 +284,14 @@ def make_request(
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     request = build(here, job, image, caller, settings.batch, time.time())
+    system = batch.load(job.system)
+    if given := system.devices(
+        {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}
+    ):
+        from belljar.jobs.devices import of_job
+
+        devices = tuple(f"pci:{address}" for address in of_job(given, runtime.devices, system.title))
+        request = replace(request, machine=replace(request.machine, devices=devices))
     return checkpoints.prepared(request) if checkpoints else request
 
 
