@@ -32,7 +32,7 @@ def cards(spec):
     return [{{"driver": "nvme", "serial": it["id"], "id": it["id"], "bus": it["bus"]}} for it in real(spec)]
 def take(self):
     for word in self._words:
-        facts = ("", "1b36", "0010", "0108", "vfio-pci", "1", -1, ("flr",), (0, 0))
+        facts = ("1b36", "0010", "0108", "vfio-pci", "1", -1, ("flr",), (0, 0))
         self._devices.append(Device(word, Path("/"), "function", *facts))
 cmdline.vfio_devices = plugging.vfio_devices = cards
 devices.Devices._take, devices.lock_memory = take, lambda memory: None

@@ -36,7 +36,6 @@ class Device:
     address: str  # 0000:41:00.0; of a mediated device its UUID
     folder: Path
     kind: str
-    parent: str  # address of the device that it is a part of
     vendor: str
     device: str
     class_: str  # base and sub class: "0302"
@@ -99,15 +98,13 @@ def in_the_way(device: Device, known: Iterable[Device]) -> list[str]:
 def _device(folder: Path) -> Device:
     is_part = not ADDRESS.fullmatch(folder.name)
     whose = folder.resolve().parent if is_part else folder
-    physical, resets = _link(folder / "physfn"), tuple(_text(folder / "reset_method").split())
+    resets = tuple(_text(folder / "reset_method").split())
     if is_part or (not resets and (folder / "reset").exists()):  # its driver's affair; before Linux 5.15
         resets = ("reset",)
     vendor, device, class_ = (_text(whose / name).removeprefix("0x")[:4] for name in ("vendor", "device", "class"))
-    kind, parent = (MEDIATED, whose.name) if is_part else (VIRTUAL if physical else FUNCTION, physical)
+    kind = MEDIATED if is_part else VIRTUAL if (folder / "physfn").exists() else FUNCTION
     driver, group, node = _link(folder / "driver"), _link(folder / "iommu_group"), int(_text(whose / "numa_node") or -1)
-    return Device(
-        folder.name, folder, kind, parent, vendor, device, class_, driver, group, node, resets, _windows(folder)
-    )
+    return Device(folder.name, folder, kind, vendor, device, class_, driver, group, node, resets, _windows(folder))
 
 
 def _windows(folder: Path) -> tuple[int, int]:

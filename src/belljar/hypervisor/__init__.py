@@ -24,6 +24,7 @@ from belljar.records import dataclass, field, replace
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
     from belljar.host.guard.traffic import Call, Refusal
+    from belljar.host.pci import Device
 
 
 NOBODY = (65534, 65534)
@@ -109,16 +110,8 @@ class ExtraDisk:
     chained: bool = False  # a qcow2 of belljar's own making on top of others, which are only read
 
 
-@dataclass(frozen=True)
-class HostDevice:
-    """A PCI device of this host, by VFIO. The address space it takes is part of the hardware: its port keeps it free."""
-
-    address: str  # or the UUID of a mediated one
-    windows: tuple[int, int] = (0, 0)  # bytes: below 4 GiB, and prefetchable
-
-
 def device_port(number: int) -> str:
-    """The guest's address of the port of its n-th such device."""
+    """The guest's address of the port of its n-th device of the host's."""
     return f"0000:00:{DEVICE_SLOT + number // 8:02x}.{number % 8}"
 
 
@@ -163,7 +156,7 @@ class DomainSpec:
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
     frame: Frame | None = None  # its template has this size, whatever its own; None: its own
     uplink: Nic | None = None  # the card with which a warm image is prepared, in whose place its clones have theirs
-    devices: tuple[HostDevice, ...] = ()
+    devices: tuple[Device, ...] = ()  # of this host; the address space that each takes is part of the hardware
     fork: str = ""  # by which the fork is known that it is cloned from: its guest, as that stood, has all it is to have
 
     @cached_property

@@ -60,11 +60,9 @@ def findings(site: Site, root: Path = ROOT) -> Iterator[Finding]:
     if not site:
         yield warn("devices.toml", "no classes: machines get no devices", "docs/batch/devices.md has an example.")
     for class_ in site:
-        count = len(class_.devices(known.values()))
-        ids = f", {len(class_.ids)} ids" if class_.ids else ""
-        yield expect(
-            f"class {class_.name}", len(class_.ids or [*range(count)]) == count > 0, f"{count} devices{ids}", MATCH
-        )
+        count, ids = len(class_.devices(known.values())), f", {len(class_.ids)} ids" if class_.ids else ""
+        is_right = count > 0 and len(class_.ids) in (0, count)
+        yield expect(f"class {class_.name}", is_right, f"{count} devices{ids}", MATCH)
     for device in known.values():
         if (whose := class_of(device, site)) is None:
             continue
@@ -82,16 +80,14 @@ def findings(site: Site, root: Path = ROOT) -> Iterator[Finding]:
 def of_job(given: Mapping[str, Sequence[str]], site: Site, title: str, root: Path = ROOT) -> tuple[str, ...]:
     """The addresses of what the batch system gave by class and by its own names: the site's `ids`, or the number in the order of
     addresses. Other resources than the site's classes are no devices. Raises HostError: a job never runs without what it was given."""
-    addresses, classes, known = list[str](), {class_.name: class_ for class_ in site}, read(root)
+    addresses, classes, known = list[str](), {class_.name: class_ for class_ in site}, read(root).values()
     if "gpu" in given and "gpu" not in classes:
         raise HostError(f"{title} gave the job a GPU, and devices.toml has no class gpu", hint=MATCH)
-    for name, ids in given.items():
-        devices = classes[name].devices(known.values()) if name in classes else []
-        places = dict(zip(classes[name].ids or map(str, range(len(devices))), devices, strict=False)) if devices else {}
-        for id in ids if name in classes else ():
-            if id not in places:
-                raise HostError(
-                    f"{title} gave the job the {name} {id[:60]!r}, which devices.toml does not know", hint=MATCH
-                )
-            addresses.append(places[id].address)
+    for name in given.keys() & classes.keys():
+        devices = classes[name].devices(known)
+        places = dict(zip(classes[name].ids or map(str, range(len(devices))), devices, strict=False))
+        if strange := [id[:60] for id in given[name] if id not in places]:
+            what = f"{title} gave the job the {name} {strange[0]!r}, which devices.toml does not know"
+            raise HostError(what, hint=MATCH)
+        addresses += [places[id].address for id in given[name]]
     return tuple(addresses)

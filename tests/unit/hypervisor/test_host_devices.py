@@ -11,7 +11,8 @@ from tests.unit.hypervisor.test_cmdline import COLD, LAUNCH, QEMU, devices, word
 from tests.unit.hypervisor.test_plugging import SPEC
 
 from belljar.errors import DeviceBusy, HostError, UsageError
-from belljar.hypervisor import MOST_DEVICES, HostDevice, LibvirtSettings, Settings, device_port
+from belljar.host.pci import FUNCTION, Device
+from belljar.hypervisor import MOST_DEVICES, LibvirtSettings, Settings, device_port
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 from belljar.hypervisor.qemu.cmdline import hardware
 from belljar.hypervisor.qemu.process.complaints import explain
@@ -20,9 +21,15 @@ from belljar.machine import Folders
 from belljar.machine.planning.boot_plan import qemu_owner
 from belljar.model import Account, MachineSpec, Payload, Request, RunPayload
 
-GPU = HostDevice("0000:41:00.0", (16 << 20, (128 << 30) + (32 << 20)))
-CARD = HostDevice("0000:00:05.0", (128 << 10, 0))
-SLICE = HostDevice("c73f1fa6-489e-4834-9476-d70dabd98c40")
+
+def device(address: str, *windows: int) -> Device:
+    below, prefetched = windows
+    return Device(address, Path(), FUNCTION, "10de", "2330", "0302", "vfio-pci", "1", 0, ("flr",), (below, prefetched))
+
+
+GPU = device("0000:41:00.0", 16 << 20, (128 << 30) + (32 << 20))
+CARD = device("0000:00:05.0", 128 << 10, 0)
+SLICE = device("c73f1fa6-489e-4834-9476-d70dabd98c40", 0, 0)
 WITH = replace(COLD, devices=(GPU, CARD, SLICE))
 PORTS = [
     "pcie-root-port,id=given0,chassis=64,io-reserve=0,mem-reserve=16777216,pref64-reserve=274877906944,addr=1b.0,multifunction=on",

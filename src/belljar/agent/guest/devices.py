@@ -20,20 +20,20 @@ def await_devices(words: Words) -> tuple[int, Callable[[], bytes]]:
 
 
 def drivers_at(ports: list[str], deadline: float, bus: str = PCI_BUS) -> list[bytes]:
-    """As long as one has no driver, each event of the kernel's is waited for. Where nobody else loads modules, it is done here."""
-    events, loaded = kernel_events(), set[bytes]()  # listen first, then look
+    """As long as one has no driver, each event of the kernel's is waited for. Modules are loaded here where nobody else does it."""
+    program, loaded = next(filter(os.path.exists, MODPROBES), ""), set[bytes]()
+    events = kernel_events()  # listen first, then look
     write_quietly(RESCAN, b"1")
     try:
         while True:
-            seen = [at_port(port, bus) for port in ports]
-            missing = [address for address, driver in seen if not driver]
-            left = deadline - time.monotonic()
+            seen = [at_port(bus + port) for port in ports]
+            missing, left = [address for address, driver in seen if not driver], deadline - time.monotonic()
             if not missing or left <= 0:
                 return [word.encode() for pair in seen for word in pair]
             fresh = {read_file(f"{bus}{address}/modalias").strip() for address in missing if address} - loaded
-            for alias in fresh - {b""}:
-                load_for(alias)
             loaded |= fresh
+            for alias in fresh if program else ():
+                os.spawnv(os.P_WAIT, program, ["modprobe", "-q", alias.decode("ascii", "replace")])
             if not fresh:
                 events.settimeout(left)
                 try:
@@ -44,19 +44,10 @@ def drivers_at(ports: list[str], deadline: float, bus: str = PCI_BUS) -> list[by
         events.close()
 
 
-def at_port(port: str, bus: str) -> tuple[str, str]:
-    """(address, driver) of the device behind it; "" for what is not there."""
-    folder = bus + port
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    addresses = [name for name in names if name.count(":") == 2 and os.path.exists(f"{folder}/{name}/vendor")]
-    if not addresses:
-        return "", ""
-    link = f"{folder}/{addresses[0]}/driver"
-    return addresses[0], os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
-
-
-def load_for(alias: bytes) -> None:
-    """As udev would by itself; of a device that no module is for, nothing is loaded."""
-    program = next(filter(os.path.exists, MODPROBES), "")
-    if program:
-        os.spawnv(os.P_WAIT, program, ["modprobe", "-q", alias.decode("ascii", "replace")])
+def at_port(port: str) -> tuple[str, str]:
+    """(address, driver) of the device in the folder of its port; "" for what is not there."""
+    for name in os.listdir(port) if os.path.isdir(port) else ():
+        if os.path.exists(f"{port}/{name}/vendor"):
+            link = f"{port}/{name}/driver"
+            return name, os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
+    return "", ""
