@@ -11,13 +11,13 @@ from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
     "ground": 1480,
-    "host": 3610,
+    "host": 3600,
     "hypervisor": 4480,
     "image": 5050,
     "network": 970,
     "context": 850,
     "guest": 1510,
-    "agent": 3820,
+    "agent": 3810,
     "batch": 5230,
     "pool": 1510,
     "machine": 6500,

@@ -290,7 +290,10 @@ def make_request(
     ):
         from belljar.jobs.devices import of_job
 
-        devices = tuple(f"pci:{address}" for address in of_job(given, runtime.devices, system.title))
+        try:
+            devices = tuple(f"pci:{address}" for address in of_job(given, runtime.devices, system.title))
+        except errors.BadSetting as exc:
+            raise errors.HostError(exc.message, hint="The site has to correct devices.toml.") from exc
         request = replace(request, machine=replace(request.machine, devices=devices))
     return checkpoints.prepared(request) if checkpoints else request
 

@@ -12,13 +12,14 @@ from tests.unit.jobs.paper_node import Node, make_node, paper_system
 
 from belljar import batch
 from belljar.assembly import Runtime
+from belljar.batch.job.terms import Job, Surroundings
 from belljar.cli import main
 from belljar.errors import HostError
 from belljar.findings import Finding, Grade
 from belljar.host.locks import try_lock
 from belljar.host.pci import REQUIRED, DeviceClass
 from belljar.host.vfio import Bindings
-from belljar.jobs import devices, hooks, reap
+from belljar.jobs import devices, hooks, reap, wrap
 from belljar.jobs.devices import findings, of_job, rows
 from belljar.model import dumps
 from belljar.records import replace
@@ -204,3 +205,31 @@ def test_the_reaper_gives_back_what_somebody_was_killed_over(
     assert reap.bound(runtime, found, dry=dry) == []
     assert [row.what for row in found] == ["device half bound" if dry else "device given back"]
     assert (sysfs.driver_of(host.root, held.address) == "nvidia") is not dry
+
+
+# -- the machine of a job ------------------------------------------------------------------------------------------------
+
+
+def job_of_slurm(**more: str) -> tuple[Surroundings, Job]:
+    env = {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1", **more}
+    here = Surroundings(
+        (b"/spool/job",), tuple((name.encode(), value.encode()) for name, value in env.items()), b"/", os.geteuid(), os.getegid(),
+        (), {}, lambda: b"", lambda path: b"#!/bin/sh\n",
+    )  # fmt: skip
+    return here, batch.load("slurm").dialect.read(here)
+
+
+def test_a_jobs_machine_asks_for_what_the_job_was_given(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = sysfs.make(tmp_path / "host", sysfs.DGX)
+    monkeypatch.setattr(devices, "of_job", lambda given, site, title: of_job(given, site, title, root))
+    request = wrap.make_request(*job_of_slurm(SLURM_JOB_GPUS="0,1"), "debian12", runtime)
+    assert request.machine.devices == ("pci:0000:1b:00.0", "pci:0000:43:00.0")
+    assert wrap.make_request(*job_of_slurm(), "debian12", runtime).machine.devices == ()
+
+
+def test_a_mistake_in_the_sites_list_is_the_nodes_fault(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text("[class.gpu]\nmatch = 7\n")
+    with pytest.raises(HostError, match=r"class\.gpu\.match"):
+        wrap.make_request(*job_of_slurm(SLURM_JOB_GPUS="0"), "debian12", runtime)
