@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -42,10 +43,11 @@ def measure(belljar: str, image: str, memory: int, folder: Path) -> dict[str, fl
     fill = FILL.format(memory // 4)
     run = [belljar, "run", "--image", image, "--cwd", "/", "-m", f"{memory}M", "--name", f"bench-{os.getpid()}"]
     with subprocess.Popen(
-        [*run, "--report", report, "--", "sh", "-c", fill], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*run, "--report", report, "--", "sh", "-ec", fill], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as job:
         assert job.stdout is not None
-        job.stdout.readline()
+        if job.stdout.readline() != b"ready\n":
+            sys.exit(f"the machine of {memory} MiB could not be filled")
         subprocess.run(
             [belljar, "checkpoint", "--stop", f"bench-{os.getpid()}", kept], check=True, stdout=subprocess.DEVNULL
         )

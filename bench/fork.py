@@ -19,9 +19,7 @@ from pathlib import Path
 
 from common import parser, publish, summary, table
 
-# A clone's /dev/shm has the size that fits the memory it was booted with, before it grew.
 FILL = """\
-mount -o remount,size=80% /dev/shm
 cd /dev/shm
 head -c {0}M /dev/urandom > a
 yes 'a line of text' | head -c {0}M > b

@@ -230,3 +230,22 @@ def test_a_value_from_a_variable_is_found_with_its_name(
     (found,) = json.loads(capsys.readouterr().out)["mistakes"]
     assert (found["origin"], found["key"]) == ("environment BELLJAR_NETWORK_ISOLATED_NET", "network.isolated_net")
     assert found["hint"]
+
+
+def test_a_kvm_that_ends_qemu_says_nothing_of_the_processor_model(call: Any, file: Path, capsys: Any) -> None:
+    """Seen: `kvm_buf_set_msrs: Assertion failed` for a model that the same QEMU takes without KVM."""
+    qemu = file.with_name("qemu-system-x86_64")
+    qemu.write_text("""#!/bin/sh
+case "$*" in
+    *--version*) echo "QEMU emulator version 7.2.0" ;;
+    *kvm*) echo "qemu-system-x86_64: Assertion failed" >&2; kill -ABRT $$ ;;
+    *" max "*) cat ;;
+    *) echo "qemu-system-x86_64: unable to find CPU model" >&2; exit 1 ;;
+esac
+""")
+    qemu.chmod(0o755)
+    file.write_text(f'[qemu]\nbinary = "{qemu}"\ncpu = "max"\n')
+    assert call("config", "check") == 0, capsys.readouterr().out
+    file.write_text(f'[qemu]\nbinary = "{qemu}"\ncpu = "best"\n')
+    assert call("config", "check") == 1
+    assert "unable to find CPU model" in capsys.readouterr().out
