@@ -98,10 +98,11 @@ class Bindings:
     def _release(self, binding: Binding) -> None:
         device = read(self._root).get(binding.address)
         if device is not None:  # it may have been taken out of the host
-            self._keep(replace(binding, is_whole=False))
             path = self._root / "dev/vfio" / device.group
-            if device.is_bound and path.exists():
+            if has_group := device.is_bound and path.exists():
                 open_group(device, self._root)
+            self._keep(replace(binding, is_whole=False))
+            if has_group:
                 os.chown(path, os.geteuid(), os.getegid())  # root
             if device.is_bound and binding.can_reset and device.kind != MEDIATED:
                 try:

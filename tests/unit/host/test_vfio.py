@@ -171,4 +171,4 @@ def test_a_group_that_a_machine_has_open_is_not_given_back(host: Host, monkeypat
         open_group(read(host.root)[CARD], host.root)
     with pytest.raises(DeviceBusy):
         host.bindings.release([CARD])
-    assert host.driver() == "vfio-pci"
+    assert host.driver() == "vfio-pci" and host.bindings.left() == [], "nothing was begun"
