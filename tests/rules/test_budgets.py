@@ -20,7 +20,7 @@ BUDGETS = {
     "agent": 3810,
     "batch": 5230,
     "pool": 1510,
-    "machine": 6500,
+    "machine": 6510,
     "jobs": 3070,
     "service": 1470,
     "vacuum": 3260,
