@@ -131,7 +131,7 @@ until belljar ps | grep -q running; do sleep 1; done
 belljar run --device nvme:1 -- true; said refused
 belljar device release @NVME@; said busy
 wait $held; said ended
-belljar run --device nvme:1 -- sleep 1000 & killed=$!
+@PYTHON@ -m belljar --config /run/site/belljar.toml run --device nvme:1 -- sleep 1000 & killed=$!
 until belljar ps | grep -q running; do sleep 1; done
 kill -9 $killed; wait $killed; belljar reap
 belljar device release @NVME@; said released
