@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import socket
 
     from belljar.guest.conversation import Conversation
+    from belljar.host.pci import Site
     from belljar.image.images import Images
     from belljar.image.store.qcow2 import Overlays
     from belljar.machine.cleaning.reaper import Reaper
@@ -100,6 +101,13 @@ class Runtime:
 
         return Machines(self.folders, self.reaper)
 
+    @cached_property
+    def devices(self) -> Site:
+        """The site's classes of devices. Raises BadSetting."""
+        from belljar.config.devices import load
+
+        return load(self.config_file or config.ETC / "belljar.toml")
+
     def converse(self, channel: socket.socket) -> Conversation:
         """A guest at the other end of this channel."""
         from belljar.guest.conversation import Conversation
@@ -115,7 +123,7 @@ class Runtime:
         rules = Rules(
             settings.machine, settings.host, settings.context, settings.qemu,
             default_image=settings.image.default, hs06_per_cpu=settings.batch.hs06_per_cpu,
-            publish=settings.network.publish,
+            publish=settings.network.publish, devices=lambda: self.devices,
         )  # fmt: skip
         return Supervisor(
             Services(

@@ -77,6 +77,10 @@ class NoProcessors(
     """All the processors that this host gives to machines are taken now."""
 
 
+class DeviceBusy(HostError, hint="`belljar device list` shows who has it.", retry=Retry.LATER):
+    """Another machine, or the host, has the device."""
+
+
 class NoStore(HostError, hint="No image is at fault: the site has to check that folder's mount, owner and mode."):
     """The store of images cannot be read here, or lacks an image of the site's."""
 

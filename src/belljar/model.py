@@ -273,6 +273,7 @@ class MachineSpec:
     pin: Pin = Pin.AUTO
     topology: Topology = Topology.AUTO
     pages: Pages = Pages.DEFAULT
+    devices: tuple[str, ...] = ()  # of this host: pci:ADDRESS, or CLASS:COUNT by the site's classes
 
     @property
     def network_class(self) -> str:

@@ -36,6 +36,7 @@ class Script:
     collected: bytes = b""  # what `collect` gives
     collects_for: float | None = 0.0
     grows: frozenset[str] = frozenset(("cpus", "memory", "less-memory", "disk", "card"))
+    devices: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # port -> (address, driver)
     seen: tuple[int, int] | None = None  # processors and bytes of memory it has after `grow`; None: all there should be
 
 
@@ -99,6 +100,10 @@ class FakeGuest:
 
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
         self._do("mount_packed")
+
+    async def await_devices(self, ports: Sequence[str], timeout: float) -> list[tuple[str, str]]:
+        self._do(f"await_devices {' '.join(ports)}")
+        return [self.script.devices.get(port, ("0000:01:00.0", "e1000e")) for port in ports]
 
     async def prepare_for(self, what: str) -> None:
         self._do(f"prepare_for {what}")

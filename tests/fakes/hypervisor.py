@@ -342,7 +342,12 @@ class FakeHypervisor:
         spec = spec.of_template
         image = (spec.image_digest, spec.image_stored, spec.boot.digest, spec.boot.append)
         machine = (spec.cpus, spec.memory, spec.disk_size, spec.owner[0], spec.accelerator.value, spec.warm)
-        devices = (spec.nic is not None, [share.tag for share in spec.shares], spec.frame is not None)
+        devices = (
+            spec.nic is not None,
+            [share.tag for share in spec.shares],
+            [it.windows for it in spec.devices],
+            spec.frame is not None,
+        )
         return sha256(json.dumps(to_json([*image, *machine, *devices])).encode()).hexdigest()[:20]
 
     def _path(self, key: str) -> Path:

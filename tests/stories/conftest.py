@@ -18,6 +18,7 @@ from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.fakes.image import FakeOverlays, FakeStore
 
 from belljar.guest import Streams
+from belljar.host.pci import Site
 from belljar.host.room import Settings as HostSettings
 from belljar.hypervisor import Settings as QemuSettings
 from belljar.journal import Event, read
@@ -73,6 +74,8 @@ class Runtime:
         self.settings = Settings()
         self.host = HostSettings(kept_memory=0, cpus_per_cpu=0.0)
         self.networks: Networks | None = None
+        self.site: Site = ()
+        self.root = Path("/")
         self.showing: Showing = nullcontext
         self.reaper = Reaper(self.folders, self.hypervisor)
         self.machines = Machines(self.folders, self.reaper)
@@ -107,7 +110,8 @@ class Runtime:
         return Supervisor(self.services())
 
     def services(self) -> Services:
-        rules = Rules(self.settings, self.host, qemu=QemuSettings(boot_timeout=BOOT_TIMEOUT))
+        qemu = QemuSettings(boot_timeout=BOOT_TIMEOUT)
+        rules = Rules(self.settings, self.host, qemu=qemu, devices=lambda: self.site, root=self.root)
         return Services(
             self.hypervisor, self.images, self.overlays, self._guest, self.folders, rules, self._point,
             networks=self.networks, showing=self.showing,

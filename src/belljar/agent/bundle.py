@@ -12,7 +12,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
 STAMP = "sources.sha256"  # an installed tree has it: its sources never change
 PARTS = (
     "wire.py", "guest/system.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py", "guest/mounts.py",
-    "guest/growth.py", "loop/channel.py", "guest/cgroups.py", "guest/guest.py", "loop/payload.py", "loop/streams.py",
+    "guest/growth.py", "guest/devices.py", "loop/channel.py", "guest/cgroups.py", "guest/guest.py", "loop/payload.py", "loop/streams.py",
     "loop/connection.py", "loop/process.py", "loop/hold.py", "loop/loop.py",
 )  # fmt: skip
 INSIDE = ("belljar_hold.py", "belljar_hold.h")  # what the agent puts into its guest: a text "@NAME" stands for each

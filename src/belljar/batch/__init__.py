@@ -63,6 +63,9 @@ class Settings:
     max_cpus: int = setting(0, "most virtual cpus of a job's machine; 0: no limit")
     max_memory: int = setting(0, "most memory a job with a machine may ask for; 0: no limit", unit="bytes")
     max_disk: int = setting(0, "largest disk a job may ask for; 0: no limit", unit="bytes")
+    gpus: bool = setting(
+        False, "jobs that ask for GPUs get them in machines: the nodes have a class gpu in devices.toml"
+    )
     scratch: int = setting(
         0, "a disk at /scratch of this or the job's size; 0: the job's size is for the machine's disk", unit="bytes"
     )
@@ -125,6 +128,7 @@ class System:
     ends_words: bool = False  # its redirect says nothing to us: all that follows the launcher's name is the job's
     node_variable: str = ""  # by which it tells its hooks its own name for this node
     untried: str = ""  # why it is called experimental
+    gives_devices: bool = False  # devices.py reads from a job's environment which ones it was given
 
     @property
     def name(self) -> str:
@@ -137,6 +141,12 @@ class System:
     @property
     def site(self) -> SiteOfSystem:
         return cast("SiteOfSystem", import_module(f"{self.package}.site").SITE)
+
+    def devices(self, env: dict[str, str]) -> dict[str, list[str]]:
+        """class -> its own names of the devices that a job was given. Raises HostError where it does not tell which."""
+        if not self.gives_devices:
+            return {}
+        return cast("dict[str, list[str]]", import_module(f"{self.package}.devices").given(env))
 
     def hook(self, name: str) -> Callable[[Call], int]:
         """Raises BadOption for one it does not have."""

@@ -184,6 +184,10 @@ class Guest(Protocol):
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
         """Lay a packed folder over what is at *inside*; it can be written to. Raises NoPackedFolders, GuestRefused."""
 
+    async def await_devices(self, ports: Sequence[str], timeout: float) -> list[tuple[str, str]]:
+        """(address, driver) in the guest of the device at each of these ports; "" for what was not seen in so many seconds. Raises
+        GuestRefused, AgentLost."""
+
     async def prepare_for(self, what: str) -> None:
         """Load, before a template is saved, what its clones will need, by the kind of a share. Raises GuestRefused."""
 

@@ -233,6 +233,11 @@ class Conversation:
         words = (text(name), text(device), os.fsencode(inside), cwd or b"", *account_words(account))
         await self._call(b"mount_packed", *words, more=wire.Patience.PACKED)
 
+    async def await_devices(self, ports: Sequence[str], timeout: float) -> list[tuple[str, str]]:
+        words = (b"%d" % timeout, *counted([text(port) for port in ports]))
+        seen = await self._call(b"await_devices", *words, answers=2 * len(ports), more=timeout + wire.Patience.GROW)
+        return list(zip(seen[::2], seen[1::2], strict=True))
+
     async def prepare_for(self, what: str) -> None:
         await self._call(b"prepare", text(what), patience=10)
 

@@ -24,9 +24,11 @@ from belljar.records import dataclass, field, replace
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
     from belljar.host.guard.traffic import Call, Refusal
+    from belljar.host.pci import Device
 
 
 NOBODY = (65534, 65534)
+DEVICE_SLOT, MOST_DEVICES = 0x1B, 16  # of the guest's bus: two slots of eight ports each
 
 
 class Accelerator(str, Enum):
@@ -108,6 +110,11 @@ class ExtraDisk:
     chained: bool = False  # a qcow2 of belljar's own making on top of others, which are only read
 
 
+def device_port(number: int) -> str:
+    """The guest's address of the port of its n-th device of the host's."""
+    return f"0000:00:{DEVICE_SLOT + number // 8:02x}.{number % 8}"
+
+
 @dataclass(frozen=True)
 class Frame:
     """The size of an image's base template, and how far its clones can grow."""
@@ -170,6 +177,7 @@ class DomainSpec:
     uplink: Nic | None = None  # the card with which a warm image is prepared, in whose place its clones have theirs
     layout: Layout | None = None  # of a cold boot; None: one socket
     pages: int = 0  # bytes of a reserved large page, of which the memory of a cold boot consists; 0: of others
+    devices: tuple[Device, ...] = ()  # of this host; the address space that each takes is part of the hardware
     fork: str = ""  # by which the fork is known that it is cloned from: its guest, as that stood, has all it is to have
 
     @cached_property

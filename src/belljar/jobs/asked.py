@@ -22,6 +22,7 @@ class Asked(TypedDict, total=False):
     allow: tuple[str, ...]  # as `--allow` has it
     secrets: tuple[str, ...]  # as `--secret` has it
     shares: tuple[Share, ...]
+    devices: tuple[str, ...]  # as `--device` has it
     start: Start | str | None
     context: Context | str | None
     pin: Pin | str | None

@@ -18,7 +18,7 @@ from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.host.privileges import User
-from belljar.jobs import Runtime
+from belljar.jobs import Runtime, devices
 from belljar.jobs.node import memory_folder, runner
 from belljar.jobs.users import MOST_ROWS, asked_as, users_of
 from belljar.reading import from_json
@@ -31,11 +31,12 @@ LOCK_TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class Owned:
-    """A live machine of a batch job, and whose it is; None: our own."""
+    """A live machine of a batch job, or a device, and whose it is; None: our own."""
 
     user: User | None
     id: str
     live: Live
+    device: str = ""  # no machine: a device of this address is bound for the job
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def reap(runtime: Runtime, systems: Collection[str], *, dry: bool) -> tuple[list
     """Finish what dead supervisors left, and end machines whose job these systems do not know any more. Returns what was
     done, and who could not be asked."""
     rows, machines, trouble = look(runtime, dry=dry)
+    machines += bound(runtime, rows, dry=dry)
     ours = [machine for machine in machines if machine.live.system in systems]
     answers = dict[str, Answer]()
     for name in sorted({machine.live.system for machine in ours}):
@@ -99,6 +101,8 @@ def result(runtime: Runtime, machine: Owned, decision: Decision, *, dry: bool) -
     else:
 
         def end(theirs: Runtime) -> str:
+            if machine.device:
+                return "device given back" if devices.bindings(theirs).release([machine.device]) else "gone"
             views = [view for view in theirs.machines.list() if view.id == machine.id]
             return "ended" if all(theirs.reaper.end(view) for view in views) else "does not go away"
 
@@ -107,6 +111,23 @@ def result(runtime: Runtime, machine: Owned, decision: Decision, *, dry: bool) -
         except BelljarError as exc:
             what, error = "not ended", exc.message
     return Row(owner, machine.id, what, job, error)
+
+
+def bound(runtime: Runtime, rows: list[Row], *, dry: bool) -> list[Owned]:
+    """The devices that are bound for batch jobs. Those that somebody was killed over are given back, unless *dry*."""
+    bindings = devices.bindings(runtime)
+    for binding in bindings.left():
+        what, error = "device half bound", ""
+        try:
+            what = what if dry or not bindings.release([binding.address]) else "device given back"
+        except BelljarError as exc:
+            error = exc.message
+        rows.append(Row("", "", what, binding.address, error))
+    jobs = ((it.address, *it.job.partition(":")) for it in bindings.all())
+    return [
+        Owned(None, "", Live(f"device/{address}", system, frozenset({job})), address)
+        for address, system, _, job in jobs if system in batch.names()
+    ]  # fmt: skip
 
 
 # -- looking -------------------------------------------------------------------------------------------------------------

@@ -280,7 +280,22 @@ def make_request(
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     request = build(here, job, image, caller, settings.batch, time.time())
+    request = with_devices(request, here, batch.load(job.system), runtime)
     return replace(request, checkpointable=True, restore=checkpoints.restore) if checkpoints else request
+
+
+def with_devices(request: Request, here: Surroundings, system: batch.System, runtime: Runtime) -> Request:
+    """With those that the job's system gave it. Raises HostError where these are not known: it never runs without."""
+    env = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}
+    if not (given := system.devices(env)):
+        return request
+    from belljar.jobs.devices import of_job
+
+    try:
+        devices = tuple(f"pci:{address}" for address in of_job(given, runtime.devices, system.title))
+    except errors.BadSetting as exc:
+        raise errors.HostError(exc.message, hint="The site has to correct devices.toml.") from exc
+    return replace(request, machine=replace(request.machine, devices=devices))
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------

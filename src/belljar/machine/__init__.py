@@ -49,6 +49,8 @@ class Settings:
     grace: float = setting(10.0, "time between TERM and the machine's end", unit="seconds")
     clone_timeout: float = setting(30.0,
         "a clone that has not answered after this is booted cold instead", unit="seconds")  # fmt: skip
+    device_timeout: float = setting(60.0,
+        "how long the guest's drivers may take for devices of this host; the job does not start without", unit="seconds")  # fmt: skip
     pack_files: int = setting(1000,
         "a folder of --in with so many files and folders is packed as a disk; 0: not for their number")  # fmt: skip
     pack_size: int = setting(64 * MIB,
@@ -89,6 +91,11 @@ class Folders:
 
     def ended(self, id: MachineId) -> Path:
         return self.logs / id
+
+    @property
+    def devices(self) -> Path:
+        """A lock for each device of this host that a machine has, with the machine's id in it; root's notes of what is bound."""
+        return self.run / "devices"
 
     @property
     def begun(self) -> Path:

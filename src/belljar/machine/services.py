@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from belljar.context import Settings as ContextSettings
 from belljar.guest import Guest, Streams
@@ -20,6 +21,7 @@ from belljar.network import Networks, Publish
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
+    from belljar.host.pci import Site
     from belljar.image.images import Images
     from belljar.image.store.qcow2 import Overlays
 
@@ -40,6 +42,8 @@ class Rules:
     default_image: str = ""  # of machines that work on other images
     hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told
     publish: Publish = Publish.ANY
+    devices: Callable[[], Site] = tuple  # the site's classes of devices, read by machines that have one
+    root: Path = Path("/")  # where the host's /sys and /dev are
 
 
 @dataclass(frozen=True)

@@ -125,5 +125,6 @@ CASES = [
     Case("a machine has no GPU", gpus=1),
     Case("a machine has no GPU", gpus=10, image="", site={"default_image": "debian12"}),
     Case("", gpus=1, image="", runs_bare=True),
+    Case("", gpus=1, site={"gpus": True}),
     Case("", cpus=1 << 16, memory=1 << 22, disk=1 << 24),
 ]  # fmt: skip

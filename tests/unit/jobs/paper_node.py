@@ -105,6 +105,7 @@ class Node:
     folder: Path
     dialect: PaperDialect = field(default_factory=PaperDialect)
     keepers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    given: dict[str, list[str]] = field(default_factory=dict)  # devices of each job
 
     def __post_init__(self) -> None:
         self.node = self.folder / "node"
@@ -186,4 +187,12 @@ def make_node() -> Node:
 
 def paper_system(node: Node) -> SimpleNamespace:
     """Slurm, that talks as the node's dialect does."""
-    return SimpleNamespace(name="slurm", dialect=node.dialect, site=SITE, node_variable="SLURMD_NODENAME", untried="")
+    return SimpleNamespace(
+        name="slurm",
+        title="Slurm",
+        devices=lambda env: node.given,
+        dialect=node.dialect,
+        site=SITE,
+        node_variable="SLURMD_NODENAME",
+        untried="",
+    )

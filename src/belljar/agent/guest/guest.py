@@ -12,6 +12,7 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
+from belljar.agent.guest.devices import await_devices
 from belljar.agent.guest.growth import (
     TAKES_BLOCKS,
     abilities,
@@ -76,7 +77,7 @@ class Guest(Mounts):
         self.folders = 0
         self.calls |= {b"identify": self.identify, b"set_clock": self.set_clock}
         self.errands: dict[bytes, Callable[[Words], LongCall]] = {
-            b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
+            b"await_devices": await_devices, b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
         }  # fmt: skip
 
     def prepare(self) -> None:

@@ -31,7 +31,7 @@ from belljar.model import MIB
 
 HOLD = 25  # our subcode of the hold
 GPU = "((RequestGPUs ?: 0) > 0)"
-KIND = f"(JobUniverse == 5 && !(WantContainer ?: false) && !(WantDocker ?: false) && !{GPU})"
+KIND = "(JobUniverse == 5 && !(WantContainer ?: false) && !(WantDocker ?: false){})"
 OTHER_KIND = f"""ifThenElse({GPU}, "belljar: a machine has no GPU: leave out request_gpus, or run the job without a machine",
  "belljar: only a job of the vanilla universe, without a container, runs in a machine")""".replace("\n", "")
 
@@ -47,7 +47,10 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
             f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES}){_or_pulled(IMAGE, settings)}",
             f"strcat({unknown}, {POOL_IMAGES})",
         ),
-        "BelljarKind": (f"({IMAGE} is undefined && {no_machine}) || {KIND}", OTHER_KIND),
+        "BelljarKind": (
+            f"({IMAGE} is undefined && {no_machine}) || {KIND.format('' if settings.gpus else f' && !{GPU}')}",
+            OTHER_KIND,
+        ),
         "BelljarCheckpoint": (
             f"{CHECKPOINT} is undefined || {_checkpoint_allowed(settings)}",
             string(

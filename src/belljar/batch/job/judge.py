@@ -80,7 +80,7 @@ def uncheckpointed(asked: str, allowed: str) -> "tuple[str, str]":
 
 def excess(sizes: "Mapping[str, int | None]", site: "Mapping[str, int]") -> "Iterator[str]":
     """What is wrong with a job's cpus, memory, disk (bytes; None or 0: not told) and gpus by the site's limits."""
-    if sizes.get("gpus"):
+    if sizes.get("gpus") and not site["gpus"]:
         yield "a machine has no GPU: ask for none, or run the job without a machine"
     for name, what, unit in (("cpus", "cpus", 1), ("memory", "MiB of memory", MIB), ("disk", "MiB of disk", MIB)):
         size, most = sizes.get(name) or 0, site["max_" + name]

@@ -109,7 +109,7 @@ def may_be_own(asker: Asker, settings: Settings) -> bool:
 
 
 def check_limits(cpus: int | None, memory: int | None, disk: int | None, settings: Settings, gpus: int = 0) -> None:
-    """Raises OverLimit for more than the site gives, for a GPU, and for less memory than a machine needs."""
+    """Raises OverLimit for more than the site gives, for GPUs where it gives none, and for less memory than a machine needs."""
     wrong = next(judge.excess({"cpus": cpus, "memory": memory, "disk": disk, "gpus": gpus}, _limits(settings)), "")
     if wrong:
         raise OverLimit(wrong, hint="Ask for another size, or ask your site.")
@@ -156,7 +156,7 @@ def _offered(asker: Asker, settings: Settings) -> list[str]:
 
 def _limits(settings: Settings) -> dict[str, int]:
     most = {"max_cpus": settings.max_cpus, "max_memory": settings.max_memory, "max_disk": settings.max_disk}
-    return {**most, "least_memory": smallest_limit(settings)}
+    return {**most, "least_memory": smallest_limit(settings), "gpus": int(settings.gpus)}
 
 
 def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int, *, data: int = -1) -> int:

@@ -301,7 +301,7 @@ local function is_for_a_machine(job, script, what)
          bait and ("; in partition " .. bait .. " a script has a node of its own, where srun works") or "")
    end
    for _, name in ipairs({ "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }) do
-      if (job[name] or ""):find("gpu", 1, true) then
+      if site.gpus == 0 and (job[name] or ""):find("gpu", 1, true) then
          return refuse("%s: a machine has no GPU; ask for none, or run the job without a machine", what)
       end
    end

@@ -58,6 +58,7 @@ def build(args: Args, settings: Settings, container: Container | None = None) ->
         settings, _work(args, account_of(args.user, container), container),
         image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
         network=network, network_name=network_name, allow=tuple(args.allow), secrets=tuple(args.secret), shares=folders,
+        devices=tuple(args.devices),
         ports=tuple(map(port_of, args.publish)), start=Start(args.start) if args.start else None,
         pin=Pin(args.pin) if args.pin else None, topology=Topology(args.topology) if args.topology else None,
         pages=Pages(args.pages) if args.pages else None, context=Context(args.context) if args.context else None, scratch=args.scratch, cache=args.cache, name=args.name,

@@ -53,6 +53,10 @@ class LibvirtHypervisor(QemuHost):
             raise UsageError(
                 "--pages 2M, 1G: not with machines by libvirt", hint="Ask for `--pages thp`, or `default`."
             )
+        if spec.devices:
+            raise UsageError(
+                "--device: not with machines by libvirt", hint='Let the site set `machine.hypervisor = "qemu"`.'
+            )
         if spec.nic is not None and spec.nic.mode is not NetworkMode.USER:
             raise UsageError(
                 f"--network {spec.nic.mode.value}: by libvirt there is `none` and an open `user`", hint=LACKS

@@ -13,7 +13,18 @@ from itertools import pairwise
 from pathlib import Path
 
 from belljar.hints import Any
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Layout, Nic, Node, SharedFolder, guest_uuid
+from belljar.hypervisor import (
+    Accelerator,
+    Boot,
+    DomainSpec,
+    Frame,
+    Layout,
+    Nic,
+    Node,
+    SharedFolder,
+    device_port,
+    guest_uuid,
+)
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
 from belljar.model import MIB, MachineId, NetworkMode, ShareKind
@@ -32,6 +43,7 @@ FUNCTIONS = 8
 SLOTS = 8  # for memory that is plugged in
 TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
 CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
+WINDOWS = ("mem-reserve", "pref64-reserve")  # of a port: firmware keeps 2 MiB by itself
 WRITTEN: dict[str, Any] = {"cache": {"no-flush": True}}  # what a machine writes is gone with it: no flush is needed
 READ: dict[str, Any] = {"read-only": True}
 NO_WRITES: dict[str, Any] = {"readonly": True, "rom": "off"}
@@ -58,6 +70,7 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *disk(launch),
         *(network_card(spec.nic, launch) if spec.nic else []),
         *shared_folders(launch),
+        *host_devices(launch),
         *(seed_disc(launch.seed) if spec.seed else []),
         *further_disks(launch),
         *(device_state(launch, abilities) if launch.incoming >= 0 else []),
@@ -78,10 +91,11 @@ def hardware_now(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
 
 
 def nobodys(spec: DomainSpec) -> DomainSpec:
-    """The machine without a name, and without a place."""
+    """The machine without a name, and without a place on any host."""
     return replace(
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
         shares=tuple(replace(share, source="", readonly=False) for share in spec.shares),
+        devices=tuple(replace(device, address="") for device in spec.devices),
     )  # fmt: skip
 
 
@@ -348,6 +362,27 @@ def served_devices(spec: DomainSpec) -> list[dict[str, Any]]:
         {"driver": "vhost-user-fs-pci", "tag": share.tag, "queue-size": 1024, "chardev": f"folder{number}", "bus": f"port{number}"}
         for number, share in enumerate(spec.served)
     ]  # fmt: skip
+
+
+def host_devices(launch: Launch) -> list[str]:
+    """A port for each, which a template has free; a clone's device is plugged into it when the device state is loaded. Windows of a
+    bus are powers of two."""
+    words: list[str] = []
+    for number, device in enumerate(launch.spec.devices):
+        place = device_port(number).removeprefix("0000:00:") + (",multifunction=on" if number % FUNCTIONS == 0 else "")
+        sizes = zip(WINDOWS, device.windows, strict=True)
+        kept = "".join(f",{name}={1 << (size - 1).bit_length()}" for name, size in sizes if size > MIB)
+        words += ["-device", f"pcie-root-port,id=given{number},chassis={number + 64},io-reserve=0{kept},addr={place}"]
+    for given in vfio_devices(launch.spec) if launch.incoming < 0 and not launch.is_draft else ():
+        words += ["-device", ",".join((given.pop("driver"), *(f"{key}={value}" for key, value in given.items())))]
+    return words
+
+
+def vfio_devices(spec: DomainSpec) -> list[dict[str, str]]:
+    """Those devices, as QMP's `device_add` takes them. A mediated one has a UUID."""
+    mediated, bus = "/sys/bus/mdev/devices/", "given{}".format
+    places = [{"host": it.address} if ":" in it.address else {"sysfsdev": mediated + it.address} for it in spec.devices]
+    return [{"driver": "vfio-pci", **place, "id": f"host{n}", "bus": bus(n)} for n, place in enumerate(places)]
 
 
 def by_9p(share: SharedFolder) -> list[str]:

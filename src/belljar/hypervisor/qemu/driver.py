@@ -92,7 +92,9 @@ class QemuHypervisor(QemuHost):
             domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
         if launch.incoming >= 0 and not launch.is_draft:
             grow = None
-            if not launch.is_grown and (spec.served or spec.growth):  # most clones get nothing beyond their template
+            if not launch.is_grown and (
+                spec.served or spec.devices or spec.growth
+            ):  # most clones get nothing beyond their template
                 from belljar.hypervisor.qemu.template.plugging import commands
 
                 grow = partial(commands, spec)

@@ -68,16 +68,21 @@ def log(system: str, act: str, text: str, verbose: bool) -> None:
 
 
 def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtime: Runtime) -> None:
-    """The user's own folder below `paths.node`, where that is set."""
-    node = runtime.settings.paths.node
-    if node is None:
+    """The user's own folder below `paths.node`, where that is set; and the devices that the job was given, where the site has any."""
+    node, system = runtime.settings.paths.node, batch.load(dialect.name)
+    if node is None and not runtime.devices:
         return
-    _, name = dialect.epilog(env, words)
+    id, name = dialect.epilog(env, words)
     user = user_of(name)
-    if user.uid != 0:
+    if node is not None and user.uid != 0:
         from belljar.jobs.node import make_folder
 
         make_folder(runtime, user)
+    if runtime.devices and (given := system.devices(env)):
+        from belljar.jobs.devices import bindings, of_job
+
+        addresses = of_job(given, runtime.devices, system.title)
+        bindings(runtime).bind(addresses, (user.uid, user.gid), f"{dialect.name}:{id}", runtime.devices)
 
 
 # -- after the job -------------------------------------------------------------------------------------------------------
@@ -94,6 +99,12 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtim
     what = f"end the machines of {job}"
     is_killed = KILLED in words
     report = asked_as(runtime, user, lambda theirs: finish(theirs, job, is_killed), timeout=USER_TIMEOUT, what=what)
+    from belljar.jobs import devices
+
+    try:
+        devices.bindings(runtime).release(job=job)
+    except BelljarError as exc:  # the reaper tries again
+        log(dialect.name, "epilog", f"{job}: {exc.message}", runtime.verbose)
     raw = report if isinstance(report, dict) else {}
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:

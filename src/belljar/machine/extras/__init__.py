@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from belljar.host.guard.egress import Place
     from belljar.host.guard.traffic import Call
     from belljar.host.guard.vault import Vault
+    from belljar.host.pci import Device
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Equipment:
     """What was made for a machine, for those who start it."""
 
     disks: tuple[ExtraDisk, ...] = ()
+    devices: tuple[Device, ...] = ()  # of this host
     outlasts: bool = False  # a disk of it outlives the machine, so QEMU is given time to write all of it
     joined: Joined | None = None  # its network
     answers: tuple[Place, ...] = ()  # places of a user network that its supervisor answers, and how

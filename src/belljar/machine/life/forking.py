@@ -48,6 +48,7 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
         (not is_running, f"it is {life.state.value}, not running", "Wait until it runs (`belljar ps`)."),
         (running.guest is None, "it has no agent of belljar's", "Give its machine one with `--ready agent`."),
         (machine.shares, "it has shared folders, which stay its own", COPY),
+        (machine.devices, "it has devices of this host, which stay its own", AGAIN),
         (uncloned, uncloned, "Start it with `--topology flat --pages default`."),
         (running.checkpoint, "it goes on from a checkpoint", "Fork a machine that was started anew."),
         (names, f"it has further disks ({names}), which are not copied", COPY),

@@ -308,6 +308,10 @@ def extras_of(
     payload = work.payload if isinstance(work, RunPayload) else None
     if machine.shares:
         yield Shares(machine)
+    if machine.devices:
+        from belljar.machine.extras.devices import Devices
+
+        yield Devices(machine.devices, rules)
     has_transfers = payload is not None and bool(payload.inputs or payload.outputs)
     if checkpoint is not None:
         from belljar.machine.checkpoints.restoring import RestoredDisks

@@ -221,7 +221,7 @@ class Planner:
         accelerator, why = await in_thread(lambda: services.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         spec, link = self._domain(boot, accelerator, has_seed=context.seed is not None)
-        if spec.warm:
+        if spec.warm or spec.devices:
             await in_thread(lambda: services.hypervisor.check(spec))
         return Plan(spec, link, context)
 
@@ -244,7 +244,7 @@ class Planner:
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
             owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
-            disks=equipment.disks, uplink=uplink, seed=life.folder / SEED if has_seed else None,
+            disks=equipment.disks, devices=equipment.devices, uplink=uplink, seed=life.folder / SEED if has_seed else None,
         )  # fmt: skip
         return spec, link
 
@@ -270,6 +270,6 @@ def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
         user = request.work.account
         if user is not None and user.uid != 0:
             return user.uid, user.gid
-        if request.machine.shares:
+        if request.machine.shares or request.machine.devices:
             return 0, 0
     return account(setting)

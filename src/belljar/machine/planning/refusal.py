@@ -58,6 +58,7 @@ def cannot_be_frozen(request: Request, hypervisor: Hypervisor) -> str:
         "it has a terminal": isinstance(work, RunPayload) and work.payload.terminal,
         "it shares folders of this host (copy them with --in and --out)": machine.shares,
         "it has a cache disk, which other machines change": machine.cache is not None,
+        "it has devices of this host": machine.devices,
         "others reach it by its network": machine.network not in (NetworkMode.NONE, NetworkMode.USER),
         "its memory is in reserved pages": machine.pages.size,
         "its guest sees the processors of this host": machine.topology is Topology.HOST,

@@ -17,6 +17,8 @@ BY_9P = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/j
 MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
 
 COMPLAINTS: tuple[tuple[str, type[errors.BelljarError], str | None], ...] = (
+    (r"vfio.*(busy|in use)", errors.DeviceBusy, None),
+    (r"vfio|VFIO", errors.HostError, "`belljar device check` says what is in the way."),
     (r"jit buffer|dynamic translator buffer|Unable to allocate|loading shared libraries.*(failed to map|cannot allocate)",
      errors.NoMemory, MORE_ADDRESSES),
     (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", errors.NoMemory, None),

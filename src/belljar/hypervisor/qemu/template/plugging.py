@@ -10,7 +10,7 @@ from belljar.errors import PlugRefused
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Frame
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS, pieces, served_devices
+from belljar.hypervisor.qemu.cmdline import SLOTS, pieces, served_devices, vfio_devices
 from belljar.hypervisor.qemu.domain import RESIZE, Command
 
 MOST_CPUS = 255  # more take an interrupt remapper
@@ -45,7 +45,8 @@ def commands(spec: DomainSpec, slots: Any) -> list[Command]:
         kind = {"qom-type": "memory-backend-memfd", "share": True} if folders else {"qom-type": "memory-backend-ram"}
         plugged.append(("object-add", {**kind, "id": f"more{number}", "size": size}))
         plugged.append(("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": f"more{number}"}))
-    plugged += [("device_add", device) for device in (*processors(spec.cpus - booted.cpus, slots), *folders)]
+    devices = (*processors(spec.cpus - booted.cpus, slots), *folders, *vfio_devices(spec))
+    plugged += [("device_add", device) for device in devices]
     if spec.disk_size > booted.disk_size:
         plugged.append((RESIZE, {"node-name": DISK, "size": spec.disk_size}))
     return plugged
