@@ -69,13 +69,13 @@ sys.path[:] = {sys.path!r}
 from pathlib import Path
 from belljar.assembly import Runtime
 from belljar.host.caller import caller
-from belljar.host.pci import Device
+from belljar.hypervisor import HostDevice
 from belljar.jobs.attend import build_template
 from belljar.jobs.starting import make_request
 from belljar.machine import supervisor
 from belljar.machine.extras import Equipment
 from belljar.model import Payload, RunPayload
-card = Device("", Path(), "function", "1b36", "0010", "0108", "vfio-pci", "1", -1, ("flr",), (1 << 14, 0))
+card = HostDevice("", (1 << 14, 0))
 supervisor.Equipment = lambda: Equipment(devices=(card,))
 runtime = Runtime()
 request = make_request(runtime.settings, RunPayload(Payload((), caller())), image="debian12", devices=("nvme:1",))

@@ -24,7 +24,6 @@ from belljar.records import dataclass, field, replace
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
     from belljar.host.guard.traffic import Call, Refusal
-    from belljar.host.pci import Device
 
 
 NOBODY = (65534, 65534)
@@ -144,6 +143,14 @@ class Node:
 
 
 @dataclass(frozen=True)
+class HostDevice:
+    """A device of this host that a guest has by VFIO."""
+
+    address: str  # 0000:41:00.0; of a mediated device its UUID; "": a template keeps its place free
+    windows: tuple[int, int]  # bytes of address space: below 4 GiB, and prefetchable
+
+
+@dataclass(frozen=True)
 class Layout:
     """What a guest sees of this host's processors."""
 
@@ -177,7 +184,7 @@ class DomainSpec:
     uplink: Nic | None = None  # the card with which a warm image is prepared, in whose place its clones have theirs
     layout: Layout | None = None  # of a cold boot; None: one socket
     pages: int = 0  # bytes of a reserved large page, of which the memory of a cold boot consists; 0: of others
-    devices: tuple[Device, ...] = ()  # of this host; the address space that each takes is part of the hardware
+    devices: tuple[HostDevice, ...] = ()  # of this host; the address space that each takes is part of the hardware
     fork: str = ""  # by which the fork is known that it is cloned from: its guest, as that stood, has all it is to have
 
     @cached_property

@@ -11,8 +11,7 @@ from tests.unit.hypervisor.test_cmdline import COLD, LAUNCH, QEMU, devices, word
 from tests.unit.hypervisor.test_plugging import SPEC
 
 from belljar.errors import DeviceBusy, HostError, UsageError
-from belljar.host.pci import FUNCTION, Device
-from belljar.hypervisor import MOST_DEVICES, LibvirtSettings, Settings, device_port
+from belljar.hypervisor import MOST_DEVICES, HostDevice, LibvirtSettings, Settings, device_port
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 from belljar.hypervisor.qemu.cmdline import hardware
 from belljar.hypervisor.qemu.process.complaints import explain
@@ -22,9 +21,9 @@ from belljar.machine.planning.boot_plan import qemu_owner
 from belljar.model import Account, MachineSpec, Payload, Request, RunPayload
 
 
-def device(address: str, *windows: int) -> Device:
+def device(address: str, *windows: int) -> HostDevice:
     below, prefetched = windows
-    return Device(address, Path(), FUNCTION, "10de", "2330", "0302", "vfio-pci", "1", 0, ("flr",), (below, prefetched))
+    return HostDevice(address, (below, prefetched))
 
 
 GPU = device("0000:41:00.0", 16 << 20, (128 << 30) + (32 << 20))

@@ -19,7 +19,8 @@ from belljar.findings import Finding, Grade
 from belljar.host.locks import try_lock
 from belljar.host.pci import REQUIRED, DeviceClass
 from belljar.host.vfio import Bindings
-from belljar.jobs import devices, hooks, reap, wrap
+from belljar.jobs import devices, reap, wrap
+from belljar.jobs.batch import hooks
 from belljar.jobs.devices import findings, of_job, rows
 from belljar.model import dumps
 from belljar.records import replace

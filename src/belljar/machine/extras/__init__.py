@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
-from belljar.hypervisor import ExtraDisk
+from belljar.hypervisor import ExtraDisk, HostDevice
 from belljar.machine.life.life import Lifecycle
 from belljar.model import MachineSpec, Payload, Share
 from belljar.network import Joined
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from belljar.host.guard.egress import Place
     from belljar.host.guard.traffic import Call
     from belljar.host.guard.vault import Vault
-    from belljar.host.pci import Device
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Equipment:
     """What was made for a machine, for those who start it."""
 
     disks: tuple[ExtraDisk, ...] = ()
-    devices: tuple[Device, ...] = ()  # of this host
+    devices: tuple[HostDevice, ...] = ()  # of this host
     outlasts: bool = False  # a disk of it outlives the machine, so QEMU is given time to write all of it
     joined: Joined | None = None  # its network
     answers: tuple[Place, ...] = ()  # places of a user network that its supervisor answers, and how

@@ -15,7 +15,7 @@ from belljar.host.locks import try_lock
 from belljar.host.pci import Device, DeviceClass, read
 from belljar.host.threads import in_thread
 from belljar.host.vfio import CHECK, LIST, obstacle, of_site, open_group
-from belljar.hypervisor import MOST_DEVICES, device_port
+from belljar.hypervisor import MOST_DEVICES, HostDevice, device_port
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.services import Rules
@@ -41,7 +41,7 @@ class Devices(Extra):
         self._life = life
         lock_memory(life.request.machine.memory)
         await in_thread(self._take, undo=lambda _: self.release())
-        return replace(there, devices=(*self._devices,))
+        return replace(there, devices=tuple(HostDevice(it.address, it.windows) for it in self._devices))
 
     def _take(self) -> None:
         site, self._known = self._rules.devices(), read(self._rules.root)
