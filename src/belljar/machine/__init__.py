@@ -39,7 +39,7 @@ class Settings:
     network: NetworkMode = setting(NetworkMode.NONE, "network of a machine that asks for none: none or user")
     start: Start = setting(Start.AUTO, "auto: clone a template where that is possible; clone and cold insist")
     pin: Pin = setting(Pin.AUTO,
-        "auto: virtual cpus run one to one on the cpus that a batch job has to itself; cpus: on those this process may use, or not at all; none")  # fmt: skip
+        "auto: each virtual cpu on one that a batch job has to itself; cpus: on one that this process may use, or not at all")  # fmt: skip
     topology: Topology = setting(Topology.AUTO,
         "a guest sees sockets, siblings and NUMA nodes of the cpus it is pinned to, and boots cold; auto: where they are on several nodes; host; flat: never")  # fmt: skip
     pages: Pages = setting(Pages.DEFAULT,

@@ -215,7 +215,7 @@ def port(args: Args, runtime: Runtime) -> None:
 
 
 EXEC = f"""
-        --user NAME|UID[:GID] | the command's user in the guest (default: the job's)
+        --user NAME|UID[:GID] | the user in the guest (default: the job's)
         -e --env K=V * | set a variable; K alone passes on yours
         -n --no-input | read no input: for shell loops that read from standard input
         --inherit-env | pass on your whole environment
@@ -249,7 +249,7 @@ VERBS = {
         "Copy a file or folder into or out of a running machine: SRC or DST is ID:PATH, the other one a path on this host.",
         cp,
         """
-        --user NAME|UID[:GID] | the user who reads and writes in the guest (default: the job's)
+        --user NAME|UID[:GID] | the user in the guest (default: the job's)
         SRC @source | PATH on this host, or ID:PATH in the machine
         DST @target | ID:PATH in the machine, or PATH on this host""",
     ),

@@ -136,32 +136,32 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
 
 OPTIONS = f"""
 [the machine]
---image NAME | an image's name or digest; or an http(s) address or absolute path, imported first, and again when it
-| has changed; or a container image (docker://HOST/NAME, oci:DIR, docker-archive:FILE, sif:FILE, dir:PATH)
+--image NAME | an image's name or digest; an http(s) address or absolute path, imported first, and again after a
+| change; a container image (docker://HOST/NAME, oci:DIR, docker-archive:FILE, sif:FILE, dir:PATH)
 -c --cpus N | virtual processors
 -m --memory SIZE | memory, such as 512M or 4G
 --disk SIZE | size of its disk, not less than the image's
 --scratch SIZE | an empty disk of this size at /scratch; $TMPDIR points to it
 --cache SIZE | a disk labelled belljar-cache, which a later machine gets again (only without a command)
 --network NETWORK | none; user: outgoing connections through the host; bridge[:NAME]: a card on a bridge of the host;
-| isolated:GROUP: a private network with your other machines of that group
---publish [[ADDR:]HOST:]GUEST * | carry connections from port HOST of this host (0: a free one) to port GUEST in the
-| machine; default ADDR: 127.0.0.1
---allow HOST * | what it may reach, and nothing else: NAME, *.NAME, ADDRESS[/PREFIX], each with or without :PORT; or none
+| isolated:GROUP: a private network of your machines of that group
+--publish [[ADDR:]HOST:]GUEST * | carry connections from port HOST of this host (0: a free one; ADDR: 127.0.0.1) to
+| port GUEST of the machine
+--allow HOST * | all that it may reach: NAME, *.NAME, ADDRESS[/PREFIX], each with or without :PORT; or none
 --secret NAME=SOURCE,host=HOST * | $NAME is a placeholder in the guest; what it sends to HOST by HTTPS has the value, of SOURCE:
 | env:VAR or file:PATH
 --device pci:ADDRESS|CLASS:COUNT * @devices | a PCI device of the host for itself, or so many of a class (`belljar device list`)
 --share SRC[:DST][:ro|rw] * | a folder of the host (default: read-only, same path); virtiofs:SRC...: by virtiofs
 | instead of 9p
 --start {{{",".join(one.value for one in Start)}}} | clone: a copy of a booted guest; cold: boot; auto: clone if possible
---pin {{{",".join(one.value for one in Pin)}}} | cpus: each virtual processor runs on one of the host's that you may use, or nothing starts;
-| auto: where a batch job has its own
---topology {{{",".join(one.value for one in Topology)}}} | host: the guest sees sockets, siblings and NUMA nodes of those, and boots cold; auto: where they
-| are on several NUMA nodes
+--pin {{{",".join(one.value for one in Pin)}}} | cpus: each virtual processor on one of the host's, or nothing starts; auto: where a batch job
+| has its own
+--topology {{{",".join(one.value for one in Topology)}}} | host: the guest sees sockets, siblings and NUMA nodes, and boots cold; auto: on several
+| NUMA nodes
 --pages {{{",".join(one.value for one in Pages)}}} | memory in large pages, and a cold boot: thp, by the kernel; 2M or 1G, reserved by the site
 --context {{{",".join(one.value for one in Context)}}} | how belljar's agent gets into the guest (default: as the image can)
--d --detach | print the machine's ID and return; the machine goes on. It reads standard input only from a file;
-| `belljar logs --stdout` shows its output
+-d --detach | print the machine's ID and return; it goes on, and reads standard input only from a file
+| (`belljar logs --stdout`)
 --label K=V * | a note of yours, kept with the machine's records
 --restore DIR | go on with the machine that `belljar checkpoint` wrote to this folder
 --name NAME = | a name, which can be used as an ID
