@@ -111,7 +111,7 @@ async def test_who_is_content_with_fewer_machines_waits_for_no_more(tmp_path: Pa
             else:
                 await house.until(lambda run=run: run.machines.living)
                 house.desk.terminate(ME, [next(iter(run.machines.living))])
-                with pytest.raises(HostError, match="terminated"):
+                with pytest.raises(HostError, match="UserInitiatedShutdown"):
                     await asyncio.wait_for(until_running(), 20)
             house.desk.release(ME, id)
             await house.until(lambda lease=lease: not lease().is_live)
