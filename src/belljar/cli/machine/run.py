@@ -145,7 +145,7 @@ OPTIONS = f"""
 --cache SIZE | a disk labelled belljar-cache, which a later machine gets again (only without a command)
 --network NETWORK | none; user: outgoing connections through the host; bridge[:NAME]: a card on a bridge of the host;
 | isolated:GROUP: a private network of your machines of that group
---publish [[ADDR:]HOST:]GUEST * | carry connections from port HOST of this host (0: a free one; ADDR: 127.0.0.1) to
+--publish [[ADDR:]HOST:]GUEST * | carry connections from port HOST of this host (0: a free one; default ADDR: 127.0.0.1) to
 | port GUEST of the machine
 --allow HOST * | all that it may reach: NAME, *.NAME, ADDRESS[/PREFIX], each with or without :PORT; or none
 --secret NAME=SOURCE,host=HOST * | $NAME is a placeholder in the guest; what it sends to HOST by HTTPS has the value, of SOURCE:
