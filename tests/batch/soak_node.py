@@ -32,6 +32,7 @@ from belljar.batch.job.terms import Ending, Surroundings
 from belljar.errors import ImageCorrupt
 from belljar.host.privileges import user_of
 from belljar.jobs import wrap
+from belljar.jobs.batch import ending
 from belljar.jobs.batch import hooks as batch_hooks
 from belljar.jobs.node import Known, runner
 
@@ -145,7 +146,7 @@ class Node:
         self._here: Surroundings
         # The borders of a process: what it was given, its death.
         patch.setattr(wrap, "surroundings", lambda words: self._here)
-        patch.setattr(wrap, "end", self._end)
+        patch.setattr(ending, "end", self._end)
 
     def _end(self, ending: Ending) -> int:
         self._endings.append(ending)

@@ -14,6 +14,7 @@ RECORDED = [
     ("gridengine", {"JOB_ID": "7", "SGE_HGR_gpu": "1 2", "SGE_HGR_IB": "mlx5_3", "SGE_HGR_port": ""}, {"gpu": ["1", "2"], "ib": ["mlx5_3"]}),
     ("gridengine", {"JOB_ID": "7", "SGE_ROOT": "/opt/sge"}, {}),
     ("htcondor", {"_CONDOR_AssignedGPUs": "CUDA0,CUDA1", "CUDA_VISIBLE_DEVICES": "0,1"}, {"gpu": ["0", "1"]}),
+    ("htcondor", {"_CONDOR_AssignedGPUs": "10000"}, {}),  # as a real starter has it for a job without one
     ("htcondor", {"_CONDOR_AssignedGPUs": "GPU-c4a646d7, GPU-6a96bd13"}, {"gpu": ["GPU-c4a646d7", "GPU-6a96bd13"]}),
     ("htcondor", {"_CONDOR_JOB_AD": "/x/.job.ad"}, {}),
     ("openpbs", {"PBS_JOBID": "7.s", "CUDA_VISIBLE_DEVICES": "GPU-8dcd4e1a-b6b5"}, {"gpu": ["GPU-8dcd4e1a-b6b5"]}),
