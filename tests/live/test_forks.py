@@ -13,7 +13,7 @@ from tests.live.conftest import STORE, Belljar
 
 from belljar.journal import read
 
-COUNTS = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; echo $i; sleep 0.05; done"
+COUNTS = "i=0; while :; do i=$((i+1)); echo $i > /tmp/next; mv /tmp/next /tmp/count; echo $i; sleep 0.05; done"
 SEEN = "first=$(cat /tmp/count); sleep 0.5; echo $first $(cat /tmp/count) $(uname -n) $(cat /etc/machine-id) $(cat /tmp/marker)"
 STEPS = ("fork-begun", "fork-moving", "fork-split", "fork-moved", "fork-made")
 
