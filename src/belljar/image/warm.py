@@ -56,21 +56,12 @@ def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
         hint = f"Do all of it in one image, from {base.recipe.base_name}: `belljar image show` has the recipe."
         raise BadOption(f"image {base.called} is warm already", hint=hint)
     with store.hold(base, "warm"), intake.draft(store, "warm") as folder, no_space_as_error(folder):
-        for part, path in ((manifest.DISK, base.disk), (manifest.KERNEL, base.kernel), (manifest.INITRD, base.initrd)):
-            if path is not None:
-                _same_file(path, folder / part, is_ours=base.store == store.folder)
+        intake.borrow(store, base, (manifest.DISK, manifest.KERNEL, manifest.INITRD), folder)
         recipe = replace(recipe, payload=replace(recipe.payload, inputs=_pack(recipe, folder / manifest.INPUTS)))
         facts: dict[str, Any] = {key: fact for key, fact in base.facts.items() if key not in OF_THE_BASE}
         facts["warm"] = written(recipe)
         what = manifest.Facts(f"warm {base.called}", base.append, time.time(), base.os, base.virtual_size, facts)
         return store.publish(folder, what, None)
-
-
-def _same_file(path: Path, target: Path, *, is_ours: bool) -> None:
-    """Another name of the file, where it is in the same store; else a copy, which takes no room where the file system has reflinks."""
-    if is_ours:
-        return os.link(path, target)
-    commands.run(["cp", "--reflink=auto", "--", str(path), str(target)], timeout=COPYING, bound=True)
 
 
 def _pack(recipe: Recipe, archive: Path) -> tuple[Any, ...]:

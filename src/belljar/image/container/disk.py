@@ -17,7 +17,7 @@ from belljar.errors import BelljarError, ImageTooLarge, ImageUnfit
 from belljar.host.files import free_bytes
 from belljar.image import USUAL, Image
 from belljar.image.build.debian import usual
-from belljar.image.container import layout, sources
+from belljar.image.container import IMAGE, malformed, sources
 from belljar.image.container.sources import Fetched
 from belljar.image.intake import fetch, intake, sandbox
 from belljar.image.intake.survey import RELEASES, pretty_name
@@ -53,7 +53,7 @@ def bring(store: Store, source: str, name: str) -> Image:
         with intake.draft(store, name) as folder:
             work = folder / "work"
             work.mkdir(mode=0o700)  # programs with the rights of others are in it for a while
-            fetched = sources.fetch(source, work / "layout", store.settings, progress)
+            fetched = sources.fetch(source, work, store.settings, progress)
             if image := stored(store, fetched.manifest):
                 image = store.tag(image, name)
             else:
@@ -67,27 +67,24 @@ def bring(store: Store, source: str, name: str) -> Image:
 def stored(store: Store, digest: str) -> Image | None:
     """The image of this manifest with the present kernel, where it is in the store and good."""
     facts = {"manifest": digest, "kernel_of": _kernel_image(store).digest}
-    ours = (image for image in store.images() if image.store == store.folder and facts.items() <= image.facts.items())
-    return next((image for image in ours if not store.complaint(image)), None)
+    fits = (image for image in store.own_images() if facts.items() <= image.facts.items())
+    return next((image for image in fits if not store.complaint(image)), None)
 
 
 def _take(
     store: Store, folder: Path, source: str, name: str, fetched: Fetched, kernel: Image, progress: Progress
 ) -> Image:
     work, raw = folder / "work", folder / intake.RAW
-    layout.add(work / "layout", _modules(store, kernel, progress))
-    size = _write_disk(work, raw, source, store.settings.max_size, progress)
+    modules = _modules(store, kernel, progress)
+    size = _write_disk(work, raw, source, modules, store.settings.max_size, progress)
     progress.step("Writing the disk")
     sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + intake.SPARE)
     container = _container(raw, source, fetched.config)
     os_name = next(filter(None, (pretty_name(_read(raw, path)) for path in RELEASES)), "")
     raw.unlink()
     sandbox.remove(work)
-    ours = (image for image in store.images() if image.store == store.folder)
-    twin = next((image for image in ours if image.facts.get("kernel_of") == kernel.digest), kernel)
-    assert twin.kernel and twin.initrd
-    for file, stored in ((manifest.KERNEL, twin.kernel), (manifest.INITRD, twin.initrd)):
-        _same_file(stored, folder / file)
+    twins = (image for image in store.own_images() if image.facts.get("kernel_of") == kernel.digest)
+    intake.borrow(store, next(twins, kernel), (manifest.KERNEL, manifest.INITRD), folder)
     facts = {name: kernel.facts[name] for name in KERNEL_FACTS if name in kernel.facts}
     facts |= {
         "init": "", "init_system": "", "cloud_init": False, "manifest": fetched.manifest, "layers": fetched.layers,
@@ -148,8 +145,8 @@ def _thin_out(folder: Path) -> None:
             path.unlink()
 
 
-def _write_disk(work: Path, raw: Path, source: str, largest: int, progress: Progress) -> int:
-    """Unpack the layers and write the file system. Returns its size. Raises ImageTooLarge, ImageCorrupt, NoSpace."""
+def _write_disk(work: Path, raw: Path, source: str, modules: Path, largest: int, progress: Progress) -> int:
+    """Unpack the layers, with the modules on top, and write the file system. Returns its size. Raises ImageTooLarge, ImageCorrupt, NoSpace."""
     progress.step("Unpacking its layers")
     start = free_bytes(work)
 
@@ -158,7 +155,8 @@ def _write_disk(work: Path, raw: Path, source: str, largest: int, progress: Prog
             raise ImageTooLarge(f"{source}: unpacks to more than {largest} bytes")
 
     with sources.refusals(source):
-        words = ["raw", "unpack", "--image", f"layout:{layout.NAME}", "tree"]
+        sources.add_layer(work, modules, largest)
+        words = ["raw", "unpack", "--image", IMAGE, "tree"]
         sandbox.run_in(work, ["umoci", *words], sandbox.CONVERSION, largest, with_owners=True, watch=watch)
         counts = [
             sandbox.run_in(work, ["du", "-s", how, "tree"], sandbox.CONVERSION, 1 << 20, with_owners=True)
@@ -176,53 +174,40 @@ def _write_disk(work: Path, raw: Path, source: str, largest: int, progress: Prog
     return size
 
 
-def _same_file(stored: Path, target: Path) -> None:
-    """One file of the store under one more name; a copy where it lies in another store."""
-    try:
-        os.link(stored, target)
-    except OSError:
-        target.write_bytes(stored.read_bytes())
-
-
 def _container(raw: Path, source: str, config: dict[str, Any]) -> Container:
     """How the image wants to be started. Raises ImageCorrupt, ImageUnfit."""
-    with layout.malformed(source):
+    with malformed(source):
         said = config.get("config") or {}
-        words = {key: tuple(map(str, said.get(key) or ())) for key in ("Entrypoint", "Cmd", "Env")}
-        env = tuple(
-            (name, value) for name, equals, value in (pair.partition("=") for pair in words["Env"]) if name and equals
-        )
-        account = _account(raw, source, str(said.get("User") or ""))
-        return Container(
-            words["Entrypoint"], words["Cmd"], env, os.path.join("/", str(said.get("WorkingDir") or "")), account
-        )
+        entrypoint, command, pairs = (tuple(map(str, said.get(key) or ())) for key in ("Entrypoint", "Cmd", "Env"))
+        env = ((name, value) for name, equals, value in (pair.partition("=") for pair in pairs) if name and equals)
+        cwd, account = os.path.join("/", str(said.get("WorkingDir") or "")), str(said.get("User") or "")
+        return Container(entrypoint, command, tuple(env), cwd, _account(raw, source, account))
 
 
-def _account(raw: Path, source: str, user: str) -> Account:
+def _account(raw: Path, source: str, asked: str) -> Account:
     """NAME|UID[:GROUP|GID] by the image's own lists. Raises ImageUnfit for a name that is not in them."""
-    name, _, group = user.partition(":")
-    users = [line.split(":") for line in _read(raw, "/etc/passwd").splitlines() if line.count(":") == 6]
-    groups = [line.split(":") for line in _read(raw, "/etc/group").splitlines() if line.count(":") == 3]
-    name = name or "0"
-    row = next((row for row in users if name in (row[0], row[2])), None)
-    if row is None:
-        if not name.isdecimal():
-            raise ImageUnfit(f"{source}: its user {name!r} is not in its /etc/passwd", hint=OTHER_USER)
-        row = ["root" if name == "0" else f"user{name}", "", name, "0", "", "/root" if name == "0" else "/", "/bin/sh"]
+    name, _, group = asked.partition(":")
+    name, is_root = name or "0", name in ("", "0")
+    unlisted = ["root" if is_root else f"user{name}", "", name, "0", "", "/root" if is_root else "/", "/bin/sh"]
+    user = next((row for row in _rows(raw, "/etc/passwd", len(unlisted)) if name in (row[0], row[2])), unlisted)
+    groups = [row for row in _rows(raw, "/etc/group", 4) if row[2].isdecimal()]
     if group:
-        found = next((each for each in groups if group in (each[0], each[2])), None)
-        if found is None and not group.isdecimal():
-            raise ImageUnfit(f"{source}: its group {group!r} is not in its /etc/group", hint=OTHER_USER)
-        row[3] = found[2] if found else group
-    names = {0: "root"} | {int(each[2]): each[0] for each in groups if each[2].isdecimal()}
-    uid, gid = int(row[2]), int(row[3])
-    if max(uid, gid) > LARGEST_ID:
-        raise ImageUnfit(f"{source}: no user can have the number {max(uid, gid)}", hint=OTHER_USER)
-    others = tuple(
-        (int(each[2]), each[0]) for each in groups
-        if not group and each[2].isdecimal() and int(each[2]) != gid and row[0] in each[3].split(",")
-    )  # fmt: skip
-    return Account(row[0], uid, gid, names.get(gid, f"group{gid}"), others, row[5] or "/", row[6] or "/bin/sh")
+        user[3] = next((row[2] for row in groups if group in (row[0], row[2])), group)
+    for what, number, file in (("user", user[2], "passwd"), ("group", user[3], "group")):
+        if not number.isdecimal():
+            raise ImageUnfit(f"{source}: its {what} {number!r} is not in its /etc/{file}", hint=OTHER_USER)
+        if int(number) > LARGEST_ID:
+            raise ImageUnfit(f"{source}: no {what} can have the number {number}", hint=OTHER_USER)
+    names, gid = {0: "root"} | {int(row[2]): row[0] for row in groups}, int(user[3])
+    others = [int(row[2]) for row in groups if not group and user[0] in row[3].split(",") and int(row[2]) != gid]
+    further = tuple((other, names[other]) for other in others)
+    return Account(
+        user[0], int(user[2]), gid, names.get(gid, f"group{gid}"), further, user[5] or "/", user[6] or "/bin/sh"
+    )
+
+
+def _rows(raw: Path, path: str, columns: int) -> list[list[str]]:
+    return [row for row in (line.split(":") for line in _read(raw, path).splitlines()) if len(row) == columns]
 
 
 def _read(raw: Path, path: str) -> str:

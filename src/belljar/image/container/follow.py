@@ -16,7 +16,7 @@ from belljar.image.store.store import Store
 def names(store: Store) -> dict[str, tuple[str, Image]]:
     """The names of this very store that follow a tag: which, and the image that it was when it was asked last."""
     followed = {}
-    for image in (image for image in store.images() if image.store == store.folder):
+    for image in store.own_images():
         for name, _, source in (str(origin).partition(" ") for origin in image.facts.get("origins", ())):
             if name in image.names and source.startswith("docker:") and not sources.DIGEST.search(source):
                 followed[name] = source, image

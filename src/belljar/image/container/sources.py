@@ -3,6 +3,7 @@ user's own standard files for logins (`skopeo login`, `docker login`), certifica
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -12,20 +13,20 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from belljar import errors
 from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
+from belljar.host.files import sha256_of
 from belljar.image import Settings
-from belljar.image.container import layout, trees, trust
-from belljar.image.container.layout import ARCHITECTURE, Json
+from belljar.image.container import ARCHITECTURE, FOREIGN, IMAGE, LAYOUT, malformed, trees, trust
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
 from belljar.records import dataclass
 
 STDIN = "docker-archive:-"
 LONGEST = 86400  # seconds for one image
-LARGEST_MANIFEST = 4 << 20
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 REFERENCE = re.compile(r"docker://[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}")
 Watch = Callable[[], None]
@@ -38,6 +39,7 @@ THEIRS = (
 LOGIN = "Log in with `skopeo login HOST`, or correct the name."
 # Words in skopeo's or umoci's last message -> what that is here.
 REFUSALS: tuple[tuple[tuple[str, ...], type[errors.BelljarError], str], ...] = (
+    (("no image found in",), errors.ImageUnfit, FOREIGN),
     (("no space left",), errors.NoSpace, errors.NoSpace.hint),
     (("file too large", "file size limit"), errors.ImageTooLarge, errors.ImageTooLarge.hint),
     (("did not match", "does not match", "digest mismatch"), errors.ImageMismatch, "Nothing was stored: what came is not what its digests say."),
@@ -53,7 +55,7 @@ class Fetched:
 
     manifest: str  # digest of its manifest, or of the list of manifests for several architectures, as the source has it
     layers: int
-    config: Json
+    config: dict[str, Any]
 
 
 def check(source: str) -> None:
@@ -100,52 +102,50 @@ def version(source: str, settings: Settings, folder: Path) -> str:
     return f"{file.st_size} {file.st_mtime_ns}"
 
 
-def fetch(source: str, target: Path, settings: Settings, progress: Progress) -> Fetched:
-    """Make the OCI layout *target* of an image. Raises ImageUnknown, ImageMismatch, ImageUnfit, ImageTooLarge, DownloadFailed, ..."""
-    folder, kind = target.parent, source.partition(":")[0]
+def fetch(source: str, folder: Path, settings: Settings, progress: Progress) -> Fetched:
+    """Make the layout in *folder* of an image. Raises ImageUnknown, ImageMismatch, ImageUnfit, ImageTooLarge, DownloadFailed, ..."""
+    kind = source.partition(":")[0]
     if kind in ("dir", "sif"):
         tar, config = trees.packed(source, folder, settings.max_size, progress)
-        layout.write(target, [tar], config)
-        manifest, config = layout.read(target)
-        return Fetched(manifest["layers"][0]["digest"], 1, config)
+        with refusals(source):
+            for words in (["init", "--layout", LAYOUT], ["new", "--image", IMAGE]):
+                sandbox.run_in(folder, ["umoci", *words], sandbox.UNPACKING, settings.max_size)
+            add_layer(folder, tar, settings.max_size)
+        return Fetched(f"sha256:{sha256_of(tar)}", 1, {"config": config})
     if source == STDIN:
         progress.step("Reading standard input")
         source = f"docker-archive:{_spooled(folder / 'stdin', settings.max_size)}"
-    top = _inspect(source, settings, folder)
-    digest, ours, exact = _digest(top), _for_us(source, top), source
+    digest, exact = _digest(_inspect(source, settings, folder)), source
     if kind == "docker":
         if (pinned := DIGEST.search(source)) and pinned[0][1:] != digest:
             raise errors.ImageMismatch(f"{source}: got the manifest {digest}")
-        trust.check(_name(source).removeprefix("docker://"), digest, settings, folder, _environment())
-        exact = f"{_name(source)}@{ours or digest}"
+        exact = f"{_name(source)}@{digest}"
+        trust.check(exact.removeprefix("docker://"), settings, folder, _environment())
     progress.step(f"Fetching {source}")
-    seconds = _longest(source, _inspect(exact, settings, folder) if ours and exact != source else top, settings)
-    _copy(exact, target, settings, progress, seconds)
-    manifest, config = layout.read(target)
-    layout.check(source, config)
-    return Fetched(digest, len(manifest["layers"]), config)
+    # skopeo checks each blob against its digest. umoci unpacks no zstd: such layers are packed anew.
+    words = ["copy", "--quiet", "--retry-times=2", "--dest-compress-format=gzip", exact, f"oci:{IMAGE}"]
+    _skopeo(words, source, folder, settings, LONGEST, _growth(source, folder / LAYOUT, settings, progress))
+    with malformed(source):
+        layers = json.loads(_inspect(f"oci:{IMAGE}", settings, folder))["layers"]
+        config = json.loads(_inspect(f"oci:{IMAGE}", settings, folder, "--config"))
+        if len(layers) != len(config["rootfs"]["diff_ids"]):
+            raise errors.ImageCorrupt(f"{source}: its configuration has another number of layers than its manifest")
+        system = f"{config.get('os', 'linux')} {config.get('architecture', ARCHITECTURE)}"
+    if system != f"linux {ARCHITECTURE}":
+        raise errors.ImageUnfit(f"{source}: is for {system}, not for linux {ARCHITECTURE}", hint=FOREIGN)
+    return Fetched(digest, len(layers), config)
 
 
-def _longest(source: str, manifest: bytes, settings: Settings) -> float:
-    """Seconds for all layers of a manifest, at 1 KiB a second: skopeo itself reads on for as long as a registry sends."""
-    with layout.malformed(source):
-        size = sum(max(int(layer["size"]), 0) for layer in layout.parsed(manifest, source).get("layers") or ())
-        return min(size / 1024 + 2 * settings.stall_timeout, LONGEST) if size else LONGEST
+def add_layer(folder: Path, tar: Path, largest: int) -> None:
+    """Put a plain tar file on top of the layers of the layout in *folder*."""
+    words = ["raw", "add-layer", "--no-history", "--image", IMAGE, str(tar)]
+    sandbox.run_in(folder, ["umoci", *words], sandbox.CONVERSION, largest)
 
 
-def _copy(source: str, target: Path, settings: Settings, progress: Progress, seconds: float) -> None:
-    """The image's blobs, each checked against its digest. umoci unpacks no zstd: such layers are packed anew."""
-    words = ["copy", "--quiet", "--retry-times=2", "--dest-compress-format=gzip", source, f"oci:{target}:{layout.NAME}"]
-    _skopeo(words, source, target.parent, settings, seconds, _growth(source, target, settings, progress))
-
-
-def _inspect(source: str, settings: Settings, folder: Path) -> bytes:
+def _inspect(source: str, settings: Settings, folder: Path, *options: str) -> bytes:
     """The bytes of its manifest, or of a list of manifests."""
-    words = ["inspect", "--raw", "--retry-times=2", source]
-    raw = _skopeo(words, source, folder, settings, settings.stall_timeout)
-    if len(raw) > LARGEST_MANIFEST:
-        raise errors.ImageCorrupt(f"{source}: a manifest of {len(raw)} bytes")
-    return raw
+    words = ["inspect", "--raw", "--retry-times=2", *options, source]
+    return _skopeo(words, source, folder, settings, settings.stall_timeout)
 
 
 def _skopeo(
@@ -217,20 +217,6 @@ def _name(source: str) -> str:
     """The reference without tag and digest."""
     head, slash, last = source.partition("@")[0].rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"
-
-
-def _for_us(source: str, raw: bytes) -> str:
-    """Of a list of manifests, the digest of the one for this architecture; "" of a manifest. Raises errors.ImageUnfit."""
-    top = layout.parsed(raw, source)
-    if "manifests" not in top:
-        return ""
-    with layout.malformed(source):
-        platforms = {entry["digest"]: entry.get("platform") or {} for entry in top["manifests"]}
-        for digest, platform in platforms.items():
-            if (platform.get("os"), platform.get("architecture")) == ("linux", ARCHITECTURE):
-                return str(digest)
-        kinds = sorted({str(platform.get("architecture")) for platform in platforms.values()} - {"unknown", "None"})
-    raise errors.ImageUnfit(f"{source}: is for {', '.join(kinds)}, not for {ARCHITECTURE}", hint=layout.FOREIGN)
 
 
 def _spooled(path: Path, largest: int) -> Path:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from belljar.errors import CommandFailed, CommandMissing, ImageCorrupt, ImageUnfit
 from belljar.host import commands
-from belljar.image.container.layout import FOREIGN, malformed
+from belljar.image.container import FOREIGN, malformed
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
 

@@ -39,14 +39,14 @@ def whole(place: str) -> str:
     return f"{host.lower()}/{rest}".replace("index.docker.io/", "docker.io/", 1)
 
 
-def check(place: str, digest: str, settings: Settings, folder: Path, env: dict[str, str]) -> str:
-    """The rule by which the image HOST/NAME of this digest is trusted; "" where none is for it. The first that fits counts. Raises
-    NotPermitted, CommandMissing."""
-    place = whole(place)
-    rule = next((rule for rule in rules(settings) if rule[0] == "*" or f"{place}/".startswith(f"{rule[0]}/")), None)
+def check(image: str, settings: Settings, folder: Path, env: dict[str, str]) -> None:
+    """Raise NotPermitted or CommandMissing unless HOST/NAME@DIGEST is signed as the first rule that fits it asks."""
+    image = whole(image)
+    rule = next(
+        (rule for rule in rules(settings) if rule[0] == "*" or image.startswith((f"{rule[0]}/", f"{rule[0]}@"))), None
+    )
     if rule is None:
-        return ""
-    image = f"{place}@{digest}"
+        return
     try:
         sandbox.run_in(folder, ["cosign", "verify", *rule[1], image], LONGEST, settings.max_size, env=env)
     except CommandMissing as exc:
@@ -56,4 +56,3 @@ def check(place: str, digest: str, settings: Settings, folder: Path, env: dict[s
         text = next((line for line in lines if line.lower().startswith("error")), lines[-1]).strip()[:300]
         hint = "Ask its maker to sign it, or the site for another rule (image.trust)."
         raise NotPermitted(f"{image}: not signed as `image.trust` asks: cosign: {text}", hint=hint) from exc
-    return f"cosign {' '.join(rule[1])}"

@@ -36,6 +36,7 @@ APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_time
 SPARE = 1 << 20  # bytes of a small qcow2 file that are not its disk's
 RAW, ARCHIVE = "disk.raw", "survey.tar"  # in a draft
 REMOVED = "removed-"  # prefix of folders that are being removed
+COPYING = 4 * 3600.0  # seconds for one file
 MOST_KERNELS = 20  # that are looked at, the newest first
 
 
@@ -149,6 +150,16 @@ def drop(folder: Path) -> None:
         remove_tree(folder)
     except (OSError, RecursionError):  # an unpacked image: files of subordinate ids, or folders in folders without end
         sandbox.remove(folder)
+
+
+def borrow(store: Store, image: Image, parts: Sequence[str], folder: Path) -> None:
+    """Give a draft the same files as an image has: other names of them, where it is in the same store; else copies, which take no room
+    where the file system has reflinks."""
+    for path in (image.disk.parent / part for part in parts):
+        if path.exists() and image.store == store.folder:
+            os.link(path, folder / path.name)
+        elif path.exists():
+            commands.run(["cp", "--reflink=auto", "--", str(path), str(folder)], timeout=COPYING, bound=True)
 
 
 def alone(store: Store, word: str, what: str, progress: Progress, folder: str = "downloads") -> Lock:

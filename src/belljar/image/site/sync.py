@@ -71,8 +71,7 @@ def sync(
             except BelljarError as exc:
                 rows[line] = _failed("", line.partition("#")[0].rpartition("@")[2], exc)
                 continue
-            here = [image for image in store.images() if image.store == store.folder]
-            origin = catalog.source.origin
+            here, origin = store.own_images(), catalog.source.origin
             ours = [name for image in here for name in image.names if origin(name) in image.facts.get("published", ())]
             is_wide = everything or (dry_run and not names)
             for name in (*catalog.offers, *catalog.refused, *ours) if is_wide else names or ours:

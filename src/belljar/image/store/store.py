@@ -88,6 +88,10 @@ class Store:
                     images[folder.name] = manifest.read_unchecked(folder, tuple(called))
         return list(images.values())
 
+    def own_images(self) -> list[Image]:
+        """Those of this very store, without the site's."""
+        return [image for image in self.images() if image.store == self.folder]
+
     # ---- using
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:

@@ -97,7 +97,7 @@ def evict(store: Store, *, dry_run: bool = False, needed: int = 0) -> Iterator[P
     `image.cache_limit`. Where that does not suffice, nothing is refused."""
     if not (limit := store.settings.cache_limit):
         return
-    ours = sorted((image for image in store.images() if image.store == store.folder), key=last_used)
+    ours = sorted(store.own_images(), key=last_used)
     total = sum(map(size, ours)) + needed
     for image in ours:
         freed, is_default = size(image), store.settings.default in image.names
