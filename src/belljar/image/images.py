@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from belljar.errors import BadOption, BelljarError, ImageUnknown, NotPermitted
-from belljar.hints import TYPE_CHECKING
 from belljar.host.files import read_json, write_whole
 from belljar.host.locks import try_lock
 from belljar.image import USUAL, is_container, is_source, name_of
 from belljar.image.store.store import PREFIX, Store
 from belljar.model import dumps
 from belljar.records import dataclass, replace
-
-if TYPE_CHECKING:
-    from belljar.image.intake.sources import Order
 
 
 @dataclass(frozen=True)
@@ -111,32 +107,26 @@ class Images(Store):
             raise BadOption(f"{source}: not an absolute path", hint="Name it by its path from the root.")
         order = sources.Order(source, name_of(source), kind="auto", public_only=public_only)
         path = self.work_folder("named") / f"{fetch.key(source)}.json"
-        if not self._has(source):
-            with shown() as progress, intake.alone(self, path.stem, f"import {fetch.shown(source)}", progress, "named"):
-                if not self._has(source):
-                    version = sources.version(order, self)
+        lock = try_lock(path.with_suffix(".lock"))
+        if not lock and not self._has(source):
+            with shown() as progress:
+                lock = intake.alone(self, path.stem, f"import {fetch.shown(source)}", progress, "named")
+        with lock or nullcontext():
+            note, is_here = _read(path), self._has(source)
+            if is_here and (not lock or note.asked <= now < note.asked + self.settings.sync_interval):
+                return note.problem
+            note = replace(note, source=fetch.shown(source), asked=now, problem="")
+            try:
+                version = sources.version(order, self)
+                if not is_here or (version and version != note.version):
                     sources.bring(self, order)
-                    write_whole(path, dumps(Note(fetch.shown(source), version, now)))
-        note = _read(path)
-        if note.asked <= now < note.asked + self.settings.sync_interval:
-            return note.problem
-        if (lock := try_lock(path.with_suffix(".lock"))) is None:
-            return note.problem
-        with lock:
-            note = self._renewed(order, note, now)
+                note = replace(note, version=version or note.version)
+            except BelljarError as exc:
+                if not is_here:
+                    raise
+                note = replace(note, problem=exc.message)
             write_whole(path, dumps(note))
             return note.problem
-
-    def _renewed(self, order: Order, note: Note, now: float) -> Note:
-        from belljar.image.intake import sources
-
-        try:
-            version = sources.version(order, self)
-            if version and version != note.version:
-                sources.bring(self, order)
-            return replace(note, version=version or note.version, asked=now, problem="")
-        except BelljarError as exc:
-            return replace(note, asked=now, problem=exc.message)
 
 
 def _read(path: Path) -> Note:

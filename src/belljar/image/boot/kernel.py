@@ -6,6 +6,7 @@ longer than the rest of the kernel's start. Form: Documentation/arch/x86/boot.rs
 
 from __future__ import annotations
 
+import re
 import struct
 
 from belljar.errors import CommandMissing, ImageCorrupt
@@ -15,7 +16,9 @@ from belljar.image.intake import sandbox
 BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")
 LARGEST_KERNEL = 256 << 20
 LARGEST_NOTES = 64 << 10
-PVH_ENTRY = 18  # XEN_ELFNOTE_PHYS32_ENTRY
+PVH_ENTRY = re.compile(
+    rb"\x04\0\0\0....\x12\0\0\0Xen\0", re.DOTALL
+)  # a note of "Xen": sizes of name and value, PHYS32_ENTRY
 PLAIN_ARCHIVE = b"070701"  # a ramdisk that is not packed
 UNPACKED = 3  # times the size it has packed: xz makes of modules and programs about a third
 OWN_NEEDS = 4 << 20  # of a kernel that has started, beside itself and its ramdisk: page tables, first processes
@@ -64,17 +67,7 @@ def unpack(data: bytes) -> bytes:
 def has_pvh_entry(elf: bytes) -> bool:
     """Does this 64-bit ELF carry the note with the 32-bit entry that QEMU looks for?"""
     notes = (elf[at : at + min(size, LARGEST_NOTES)] for kind, at, _, size, _ in segments(elf) if kind == NOTE)
-    return any(_holds_pvh_note(note) for note in notes)
-
-
-def _holds_pvh_note(notes: bytes) -> bool:
-    at = 0
-    while at + 12 <= len(notes):
-        name_size, desc_size, kind = struct.unpack_from("<III", notes, at)
-        if kind == PVH_ENTRY and notes[at + 12 : at + 12 + name_size] == b"Xen\0":
-            return True
-        at += 12 + (name_size + 3 & ~3) + (desc_size + 3 & ~3)
-    return False
+    return any(map(PVH_ENTRY.search, notes))
 
 
 def least_memory(data: bytes, initrd: bytes) -> int:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from math import ceil
@@ -29,7 +29,6 @@ STDIN = "docker-archive:-"
 LONGEST = 86400  # seconds for one image
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 REFERENCE = re.compile(r"docker://[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}")
-Watch = Callable[[], None]
 SAID = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 # What programs for containers read of a user: logins, certificates, registries, proxies.
 THEIRS = (
@@ -149,7 +148,7 @@ def _inspect(source: str, settings: Settings, folder: Path, *options: str) -> by
 
 
 def _skopeo(
-    words: list[str], source: str, folder: Path, settings: Settings, seconds: float, watch: Watch | None = None
+    words: list[str], source: str, folder: Path, settings: Settings, seconds: float, watch: sandbox.Watch | None = None
 ) -> bytes:
     with refusals(source):
         argv = ["skopeo", *words]
@@ -185,7 +184,7 @@ def refusals(source: str) -> Iterator[None]:
         raise refusal(f"{source}: {text}") from exc
 
 
-def _growth(source: str, target: Path, settings: Settings, progress: Progress) -> Watch:
+def _growth(source: str, target: Path, settings: Settings, progress: Progress) -> sandbox.Watch:
     """Shows how much has come. Raises where that is too much, and where a registry brings nothing any more."""
     known, since = 0, time.monotonic()
 

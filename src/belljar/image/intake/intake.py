@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
-from belljar.host.files import no_space_as_error, remove_tree, write_whole
+from belljar.host.files import remove_tree, write_whole
 from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.image import Image, Surveyor
 from belljar.image.boot import initramfs, kernel, modules
@@ -139,13 +139,11 @@ def drop(folder: Path) -> None:
     if mounted:
         hint = "Unmount it, then `belljar image gc`."
         raise HostError(f"{folder} is not removed: {mounted[0]} is mounted in it", hint=hint)
-    if not folder.name.startswith(REMOVED):
-        trash = folder.with_name(f"{REMOVED}{folder.name}")
-        try:
-            folder.rename(trash)  # in one step: no other process sees half of it
-        except FileNotFoundError:
-            return
-        folder = trash
+    try:
+        if not folder.name.startswith(REMOVED):  # in one step: no other process sees half of it
+            folder = folder.rename(folder.with_name(f"{REMOVED}{folder.name}"))
+    except FileNotFoundError:
+        return
     try:
         remove_tree(folder)
     except (OSError, RecursionError):  # an unpacked image: files of subordinate ids, or folders in folders without end
@@ -181,39 +179,33 @@ def take(store: Store, folder: Path, origin: Origin, progress: Progress, judge: 
     boot = Boot(facts={"boots_by": "disc"})
     if origin.kind == "disk":
         boot = _look(folder, raw, size, origin, progress, store.surveyor)
+    facts = {**boot.facts, **origin.facts}
     if judge is not None:
-        judge({**boot.facts, **origin.facts}, bool(boot.kernel))
+        judge(facts, bool(boot.kernel))
     raw.unlink()
+    (folder / ARCHIVE).unlink(missing_ok=True)
     for name, data in ((manifest.KERNEL, boot.kernel), (manifest.INITRD, boot.initrd)):
         if data:
-            with no_space_as_error(folder):
-                write_whole(folder / name, data)
+            write_whole(folder / name, data)
     progress.step("Taking its digest")
     append = f"{APPEND if origin.append is None else origin.append} {boot.words}".strip() if boot.kernel else ""
-    facts = {**boot.facts, **origin.facts}
     return store.publish(folder, manifest.Facts(origin.source, append, time.time(), boot.os, size, facts), origin.name)
 
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
     """How the disk is started, as its importer wants it, and what is in it."""
-    archive, root, os_name = folder / ARCHIVE, None, ""
-    facts: dict[str, Any] = {}
+    archive, root = folder / ARCHIVE, None
     try:
-        try:
-            if surveyor and not archive.exists() and may_have_a_root(raw):
-                progress.step("Looking for a kernel in the disk")
-                surveyor(folder / manifest.DISK, size, archive)
-            root = Survey(archive, size) if archive.exists() else None
-        except BelljarError as exc:
-            progress.step(f"Its file systems could not be looked into: {exc.message}")
-        if root and root.modules:
-            os_name, facts = describe(root)
-        else:
-            root = None
-        kinds = firmware_kinds(raw)
-        boot = _start(origin, root, kinds, progress)
-    finally:
-        archive.unlink(missing_ok=True)
+        if surveyor and not archive.exists() and may_have_a_root(raw):
+            progress.step("Looking for a kernel in the disk")
+            surveyor(folder / manifest.DISK, size, archive)
+        if archive.exists() and (survey := Survey(archive, size)).modules:
+            root = survey
+    except BelljarError as exc:
+        progress.step(f"Its file systems could not be looked into: {exc.message}")
+    os_name, facts = describe(root) if root else ("", {})
+    kinds = firmware_kinds(raw)
+    boot = _start(origin, root, kinds, progress)
     if boot.kernel and (least := kernel.least_memory(boot.kernel, boot.initrd)):
         facts["least_memory"] = least
     if origin.initrd:

@@ -38,6 +38,8 @@ MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 AS_NOBODY = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
 # As an ordinary user: root of a user namespace, with the subordinate ids of /etc/subuid.
 WITHOUT_ROOT = ("unshare", "--user", "--map-auto", "--map-root-user", "--mount", "--")
+# Called now and then while a program runs, to show how far it is; what it raises ends the program.
+Watch = Callable[[], object]
 # What root keeps: to write files of any owner and mode, or nothing.
 FILES_ONLY = "-all,+chown,+dac_override,+dac_read_search,+fowner,+fsetid,+setfcap,+mknod"
 
@@ -52,7 +54,7 @@ def run(
     stdin: Path | None = None,
     stdout: Path | None = None,
     fine: Sequence[int] = (0,),
-    watch: Callable[[], object] | None = None,
+    watch: Watch | None = None,
 ) -> bytes:
     """Run *argv* to its end, for at most so many *seconds*, and return what it printed. No file that it writes, its standard
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
@@ -83,7 +85,7 @@ def run_in(
     with_owners: bool = False,
     env: Mapping[str, str] | None = None,
     stdout: Path | None = None,
-    watch: Callable[[], object] | None = None,
+    watch: Watch | None = None,
 ) -> bytes:
     """Run *argv* in a folder of ours, and return what it printed; limits as for `run`. *with_owners*: it may make files of any owner, for
     which an ordinary user has a user namespace; else it has the rights of this user, and as root no more than to its own files.
@@ -168,7 +170,7 @@ def _limits(largest: int, seconds: int) -> list[str]:
 
 
 def _ended(
-    name: str, argv: list[str], seconds: int, stdout: Path | None, watch: Callable[[], object] | None, **how: Any
+    name: str, argv: list[str], seconds: int, stdout: Path | None, watch: Watch | None, **how: Any
 ) -> tuple[int, str, bytes]:
     """Its exit code, what it complained of, and what it printed, unless that went into the file *stdout*. *how*: for Popen."""
     with ExitStack() as stack:
@@ -178,34 +180,22 @@ def _ended(
         signals = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signals)
         process = subprocess.Popen(argv, stdout=to, stderr=err, start_new_session=True, **how)
-        is_late = not _has_ended(process, seconds, watch, signals)
-        err.seek(0)
-        complaint = err.read(LARGEST_COMPLAINT).decode(errors="replace").strip()
-        complaint += f"\n{name}: not finished after {seconds} s, killed" * is_late
-        out.seek(0)
-        return process.returncode, complaint, out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
-
-
-def _has_ended(
-    process: subprocess.Popen[bytes], seconds: int, watch: Callable[[], object] | None, signals: set[Any]
-) -> bool:
-    """Wait for its end on a pidfd; `wait(timeout)` would look again and again. Only these *signals* are blocked meanwhile. False: it
-    had to be killed when its time was up."""
-    descriptor, deadline = os.pidfd_open(process.pid), time.monotonic() + seconds
-    try:
+        stack.callback(process.wait)
+        stack.callback(process.kill)
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-        poller = select.poll()
+        descriptor, poller, deadline = os.pidfd_open(process.pid), select.poll(), time.monotonic() + seconds
+        stack.callback(os.close, descriptor)
         poller.register(descriptor, select.POLLIN)
-        while not poller.poll(1000 * min(left := max(deadline - time.monotonic(), 0), WATCH if watch else left)):
+        while (left := deadline - time.monotonic()) > 0 and not poller.poll(1000 * min(left, WATCH if watch else left)):
             if watch:
                 watch()
-            if time.monotonic() >= deadline:
-                return False
-        return True
-    finally:
-        os.close(descriptor)
         process.kill()
-        process.wait()
+        code = process.wait()
+        err.seek(0)
+        complaint = err.read(LARGEST_COMPLAINT).decode(errors="replace").strip()
+        complaint += f"\n{name}: not finished after {seconds} s, killed" * (left <= 0)
+        out.seek(0)
+        return code, complaint, out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
 
 
 def _failure(name: str, code: int, complaint: str) -> BelljarError:
