@@ -9,7 +9,7 @@ from belljar.image import Image
 from belljar.image.container import disk, sources
 from belljar.image.intake import intake
 from belljar.image.progress import Progress, shown
-from belljar.image.site.sync import FAILED, PRESENT, UPDATED, Synced
+from belljar.image.site.sync import PRESENT, UPDATED, Synced, failed
 from belljar.image.store.store import Store
 
 
@@ -42,4 +42,4 @@ def _synced(store: Store, name: str, source: str, image: Image, dry_run: bool, p
             image = disk.bring(store, source, name)
         return Synced(name, image.digest, f"{source}@{digest}", PRESENT if is_present else UPDATED)
     except BelljarError as exc:
-        return Synced(name, "", source, FAILED, f"{exc.message} ({exc.hint})", type(exc).__name__)
+        return failed(name, source, exc)

@@ -12,6 +12,7 @@ import posixpath
 import re
 import tarfile
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,20 @@ class Survey:
 
     def __init__(self, archive: Path, disk_size: int) -> None:
         self._archive, self._disk_size = archive, disk_size
-        self._names: dict[str, list[str]] = {}
-        self._members: dict[str, tarfile.TarInfo] = {}
         try:
             with tarfile.open(archive, "r:") as tar:
-                self._list(tar)
+                members = list(islice(tar, MOST_MEMBERS + 1))
+            if len(members) > MOST_MEMBERS:
+                raise ImageCorrupt("the machine that looked into the disk listed too many files")
+            self._members = {posixpath.normpath(f"/{member.name}"): member for member in members}
             # Without this file, the disk is one ext4 file system.
-            place = json.loads(self.read(f"/{FILE}")) if f"/{FILE}" in self._members else {}
+            place = json.loads(self.read(f"/{FILE}")) if self.has(f"/{FILE}") else {}
             number, self.fstype = int(place.get("number", 0)), str(place.get("fstype", "ext4"))
             self.subvolume = str(place.get("subvolume", ""))
         except UNREADABLE as exc:
             raise ImageCorrupt(f"the machine that looked into the disk gave no usable answer: {exc}") from exc
-        if not 0 <= number <= 128 or self.fstype not in KINDS or not PLAIN.fullmatch(self.subvolume):
+        is_usable = 0 <= number <= 128 and self.fstype in KINDS and PLAIN.fullmatch(self.subvolume)
+        if not (members and is_usable):
             raise ImageCorrupt("the machine that looked into the disk gave no usable answer")
         self.device = f"/dev/vda{number or ''}"
         self.modules = next(filter(self.names, MODULE_FOLDERS), "")  # the folder of all kernels' modules
@@ -75,11 +78,10 @@ class Survey:
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder; empty when the archive has none."""
-        return self._names.get(folder, [])
+        return [name for parent, name in map(posixpath.split, self._members) if parent == folder]
 
     def has(self, path: str) -> bool:
-        folder, name = posixpath.split(path)
-        return name in self.names(folder)
+        return path in self._members
 
     def link(self, path: str) -> str:
         """Where a link points to; empty for anything else."""
@@ -95,17 +97,6 @@ class Survey:
         with open(self._archive, "rb") as archive:
             archive.seek(file.offset_data)
             return archive.read(file.size)
-
-    def _list(self, tar: tarfile.TarFile) -> None:
-        for number, member in enumerate(iter(tar.next, None)):
-            if number > MOST_MEMBERS:
-                raise ImageCorrupt("the machine that looked into the disk listed too many files")
-            path = posixpath.normpath(f"/{member.name}")
-            folder, name = posixpath.split(path)
-            self._names.setdefault(folder, []).append(name)
-            self._members[path] = member
-        if not self._names:
-            raise ValueError("it lists nothing")
 
 
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:

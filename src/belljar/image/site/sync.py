@@ -69,7 +69,7 @@ def sync(
             try:
                 catalog = ask(store, line, progress)
             except BelljarError as exc:
-                rows[line] = _failed("", line.partition("#")[0].rpartition("@")[2], exc)
+                rows[line] = failed("", line.partition("#")[0].rpartition("@")[2], exc)
                 continue
             here, origin = store.own_images(), catalog.source.origin
             ours = [name for image in here for name in image.names if origin(name) in image.facts.get("published", ())]
@@ -81,7 +81,7 @@ def sync(
     return [*rows.values(), *(Synced(name, "", "", FAILED, "no source offers it", "ImageUnknown") for name in missing)]
 
 
-def _failed(name: str, source: str, exc: BelljarError) -> Synced:
+def failed(name: str, source: str, exc: BelljarError) -> Synced:
     return Synced(name, "", source, FAILED, f"{exc.message} ({exc.hint})", type(exc).__name__)
 
 
@@ -102,7 +102,7 @@ def _synced(store: Store, catalog: Catalog, name: str, is_asked: bool, dry_run: 
                 store.remove(image, force=True, nameless=True)
         return Synced(name, "", source, RETIRED, "its source does not offer it any more")
     except BelljarError as exc:
-        return _failed(name, source, exc)
+        return failed(name, source, exc)
 
 
 def _due(store: Store, image: Image | None, offer: Offer, is_asked: bool) -> str:

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from itertools import groupby
 from pathlib import Path
 
 from belljar.agent import bundle
@@ -43,10 +42,9 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
         if not dry_run:
             path.unlink(missing_ok=True)
         yield path
-    for key, files in groupby(_entries(store.folder / "downloads"), key=lambda path: path.stem):
-        paths = list(files)
-        is_old = not key.startswith(".") and all(_age(path, moment) > DOWNLOAD_AGE for path in paths)
-        if is_old and (lock := try_lock(store.folder / "downloads" / f"{key}.lock")):
+    for held in sorted((store.folder / "downloads").glob("[!.]*.lock")):
+        paths = sorted(held.parent.glob(f"{held.stem}.*"))
+        if all(_age(path, moment) > DOWNLOAD_AGE for path in paths) and (lock := try_lock(held)):
             with lock:  # a lock is removed by its holder only
                 for path in () if dry_run else paths:
                     path.unlink(missing_ok=True)
@@ -98,32 +96,28 @@ def evict(store: Store, *, dry_run: bool = False, needed: int = 0) -> Iterator[P
     if not (limit := store.settings.cache_limit):
         return
     ours = sorted(store.own_images(), key=last_used)
-    total = sum(map(size, ours)) + needed
+    sizes = {image.digest: size(image) for image in ours}
+    total = sum(sizes.values()) + needed
     for image in ours:
-        freed, is_default = size(image), store.settings.default in image.names
+        is_default = store.settings.default in image.names
         may_go = "published" in image.facts and not is_default and not store.users(image.digest)
         if total > limit and may_go and _removed(store, image, dry_run):
-            total -= freed
+            total -= sizes[image.digest]
             yield image.disk.parent
 
 
 def last_used(image: Image) -> float:
     """When a machine was started on it last, as far as that is known."""
-    times = []
     with suppress(OSError):
-        times.append(os.stat(image.disk.parent / "lock").st_mtime)
-    with suppress(OSError):
-        times.append(os.stat(image.disk).st_atime)
-    return max(times, default=image.created)
+        return max(os.stat(image.disk.parent / "lock").st_mtime, os.stat(image.disk).st_atime)
+    return image.created
 
 
 def size(image: Image) -> int:
     """Bytes of its files."""
-    total = 0
-    for path in (image.disk, image.kernel, image.initrd):
-        with suppress(OSError):
-            total += os.stat(path).st_size if path else 0
-    return total
+    with suppress(OSError):
+        return sum(os.stat(path).st_size for path in (image.disk, image.kernel, image.initrd) if path)
+    return 0
 
 
 def _removed(store: Store, image: Image, dry_run: bool, *, nameless: bool = False) -> bool:
