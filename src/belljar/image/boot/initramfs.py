@@ -67,17 +67,6 @@ def boot_digest(image: Image) -> str:
     return digest.hexdigest()
 
 
-def own_init(image: Image) -> str:
-    return str(image.facts.get("init") or DEFAULT_INIT)
-
-
-def words_for(image: Image, context: Context) -> list[str]:
-    """The words that tell /init of the ramdisk what a context needs; none for belljar's own init."""
-    if context not in OWN_INIT:
-        return []
-    return [f"belljar.init={own_init(image)}", *(["belljar.inject"] if context is Context.INJECT else [])]
-
-
 def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
     from belljar.host.python.elf import MAGIC, loader_of

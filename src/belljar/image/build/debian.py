@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -193,12 +192,17 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
     """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
     hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"
     program = commands.path_of(argv[0], hint)
+    # A container may forbid namespaces even to root.
+    is_root = os.geteuid() == 0
+    namespaces = (
+        AS_ROOT if is_root and not commands.run([*AS_ROOT, "true"], timeout=APT_TIMEOUT, check=False).code else ()
+    )
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     # TERM first, so that mmdebstrap removes its mounts and folders: in a user namespace it made those itself.
     ended = ["setpriv", "--pdeathsig=TERM", "timeout", f"--kill-after={GRACE}", str(PATIENCE)]
     with subprocess.Popen(
-        [*ended, *_namespaces(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [*ended, *namespaces, program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env=_environment(workshop), start_new_session=True, cwd="/", encoding="utf-8", errors="replace",
     ) as process:  # fmt: skip
         try:
@@ -216,12 +220,6 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
         hint = next((hint for words, hint in REMEDIES.items() if any(word in lines for word in words)), FAILED)
         end = f"{argv[0]} ended with {process.returncode}"
         raise ImageError(f"{end}; the whole log is {log.name}:\n  {lines}", hint=hint)
-
-
-def _namespaces() -> Sequence[str]:
-    """A container may forbid them even to root."""
-    is_root = os.geteuid() == 0
-    return AS_ROOT if is_root and commands.run([*AS_ROOT, "true"], timeout=APT_TIMEOUT, check=False).code == 0 else ()
 
 
 def _environment(workshop: Path) -> dict[str, str]:

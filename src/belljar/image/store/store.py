@@ -24,7 +24,7 @@ from pathlib import Path
 from belljar.agent import bundle
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
-from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
+from belljar.host.files import private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Surveyor, Users, is_source, name_of
 from belljar.image.boot import initramfs
@@ -108,14 +108,13 @@ class Store:
         cached = self.folder / "cache" / digest
         if not _is_whole(cached, image.initrd):
             self.work_folder("cache")
-            with no_space_as_error(cached):
-                data = image.initrd.read_bytes() + initramfs.agent_part(self.interpreter())
-                write_whole(cached, data, mode=self.file_mode | 0o200)
-        if not (words := initramfs.words_for(image, context)):
+            data = image.initrd.read_bytes() + initramfs.agent_part(self.interpreter())
+            write_whole(cached, data, mode=self.file_mode | 0o200)
+        if context not in initramfs.OWN_INIT:
             return BootFiles(image.kernel, cached, image.append, digest)
-        append = f"{image.append} {' '.join(words)}"
-        digest = manifest.boot_digest([digest], append)
-        return BootFiles(image.kernel, cached, append, digest, init=initramfs.own_init(image))
+        init = str(image.facts.get("init") or initramfs.DEFAULT_INIT)
+        append = f"{image.append} belljar.init={init}" + " belljar.inject" * (context is Context.INJECT)
+        return BootFiles(image.kernel, cached, append, manifest.boot_digest([digest], append), init=init)
 
     def interpreter(self) -> Interpreter:
         """The agent with this host's Python, packed for guests. Raises HostError, LockTimeout, NoSpace."""
