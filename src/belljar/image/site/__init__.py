@@ -14,15 +14,11 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from belljar.errors import BadSetting
 from belljar.image.intake import fetch
 from belljar.records import dataclass
-
-if TYPE_CHECKING:
-    from tuf.api.metadata import TargetFile
 
 PIN = "#sha256="
 LINE = re.compile(rf"(/[^?#]*|file:///[^?#]+|https?://[^/?#]+[^?#]*){PIN}([0-9a-f]{{64}})")
@@ -31,12 +27,6 @@ LINE = re.compile(rf"(/[^?#]*|file:///[^?#]+|https?://[^/?#]+[^?#]*){PIN}([0-9a-
 def target_path(name: str, file: str) -> str:
     """What TUF calls a file of an image; a delegation of NAMES is for the paths NAMES/*."""
     return f"{name}/{file}.zst"
-
-
-def packed_file(target: TargetFile) -> str:
-    """Where it lies below targets/."""
-    name, _, file = target.path.partition("/")
-    return f"{name}/{target.hashes['sha256']}.{file}"
 
 
 @dataclass(frozen=True)

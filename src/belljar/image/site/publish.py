@@ -30,7 +30,7 @@ from belljar.host.files import no_space_as_error, private_folder, read_capped, s
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
-from belljar.image.site import PIN, Source, packed_file, source_of, target_path
+from belljar.image.site import PIN, Source, source_of, target_path
 from belljar.image.site.client import Fetcher, pinned_root
 from belljar.image.store.manifest import DISK, PARTS
 from belljar.image.store.store import NAME, Store, check_name
@@ -82,8 +82,7 @@ def init(folder: Path, keys: Path, now: float | None = None) -> str:
     with _our_words(folder):
         for path in (folder, folder / "metadata", folder / "targets"):
             _make(path)
-        with suppress(FileExistsError):  # for all of a group's publishers
-            os.close(os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660))
+        (folder / LOCK).touch(0o660)  # for all of a group's publishers
     if (folder / "metadata/timestamp.json").exists():
         raise errors.BadOption(f"{folder}: a repository is there already", hint="Leave --init out.")
     private_folder(keys)
@@ -289,7 +288,7 @@ class Repository:
         used = {metadata / "timestamp.json", metadata / f"{self.snapshot.signed.version}.snapshot.json"}
         for role, latest in self.roles.items():
             used.add(metadata / f"{latest.signed.version}.{role}.json")
-            used |= {targets / packed_file(target) for target in latest.signed.targets.values()}
+            used |= {targets / target.get_prefixed_paths()[0] for target in latest.signed.targets.values()}
         for path in {*metadata.glob("*.json"), *targets.glob("*/*")} - used:
             with suppress(OSError):
                 if self.now - path.stat().st_mtime > UNUSED_AGE and not path.name.endswith(".root.json"):
@@ -314,7 +313,7 @@ class Repository:
             draft.chmod(FILE)
             os.utime(draft)  # zstd gives it the time of *path*
             sync(draft)
-            draft.rename(self.folder / "targets" / packed_file(target))
+            draft.rename(self.folder / "targets" / target.get_prefixed_paths()[0])
             sync(folder)
         finally:
             draft.unlink(missing_ok=True)

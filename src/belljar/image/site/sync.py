@@ -21,16 +21,15 @@ from belljar.image import Image
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
-from belljar.image.site import Source, packed_file
+from belljar.image.site import Source
 from belljar.image.site.client import Catalog, Offer, ask
 from belljar.image.store import manifest
-from belljar.image.store.manifest import DISK, INITRD, KERNEL
+from belljar.image.store.manifest import DISK
 from belljar.image.store.store import Store
 from belljar.image.store.sweep import evict
 from belljar.records import dataclass, replace
 
 UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
-LARGEST_BOOT_FILE = 1 << 30
 AGAIN = "Ask the site to publish the image again, if that stays so."
 PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED = (
     "up to date", "new", "updated", "repaired", "kept", "offered", "retired", "failed",
@@ -168,15 +167,12 @@ def _facts(offer: Offer, published: Iterable[str] = ()) -> dict[str, Any]:
 
 def _make_room(store: Store, offer: Offer) -> None:
     """Raises ImageTooLarge, and NoSpace where the image does not fit though what the cache's limit wants gone is gone."""
-    unpacked = {part: file.size for part, file in offer.image.files.items()}
+    unpacked = [file.size for file in offer.image.files.values()]
     packed = [target.length for target in offer.targets.values()]
-    if (size := max(offer.image.virtual_size, *unpacked.values(), *packed)) > store.settings.max_size:
+    if (size := max(offer.image.virtual_size, *unpacked, *packed)) > store.settings.max_size:
         raise ImageTooLarge(f"{offer.name}: {size} bytes, the limit is {store.settings.max_size}")
-    if (size := max(unpacked.get(KERNEL, 0), unpacked.get(INITRD, 0))) > LARGEST_BOOT_FILE:
-        raise ImageTooLarge(f"{offer.name}: a kernel or ramdisk of {size} bytes", hint="No boot file is so large.")
-    needed = sum(unpacked.values())
-    list(evict(store, needed=needed))
-    needed += 0 if offer.source.folder else sum(packed)
+    list(evict(store, needed=sum(unpacked)))
+    needed = sum(unpacked) + (0 if offer.source.folder else sum(packed))
     if (free := free_bytes(store.folder)) < needed:
         raise NoSpace(f"{store.folder}: {offer.name} takes {needed} bytes, {free} are free")
 
@@ -203,7 +199,7 @@ def _fetched(store: Store, offer: Offer, progress: Progress) -> Image:
 
 def _packed(store: Store, source: Source, target: TargetFile, progress: Progress) -> Path:
     """The packed file, verified: in the folder of the source, or downloaded, where a broken download goes on."""
-    file = f"targets/{packed_file(target)}"
+    file = f"targets/{target.get_prefixed_paths()[0]}"
     if source.folder:
         path = source.folder / file
     else:
