@@ -186,11 +186,12 @@ def refusals(source: str) -> Iterator[None]:
 
 def _growth(source: str, target: Path, settings: Settings, progress: Progress) -> sandbox.Watch:
     """Shows how much has come. Raises where that is too much, and where a registry brings nothing any more."""
-    known, since = 0, time.monotonic()
+    size, known, since = 0, 0, time.monotonic()
 
     def watch() -> None:
-        nonlocal known, since
-        size = sum(_size(path) for path in target.rglob("*"))
+        nonlocal size, known, since
+        with suppress(FileNotFoundError):  # a blob is just getting its name
+            size = sum(path.stat().st_size for path in target.rglob("*"))
         progress.amount(size, None)
         if size > settings.max_size:
             raise errors.ImageTooLarge(f"{source}: more than {settings.max_size} bytes")
@@ -200,12 +201,6 @@ def _growth(source: str, target: Path, settings: Settings, progress: Progress) -
             raise errors.DownloadFailed(f"{source}: less than 1 KiB a second came for {settings.stall_timeout:.0f} s")
 
     return watch
-
-
-def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):
-        return path.stat().st_size
-    return 0
 
 
 def _digest(raw: bytes) -> str:

@@ -41,7 +41,7 @@ SAFE = "!#$%&'()*+,-./:;=?@[]_~"  # in an address; all else is quoted
 JUDGED = "judged.invalid"  # what curl connects to in place of a host whose addresses were judged
 
 
-class _Broken(BelljarError):
+class _Broken(DownloadFailed):
     """The connection broke: try again."""
 
 
@@ -106,10 +106,7 @@ def version(url: str, settings: Settings, *, public_only: bool = False) -> str:
     deadline = time.monotonic() + settings.stall_timeout
     order = _Order(url, settings, deadline, public_only, options=("head",), fine=(200, *NO_HEAD))
     with sandbox.in_memory() as out, sandbox.in_memory() as head:
-        try:
-            _ask(order, out, head)
-        except _Broken as exc:
-            raise DownloadFailed(exc.message) from exc
+        _ask(order, out, head)
         return _version(_head(head))
 
 
@@ -118,19 +115,16 @@ def _whole(order: _Order, part: Path, head: Path, progress: Progress) -> None:
     name, failures = shown(order.url), 0
     watch = lambda: progress.amount(part.stat().st_size, int(_head(head).get("total", 0)) or None)  # noqa: E731
     while True:
-        version = _version(_head(head))
-        if not version:
+        if not (version := _version(_head(head))):
             part.write_bytes(b"")
-        if start := part.stat().st_size:
-            options = (_line("continue-at", start), _line("header", f"If-Range: {version}"))
-            order = replace(order, options=options, fine=(200, 206, 416))
-        else:
-            order = replace(order, options=(), fine=(200,))
+        start = part.stat().st_size
+        resuming = (_line("continue-at", start), _line("header", f"If-Range: {version}"))
+        request = replace(order, options=resuming, fine=(200, 206, 416)) if start else order
         progress.step(f"Downloading {name}" + (f" from byte {start}" if start else ""))
         problem, is_useless = "", False
         with sandbox.in_memory() as more:
             try:
-                _ask(order, part, more if start else head, watch)
+                _ask(request, part, more if start else head, watch)
             except _Broken as exc:
                 problem, is_useless = exc.message, isinstance(exc, _NotResumed)
             first, rest = _head(head), _head(more)
