@@ -59,8 +59,13 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
             facts = {
                 "context": "" if order.context is Context.AUTO else order.context.value,
                 "source_sha256": _checked_digest(blob, order, progress),
-                "signer": _checked_signer(blob, order, progress),
             }
+            if order.signer:  # before anything else reads the file
+                from belljar.image.intake import signature
+
+                progress.step("Checking its signature")
+                now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
+                facts["signer"] = signature.verify(blob, order.signer, now)
             try:
                 kind = to_raw(blob, folder, store.settings.max_size, progress, order.kind)
             except ImageCorrupt as exc:
@@ -207,15 +212,3 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
     if order.sha256 and digest != order.sha256:
         raise ImageMismatch(f"{without_password(order.source)}: ordered sha256 {order.sha256}, got {digest}")
     return digest
-
-
-def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
-    """Who signed the file, where a signer was asked for. Checked before anything else reads the file."""
-    if not order.signer:
-        return ""
-
-    from belljar.image.intake import signature
-
-    progress.step("Checking its signature")
-    now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
-    return signature.verify(blob, order.signer, now)
