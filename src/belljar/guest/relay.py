@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import cast
 
 from belljar.agent import wire
 from belljar.errors import GuestError
-from belljar.guest import Guest
 from belljar.guest.channel import Channel
 from belljar.guest.conversation import Conversation
 
@@ -22,9 +20,9 @@ MOST_CALLS = 256  # of one client at a time
 KILL = bytes([9])
 
 
-async def serve(guest: Guest, connection: socket.socket) -> None:
+async def serve(guest: Conversation, connection: socket.socket) -> None:
     """Carry frames until the client goes or the guest does. The connection stays its owner's."""
-    relay = Relay(cast(Conversation, guest), connection)
+    relay = Relay(guest, connection)
     try:
         await relay.over
     finally:
