@@ -105,7 +105,7 @@ class Notice:
 
 
 class Libc:
-    """The system calls Python has no functions for. Made once; every method raises OSError."""
+    """The system calls Python has no functions for. Made once."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -131,37 +131,19 @@ class Libc:
         raise NetworkFailed(f"this kernel gives no listener for system calls: {why}", hint=UNGUARDED)
 
     def take_descriptor(self, pidfd: int, number: int) -> int:
-        """A descriptor of ours for another process's open file."""
+        """A descriptor of ours for another process's open file. Raises OSError."""
         words = ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0)
-        return self._checked(self._libc.syscall(*words))
+        descriptor = self._libc.syscall(*words)
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return int(descriptor)
 
-    def read_memory(self, pid: int, address: int, size: int) -> bytes:
-        """What is there; fewer bytes where the rest is not. EFAULT when nothing is."""
-        if size <= 0 or not 0 < address < 1 << 63:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        data = ctypes.create_string_buffer(size)
-        here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(data), size))
-        there = ctypes.create_string_buffer(struct.pack("QQ", address, size))
-        count, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
-        self._libc.process_vm_readv.restype = ctypes.c_ssize_t
-        length = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, count, there, count, flags))
-        return data.raw[:length]
 
-    def connect(self, fd: int, address: bytes) -> None:
-        self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
-
-    def send_to(self, fd: int, data: bytes, flags: int, address: bytes) -> int:
-        """An empty address: where the socket is connected to."""
-        self._libc.sendto.restype = ctypes.c_ssize_t
-        place = address or None, ctypes.c_uint(len(address))
-        words = ctypes.c_int(fd), data, ctypes.c_size_t(len(data)), ctypes.c_int(flags), *place
-        return self._checked(self._libc.sendto(*words))
-
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return int(result)
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """What is there in a process; fewer bytes where the rest is not. Raises PermissionError, FileNotFoundError."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(OSError, OverflowError):
+        return os.pread(memory.fileno(), size, address)
+    return b""
 
 
 def receive(listener: int) -> Notice | None:

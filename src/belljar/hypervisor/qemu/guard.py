@@ -152,7 +152,7 @@ class QemuGuard:
                 raise OSError(errno.EPERM, "a connected socket could ask for anything")
             if transport is Transport.TCP and os.get_blocking(ours.fileno()):
                 raise OSError(errno.EPERM, "one guest's connection must not hold up all others")
-            self._libc.connect(ours.fileno(), address)
+            ours.connect(place_of(address))
         return 0
 
     def _send(self, notice: Notice) -> int:
@@ -168,7 +168,7 @@ class QemuGuard:
             data = self._read(notice, data_at, size) if size else b""
             sent = self._judge_query(notice, data) if verdict is Verdict.QUERY else data
             if sent or not data:
-                self._libc.send_to(ours.fileno(), sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
+                ours.sendto(sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, place_of(address))
             return len(data)
 
     def _address(self, notice: Notice, pointer: int, size: int) -> bytes:
@@ -183,7 +183,7 @@ class QemuGuard:
     def _read(self, notice: Notice, pointer: int, size: int) -> bytes:
         """The child's memory. Raises OSError when it is not all there."""
         try:
-            data = self._libc.read_memory(self._pid, pointer, size)
+            data = seccomp.read_memory(self._pid, pointer, size)
         except PermissionError:
             self._refusals.add("", 0, "", "everything: this process is not allowed to trace QEMU")
             raise
