@@ -148,7 +148,11 @@ class Standstill:
 
 
 async def second_client(guest: Guest, connection: socket.socket) -> None:
-    """Let a second client talk to the guest, until it closes. Imported when there is one: most machines never have one."""
-    from belljar.guest.relay import serve
+    """Let a second client talk to the guest, until one of them goes. Most machines never have one. The connection stays its owner's."""
+    from belljar.guest.relay import Relay
 
-    await serve(guest, connection)
+    relay = Relay(guest, connection)
+    try:
+        await relay.over
+    finally:
+        relay.close()

@@ -20,15 +20,6 @@ MOST_CALLS = 256  # of one client at a time
 KILL = bytes([9])
 
 
-async def serve(guest: Conversation, connection: socket.socket) -> None:
-    """Carry frames until the client goes or the guest does. The connection stays its owner's."""
-    relay = Relay(guest, connection)
-    try:
-        await relay.over
-    finally:
-        relay.close()
-
-
 class Relay:
     def __init__(self, conversation: Conversation, connection: socket.socket) -> None:
         self.conversation = conversation

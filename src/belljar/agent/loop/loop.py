@@ -18,7 +18,7 @@ from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, kernel_events, kill_quietly, next_stamp, read_file, say, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.connection import Connection
-from belljar.agent.loop.hold import Holder, folder_of_agent, install_hold, spent
+from belljar.agent.loop.hold import Holder, install_hold, spent
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
 from belljar.agent.wire import CALL, GREETING, HEIR, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
@@ -310,7 +310,7 @@ def main(argv: list[str]) -> int:
         return 2
     guest = Guest()
     guest.prepare()
-    install_hold(folder_of_agent())
+    install_hold()
     serve(os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC), guest, is_port=True)
     return 1  # a guest's agent is started again
 
