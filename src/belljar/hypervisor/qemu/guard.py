@@ -23,7 +23,7 @@ from belljar.errors import NetworkFailed
 from belljar.host.guard import seccomp
 from belljar.host.guard.egress import DNS, Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.names import NO_DATA, NO_SUCH_NAME, query
-from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
+from belljar.host.guard.seccomp import Libc, Notice, among, beside, failing
 from belljar.host.guard.traffic import Call, Refusal, Refusals, Tell
 from belljar.host.threads import begin_thread
 from belljar.hypervisor.qemu.process.launch import spawn
@@ -46,24 +46,29 @@ TRANSPORTS: dict[tuple[int, int], Transport] = {
 def program(sealed: Sequence[int], *, answers_queries: bool = False) -> bytes:
     """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there. *answers_queries*: on
     sockets of another family, from which slirp would take the answer for an error."""
-    rules = Program()
-    rules.always((CONNECT,), seccomp.NOTIFY)
-    rules.unless_null(SENDTO, 4, seccomp.NOTIFY)
-    rules.unless_in(SENDMSG, 0, sealed, failing(errno.EACCES))
-    rules.if_in(CLOSE, 0, sealed, failing(0))
-    rules.if_in(DUP2, 1, sealed, failing(errno.EPERM))
-    rules.if_in(DUP3, 1, sealed, failing(errno.EPERM))
-    rules.always((CLOSE_RANGE, *IO_URING), failing(errno.ENOSYS))
-    rules.always((BIND, LISTEN, SENDMMSG), failing(errno.EACCES))
-    rules.always((PTRACE, VM_READ, VM_WRITE, PIDFD_GETFD), failing(errno.EPERM))
-    rules.unless_in(SOCKET, 0, (socket.AF_UNIX, socket.AF_INET), failing(errno.EAFNOSUPPORT))
-    rules.unless_in(SOCKET, 1, (socket.SOCK_STREAM, socket.SOCK_DGRAM), failing(errno.EPROTONOSUPPORT), mask=0xF)
-    rules.unless_in(SOCKET, 2, (0, 1, 6, 17), failing(errno.EPROTONOSUPPORT))
-    rules.if_all(SETSOCKOPT, ((1, ANY, IP_OPTIONS[0]), (2, ANY, IP_OPTIONS[1])), failing(errno.EPERM))
+    families, kinds = (socket.AF_UNIX, socket.AF_INET), (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+    rules: list[seccomp.Rule] = [
+        ((CONNECT,), seccomp.NOTIFY, ()),
+        ((SENDTO,), seccomp.NOTIFY, [beside(4, (0,))]),  # not a null pointer
+        ((SENDTO,), seccomp.NOTIFY, [beside(4, (0,), half=1)]),
+        ((SENDMSG,), failing(errno.EACCES), [beside(0, sealed)]),
+        ((CLOSE,), failing(0), [among(0, sealed)]),
+        ((DUP2, DUP3), failing(errno.EPERM), [among(1, sealed)]),
+        ((CLOSE_RANGE, *IO_URING), failing(errno.ENOSYS), ()),
+        ((BIND, LISTEN, SENDMMSG), failing(errno.EACCES), ()),
+        ((PTRACE, VM_READ, VM_WRITE, PIDFD_GETFD), failing(errno.EPERM), ()),
+        ((SOCKET,), failing(errno.EAFNOSUPPORT), [beside(0, families)]),
+        ((SOCKET,), failing(errno.EPROTONOSUPPORT), [beside(1, kinds, mask=0xF)]),
+        ((SOCKET,), failing(errno.EPROTONOSUPPORT), [beside(2, (0, 1, 6, 17))]),
+        ((SETSOCKOPT,), failing(errno.EPERM), [among(1, IP_OPTIONS[:1]), among(2, IP_OPTIONS[1:])]),
+    ]
     if answers_queries:
-        rules.if_all(SETSOCKOPT, ((1, ANY, IP_RECVERR[0]), (2, ANY, IP_RECVERR[1])), failing(0))
-        rules.if_all(RECVMSG, ((2, socket.MSG_ERRQUEUE, socket.MSG_ERRQUEUE),), failing(errno.EAGAIN))
-    return rules.assembled()
+        is_error = among(2, (socket.MSG_ERRQUEUE,), mask=socket.MSG_ERRQUEUE)
+        rules += [
+            ((SETSOCKOPT,), failing(0), [among(1, IP_RECVERR[:1]), among(2, IP_RECVERR[1:])]),
+            ((RECVMSG,), failing(errno.EAGAIN), [is_error]),
+        ]
+    return seccomp.program(rules)
 
 
 class QemuGuard:
