@@ -151,78 +151,65 @@ class Words:
 
 class Parser:
     """Bytes in, frames out; holds little more than the largest frame. *accepts*: the frame types this side takes, each with
-    the size of its largest body. *answer*: the greeting to wait for; None takes any greeting, at any time."""
+    the size of its largest body. *answer*: the greeting to wait for; None takes any greeting, at any time: there ends what an
+    earlier host did not finish."""
 
     def __init__(self, accepts: dict[int, int], answer: bytes | None = None) -> None:
         self.accepts, self.answer = accepts, answer
-        self.listens = answer is None
         self.greeted = False
         self.buffer = bytearray()
-        self.clean = 0  # bytes of the frame that has begun in which no greeting begins
-        self.tail = b""  # of the last frame: a greeting may have begun there
+        self.later: list[bytearray] = []  # what came from each further greeting on
+        self.tail = b""  # of all that came: a greeting may have begun there
 
     def feed(self, data: bytes) -> None:
         """What came. `take` has its frames."""
-        self.buffer += data
+        newest = self.later[-1] if self.later else self.buffer
+        if self.answer is not None:
+            newest += data
+            return
+        whole = self.tail + data
+        first, *rest = whole.split(MAGIC)
+        newest += first[len(self.tail) :]
+        self.later += [bytearray(MAGIC + part) for part in rest]
+        self.tail = whole[1 - len(MAGIC) :]
 
     def forget(self) -> None:
-        """The conversation is over; look for the next greeting in what has come and will come."""
-        self.buffer[:0] = self.tail
-        self.greeted, self.clean, self.tail = False, 0, b""
+        """The conversation is over; look for the next greeting in what will come."""
+        self.greeted = False
+        self.buffer.clear()
 
     def take(self) -> tuple[int, int, bytes] | None:
         """(type, id, body) of the next frame; type GREETING has the nonce as its body. None: more bytes are needed."""
+        while True:
+            found = self._frame() if self.greeted else self._greeting()
+            if found is not None or not self.later:
+                return found
+            self.buffer, self.greeted = self.later.pop(0), False
+
+    def _frame(self) -> tuple[int, int, bytes] | None:
         buffer = self.buffer
-        if not self.greeted:
-            return self._seek()
-        if self.listens and buffer.startswith(PAD + MAGIC[:1]):  # between two frames
-            del buffer[: len(PAD)]
-        if self.listens and buffer.startswith(MAGIC[:1]):
-            return self._greeting()
         if len(buffer) < HEADER.size:
             return None
         kind, flags, number, size = HEADER.unpack_from(buffer)
         largest, end = self.accepts.get(kind, -1), HEADER.size + size
         if size > largest or flags or (size < largest and kind in EXACT):
             raise WireError(f"frame type {kind}, flags {flags}, id {number}, size {size}")
-        if self.listens:
-            at = buffer.find(MAGIC, self.clean, end)
-            if at >= 0:  # whoever began this frame broke off, and somebody else began anew
-                self.clean = 0
-                del buffer[:at]
-                return self._greeting()
-            self.clean = max(0, min(len(buffer), end) - len(MAGIC))
         if len(buffer) < end:
             return None
         body = bytes(memoryview(buffer)[HEADER.size : end])
         del buffer[:end]
-        self.clean = 0
-        if self.listens:
-            self.tail = body[1 - len(MAGIC) :]
         return kind, number, body
 
-    def _seek(self) -> tuple[int, int, bytes] | None:
-        """Skip to a whole greeting whose nonces are the same."""
-        pattern = self.answer or MAGIC
-        while (at := self.buffer.find(pattern)) >= 0:
-            del self.buffer[:at]
-            try:
-                return self._greeting()
-            except WireError:
-                del self.buffer[:1]
-        del self.buffer[: -len(pattern)]
-        return None
-
     def _greeting(self) -> tuple[int, int, bytes] | None:
-        """The greeting that begins here, once all of it has come. Raises WireError where something else does."""
-        begun = bytes(self.buffer[:GREETING_SIZE])
-        if not MAGIC.startswith(begun[: len(MAGIC)]):
-            raise WireError("frame type 255")
-        if len(begun) < GREETING_SIZE:
+        """Skip to the greeting, once all of it has come."""
+        buffer, pattern = self.buffer, self.answer or MAGIC
+        begin = buffer.find(pattern)
+        del buffer[: begin if begin >= 0 else -len(pattern)]
+        if begin < 0 or len(buffer) < GREETING_SIZE:
             return None
-        nonce = begun[len(MAGIC) : -NONCE_SIZE]
-        if begun != greeting(nonce):
+        nonce = bytes(buffer[len(MAGIC) : GREETING_SIZE - NONCE_SIZE])
+        if not buffer.startswith(greeting(nonce)):
             raise WireError("a greeting whose nonces differ")
-        del self.buffer[:GREETING_SIZE]
+        del buffer[:GREETING_SIZE]
         self.greeted = True
         return GREETING, 0, nonce

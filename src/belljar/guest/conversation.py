@@ -1,4 +1,4 @@
-"""Speaks the agent's protocol over one connected socket, and offers it as calls and streams: implements `Guest`.
+"""Speaks the agent's protocol over one connected socket, and offers it as calls and streams.
 
 The wire itself is told at the top of belljar/agent/wire.py. Everything the guest says is checked here or in process.py.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
-from belljar.guest import ExchangeDisk, Identity, IdentityProof, Process, Settings, Sink, Standstill, Streams
+from belljar.guest import ExchangeDisk, Identity, IdentityProof, Settings, Sink, Standstill, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import Running, read_words, refusal
 from belljar.hints import Protocol
@@ -75,6 +75,7 @@ class Conversation:
     # -- begin and end
 
     async def greet(self, *, as_heir: bool = False) -> None:
+        """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, ProtocolViolation."""
         self._lose(AgentLost("another conversation began"))
         loop = asyncio.get_running_loop()
         head = wire.HEIR if as_heir else b""
@@ -89,6 +90,7 @@ class Conversation:
         self._heartbeat = loop.call_later(self._settings.heartbeat, self._beat)
 
     def close(self) -> None:
+        """Stop talking; every waiting call raises AgentLost."""
         self._lose(AgentLost("the conversation with the guest was closed"))
 
     def _lose(self, error: GuestError) -> None:
@@ -172,7 +174,7 @@ class Conversation:
         finally:
             self._targets.pop(call.number, None)
 
-    # -- what a Guest does
+    # -- calls of the agent
 
     async def identify(self, identity: Identity) -> IdentityProof:
         before = time.time()
@@ -187,14 +189,19 @@ class Conversation:
         return IdentityProof(hostname, machine_id, nonce, mac, sample, skew)
 
     async def renew_keys(self) -> None:
+        """In a clone: replace the ssh host keys that its template made. Raises GuestRefused, AgentLost."""
         await self._call(b"renew_keys", more=wire.Patience.KEYS)
 
     async def settle(self) -> frozenset[str]:
+        """Make the guest ready to become a template: caches warm, nothing open, nothing secret; the conversation is over then.
+        Returns in what its clones can differ from it: "cpus", "memory", "less-memory", "disk", "card"."""
         (abilities,) = await self._call(b"settle", answers=1, patience=10)
         self.close()  # the agent has done so too: it waits for the next greeting
         return frozenset(abilities.split())
 
     async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
+        """In a clone: take into use what its template did not have; all in bytes, *surplus* of them not asked for, *disk* 0: as
+        it was. Returns the processors and the bytes of memory there are then. Raises GuestRefused, AgentLost."""
         words = (b"%d" % number for number in (cpus, plugged, surplus, disk))
         seen, memory = await self._call(b"grow", *words, answers=2, more=wire.Patience.GROW)
         try:
@@ -203,6 +210,7 @@ class Conversation:
             raise AgentLost("the agent did not tell what the guest has now") from exc
 
     async def set_clock(self) -> float:
+        """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""
         return await self._make_sure(*await self._step_clock(b"to", time.time()))
 
     async def _make_sure(self, skew: float, doubt: float) -> float:
@@ -220,38 +228,49 @@ class Conversation:
         return seen_between(before, after, clock)
 
     async def mount(self, share: Share, tag: str) -> None:
+        """Mount a folder of the host's. Raises GuestRefused."""
         how = b"ro" if share.readonly else b"rw"
         await self._call(b"mount", text(share.kind.value), text(tag), text(share.target), how)
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
+        """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises GuestRefused."""
         return await self._call(b"find_disks", *counted([text(name) for name in names]), answers=len(names))
 
     async def mount_scratch(self, device: str, target: str, account: Account) -> None:
+        """Mount an ext4 disk, nosuid and nodev, as a folder of this account's own. Raises GuestRefused."""
         await self._call(b"mount_scratch", text(device), text(target), *account_words(account))
 
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
+        """Lay a packed folder over what is at *inside*; it can be written to. Raises NoPackedFolders, GuestRefused."""
         words = (text(name), text(device), os.fsencode(inside), cwd or b"", *account_words(account))
         await self._call(b"mount_packed", *words, more=wire.Patience.PACKED)
 
     async def await_devices(self, ports: Sequence[str], timeout: float) -> list[tuple[str, str]]:
+        """(address, driver) in the guest of the device at each of these ports; "" for what was not seen in so many seconds. Raises
+        GuestRefused, AgentLost."""
         words = (b"%d" % timeout, *counted([text(port) for port in ports]))
         seen = await self._call(b"await_devices", *words, answers=2 * len(ports), more=timeout + wire.Patience.GROW)
         return list(zip(seen[::2], seen[1::2], strict=True))
 
     async def prepare_for(self, what: str) -> None:
+        """Load, before a template is saved, what its clones will need, by the kind of a share. Raises GuestRefused."""
         await self._call(b"prepare", text(what), patience=10)
 
     async def add_account(self, account: Account) -> None:
+        """Make user, group, supplementary groups and home, where they are missing. Idempotent."""
         await self._call(b"add_account", *account_words(account))
 
     async def place(self, files: Sequence[PlainFile], account: Account) -> None:
+        """Make the account and these files now; what copies need before the payload does. Raises GuestRefused."""
         await self._call(b"place", *counted(file_words(files), 4), *account_words(account))
 
     async def start(self, payload: Payload, streams: Streams) -> Running:
+        """Make the payload's small files, then start it. Exec errors come as ExitStatus, not here."""
         return await self._begin(b"start", order_of(payload, streams), streams)
 
-    async def hold_still(self, process: Process) -> Standstill:
-        assert isinstance(process, Running)
+    async def hold_still(self, process: Running) -> Standstill:
+        """Have the guest leave everything as it is, so that it can be frozen: nothing of its payload's streams is on the way then.
+        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` is right then, too."""
         process.rest()
         try:
             await self._call(b"hold_still")
@@ -269,13 +288,15 @@ class Conversation:
         except TimeoutError as exc:
             raise GuestRefused("nobody takes what the payload has written") from exc
 
-    async def go_on(self, process: Process) -> None:
-        assert isinstance(process, Running)
+    async def go_on(self, process: Running) -> None:
+        """After that, where the guest was not frozen, or runs on all the same."""
         await self._call(b"go_on")
         self._beat()
         process.go_on()
 
     async def take_up(self, standstill: Standstill, streams: Streams) -> Running:
+        """In a new conversation with a guest that was frozen: carry on with its payload, at the exact byte. stdin is there from its
+        beginning. Raises GuestRefused, AgentLost."""
         channel, number = self.open_channel(), standstill.number
         self._number = max(self._number, number)
         process = Running(number, channel, streams, standstill)
@@ -285,6 +306,8 @@ class Conversation:
         return process
 
     async def connect(self, port: int, streams: Streams) -> Running:
+        """Connect to a port of the guest's loopback: stdin goes there, what comes back is stdout. It ends when both directions
+        have; a signal breaks it off. Raises GuestRefused where nothing listens, AgentLost."""
         return await self._begin(b"connect", [b"%d" % port], streams)
 
     async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
@@ -308,24 +331,30 @@ class Conversation:
         return process
 
     def exchange_by(self, disk: ExchangeDisk) -> None:
+        """From now on `put` and `get` send the content of large files by this disk."""
         self._exchange = disk
 
     async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
+        """Copy a host file or folder into the guest, as *account*. Raises InputMissing, GuestRefused."""
         from belljar.guest.files import put
 
         await put(self.begin_copy, item, account, cwd, self._exchange)
 
     async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
+        """Copy a guest file or folder to the host. Never writes outside of its place there, whatever the guest sends. Raises
+        OutputMissing, GuestRefused, BadOption, NoSpace."""
         from belljar.guest.files import get
 
         await get(self.begin_copy, item, account, cwd, self._exchange)
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
+        """Write these, as root finds them, to *sink* as one tar archive. Raises GuestRefused, AgentLost."""
         from belljar.guest.files import collect
 
         await collect(self.begin_copy, paths, sink)
 
     async def end_payload(self) -> None:
+        """Kill the rest of the payloads, write out and unmount the shares."""
         await self._call(b"end_payload")
 
 

@@ -147,7 +147,7 @@ class Downstream:
 
 
 class Running:
-    """Implements `Process`. Fed with the frames of its number by the conversation."""
+    """A payload, a copy or a connection. The conversation feeds it with the frames of its number."""
 
     def __init__(self, number: int, channel: Channel, streams: Streams, taken_up: Standstill | None = None) -> None:
         self._number, self._channel = number, channel
@@ -164,7 +164,8 @@ class Running:
     # -- what the caller does
 
     async def wait(self) -> ExitStatus:
-        """May be cancelled and called again."""
+        """Returns when the sinks have every byte and no process of the payload is left. May be cancelled and called again. Raises
+        AgentLost."""
         status = await asyncio.shield(self._status)
         if self._writing:
             await asyncio.wait(self._writing)
@@ -177,6 +178,7 @@ class Running:
         return status
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
+        """To the payload's process group, or to its first process alone. Signalling what ended is success."""
         self._send(wire.SIGNAL, bytes([number | wire.LEADER if alone else number]))
 
     def rest(self) -> None:

@@ -9,26 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import cast
 
 from belljar.agent import wire
 from belljar.errors import GuestError
-from belljar.guest import Guest
 from belljar.guest.channel import Channel
 from belljar.guest.conversation import Conversation
 
 ALLOWED, PROCESSES = (b"start", b"connect", b"add_account"), (b"start", b"connect")
 MOST_CALLS = 256  # of one client at a time
 KILL = bytes([9])
-
-
-async def serve(guest: Guest, connection: socket.socket) -> None:
-    """Carry frames until the client goes or the guest does. The connection stays its owner's."""
-    relay = Relay(cast(Conversation, guest), connection)
-    try:
-        await relay.over
-    finally:
-        relay.close()
 
 
 class Relay:
@@ -68,8 +57,6 @@ class Relay:
         if number in self.forwards or len(self.forwards) >= MOST_CALLS:
             raise wire.WireError(f"call {number}: there already, or one too many")
         name = body.partition(b"\0")[0]
-        if wire.MAGIC in body:
-            raise wire.WireError(f"call {number}: a greeting inside")
         if name not in ALLOWED:
             why = wire.join(b"refused", b"this can only be asked by the machine's supervisor")
             return self.client.send(wire.frame(wire.ERROR, number, why))

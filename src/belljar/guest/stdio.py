@@ -1,7 +1,7 @@
 """This process's own descriptors as sources and sinks, whatever they are: pipe, file, terminal, socket, /dev/null.
 
-They are shared with other processes, so they are never made non-blocking: one daemon thread per stream blocks in their
-place. A thread begins with the first byte asked for, and never keeps this process from ending.
+They are shared with other processes, so they are never made non-blocking: a daemon thread per call blocks in their place, and
+never keeps this process from ending.
 """
 
 from __future__ import annotations
@@ -10,54 +10,10 @@ import asyncio
 import errno
 import os
 import select
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from queue import SimpleQueue
 
-from belljar.host.threads import begin_thread
+from belljar.host.threads import in_thread
 
 LOOK_AGAIN = 0.1  # seconds
-Order = tuple[Callable[[], None], asyncio.Future[None]]
-
-
-class _Worker:
-    """Does one blocking call after the other, in a thread that ends when nobody has the worker any more."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._orders: SimpleQueue[Order | None] | None = None
-
-    async def do(self, call: Callable[[], None]) -> None:
-        """Make the call. Cancelling stops the waiting, not the call."""
-        future = asyncio.get_running_loop().create_future()
-        if self._orders is None:
-            orders: SimpleQueue[Order | None] = SimpleQueue()
-            begin_thread(_work, orders, name=self._name)
-            self._orders = orders
-        self._orders.put((call, future))
-        await future
-
-    def __del__(self) -> None:
-        if self._orders is not None:
-            self._orders.put(None)
-
-
-def _work(orders: SimpleQueue[Order | None]) -> None:
-    """Knows the orders alone, so that it keeps nobody alive while it waits for the next."""
-    while (order := orders.get()) is not None:
-        _carry_out(*order)
-        del order
-
-
-def _carry_out(call: Callable[[], None], future: asyncio.Future[None]) -> None:
-    try:
-        call()
-        answer = partial(future.set_result, None)
-    except BaseException as exc:
-        answer = partial(future.set_exception, exc)
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else answer())
 
 
 class FdSource:
@@ -65,19 +21,20 @@ class FdSource:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._worker = _Worker(f"read {descriptor}")
         self._taken = b""
+        self._reading: asyncio.Future[None] | None = None  # goes on when its reader is cancelled
 
     async def read(self, limit: int) -> bytes:
         """Up to *limit* bytes; b"" at the end. Raises OSError."""
         if not self._taken:
-            await self._worker.do(lambda: self._read(limit))
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.ensure_future(in_thread(lambda: self._read(limit)))
+                self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+            await asyncio.shield(self._reading)
         data, self._taken = self._taken[:limit], self._taken[limit:]
         return data
 
     def _read(self, limit: int) -> None:
-        if self._taken:
-            return
         while True:
             if os.isatty(self._descriptor):
                 wait_for_our_turn(self._descriptor)
@@ -118,11 +75,10 @@ class FdSink:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._worker = _Worker(f"write {descriptor}")
 
     async def write(self, data: bytes) -> None:
         """Raises BrokenPipeError when the reader is gone, another OSError when the bytes cannot be taken."""
-        await self._worker.do(lambda: self._write(data))
+        await in_thread(lambda: self._write(data))
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

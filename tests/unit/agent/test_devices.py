@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from belljar.agent.guest import devices, system
+from belljar.agent.guest import devices, mounts
 from belljar.agent.guest.devices import await_devices, drivers_at
 from belljar.agent.wire import Words
 
@@ -49,16 +48,15 @@ class Bus:
         pass
 
     def seen(self, *ports: str, within: float = 30.0) -> list[bytes]:
-        return drivers_at([*ports], time.monotonic() + within, f"{self.folder}/")
+        return drivers_at([*ports], within, f"{self.folder}/")
 
 
 @pytest.fixture
 def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bus:
     made = Bus(tmp_path)
-    monkeypatch.setattr(devices, "kernel_events", lambda: made)
-    monkeypatch.setattr(devices, "write_quietly", lambda path, data: True)
+    monkeypatch.setattr(mounts, "kernel_events", lambda: made)
+    monkeypatch.setattr(mounts, "write_quietly", lambda path, data: True)
     monkeypatch.setattr(devices, "MODPROBES", ("/",))
-    monkeypatch.setattr(system, "MODPROBES", ("/",))
     monkeypatch.setattr(os, "spawnv", lambda how, program, argv: made.loaded.append(argv[-1]))
     return made
 

@@ -14,9 +14,8 @@ from tests.rehearsal import rehearse
 
 from belljar.agent.wire import CALL, CREDIT, DATA, EOF, MAX_DATA, U32, WINDOW, frame, greeting
 from belljar.errors import AgentLost, GuestRefused
-from belljar.guest import Identity, Settings, Streams
+from belljar.guest import Identity, Settings, Streams, second_client
 from belljar.guest.conversation import Conversation, order_of, request
-from belljar.guest.relay import serve
 from belljar.model import Account, Payload, StdinKind, Transfer
 
 ME = Account("tester", os.getuid(), os.getgid(), "testers", home="/")
@@ -51,7 +50,7 @@ async def relayed(guest: Conversation) -> AsyncIterator[tuple[socket.socket, asy
     with ours, its:
         its.setblocking(False)
         ours.setblocking(False)
-        serving = asyncio.ensure_future(serve(guest, its))
+        serving = asyncio.ensure_future(second_client(guest, its))
         try:
             yield ours, serving
         finally:

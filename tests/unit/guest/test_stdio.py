@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import gc
 import os
 import socket
 import threading
@@ -108,14 +109,28 @@ async def test_a_full_disk_is_an_error_of_the_write() -> None:
     os.close(full)
 
 
-async def test_a_stream_that_nobody_has_any_more_keeps_no_thread(pipe: tuple[int, int]) -> None:
+async def test_a_stream_keeps_no_thread(pipe: tuple[int, int]) -> None:
     before = set(threading.enumerate())
-    sink = FdSink(pipe[1])
+    sink, source = FdSink(pipe[1]), FdSource(pipe[0])
     await sink.write(b"one")
-    (thread,) = set(threading.enumerate()) - before
-    del sink
-    thread.join(10)
-    assert not thread.is_alive()
+    assert await source.read(3) == b"one"
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+async def test_a_cancelled_read_that_fails_is_no_complaint(
+    pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = FdSource(os.open("/", os.O_RDONLY))
+    reading = asyncio.ensure_future(source.read(1))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(IsADirectoryError):
+        await source.read(1)
+    del source, reading
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_closing_a_sink_leaves_the_descriptor_open(pipe: tuple[int, int]) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,9 @@ def unpacked(carried: Interpreter, tmp_path_factory: pytest.TempPathFactory) -> 
     return root
 
 
-def test_it_is_made_once_and_named_by_its_content(folder: Path, carried: Interpreter) -> None:
-    from hashlib import file_digest
-
-    with open(carried.path, "rb") as file:
-        assert file_digest(file, "sha256").hexdigest() == carried.digest
+def test_it_is_made_once_for_a_key(folder: Path, carried: Interpreter) -> None:
+    assert carried.path == folder / f"{sha256(bundle.key()).hexdigest()}.tar"
+    assert interpreter(folder, b"another", lambda: SCRIPT).digest != carried.digest
     before = carried.path.stat()
     assert interpreter(folder, bundle.key(), bundle.source) == carried
     assert (carried.path.stat().st_ino, carried.path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -52,8 +51,9 @@ def test_it_is_made_once_and_named_by_its_content(folder: Path, carried: Interpr
 
 def test_one_that_is_lost_is_made_again_the_same(tmp_path: Path) -> None:
     first = interpreter(tmp_path, b"key", lambda: SCRIPT)
+    data = first.path.read_bytes()
     first.path.unlink()
-    assert interpreter(tmp_path, b"key", lambda: SCRIPT) == first and first.path.exists()
+    assert interpreter(tmp_path, b"key", lambda: SCRIPT) == first and first.path.read_bytes() == data
 
 
 def test_two_at_once_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

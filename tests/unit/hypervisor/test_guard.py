@@ -323,7 +323,7 @@ def test_a_guard_that_may_not_look_refuses_everything_and_says_so(
     def may_not(*_: object) -> bytes:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("belljar.host.guard.seccomp.Libc.read_memory", may_not)
+    monkeypatch.setattr("belljar.host.guard.seccomp.read_memory", may_not)
     under = Under(allowing("0.0.0.0/0"))
     assert under.run("connect", "127.0.0.1", port_of(server)) == {"connect": "EPERM"}
     (told,) = under.told

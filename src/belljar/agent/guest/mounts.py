@@ -30,12 +30,12 @@ DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver 
 class Mounts:
     def __init__(self) -> None:
         self.mounts: list[bytes] = []
-        self.calls: dict[bytes, Callable[[Words], bytes]] = {
+        self.calls: dict[bytes, Callable[[Words], bytes | None]] = {
             b"mount": self.mount, b"prepare": self.prepare_for, b"find_disks": self.find_disks,
             b"mount_scratch": self.mount_scratch,
         }  # fmt: skip
 
-    def mount(self, words: Words) -> bytes:
+    def mount(self, words: Words) -> None:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
         kind = checked_kind(words.next())
         options, missing, patience = SHARES[kind]
@@ -50,18 +50,16 @@ class Mounts:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
             raise Refused("refused", f"{shown(target)}: cannot mount the share: {exc.strerror}") from exc
         self.mounts.append(target)
-        return b""
 
-    def prepare_for(self, words: Words) -> bytes:
+    def prepare_for(self, words: Words) -> None:
         """Before a template is saved: what its clones would otherwise each load anew."""
         load_filesystems(checked_kind(words.next()).decode("ascii"))
-        return b""
 
     def find_disks(self, words: Words) -> bytes:
         """The devices of the disks with these serials."""
         return join(*devices_of(words.some()))
 
-    def mount_scratch(self, words: Words) -> bytes:
+    def mount_scratch(self, words: Words) -> None:
         """An empty disk at its place, which is the payload's user's own."""
         device, target = words.next(), checked_target(words.next())
         account = Account(words)
@@ -76,7 +74,6 @@ class Mounts:
             os.chmod(target, 0o700)
         except OSError as exc:
             raise Refused("refused", f"{shown(target)}: cannot mount the scratch disk: {exc.strerror}") from exc
-        return b""
 
     def release(self) -> None:
         """Unmount all, write everything out."""

@@ -15,27 +15,6 @@ LOOPBACKS = ((_socket.AF_INET, "127.0.0.1"), (_socket.AF_INET6, "::1"))
 BRIEFLY = 0.1  # seconds
 
 
-class Inlet(Inflow):
-    """Bytes for a service, which may go on speaking after their end."""
-
-    def __init__(self, agent: Channel, number: int, fd: int, ended: Callable[[], None]) -> None:
-        super().__init__(agent, number, fd)
-        self.ended = ended
-
-    def finish(self) -> None:
-        end = _socket.socket(fileno=self.fd)
-        try:
-            end.shutdown(_socket.SHUT_WR)
-        except OSError:  # the service is gone
-            pass
-        end.detach()
-        self.drop()
-
-    def drop(self) -> None:
-        super().drop()
-        self.ended()
-
-
 class Connection:
     """Its EXIT comes when both directions have ended, or when the host signals or resets it."""
 
@@ -46,9 +25,10 @@ class Connection:
         """Raises OSError where nothing listens."""
         self.agent, self.number, self.gone = agent, number, gone
         self.is_over = False
-        fd = connect(port)
-        self.inlet = Inlet(agent, 4 * number + STDIN, os.dup(fd), self.advance)
-        self.outlet = Outflow(agent, 4 * number + STDOUT, fd, self.advance, self.fail)
+        self.end = connect(port)
+        inner, outer = os.dup(self.end.fileno()), os.dup(self.end.fileno())
+        self.inlet = Inflow(agent, 4 * number + STDIN, inner, self.advance, self.say_end)
+        self.outlet = Outflow(agent, 4 * number + STDOUT, outer, self.advance, self.fail)
 
     def take(self, kind: int, number: int, body: bytes) -> None:
         if kind in (SIGNAL, RESET):
@@ -59,6 +39,10 @@ class Connection:
             self.inlet.end()
         elif kind == CREDIT and number == self.outlet.number:
             self.outlet.grant(int.from_bytes(body))
+
+    def say_end(self, fd: int) -> None:
+        """The service may go on speaking."""
+        self.end.shutdown(_socket.SHUT_WR)
 
     def fail(self) -> None:
         """The service broke off: of what it said some may be missing."""
@@ -74,12 +58,13 @@ class Connection:
     def advance(self) -> None:
         if self.inlet.fd < 0 and self.outlet.fd < 0 and not self.is_over:
             self.is_over = True
+            self.end.close()
             self.agent.send(EXIT, self.number, END.pack(0, 0.0, 0.0, 0, False) + b"\0")
             self.gone(self)
 
 
-def connect(port: int) -> int:
-    """A socket to what listens on this port of the loopback. Raises OSError."""
+def connect(port: int) -> _socket.socket:
+    """To what listens on this port of the loopback. Raises OSError."""
     for family, address in LOOPBACKS:
         try:
             end = _socket.socket(family, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
@@ -90,5 +75,5 @@ def connect(port: int) -> int:
             pass
         except OSError:
             continue
-        return end.detach()
+        return end
     raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))

@@ -25,8 +25,9 @@ HOLD_COMMAND = '#!/bin/sh\nexec {0}/loader --library-path {0} {0}/python -I -S {
 CREDENTIALS = struct.Struct("3i")
 
 
-def install_hold(agent: str) -> None:
-    """Put what programs of the guest hold themselves by where they look for it; *agent*: the folder of our own interpreter."""
+def install_hold() -> None:
+    """Put what programs of the guest hold themselves by where they look for it. Our own interpreter is beside this program."""
+    agent = os.path.dirname(os.path.abspath(sys.argv[0]))
     try:
         os.makedirs(HOLD_FOLDER, exist_ok=True)
         for name, text in HOLD_FILES.items():
@@ -126,7 +127,3 @@ def spent(pid: int) -> tuple[float, float]:
     words = read_file(f"/proc/{pid}/stat", 1024).rpartition(b")")[2].split()
     tick = os.sysconf("SC_CLK_TCK")
     return (int(words[11]) + int(words[13])) / tick, (int(words[12]) + int(words[14])) / tick
-
-
-def folder_of_agent() -> str:
-    return os.path.dirname(os.path.abspath(sys.argv[0]))

@@ -11,13 +11,14 @@ import _signal as signal
 import os
 import select
 import sys
+from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, kernel_events, kill_quietly, next_stamp, read_file, say, shown, stamp
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.connection import Connection
-from belljar.agent.loop.hold import Holder, folder_of_agent, install_hold, spent
+from belljar.agent.loop.hold import Holder, install_hold, spent
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
 from belljar.agent.wire import CALL, GREETING, HEIR, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
@@ -35,9 +36,14 @@ class Agent(Channel):
         self.ending: list[int] = []
         self.errands: list[Errand] = []
         self.zygote: Zygote | None = None
-        own = {b"add_account": self._add_account, b"place": self._place, b"settle": self._settle}
-        rest = {b"hold_still": self._hold_still, b"go_on": self._go_on}
-        self.calls = guest.calls | own | rest
+        self.calls = guest.calls | {
+            b"add_account": self._add_account, b"place": self._place, b"settle": self._settle,
+            b"hold_still": self._hold_still, b"go_on": self._go_on,
+        }  # fmt: skip
+        self.numbered: dict[bytes, Callable[[int, Words], bytes | None]] = {
+            b"start": self._start, b"connect": self._connect, b"take_up": self._take_up,
+            b"end_payload": self._end_payload,
+        }  # fmt: skip
         self.began, self.has_put = 0, False
         self._catch_signals()
 
@@ -104,44 +110,34 @@ class Agent(Channel):
 
     def _do(self, name: bytes, number: int, words: Words) -> bytes | None:
         """The answer to a call; None when it comes later."""
-        if name == b"start":
-            self._start(number, words)
-            return b""
-        if name == b"connect":
-            self._check_new(number)
-            self.processes[number] = Connection(self, number, words.number(), self._gone)
-            return b""
-        if name == b"take_up":
-            self._take_up(number)
-            return b""
         if name in self.calls:
-            return self.calls[name](words)
+            return self.calls[name](words) or b""
+        if name in self.numbered:
+            return self.numbered[name](number, words)
         if name in self.guest.errands:
             Errand(self, self.errands, number, name, self.guest.errands[name](words))
             return None
-        if name == b"end_payload":
-            self.ending.append(number)
-            self._abandon_all()
-            self._check_ending()
-            return None
         raise Refused("bad-call", f"no call is named {shown(name)}")
 
-    def _add_account(self, words: Words) -> bytes:
+    def _add_account(self, words: Words) -> None:
         self.guest.add_account(Account(words))
-        return b""
 
-    def _place(self, words: Words) -> bytes:
+    def _place(self, words: Words) -> None:
         files = words.rows(4)
         account = Account(words)
         self.guest.add_account(account)
         place(files, account, self.guest)
-        return b""
 
     def _check_new(self, number: int) -> None:
         if number in self.processes:
             raise WireError(f"process {number} is there already")
 
-    def _start(self, number: int, words: Words) -> None:
+    def _connect(self, number: int, words: Words) -> bytes:
+        self._check_new(number)
+        self.processes[number] = Connection(self, number, words.number(), self._gone)
+        return b""
+
+    def _start(self, number: int, words: Words) -> bytes:
         self._check_new(number)
         files = words.rows(4)
         script, text = words.next(), words.next()
@@ -173,19 +169,18 @@ class Agent(Channel):
             process.drop_flows()
             process.close()
             raise
+        return b""
 
-    def _hold_still(self, words: Words) -> bytes:
+    def _hold_still(self, words: Words) -> None:
         """The guest is about to be frozen. What runs outlives this conversation: it waits for one that goes on, or takes it up."""
         if self.errands or self.ending:
             raise Refused("busy", "the guest still does what it was asked before")
         self.hold_still()
-        return b""
 
-    def _go_on(self, words: Words) -> bytes:
+    def _go_on(self, words: Words) -> None:
         self.go_on()
-        return b""
 
-    def _take_up(self, number: int) -> None:
+    def _take_up(self, number: int, words: Words) -> bytes:
         """This conversation carries on with a process that another one held; what else there was is cut off."""
         process = self.processes.get(number)
         if not self.is_still or process is None or not process.pid:
@@ -195,6 +190,12 @@ class Agent(Channel):
         self.processes[number] = process
         self.go_on()
         self.later.append(process.take_up)
+        return b""
+
+    def _end_payload(self, number: int, words: Words) -> None:
+        self.ending.append(number)
+        self._abandon_all()
+        self._check_ending()
 
     def _settle(self, words: Words) -> bytes:
         """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
@@ -309,7 +310,7 @@ def main(argv: list[str]) -> int:
         return 2
     guest = Guest()
     guest.prepare()
-    install_hold(folder_of_agent())
+    install_hold()
     serve(os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC), guest, is_port=True)
     return 1  # a guest's agent is started again
 

@@ -74,7 +74,7 @@ class Process:
             if kind != "s" and not is_terminal:
                 os.close(fd)
             elif index == STDIN:
-                self.inflows[base] = Inflow(self.agent, base, fd, is_terminal)
+                self.inflows[base] = Inflow(self.agent, base, fd, self.advance, type_end if is_terminal else None)
             else:
                 self.outflows[base + index] = Outflow(self.agent, base + index, fd, self.advance)
         self.pid, self.trouble = zygote.pid, zygote.trouble
@@ -112,7 +112,6 @@ class Process:
             outflow.grant(int.from_bytes(body))
         elif outflow and kind == RESET:
             outflow.drop()
-            self.advance()
 
     def signal(self, number: int) -> None:
         """To its process group, or with LEADER to itself alone. What has ended is past hearing."""
@@ -238,6 +237,11 @@ class Process:
             self.zygote.discard()
         self.agent.later += [self.box.discard, self.guest.after_payload]
         self.gone(self)
+
+
+def type_end(terminal: int) -> None:
+    """As a person says that nothing more comes. Raises OSError."""
+    os.write(terminal, b"\4")
 
 
 class Errand:

@@ -11,10 +11,10 @@ from belljar.agent.wire import CREDIT, DATA, EOF, MAX_CREDIT, MAX_DATA, RESET, U
 
 
 class Flow:
-    """Our end of a pipe of the payload."""
+    """Our end of a pipe of the payload. *ended*: called once it is closed."""
 
-    def __init__(self, agent: Channel, number: int, fd: int) -> None:
-        self.agent, self.number, self.fd = agent, number, fd
+    def __init__(self, agent: Channel, number: int, fd: int, ended: Callable[[], None]) -> None:
+        self.agent, self.number, self.fd, self.ended = agent, number, fd, ended
         self.credit = WINDOW
         os.set_blocking(fd, False)
 
@@ -24,6 +24,7 @@ class Flow:
             self.agent.unwatch(self.fd)
             os.close(self.fd)
             self.fd = -1
+            self.ended()
 
 
 class Outflow(Flow):
@@ -32,8 +33,8 @@ class Outflow(Flow):
     def __init__(
         self, agent: Channel, number: int, fd: int, ended: Callable[[], None], failed: Callable[[], None] | None = None
     ) -> None:
-        super().__init__(agent, number, fd)
-        self.ended, self.failed = ended, failed or self.finish  # a terminal fails when its last user is gone
+        super().__init__(agent, number, fd, ended)
+        self.failed = failed or self.finish  # a terminal fails when its last user is gone
         self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
         self.is_mute = False  # nobody hears it any more
         agent.watch(fd, select.EPOLLIN, self.pump)
@@ -89,15 +90,17 @@ class Outflow(Flow):
             if not self.is_mute:
                 self.agent.send(EOF, self.number)
             self.drop()
-            self.ended()
 
 
 class Inflow(Flow):
-    """Bytes for a pipe of the payload. What the payload has not read yet costs the host its credit."""
+    """Bytes for a pipe of the payload. What the payload has not read yet costs the host its credit. *say_end*: for what is not over by
+    being closed."""
 
-    def __init__(self, agent: Channel, number: int, fd: int, is_terminal: bool = False) -> None:
-        super().__init__(agent, number, fd)
-        self.is_terminal = is_terminal
+    def __init__(
+        self, agent: Channel, number: int, fd: int, ended: Callable[[], None], say_end: Callable[[int], object] | None
+    ) -> None:
+        super().__init__(agent, number, fd, ended)
+        self.say_end = say_end
         self.queue: list[memoryview] = []
         self.owed = 0
         self.is_ended = False
@@ -138,13 +141,13 @@ class Inflow(Flow):
                 self.finish()
 
     def finish(self) -> None:
-        if self.is_terminal:
-            try:
-                os.write(self.fd, b"\4")  # what a person types to say that nothing more comes
-            except OSError:
-                pass
+        try:
+            if self.say_end is not None:
+                self.say_end(self.fd)
+        except OSError:  # nobody is there any more
+            pass
         self.drop()
 
     def drop(self) -> None:
-        super().drop()
         self.queue.clear()
+        super().drop()

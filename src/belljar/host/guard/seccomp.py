@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from belljar.errors import NetworkFailed
@@ -32,67 +32,47 @@ RECV, SEND, ID_VALID, ADDFD = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 SETFD = 1
 ANY = 0xFFFFFFFF  # the mask of a whole argument
 
-Step = tuple[int, int, int, int]  # code, steps to jump if true, if false, constant
+Test = tuple[int, int, Sequence[int], bool]  # offset of half an argument, mask, values, is it to be one of them
+Rule = tuple[Sequence[int], int, Sequence[Test]]  # calls, action, what all has to hold
 
 
-class Program:
-    """A filter in the making: the first rule that fits decides; what fits none is allowed. Calls by another architecture's
-    numbers (32 bit, x32) kill the process: nothing honest makes them."""
+def among(argument: int, values: Sequence[int], mask: int = ANY) -> Test:
+    """The low half of an argument, under *mask*, is one of *values*."""
+    return ARGS_OFFSET + 8 * argument, mask, values, True
 
-    def __init__(self) -> None:
-        self._steps: list[Step] = [
-            (LOAD, 0, 0, ARCH_OFFSET), (EQUAL, 1, 0, AUDIT_ARCH_X86_64), (RETURN, 0, 0, KILL),
-            (LOAD, 0, 0, NR_OFFSET), (AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL),
-        ]  # fmt: skip
 
-    def always(self, calls: Sequence[int], action: int) -> None:
-        """These calls, whatever their arguments."""
-        for call in calls:
-            self._steps += [(EQUAL, 0, 1, call), (RETURN, 0, 0, action)]
+def beside(argument: int, values: Sequence[int], mask: int = ANY, *, half: int = 0) -> Test:
+    """It is none of them. *half* 1: the high one."""
+    return ARGS_OFFSET + 8 * argument + 4 * half, mask, values, False
 
-    def if_in(self, call: int, argument: int, values: Sequence[int], action: int) -> None:
-        """This call when the low half of an argument is one of *values*."""
-        block = [_low(argument)]
-        for value in values:
-            block += [(EQUAL, 0, 1, value), (RETURN, 0, 0, action)]
-        self._only(call, block)
 
-    def unless_in(self, call: int, argument: int, values: Sequence[int], action: int, *, mask: int = ANY) -> None:
-        """This call unless the low half of an argument, under *mask*, is one of *values*."""
-        block = [_low(argument), (AND, 0, 0, mask)]
-        block += [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
-        self._only(call, [*block, (RETURN, 0, 0, action)])
-
-    def if_all(self, call: int, conditions: Sequence[tuple[int, int, int]], action: int) -> None:
-        """This call when all of its arguments, each (number, mask, value of its low half under the mask), fit."""
-        block: list[Step] = []
-        for place, (argument, mask, value) in enumerate(conditions):
-            left = 3 * (len(conditions) - place - 1)
-            block += [_low(argument), (AND, 0, 0, mask), (EQUAL, 0, left + 1, value)]
-        self._only(call, [*block, (RETURN, 0, 0, action)])
-
-    def unless_null(self, call: int, argument: int, action: int) -> None:
-        """This call unless an argument, all 64 bits of it, is a null pointer."""
-        low = _low(argument)
-        high = (*low[:3], low[3] + 4)
-        self._only(call, [low, (EQUAL, 0, 2, 0), high, (EQUAL, 1, 0, 0), (RETURN, 0, 0, action)])
-
-    def assembled(self) -> bytes:
-        return b"".join(struct.pack("HBBI", *step) for step in [*self._steps, (RETURN, 0, 0, ALLOW)])
-
-    def _only(self, call: int, block: list[Step]) -> None:
-        """The block for this call alone; what it lets through goes on with the next rule."""
+def program(rules: Iterable[Rule]) -> bytes:
+    """The filter: the first rule that fits decides; what fits none is allowed. Calls by another architecture's numbers (32 bit,
+    x32) kill the process: nothing honest makes them."""
+    steps = [
+        (LOAD, 0, 0, ARCH_OFFSET), (EQUAL, 1, 0, AUDIT_ARCH_X86_64), (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NR_OFFSET), (AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL),
+    ]  # fmt: skip
+    for calls, action, tests in rules:
+        block = [(RETURN, 0, 0, action)]
+        for offset, mask, values, is_among in reversed(tests):
+            rest = len(block)  # of the rule: passed over where the test fails
+            over = (
+                len(values) if is_among else len(values) + rest - 1
+            )  # from the first value, where it is the argument's
+            compare = [(EQUAL, over - place, 0, value) for place, value in enumerate(values)]
+            if is_among:  # it was none of them
+                compare.append((EQUAL, rest, rest, 0))
+            block = [(LOAD, 0, 0, offset), (AND, 0, 0, mask), *compare, *block]
         assert len(block) <= 255, "a block that no jump can pass"
-        self._steps += [(EQUAL, 0, len(block), call), *block, (LOAD, 0, 0, NR_OFFSET)]
+        for call in calls:
+            steps += [(EQUAL, 0, len(block), call), *block, (LOAD, 0, 0, NR_OFFSET)]
+    return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
 
 
 def failing(code: int) -> int:
     """The action that lets a call fail with this errno; 0: it is not made, and succeeds."""
     return ERRNO | code
-
-
-def _low(argument: int) -> Step:
-    return (LOAD, 0, 0, ARGS_OFFSET + 8 * argument)
 
 
 @dataclass(frozen=True)
@@ -105,7 +85,7 @@ class Notice:
 
 
 class Libc:
-    """The system calls Python has no functions for. Made once; every method raises OSError."""
+    """The system calls Python has no functions for. Made once."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -131,37 +111,19 @@ class Libc:
         raise NetworkFailed(f"this kernel gives no listener for system calls: {why}", hint=UNGUARDED)
 
     def take_descriptor(self, pidfd: int, number: int) -> int:
-        """A descriptor of ours for another process's open file."""
+        """A descriptor of ours for another process's open file. Raises OSError."""
         words = ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0)
-        return self._checked(self._libc.syscall(*words))
+        descriptor = self._libc.syscall(*words)
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return int(descriptor)
 
-    def read_memory(self, pid: int, address: int, size: int) -> bytes:
-        """What is there; fewer bytes where the rest is not. EFAULT when nothing is."""
-        if size <= 0 or not 0 < address < 1 << 63:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        data = ctypes.create_string_buffer(size)
-        here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(data), size))
-        there = ctypes.create_string_buffer(struct.pack("QQ", address, size))
-        count, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
-        self._libc.process_vm_readv.restype = ctypes.c_ssize_t
-        length = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, count, there, count, flags))
-        return data.raw[:length]
 
-    def connect(self, fd: int, address: bytes) -> None:
-        self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
-
-    def send_to(self, fd: int, data: bytes, flags: int, address: bytes) -> int:
-        """An empty address: where the socket is connected to."""
-        self._libc.sendto.restype = ctypes.c_ssize_t
-        place = address or None, ctypes.c_uint(len(address))
-        words = ctypes.c_int(fd), data, ctypes.c_size_t(len(data)), ctypes.c_int(flags), *place
-        return self._checked(self._libc.sendto(*words))
-
-    def _checked(self, result: int) -> int:
-        if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return int(result)
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """What is there in a process; fewer bytes where the rest is not. Raises PermissionError, FileNotFoundError."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory, suppress(OSError, OverflowError):
+        return os.pread(memory.fileno(), size, address)
+    return b""
 
 
 def receive(listener: int) -> Notice | None:

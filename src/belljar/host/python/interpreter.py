@@ -3,8 +3,7 @@
 The script, the program, its loader, the libraries the loader names, and of the standard library only what the script imports,
 found by importing it here. Modules are bytecode, so that an emulated guest compiles nothing. One tar archive, made once:
 
-    FOLDER/SHA256.tar       the archive, named by its content
-    FOLDER/KEY              a link to it; the key stands for this Python and this script
+    FOLDER/SHA256.tar       the archive, named by a key that stands for this Python and this script
     FOLDER/lock             held by the process that makes one
 
 In the guest it is started by its own loader (`command`), so nothing of the guest's is needed but its kernel: no C
@@ -18,13 +17,12 @@ import marshal
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 
 from belljar.errors import HostError
 from belljar.host.commands import run
-from belljar.host.files import no_space_as_error, write_whole
+from belljar.host.files import write_whole
 from belljar.host.locks import locked
 from belljar.host.python.elf import loader_of
 from belljar.host.quick_imports import sha256
@@ -55,7 +53,7 @@ for name, module in sorted(sys.modules.items()):
 class Interpreter:
     """An archive with an interpreter."""
 
-    digest: str  # sha256 of the archive, hexadecimal
+    digest: str  # for its script and its Python, hexadecimal
     path: Path
 
     def files(self) -> Iterator[tuple[str, bytes, int]]:
@@ -77,45 +75,21 @@ def command(folder: str) -> str:
 def interpreter(folder: Path, key: bytes, script: Callable[[], bytes]) -> Interpreter:
     """The one with *script*, made now where it is missing; *folder* is ours, and *key* stands for script and Python. Raises
     HostError, CommandFailed, LockTimeout, NoSpace."""
-    link = _link(folder, key)
-    if (archive := _known(link)) is None:
+    digest = sha256(key).hexdigest()
+    path = folder / f"{digest}.tar"
+    if not path.exists():
         with locked(folder / "lock", timeout=PATIENCE, what="copy this host's Python for guests"):
-            archive = _known(link) or _make(link, script())
-    return archive
+            if not path.exists():
+                write_whole(path, archive_of(sorted(_parts(script()))))
+    return Interpreter(digest, path)
 
 
 def out_of_use(folder: Path, key: bytes) -> Iterator[Path]:
-    """Archives, and links to them, of other keys."""
-    link = _link(folder, key)
-    archive = _known(link)
-    kept = {link.name, "lock", archive.path.name if archive else ""}
+    """Archives of other keys."""
+    kept = ("lock", f"{sha256(key).hexdigest()}.tar")
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name not in kept and not path.name.startswith(".") and path.suffix != ".draft":
+        if path.name not in kept and not path.name.startswith("."):
             yield path
-
-
-def _known(link: Path) -> Interpreter | None:
-    with suppress(OSError):
-        path = link.parent / os.readlink(link)
-        if path.exists():
-            return Interpreter(path.stem, path)
-    return None
-
-
-def _make(link: Path, script: bytes) -> Interpreter:
-    data = archive_of(sorted(_parts(script)))
-    path = link.parent / f"{sha256(data).hexdigest()}.tar"
-    write_whole(path, data)
-    draft = link.with_suffix(".draft")
-    with no_space_as_error(link):
-        draft.unlink(missing_ok=True)
-        draft.symlink_to(path.name)
-        draft.rename(link)
-    return Interpreter(path.stem, path)
-
-
-def _link(folder: Path, key: bytes) -> Path:
-    return folder / sha256(key).hexdigest()
 
 
 def _program() -> str:

@@ -23,7 +23,7 @@ from belljar.errors import NetworkFailed
 from belljar.host.guard import seccomp
 from belljar.host.guard.egress import DNS, Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.names import NO_DATA, NO_SUCH_NAME, query
-from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
+from belljar.host.guard.seccomp import Libc, Notice, among, beside, failing
 from belljar.host.guard.traffic import Call, Refusal, Refusals, Tell
 from belljar.host.threads import begin_thread
 from belljar.hypervisor.qemu.process.launch import spawn
@@ -46,24 +46,29 @@ TRANSPORTS: dict[tuple[int, int], Transport] = {
 def program(sealed: Sequence[int], *, answers_queries: bool = False) -> bytes:
     """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there. *answers_queries*: on
     sockets of another family, from which slirp would take the answer for an error."""
-    rules = Program()
-    rules.always((CONNECT,), seccomp.NOTIFY)
-    rules.unless_null(SENDTO, 4, seccomp.NOTIFY)
-    rules.unless_in(SENDMSG, 0, sealed, failing(errno.EACCES))
-    rules.if_in(CLOSE, 0, sealed, failing(0))
-    rules.if_in(DUP2, 1, sealed, failing(errno.EPERM))
-    rules.if_in(DUP3, 1, sealed, failing(errno.EPERM))
-    rules.always((CLOSE_RANGE, *IO_URING), failing(errno.ENOSYS))
-    rules.always((BIND, LISTEN, SENDMMSG), failing(errno.EACCES))
-    rules.always((PTRACE, VM_READ, VM_WRITE, PIDFD_GETFD), failing(errno.EPERM))
-    rules.unless_in(SOCKET, 0, (socket.AF_UNIX, socket.AF_INET), failing(errno.EAFNOSUPPORT))
-    rules.unless_in(SOCKET, 1, (socket.SOCK_STREAM, socket.SOCK_DGRAM), failing(errno.EPROTONOSUPPORT), mask=0xF)
-    rules.unless_in(SOCKET, 2, (0, 1, 6, 17), failing(errno.EPROTONOSUPPORT))
-    rules.if_all(SETSOCKOPT, ((1, ANY, IP_OPTIONS[0]), (2, ANY, IP_OPTIONS[1])), failing(errno.EPERM))
+    families, kinds = (socket.AF_UNIX, socket.AF_INET), (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+    rules: list[seccomp.Rule] = [
+        ((CONNECT,), seccomp.NOTIFY, ()),
+        ((SENDTO,), seccomp.NOTIFY, [beside(4, (0,))]),  # not a null pointer
+        ((SENDTO,), seccomp.NOTIFY, [beside(4, (0,), half=1)]),
+        ((SENDMSG,), failing(errno.EACCES), [beside(0, sealed)]),
+        ((CLOSE,), failing(0), [among(0, sealed)]),
+        ((DUP2, DUP3), failing(errno.EPERM), [among(1, sealed)]),
+        ((CLOSE_RANGE, *IO_URING), failing(errno.ENOSYS), ()),
+        ((BIND, LISTEN, SENDMMSG), failing(errno.EACCES), ()),
+        ((PTRACE, VM_READ, VM_WRITE, PIDFD_GETFD), failing(errno.EPERM), ()),
+        ((SOCKET,), failing(errno.EAFNOSUPPORT), [beside(0, families)]),
+        ((SOCKET,), failing(errno.EPROTONOSUPPORT), [beside(1, kinds, mask=0xF)]),
+        ((SOCKET,), failing(errno.EPROTONOSUPPORT), [beside(2, (0, 1, 6, 17))]),
+        ((SETSOCKOPT,), failing(errno.EPERM), [among(1, IP_OPTIONS[:1]), among(2, IP_OPTIONS[1:])]),
+    ]
     if answers_queries:
-        rules.if_all(SETSOCKOPT, ((1, ANY, IP_RECVERR[0]), (2, ANY, IP_RECVERR[1])), failing(0))
-        rules.if_all(RECVMSG, ((2, socket.MSG_ERRQUEUE, socket.MSG_ERRQUEUE),), failing(errno.EAGAIN))
-    return rules.assembled()
+        is_error = among(2, (socket.MSG_ERRQUEUE,), mask=socket.MSG_ERRQUEUE)
+        rules += [
+            ((SETSOCKOPT,), failing(0), [among(1, IP_RECVERR[:1]), among(2, IP_RECVERR[1:])]),
+            ((RECVMSG,), failing(errno.EAGAIN), [is_error]),
+        ]
+    return seccomp.program(rules)
 
 
 class QemuGuard:
@@ -152,7 +157,7 @@ class QemuGuard:
                 raise OSError(errno.EPERM, "a connected socket could ask for anything")
             if transport is Transport.TCP and os.get_blocking(ours.fileno()):
                 raise OSError(errno.EPERM, "one guest's connection must not hold up all others")
-            self._libc.connect(ours.fileno(), address)
+            ours.connect(place_of(address))
         return 0
 
     def _send(self, notice: Notice) -> int:
@@ -168,7 +173,7 @@ class QemuGuard:
             data = self._read(notice, data_at, size) if size else b""
             sent = self._judge_query(notice, data) if verdict is Verdict.QUERY else data
             if sent or not data:
-                self._libc.send_to(ours.fileno(), sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
+                ours.sendto(sent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, place_of(address))
             return len(data)
 
     def _address(self, notice: Notice, pointer: int, size: int) -> bytes:
@@ -183,7 +188,7 @@ class QemuGuard:
     def _read(self, notice: Notice, pointer: int, size: int) -> bytes:
         """The child's memory. Raises OSError when it is not all there."""
         try:
-            data = self._libc.read_memory(self._pid, pointer, size)
+            data = seccomp.read_memory(self._pid, pointer, size)
         except PermissionError:
             self._refusals.add("", 0, "", "everything: this process is not allowed to trace QEMU")
             raise

@@ -16,6 +16,7 @@ from belljar.guest import Standstill, Streams
 from belljar.guest.stdio import FdSink
 from belljar.hints import Any
 from belljar.host.files import private, read_json, write_all, write_whole
+from belljar.host.threads import in_thread
 from belljar.jobs import complain
 from belljar.records import replace
 
@@ -52,7 +53,7 @@ class OwnFile(FdSink):
 
     async def keep(self) -> tuple[int, bool]:
         """Copy what is new. What `go_on` is to be told of a checkpoint that was made. Raises OSError."""
-        await self._worker.do(self._copy_on)
+        await in_thread(self._copy_on)
         return self._more, self._is_ours
 
     def _copy_on(self) -> None:
