@@ -25,7 +25,7 @@ from belljar.batch.htcondor.dialect import (
     image_of,
     memory_of,
 )
-from belljar.batch.job import judge, policy
+from belljar.batch.job import policy
 from belljar.errors import BelljarError
 from belljar.model import MIB
 
@@ -54,7 +54,7 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
         "BelljarCheckpoint": (
             f"{CHECKPOINT} is undefined || {_checkpoint_allowed(settings)}",
             string(
-                f"belljar: +{CHECKPOINT}: {judge.NO_CHECKPOINTS if settings.checkpoint == judge.NEVER else judge.CHECKPOINT_HINT}"
+                f"belljar: +{CHECKPOINT}: {policy.NO_CHECKPOINTS if settings.checkpoint == policy.NEVER else policy.CHECKPOINT_HINT}"
             ),
         ),
         "BelljarMemory": (
@@ -80,10 +80,10 @@ def requirement_lines(settings: Settings) -> str:
 
 
 def _checkpoint_allowed(settings: Settings) -> str:
-    if settings.checkpoint == judge.NEVER:
-        return f'{CHECKPOINT} =?= "{judge.NEVER}"'
-    pattern = judge.CHECKPOINT.pattern.replace("\\+", "[+]").replace("\\Z", "$")
-    return f"(isString({CHECKPOINT}) && regexp({string(f'^({judge.NEVER}$|{pattern})')}, {CHECKPOINT}))"
+    if settings.checkpoint == policy.NEVER:
+        return f'{CHECKPOINT} =?= "{policy.NEVER}"'
+    pattern = policy.CHECKPOINT.pattern.replace("\\+", "[+]").replace("\\Z", "$")
+    return f"(isString({CHECKPOINT}) && regexp({string(f'^({policy.NEVER}$|{pattern})')}, {CHECKPOINT}))"
 
 
 def wants_machine(settings: Settings) -> str:

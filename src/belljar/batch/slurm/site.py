@@ -196,7 +196,7 @@ def plugin_text(place: Place) -> bytes:
         "queue_images": _table(site["queue_images"].items()),
         "allow": _rules(site["allow"]),
         "checkpoint": quoted(site["checkpoint"]),
-        "checkpoint_hint": quoted(judge.CHECKPOINT_HINT),
+        "checkpoint_hint": quoted(policy.CHECKPOINT_HINT),
         "pull": quoted(site["pull"]),
         "pull_hint": quoted(judge.PULL_HINT),
         "registries": f"{{ {', '.join(quoted(name) for name in site['registries'])} }}",

@@ -41,7 +41,7 @@ def settings():
 def image_of(job, config):
     """The image this job is to have, or "" for none. The wrapper judges whether it may have it."""
     own, queue = asked(job, "vm_image", job.schedselect), str(job.queue.name) if job.queue else ""
-    return chosen(own, queue, config.get("queue_images", {}), config.get("default_image", ""))
+    return chosen(own, queue, config)
 
 
 def seconds(value):
